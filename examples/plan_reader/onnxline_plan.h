@@ -1,7 +1,7 @@
 /* Reads plan.bin of onnxline, version 2. docs/reference/plan-format.md describes every field.
  *
  * All numbers are little-endian. A reader that would go beyond the end sets `failed`, and gives zeros from then on, so
- * it is enough to ask once at the end. The names of kinds are in pipeline/lowering/kinds.py; a number never changes. */
+ * it is enough to ask once at the end. The names of kinds are in onnxline_kinds.h; a number never changes. */
 #ifndef ONNXLINE_PLAN_H
 #define ONNXLINE_PLAN_H
 
@@ -49,6 +49,13 @@ static inline uint8_t onnxline_u8(onnxline_reader *reader) { return (uint8_t)onn
 static inline uint32_t onnxline_u32(onnxline_reader *reader) { return (uint32_t)onnxline_take(reader, 4); }
 static inline uint64_t onnxline_u64(onnxline_reader *reader) { return onnxline_take(reader, 8); }
 static inline int64_t onnxline_i64(onnxline_reader *reader) { return (int64_t)onnxline_take(reader, 8); }
+
+/* A reader that stands at the list of u32 where `reader` stands, which goes past it. */
+static inline onnxline_reader onnxline_list(onnxline_reader *reader) {
+    onnxline_reader list = *reader;
+    for (uint32_t left = onnxline_u32(reader); left && !reader->failed; --left) onnxline_u32(reader);
+    return list;
+}
 
 static inline double onnxline_f64(onnxline_reader *reader) {
     uint64_t bits = onnxline_take(reader, 8);

@@ -1,5 +1,6 @@
 /* Print a plan.bin: cc -std=c99 -o print_plan print_plan.c && ./print_plan runs/NAME/plan.bin */
 #include "onnxline_attrs.h"
+#include "onnxline_kinds.h"
 
 static const char *ROLES[] = {"input", "param", "state", "const", "tmp", "output"};
 
@@ -28,14 +29,23 @@ static void print_value(onnxline_reader *in, uint32_t vid) {
     printf("\n");
 }
 
+/* All that a runtime needs to launch a kernel; put yours here. ins and outs are readers that stand at lists of vids. */
+static int op_call(uint32_t kind_id, onnxline_reader ins, onnxline_reader outs, onnxline_bytes schema, onnxline_bytes blob) {
+    printf(" kind %" PRIu32, kind_id);
+    onnxline_print_text(" ", schema);
+    onnxline_print_attrs(&ins, schema, blob);
+    print_vids(&ins, " ");
+    print_vids(&outs, " -> ");
+    return ins.failed | outs.failed;
+}
+
 static void print_call(onnxline_reader *in) { /* its bodies follow */
     printf("call of op %" PRIu32, onnxline_u32(in));
-    printf(" kind %" PRIu32, onnxline_u32(in));
-    onnxline_bytes schema = onnxline_text(in);
-    onnxline_print_text(" ", schema);
-    onnxline_print_attrs(in, schema, onnxline_blob(in));
-    print_vids(in, " ");
-    print_vids(in, " -> ");
+    uint32_t kind_id = onnxline_u32(in);
+    printf(" %s", onnxline_kind_name(kind_id));
+    onnxline_bytes schema = onnxline_text(in), blob = onnxline_blob(in);
+    onnxline_reader ins = onnxline_list(in), outs = onnxline_list(in);
+    in->failed |= op_call(kind_id, ins, outs, schema, blob);
     for (uint32_t left = onnxline_u32(in); left && !in->failed; --left) { /* constraints */
         onnxline_print_text(" ", onnxline_text(in));
         printf(":");

@@ -121,7 +121,7 @@ def reshape(x: IRTensor, shape: Sequence[int]) -> IRTensor:
         raise x.builder.refusal(
             f"reshape found {list(x.shape)}, of {x.spec.numel} elements, expected those of {list(shape)}"
         )
-    return x.builder.emit_one("Reshape", [x], TensorSpec(tuple(sizes), x.dtype), {"shape": tuple(sizes)})
+    return x.builder.emit_one("aten.reshape.default", [x], TensorSpec(tuple(sizes), x.dtype), {"shape": tuple(sizes)})
 
 
 @typed
@@ -141,7 +141,7 @@ def permute(x: IRTensor, dims: Sequence[int]) -> IRTensor:
     if sorted(perm) != list(range(x.rank)):
         raise x.builder.refusal(f"permute found dims={list(dims)}, expected each axis of {list(x.shape)} once")
     return x.builder.emit_one(
-        "Transpose", [x], TensorSpec(tuple(x.shape[axis] for axis in perm), x.dtype), {"perm": perm}
+        "aten.permute.default", [x], TensorSpec(tuple(x.shape[axis] for axis in perm), x.dtype), {"dims": perm}
     )
 
 
@@ -164,7 +164,7 @@ def concat(tensors: Sequence[Readable], dim: int = 0) -> IRTensor:
             f"concat found {found}, expected one dtype, and sizes that differ along axis {axis} alone"
         )
     sizes = [*like.shape[:axis], builtins.sum(x.shape[axis] for x in read), *like.shape[axis + 1 :]]
-    return like.builder.emit_one("Concat", read, TensorSpec(tuple(sizes), like.dtype), {"axis": axis})
+    return like.builder.emit_one("aten.cat.default", read, TensorSpec(tuple(sizes), like.dtype), {"dim": axis})
 
 
 @typed
@@ -174,9 +174,9 @@ def narrow(x: Readable, dim: int, start: int, length: int) -> IRTensor:
     axis = _axis(x, dim)
     if start < 0 or length < 0 or start + length > x.shape[axis]:
         raise x.builder.refusal(f"narrow found {start} to {start + length} along axis {axis} of {list(x.shape)}")
-    attrs = {"starts": (start,), "ends": (start + length,), "axes": (axis,), "steps": (1,)}
+    call: dict[str, Attr] = {"dim": axis, "start": start, "end": start + length}
     sizes = (*x.shape[:axis], length, *x.shape[axis + 1 :])
-    return x.builder.emit_one("Slice", [x], TensorSpec(sizes, x.dtype), attrs)
+    return x.builder.emit_one("aten.slice.Tensor", [x], TensorSpec(sizes, x.dtype), call)
 
 
 @typed
@@ -209,7 +209,7 @@ def embedding(ids: IRTensor, weight: Readable) -> IRTensor:
     (table,) = _read_with(ids, weight)
     _expect(ids, True, "any shape", "int64", "int32")
     spec = TensorSpec((*ids.shape, table.shape[1]), table.dtype)
-    return ids.builder.emit_one("Gather", [table, ids], spec, {"axis": 0})
+    return ids.builder.emit_one("aten.embedding.default", [table, ids], spec)
 
 
 @typed
@@ -281,7 +281,7 @@ def batch_norm(
         stored: dict[str, Attr] = {"training": False, "momentum": momentum, "eps": eps, "cudnn_enabled": False}
         return builder.emit_one("aten.batch_norm.default", operands, x.spec, stored)
     # Copies, since torch refuses to differentiate through statistics that are written to before the backward pass.
-    operands[3:] = [builder.emit_one("Identity", [running], running.spec) for running in operands[3:]]
+    operands[3:] = [builder.emit_one("aten.clone.default", [running], running.spec) for running in operands[3:]]
     if x.spec.numel == channels:
         raise builder.refusal(f"found {_text(x)} in training, expected more than one number for each channel")
     attrs: Mapping[str, Attr] = {
@@ -328,9 +328,9 @@ def cross_entropy(output: IRTensor, target: IRTensor, label_smoothing: float = 0
     sizes = (output.shape[0], *output.shape[2:])
     _expect(target, target.shape == sizes, f"{list(sizes)} beside the logits {list(output.shape)}", "int64", "int32")
     scores = log_softmax(output, 1)
-    column = reshape(target, [sizes[0], 1, *sizes[1:]])
+    column = reshape(target if target.dtype == "int64" else cast(target, "int64"), [sizes[0], 1, *sizes[1:]])
     chosen = output.builder.emit_one(
-        "GatherElements", [scores, column], TensorSpec(column.shape, output.dtype), {"axis": 1}
+        "aten.gather.default", [scores, column], TensorSpec(column.shape, output.dtype), {"dim": 1}
     )
     loss = -mean(chosen)
     if not label_smoothing:

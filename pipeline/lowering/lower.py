@@ -14,6 +14,7 @@ from types import MappingProxyType
 from passes.suggest import plural
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain, TensorSpec
+from pipeline.lowering.traced_order import PERMUTE, memory_order
 from pipeline.ops.aten import AS_STRIDED, as_view, inplace_of
 from pipeline.ops.kinds import Kind
 from pipeline.ops.rows import OpCall
@@ -82,11 +83,19 @@ def _reads_storage(graph: Graph, op: Op) -> bool:
         if value.strides is not None or value.producer is None:
             return value.strides is not None
         op = graph.ops[value.producer]
+        if _is_in_memory_order(graph, op):
+            return False
         view = as_view(op.kind, op.attrs, *_specs(graph, op))
         if view is None or op.kind in COPIES:
             return False
         if Kind(view.kind_id) in CUTS:
             return True
+
+
+def _is_in_memory_order(graph: Graph, op: Op) -> bool:
+    """Whether `op` gives an input or stored value with its axes in the order of memory, as `in_traced_order` does."""
+    source = graph.values[op.inputs[0]] if op.kind == PERMUTE else None
+    return source is not None and source.producer is None and memory_order(source) == op.attrs["dims"]
 
 
 def _storage_message(graph: Graph, op: Op) -> str:

@@ -1,9 +1,9 @@
 """Keep results in the memory order that they had in the trace, such as attention's (token, head) order.
 
 A plan stores values contiguously. So a result whose traced strides are those of a transposed tensor becomes two ops:
-the operator itself, whose result has its axes in the order of memory, and a Transpose of it, which costs nothing. Then
-the operator writes as it writes in eager torch, what reads it finds the strides that it finds there, and a reshape that
-is a view there is one here.
+the operator itself, whose result has its axes in the order of memory, and a permuted form of it, which costs nothing.
+Then the operator writes as it writes in eager torch, what reads it finds the strides that it finds there, and a reshape
+that is a view there is one here.
 
 Inputs and stored values keep their traced strides anyway (`pipeline.ops.layout`). An `as_strided` of one, which
 counts through its memory, reads it with its axes in the order of memory.
@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
-from pipeline.ir.graph import Attr, Graph, Op, Role, TensorSpec, Value
+from pipeline.ir.graph import Attr, Graph, InputRef, Op, Role, TensorSpec, Value
 from pipeline.ops.aten.orders import AS_STRIDED, ORDERS
 from pipeline.ops.aten.views import as_view
+
+PERMUTE = "aten.permute.default"
 
 
 class StoredForms:
@@ -56,14 +58,14 @@ def in_traced_order(graph: Graph) -> Graph:
         ops.append(replace(op, oid=len(ops), outputs=tuple(stored), attrs=attrs))
         for inner, vid, perm in zip(stored, op.outputs, back, strict=True):
             if inner != vid:
-                ops.append(Op(len(ops), "Transpose", (inner,), (vid,), {"perm": perm}, name=op.name, origin=op.origin))
+                ops.append(_permute(len(ops), inner, vid, perm, op))
     payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
     facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
     return assemble(graph.name, forms.decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
 
 
 def _read_in_memory_order(graph: Graph, op: Op, forms: StoredForms, ops: list[Op]) -> Op:
-    """`op`; an `as_strided` of an input or stored value in another memory order reads a Transpose of it."""
+    """`op`; an `as_strided` of an input or stored value in another memory order reads a permuted form of it."""
     source = graph.values[op.inputs[0]] if op.inputs else None
     if op.kind != AS_STRIDED or source is None or source.producer is not None:
         return op
@@ -71,8 +73,13 @@ def _read_in_memory_order(graph: Graph, op: Op, forms: StoredForms, ops: list[Op
     if order is None:
         return op
     rows = forms.declare(source.vid, order)
-    ops.append(Op(len(ops), "Transpose", (source.vid,), (rows,), {"perm": order}, name=op.name, origin=op.origin))
+    ops.append(_permute(len(ops), source.vid, rows, order, op))
     return replace(op, inputs=(rows, *op.inputs[1:]))
+
+
+def _permute(oid: int, source: int, result: int, dims: tuple[int, ...], of: Op) -> Op:
+    call: dict[str, Attr] = {"self": InputRef(0), "dims": dims}
+    return Op(oid, PERMUTE, (source,), (result,), call, name=of.name, origin=of.origin)
 
 
 def _is_computed(decls: Sequence[ValueDecl], op: Op, outs: Sequence[Value]) -> bool:

@@ -12,10 +12,6 @@ from enum import IntEnum
 class Kind(IntEnum):
     """`Kind["Resize"]` by the op's kind, `Kind(307)` by the number."""
 
-    # elementwise
-    Identity = 101
-    Cast = 102
-
     # conv
     Conv = 301
     ConvTranspose = 302
@@ -25,29 +21,19 @@ class Kind(IntEnum):
     GlobalMaxPool = 306
     Resize = 307
 
-    # shape
+    # what views and copies of torch become
+    Identity = 101
+    Cast = 102
     Reshape = 601
     Transpose = 602
-    Concat = 603
     Split = 604
     Slice = 605
     Expand = 606
-    Tile = 607
-    Pad = 608
     Select = 609
     Unbind = 610
     Diagonal = 611
     Unfold = 612
     Contiguous = 613
-
-    # index
-    Gather = 701
-    GatherElements = 702
-    GatherND = 703
-    ScatterND = 704
-    TopK = 705
-    ScatterElements = 706
-    GridSample = 707
 
     # random
     RandomNormal = 1001
@@ -168,14 +154,14 @@ class Kind(IntEnum):
     Topk = 1881
     Cat = 1882
     Stack = 1883
-    AtenPad = 1884
+    Pad = 1884
     Repeat = 1885
     RepeatInterleave = 1886
     Roll = 1887
     Embedding = 1888
     Index = 1889
     IndexSelect = 1890
-    AtenGather = 1891
+    Gather = 1891
     IndexCopy = 1892
     Scatter = 1893
     ScatterValue = 1894
@@ -197,6 +183,10 @@ class Kind(IntEnum):
     Logsumexp = 2011
     Flip = 2012
     Cumprod = 2013
+    ConstantPad = 2017
+    IndexPut = 2018
+    ScatterReduce = 2019
+    Sort = 2020
 
     # operators of our own
     CastFloat8 = 2101

@@ -1,4 +1,4 @@
-"""Kinds that move elements and compute nothing. Sizes in attrs are concrete: the importer resolves -1 and 0."""
+"""Kinds that torch's views and copies become (`aten/views.py`), with concrete sizes. No op has the name of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops.kinds import Kind
 from pipeline.ops.layout import Layout
-from pipeline.ops.rows import OpCall, axis_in_range, kind, one_of, same_dtype, signature, sizes_of
+from pipeline.ops.rows import OpCall, axis_in_range, kind, same_dtype, signature, sizes_of
 
 Attrs = Mapping[str, Any]
 Outs = Sequence[TensorSpec]
@@ -24,11 +24,11 @@ def same_numel(call: OpCall) -> str | None:
 
 
 def parallel_lists(call: OpCall) -> str | None:
-    """Slice: one start, end and step per axis, and no step of zero."""
+    """Slice: one start, end and step per axis, and steps forwards."""
     lists = [call.attrs[name] for name in ("starts", "ends", "axes", "steps")]
     if len({len(items) for items in lists if isinstance(items, tuple)}) != 1:
         return "attrs starts, ends, axes and steps differ in length"
-    return "attr steps holds 0" if isinstance(lists[3], tuple) and 0 in lists[3] else None
+    return "attr steps holds one below 1" if isinstance(lists[3], tuple) and min(lists[3], default=1) < 1 else None
 
 
 def permutation(call: OpCall) -> str | None:
@@ -54,10 +54,8 @@ def split(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout, ...]:
     )
 
 
-def slice_(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout] | None:
-    """Bounds clamp as Python's do. A negative step is a copy, since a stride is not negative."""
-    if any(step < 0 for step in attrs["steps"]):
-        return None
+def slice_(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
+    """Bounds clamp as Python's do."""
     for axis, start, end, step in zip(*(attrs[name] for name in ("axes", "starts", "ends", "steps")), strict=True):
         taken = range(*slice(start, end, step).indices(source.sizes[axis]))
         source = source.slice_axis(axis, taken.start if taken else 0, len(taken), step)
@@ -85,6 +83,16 @@ def unfold(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
     return (source.unfold(attrs["axis"], attrs["size"], attrs["step"]),)
 
 
+def keep_layout(_attrs: Attrs, source: Layout, _outs: Outs) -> tuple[Layout]:
+    return (source,)
+
+
+def to_target(call: OpCall) -> str | None:
+    """Cast makes what it says."""
+    to, dtype = call.attrs["to"], call.outs[0].dtype
+    return None if to == dtype else f"attr to={to!r}, but the output is {dtype}"
+
+
 def contiguous(_attrs: Attrs, source: Layout, _outs: Outs) -> tuple[Layout] | None:
     """Contiguous copies a value that is not row-major, so that its readers are fast."""
     return (source,) if source.is_contiguous else None
@@ -95,24 +103,17 @@ ON_AXIS = signature(same_dtype, axis_in_range())
 SPLIT = signature(
     same_dtype, axis_in_range(), sizes_of("sizes", lambda call: len(call.outs), "output"), outputs=(1, None)
 )
-TILE = signature(same_dtype, sizes_of("repeats", lambda call: call.ins[0].rank, "axis"))
-PAD = signature(
-    same_dtype,
-    one_of("mode", "constant", "reflect", "edge"),
-    sizes_of("pads", lambda call: 2 * call.ins[0].rank, "side of an axis"),
-)
 SLICE = signature(same_dtype, axis_in_range("axes"), parallel_lists)
 DIAGONAL = signature(same_dtype, axis_in_range("first"), axis_in_range("second"))
 
 KINDS = (
+    kind(Kind.Identity, MOVED, view=keep_layout),
+    kind(Kind.Cast, signature(to_target), "to=s"),
     kind(Kind.Reshape, signature(same_dtype, same_numel), "shape=i[]", view=reshape),
     kind(Kind.Transpose, signature(same_dtype, permutation), "perm=i[]", view=transpose),
-    kind(Kind.Concat, signature(same_dtype, axis_in_range(), inputs=(1, None)), "axis=i"),
     kind(Kind.Split, SPLIT, "axis=i,sizes=i[]", view=split),
     kind(Kind.Slice, SLICE, "starts=i[],ends=i[],axes=i[],steps=i[]", view=slice_),
     kind(Kind.Expand, MOVED, "shape=i[]", view=expand),
-    kind(Kind.Tile, TILE, "repeats=i[]"),
-    kind(Kind.Pad, PAD, "pads=i[],mode=s,value=n"),
     kind(Kind.Select, ON_AXIS, "axis=i,index=i", view=select),
     kind(Kind.Unbind, signature(same_dtype, axis_in_range(), outputs=(0, None)), "axis=i", view=unbind),
     kind(Kind.Diagonal, DIAGONAL, "distance=i,first=i,second=i", view=diagonal),

@@ -11,10 +11,8 @@ from pipeline.ir.builder import Emitter
 from pipeline.ops import (
     aten,
     conv,
-    elementwise,
     fallback,
     fused,
-    index,
     optimizer,
     random,
     recurrent,
@@ -47,10 +45,8 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
 
 
 FAMILIES = (
-    elementwise,
     conv,
     shape,
-    index,
     recurrent,
     vision,
     random,
@@ -68,7 +64,7 @@ def emitter_of(kind: str) -> Emitter | None:
     if aten.is_call(kind):
         return aten.emitter_of(kind)
     row = KINDS.get(kind)
-    return row.emit if row and row.kind not in aten.TYPED else None
+    return row.emit if row and row.kind not in aten.CALL_KINDS else None
 
 
 def wrong_schema(kind_id: int, schema: str) -> str:

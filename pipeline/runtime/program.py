@@ -24,7 +24,6 @@ from pipeline.runtime.kernels import (
     bind_attrs,
 )
 from pipeline.runtime.kernels.aten.traced_order import Strides, strides_in_trace
-from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
 from pipeline.runtime.weights import Lenders, lenders_of, refuse_moved
@@ -172,7 +171,7 @@ class UnboundProgram:
         if is_out_of_memory(error):
             return UsageError(f"{described} failed: {error}; take smaller inputs, or a machine with more memory")
         # Shapes were settled when the plan was made, so a gather fails only for an index out of range.
-        if is_data_error(error) or step.kind in INDEXING:
+        if is_data_error(error):
             slots = [self.plan.slots[vid] for vid in step.call.in_vids]
             return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
         return InternalError(f"{described} failed: {error}")

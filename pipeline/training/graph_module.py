@@ -328,21 +328,12 @@ BATCH_NORM = "aten.batch_norm.default"
 RELATIVE = "relative"
 """How the names of the factors of scales begin."""
 
-CARRIERS = frozenset(
-    {
-        "aten.clamp.default",
-        "Reshape",
-        "Transpose",
-        "Slice",
-        "Split",
-        "Concat",
-        "Expand",
-        "Tile",
-        "Gather",
-        "Identity",
-        "MaxPool",
-    }
-)
+MOVES = """
+cat.default clamp.default clone.default expand.default flip.default index.Tensor permute.default repeat.default
+reshape.default slice.Tensor split_with_sizes.default
+"""
+
+CARRIERS = frozenset(["MaxPool", *(f"aten.{name}" for name in MOVES.split())])
 """Kinds that pass whole numbers on as they are, also where these travel as floats."""
 
 

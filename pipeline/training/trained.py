@@ -23,6 +23,7 @@ import onnx
 from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
+from pipeline.ops.aten import views
 
 
 def find_trained(graph: Graph, chosen: Sequence[str] | None, *, by_readers: bool = False) -> frozenset[int]:
@@ -134,7 +135,7 @@ WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
     "aten.addmm.default": (0, 1, 2), "aten.einsum.default": range(9),
     "Conv": (1, 2), "ConvTranspose": (1, 2), "LSTM": (1, 2, 3), "Recurrent": (1, 2, 3, 7),
     "aten.layer_norm.default": (1, 2), "aten.rms_norm.default": (1,), "aten.batch_norm.default": (1, 2),
-    "aten.group_norm.default": (1, 2), "Gather": (0,),
+    "aten.group_norm.default": (1, 2), "aten.index.Tensor": (0,),
 }  # fmt: skip
 """kind → the operands that are weights where they are stored."""
 
@@ -143,12 +144,7 @@ VECTORS: Final = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul
 OPTIONAL: Final[Mapping[str, Sequence[int]]] = {"LSTM": (3,), "Recurrent": (3, 7)}
 """kind → the weights that the importer fills in with zeros where a model has none."""
 
-MOVES: Final = frozenset(
-    {
-        *("Transpose", "Reshape", "Expand", "Slice", "Split", "Identity", "Contiguous", "Select", "Unbind"),
-        *("aten._to_copy.default", "aten.clamp.default", "aten.t.default"),
-    }
-)
+MOVES: Final = views.MOVES | {"aten.clamp.default"}
 
 FIXED: Final[Mapping[str, Sequence[int]]] = {
     "Reshape": (1,), "Expand": (1,), "Tile": (1,), "Resize": (1, 2, 3), "Upsample": (1,), "Pad": (1, 2, 3),

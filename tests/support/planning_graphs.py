@@ -60,37 +60,42 @@ def _op(draw: st.DrawFn, builder: Builder, vids: list[int], name: str) -> tuple[
             fits = [shape, (spec.numel,), *(other for other in SHAPES if spec.numel == _spec(other).numel)]
             target = draw(st.sampled_from(fits))
             if target == shape and draw(st.booleans()):
-                return builder.emit("Identity", [x], [(name, spec)])
-            return builder.emit("Reshape", [x], [(name, _spec(target))], {"shape": target})
+                return builder.emit("aten.clone.default", [x], [(name, spec)])
+            return builder.emit("aten.reshape.default", [x], [(name, _spec(target))], {"shape": target})
         case "split" if shape[0] % 2 == 0:
             half = _spec((shape[0] // 2, *shape[1:]))
             first, second = builder.emit(
-                "Split", [x], [(f"{name}a", half), (f"{name}b", half)], {"axis": 0, "sizes": (shape[0] // 2,) * 2}
+                "aten.split_with_sizes.default",
+                [x],
+                [(f"{name}a", half), (f"{name}b", half)],
+                {"split_sizes": (shape[0] // 2,) * 2, "dim": 0},
             )
-            return builder.emit("Concat", [second, first], [(name, spec)], {"axis": 0})
+            return builder.emit("aten.cat.default", [second, first], [(name, spec)], {"dim": 0})
         case "turn" if spec.rank > 1:
             perm = draw(st.permutations(range(spec.rank)).map(tuple))
-            return builder.emit("Transpose", [x], [(name, _spec(tuple(shape[at] for at in perm)))], {"perm": perm})
+            return builder.emit(
+                "aten.permute.default", [x], [(name, _spec(tuple(shape[at] for at in perm)))], {"dims": perm}
+            )
         case "cut" if shape[-1] > 1:
             axis, step = draw(st.integers(0, spec.rank - 1)), draw(st.sampled_from([-1, 1, 2]))
             taken = range(shape[axis])[1::step] if step > 0 else range(shape[axis])[::step]
             sizes = (*shape[:axis], len(taken), *shape[axis + 1 :])
-            start, end = (1, 99) if step > 0 else (99, -99)
-            attrs = {"starts": (start,), "ends": (end,), "axes": (axis,), "steps": (step,)}
-            return builder.emit("Slice", [x], [(name, _spec(sizes))], attrs)
+            if step < 0:
+                return builder.emit("aten.flip.default", [x], [(name, spec)], {"dims": (axis,)})
+            attrs = {"dim": axis, "start": 1, "end": 99, "step": step}
+            return builder.emit("aten.slice.Tensor", [x], [(name, _spec(sizes))], attrs)
         case "row" if spec.rank == 2 and spec.numel:
-            attrs = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
-            (row,) = builder.emit("Slice", [x], [(f"{name}r", _spec((1, shape[1])))], attrs)
-            return builder.emit("Expand", [row], [(name, spec)], {"shape": shape})
+            (row,) = builder.emit("aten.slice.Tensor", [x], [(f"{name}r", _spec((1, shape[1])))], {"end": 1})
+            return builder.emit("aten.expand.default", [row], [(name, spec)], {"size": shape})
         case "softmax" if spec.numel:
             return builder.emit("aten.softmax.int", [x], [(name, spec)], {"dim": -1})
         case "outer" if spec.rank == 2 and spec.numel:
             turned = _spec(shape[::-1])
-            (other,) = builder.emit("Transpose", [x], [(f"{name}t", turned)], {"perm": (1, 0)})
+            (other,) = builder.emit("aten.permute.default", [x], [(f"{name}t", turned)], {"dims": (1, 0)})
             (square,) = builder.emit("aten.matmul.default", [x, other], [(f"{name}q", _spec((shape[0], shape[0])))])
             return builder.emit("aten.matmul.default", [square, x], [(name, spec)])
         case _:
-            return builder.emit("Tile", [x], [(name, spec)], {"repeats": (1,) * spec.rank})
+            return builder.emit("aten.repeat.default", [x], [(name, spec)], {"repeats": (1,) * spec.rank})
 
 
 def _spec(shape: tuple[int, ...]) -> TensorSpec:

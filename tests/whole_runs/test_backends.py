@@ -168,13 +168,12 @@ def test_a_default_plan_that_fails_is_reported_and_no_error(tmp_path: Path, monk
 def test_a_default_plan_that_differs_is_reported_with_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.ops import Kind
-    from pipeline.runtime import kernels
+    from pipeline.runtime.kernels import aten
 
-    def halve(ins: Any, outs: Any, attrs: Any) -> Any:
-        return lambda: outs[0].copy_(ins[0].repeat(2) / 2)
+    def halve(call: Any, outs: Any) -> Any:
+        return lambda: outs[0].copy_(call.args[0].repeat(2) / 2)
 
-    monkeypatch.setattr(kernels, "KERNELS", {**kernels.KERNELS, Kind.Tile: halve})
+    monkeypatch.setattr(aten, "FAST_PATHS", {**aten.FAST_PATHS, "aten.repeat.default": halve})
     text = "(float[2] x) => (float[4] y) <int64[1] n = {2}> { e = Exp (x) r = Tile (e, n) y = Neg (r) }"
     config = config_of(tmp_path, "halved", text)
     shown = run(config)
@@ -212,12 +211,11 @@ def test_torch_runs_the_final_model_op_by_op(tmp_path: Path) -> None:
 
 
 def test_a_wrong_result_of_torch_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a Tile in place of the form that torch's backend has for it."""
-    from pipeline.ops import Kind
-    from pipeline.runtime import functional
+    """Half of what torch repeats."""
+    from pipeline.runtime import eager
 
-    forms = {**functional.FORMS, Kind.Tile: lambda ins, *_: ins[0].repeat(2) / 2}
-    monkeypatch.setattr(functional, "FORMS", forms)
+    operators = {**eager.CPU_FALLBACKS, "aten.repeat.default": lambda x, repeats: x.repeat(repeats) / 2}
+    monkeypatch.setattr(eager, "CPU_FALLBACKS", operators)
     text = "(float[2] x) => (float[4] y) <int64[1] n = {2}> { e = Exp (x) y = Tile (e, n) }"
     config = config_of(tmp_path, "halved", text)
     assert run(config, "--set", "runtime.backends=[onnxruntime, plan]").exit_code == 0

@@ -6,6 +6,7 @@ Before the families:
     specs.py       element types, declared and inferred shapes, the sizes that the caller fixes
     resolve.py     a static spec for every value; small constants folded (fold.py); branches taken
     node.py        one node as the family files see it, and names → vids while the graph is built
+    moves.py       calls of torch that move elements, which all families share
 
 `pipeline.ir` does not import `onnx`: only this package knows ONNX.
 """

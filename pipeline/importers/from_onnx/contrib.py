@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipeline.importers.from_onnx.moves import emit_reshape, permute, reshape, split
 from pipeline.importers.from_onnx.node import Node
 from pipeline.importers.from_onnx.specs import qkv_sizes
 from pipeline.ir.graph import TensorSpec
 
 
 def attention(node: Node) -> None:
-    """Self-attention whose Q, K and V weights are one matrix: one product, then a Split."""
+    """Self-attention whose Q, K and V weights are one matrix: one product, then a split."""
     rest = node.input_names[3:]
     if any(rest) or node.attributes.flag("unidirectional") or node.attributes.flag("do_rotary"):
         raise node.refusal("it has a mask, a past, a causal mask or rotary places, expected none of them")
@@ -28,8 +29,7 @@ def attention(node: Node) -> None:
     if node.has(2):
         product = node.step("aten.add.Tensor", [product, node.operand(2)], merged)
     names = [node.fresh(f"{node.output_names[0]}.{role}") for role in "QKV"]
-    parts = [(name, TensorSpec((batch, places, size), dtype)) for name, size in zip(names, sizes, strict=True)]
-    query, key, value = node.make("Split", [product], parts, {"axis": 2, "sizes": sizes})
+    query, key, value = split(node, product, 2, sizes, names)
     query = split_heads(node, query, heads, (0, 2, 1, 3))
     key = split_heads(node, key, heads, (0, 2, 3, 1))
     value = split_heads(node, value, heads, (0, 2, 1, 3))
@@ -42,18 +42,13 @@ def attention(node: Node) -> None:
         "aten.softmax.int", [node.step("aten.mul.Tensor", [products, factor], scores)], scores, {"dim": 3}
     )
     context = node.step("aten.matmul.default", [weights, value], node.vid_spec(value))
-    ordered = TensorSpec((batch, places, heads, sizes[2] // heads), dtype)
-    context = node.step("Transpose", [context], ordered, {"perm": (0, 2, 1, 3)})
-    node.emit("Reshape", [context], {"shape": node.output().sizes})
+    emit_reshape(node, permute(node, context, (0, 2, 1, 3)))
 
 
 def split_heads(node: Node, vid: int, heads: int, perm: Sequence[int]) -> int:
     """(batch, places, hidden) → (batch, places, heads, head), transposed."""
-    spec = node.vid_spec(vid)
-    split = (*spec.sizes[:2], heads, spec.sizes[2] // heads)
-    vid = node.step("Reshape", [vid], TensorSpec(split, spec.dtype), {"shape": split})
-    transposed = TensorSpec(tuple(split[axis] for axis in perm), spec.dtype)
-    return node.step("Transpose", [vid], transposed, {"perm": tuple(perm)})
+    batch, places, hidden = node.vid_spec(vid).sizes
+    return permute(node, reshape(node, vid, (batch, places, heads, hidden // heads)), perm)
 
 
 IMPORTERS = {"com.microsoft::Attention": attention}

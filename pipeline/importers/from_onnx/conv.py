@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from passes.suggest import plural
+from pipeline.importers.from_onnx.moves import emit_moves, emit_reshape, expand, reshape, with_constant
 from pipeline.importers.from_onnx.node import Importer, Node, direct
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -120,19 +121,15 @@ def max_unpool(node: Node) -> None:
     rows = zip(spec.sizes[2:], kernel, strides, pads, pads[len(kernel) :], strict=False)
     sizes = tuple((size - 1) * stride + window - begin - end for size, window, stride, begin, end in rows)
     inner = (*spec.sizes[:2], *sizes)
-    flat, count = (math.prod(inner),), (spec.numel,)
-    zeros = node.constant_operand(np.zeros((), spec.dtype))
-    empty = node.step("Expand", [zeros], TensorSpec(flat, spec.dtype), {"shape": flat})
-    places = node.step("Reshape", [node.operand(1)], TensorSpec(count, "int64"), {"shape": count})
-    values = node.step("Reshape", [node.operand(0)], TensorSpec(count, spec.dtype), {"shape": count})
-    attrs: dict[str, Attr] = {"axis": 0, "reduction": "none"}
-    filled = node.step("ScatterElements", [empty, places, values], TensorSpec(flat, spec.dtype), attrs)
+    flat = (math.prod(inner),)
+    empty = expand(node, node.constant_operand(np.zeros((), spec.dtype)), flat)
+    places, values = (reshape(node, node.operand(at), (spec.numel,)) for at in (1, 0))
+    filled = node.step("aten.scatter.src", [empty, places, values], TensorSpec(flat, spec.dtype), {"dim": 0})
     if inner == out.sizes:
-        node.emit("Reshape", [filled], {"shape": inner})
+        emit_reshape(node, filled)
         return
-    table = node.step("Reshape", [filled], TensorSpec(inner, spec.dtype), {"shape": inner})
-    behind = tuple(new - old for new, old in zip(out.sizes, inner, strict=True))
-    node.emit("Pad", [table], {"pads": (0,) * len(inner) + behind, "mode": "constant", "value": 0.0})
+    more = [new - old for new, old in zip(out.sizes, inner, strict=True)]
+    emit_moves(node, reshape(node, filled, inner), [with_constant(inner, [0] * len(inner) + more, 0.0)])
 
 
 def lp_pool(node: Node) -> None:
@@ -166,7 +163,7 @@ def local_response_norm(node: Node) -> None:
     beta, bias = read.number("beta", 0.75), read.number("bias", 1.0)
     table = TensorSpec((spec.sizes[0], 1, spec.sizes[1], math.prod(spec.sizes[2:])), spec.dtype)
     squares = node.step("aten.mul.Tensor", node.operands(0, 0), spec)
-    squares = node.step("Reshape", [squares], table, {"shape": table.sizes})
+    squares = reshape(node, squares, table.sizes)
     attrs: dict[str, Attr] = {
         "kernel": (size, 1),
         "strides": (1, 1),
@@ -174,8 +171,7 @@ def local_response_norm(node: Node) -> None:
         "ceil_mode": False,
         "count_include_pad": True,
     }
-    mean = node.step("AveragePool", [squares], table, attrs)
-    mean = node.step("Reshape", [mean], spec, {"shape": spec.sizes})
+    mean = reshape(node, node.step("AveragePool", [squares], table, attrs), spec.sizes)
     scale, offset, power = (node.constant_operand(np.array(number, spec.dtype)) for number in (alpha, bias, beta))
     base = node.step("aten.add.Tensor", [node.step("aten.mul.Tensor", [mean, scale], spec), offset], spec)
     node.emit("aten.div.Tensor", [node.operand(0), node.step("aten.pow.Tensor_Tensor", [base, power], spec)])

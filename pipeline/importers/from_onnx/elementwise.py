@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipeline.importers.from_onnx.moves import emit_expand
 from pipeline.importers.from_onnx.node import Importer, Node, call, read_number, read_text
 from pipeline.importers.from_onnx.specs import ir_dtype
 from pipeline.ir.graph import InputRef, TensorSpec
@@ -140,7 +141,7 @@ def is_infinite(node: Node) -> None:
         node.emit("aten.eq.Scalar", node.operands(0), {"other": signs[0] * math.inf})
     else:
         node.settle_inputs(0)
-        node.emit("Expand", [node.constant_operand(np.array(False))], {"shape": node.output().sizes})
+        emit_expand(node, node.constant_operand(np.array(False)))
 
 
 def determinant(node: Node) -> None:

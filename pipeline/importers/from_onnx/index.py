@@ -1,11 +1,26 @@
-"""Ops that read or write at computed places. Axes count from the front."""
+"""Ops that read or write at computed places, as calls of torch. Axes count from the front."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from pipeline.importers.from_onnx.node import Importer, Node, direct, read_axis, read_integer, read_text
-from pipeline.ir.graph import Attr, TensorSpec
+from pipeline.importers.from_onnx.moves import (
+    INDEX,
+    PERMUTE,
+    Move,
+    by_range,
+    emit_moves,
+    emit_reshape,
+    expand,
+    index_attrs,
+    permute,
+    reshape,
+    split,
+)
+from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
 
 def one_hot(node: Node) -> None:
@@ -13,11 +28,8 @@ def one_hot(node: Node) -> None:
     axis, out = node.attributes.integer("axis", -1) % node.output().rank, node.output()
     node.settle_inputs(1)  # the depth is a size of the output
     depth, indices = out.sizes[axis], node.spec(0)
-    column = TensorSpec((*indices.sizes[:axis], 1, *indices.sizes[axis:]), "int64")
-    vid = node.operand(0)
-    if indices.dtype != "int64":
-        vid = node.convert(vid, "int64")
-    vid = node.step("Reshape", [vid], column, {"shape": column.sizes})
+    vid = node.convert(node.operand(0), "int64")
+    vid = reshape(node, vid, (*indices.sizes[:axis], 1, *indices.sizes[axis:]))
     places = np.arange(depth).reshape([-1 if at == axis else 1 for at in range(out.rank)])
     on = node.step("aten.eq.Tensor", [vid, node.constant_operand(places)], TensorSpec(out.shape, "bool"))
     if depth:
@@ -25,16 +37,8 @@ def one_hot(node: Node) -> None:
             "aten.eq.Tensor", [vid, node.constant_operand(places - depth)], TensorSpec(out.shape, "bool")
         )
         on = node.step("aten.logical_or.default", [on, behind], TensorSpec(out.shape, "bool"))
-    pair = node.operand(2)
-    values = [
-        node.step("Reshape", [half], TensorSpec((), out.dtype), {"shape": ()})
-        for half in node.make(
-            "Split",
-            [pair],
-            [(node.fresh(f"{node.output_names[0]}.{word}"), TensorSpec((1,), out.dtype)) for word in ("off", "on")],
-            {"axis": 0, "sizes": (1, 1)},
-        )
-    ]
+    names = [node.fresh(f"{node.output_names[0]}.{word}") for word in ("off", "on")]
+    values = [reshape(node, half, ()) for half in split(node, node.operand(2), 0, (1, 1), names)]
     node.emit("aten.where.self", [on, values[1], values[0]])
 
 
@@ -46,23 +50,17 @@ def reverse_sequence(node: Node) -> None:
         raise node.refusal(f"found batch_axis {batch} and time_axis {time}, expected 0 and 1 in some order")
     steps, rows = spec.sizes[time], spec.sizes[batch]
     swap = (1, 0, *range(2, spec.rank))
-    x = node.operand(0)
-    by_row = TensorSpec((rows, steps, *spec.sizes[2:]), spec.dtype)
-    if time == 0:
-        x = node.step("Transpose", [x], by_row, {"perm": swap})
+    x = permute(node, node.operand(0), swap) if time == 0 else node.operand(0)
     table = TensorSpec((rows, steps), "int64")
-    lengths = node.step("Reshape", [node.operand(1)], TensorSpec((rows, 1), "int64"), {"shape": (rows, 1)})
+    lengths = reshape(node, node.operand(1), (rows, 1))
+    row = node.constant_operand(np.arange(rows).reshape(-1, 1))
     place = node.constant_operand(np.arange(steps).reshape(1, -1))
     last = node.step("aten.sub.Tensor", [lengths, node.constant_operand(np.array(1))], TensorSpec((rows, 1), "int64"))
     turned = node.step("aten.sub.Tensor", [last, place], table)
     inside = node.step("aten.lt.Tensor", [place, lengths], TensorSpec(table.shape, "bool"))
     chosen = node.step("aten.where.self", [inside, turned, place], table)
-    indices = node.step("Reshape", [chosen], TensorSpec((rows, steps, 1), "int64"), {"shape": (rows, steps, 1)})
-    if time == 1:
-        node.emit("GatherND", [x, indices], {"batch_dims": 1})
-        return
-    picked = node.step("GatherND", [x, indices], by_row, {"batch_dims": 1})
-    node.emit("Transpose", [picked], {"perm": swap})
+    picked: Move = (INDEX, (row, chosen), node.vid_spec(x).sizes, by_several(2))
+    emit_moves(node, x, [picked] if time == 1 else [picked, (PERMUTE, (), spec.sizes, {"dims": swap})])
 
 
 def tensor_scatter(node: Node) -> None:
@@ -76,19 +74,97 @@ def tensor_scatter(node: Node) -> None:
     steps = node.constant_operand(np.arange(count).reshape([-1 if at == axis else 1 for at in range(cache.rank)]))
     places = steps
     if node.has(2):
-        column = (batch, *(1,) * (cache.rank - 1))
-        begin = node.step("Reshape", [node.operand(2)], TensorSpec(column, "int64"), {"shape": column})
+        begin = reshape(node, node.operand(2), (batch, *(1,) * (cache.rank - 1)))
         places = node.step("aten.add.Tensor", [begin, steps], TensorSpec(shape, "int64"))
         if mode == "circular":
             length = node.constant_operand(np.array(size))
             places = node.step("aten.remainder.Tensor", [places, length], TensorSpec(shape, "int64"))
-    indices = node.step("Expand", [places], TensorSpec(update.shape, "int64"), {"shape": update.sizes})
-    node.emit("ScatterElements", [node.operand(0), indices, node.operand(1)], {"axis": axis, "reduction": "none"})
+    indices = expand(node, places, update.sizes)
+    node.emit("aten.scatter.src", [node.operand(0), indices, node.operand(1)], {"dim": axis})
 
 
-def scatter(node: Node) -> None:
-    """The name of ScatterElements up to opset 10."""
-    node.emit("ScatterElements", node.operands(), {"axis": node.axis(0), "reduction": "none"})
+def gather(node: Node) -> None:
+    node.emit(INDEX, node.operands(), index_attrs(node.axis(0)))
+
+
+def gather_elements(node: Node) -> None:
+    axis = node.axis(0)
+    node.emit("aten.gather.default", [node.operand(0), from_front(node, 1, node.spec(0).sizes[axis])], {"dim": axis})
+
+
+def gather_nd(node: Node) -> None:
+    """Torch's own indexing by several tensors; the leading axes of a batch index themselves."""
+    batch, rank = node.attributes.integer("batch_dims"), node.spec(1).rank
+    own = [
+        node.constant_operand(np.arange(size).reshape([-1 if at == axis else 1 for at in range(rank - 1)]))
+        for axis, size in enumerate(node.spec(0).sizes[:batch])
+    ]
+    places = [*own, *coordinates(node)]
+    node.emit(INDEX, [node.operand(0), *places], by_several(len(places)))
+
+
+def coordinates(node: Node) -> tuple[int, ...]:
+    """The numbers along the last axis of input 1, each as a tensor of its own."""
+    spec = node.spec(1)
+    names = [node.fresh(f"{node.input_names[1]}.{axis}") for axis in range(spec.sizes[-1])]
+    outputs = [(name, TensorSpec(spec.shape[:-1], spec.dtype)) for name in names]
+    return node.make("aten.unbind.int", [node.operand(1)], outputs, {"dim": spec.rank - 1})
+
+
+def by_several(count: int) -> dict[str, Attr]:
+    """Arguments of indexing where the operands after the first one hold the places of as many axes."""
+    return {"self": InputRef(0), "indices": tuple(map(InputRef, range(1, count + 1)))}
+
+
+def from_front(node: Node, index: int, size: int) -> int:
+    """The places that an input holds, as int64, where a negative one counts from the end of an axis of this size."""
+    known = node.constant(index)
+    if known is not None:
+        return node.constant_operand(np.where(known < 0, known + size, known).astype(np.int64))
+    places = node.convert(node.operand(index), "int64")
+    spec = node.vid_spec(places)
+    is_negative = node.step("aten.lt.Scalar", [places], TensorSpec(spec.shape, "bool"), {"other": 0})
+    moved = node.step("aten.add.Tensor", [places], spec, {"other": size})
+    name = node.fresh(f"{node.input_names[index]}.from_front")
+    return node.make("aten.where.self", [is_negative, moved, places], [(name, spec)])[0]
+
+
+def scatter_elements(node: Node) -> None:
+    """A copy of the data with single elements replaced, or added, multiplied and so on."""
+    axis = node.axis(0)
+    operands = [node.operand(0), from_front(node, 1, node.spec(0).sizes[axis]), node.operand(2)]
+    reduction = read_reduction(node)
+    if reduction:
+        node.emit("aten.scatter_reduce.two", operands, {"dim": axis, "reduce": reduction})
+    else:
+        node.emit("aten.scatter.src", operands, {"dim": axis})
+
+
+def read_reduction(node: Node) -> str:
+    """Torch's name for what happens to an element that is written to; empty where it is replaced."""
+    name = node.attributes.text("reduction", "none")
+    if name not in REDUCTIONS:
+        raise node.refusal(f"found reduction {name!r}, expected one of {', '.join(REDUCTIONS)}")
+    return REDUCTIONS[name]
+
+
+def scatter_nd(node: Node) -> None:
+    """A copy of the data with rows replaced, or added, multiplied and so on."""
+    reduction, places = read_reduction(node), coordinates(node)
+    if reduction in ("", "sum"):
+        call = {**by_several(len(places)), "values": InputRef(len(places) + 1), "accumulate": bool(reduction)}
+        node.emit("aten.index_put.default", [node.operand(0), *places, node.operand(2)], call)
+        return
+    data, indices = node.spec(0), node.spec(1)
+    indexed, rest = data.sizes[: len(places)], data.sizes[len(places) :]
+    # A table of places in the indexed axes as one, so that torch checks each index.
+    table = node.constant_operand(np.arange(math.prod(indexed)).reshape(indexed))
+    flat = node.step(INDEX, [table, *places], TensorSpec(indices.shape[:-1], "int64"), by_several(len(places)))
+    rows, written = (math.prod(indexed), math.prod(rest)), (math.prod(indices.sizes[:-1]), math.prod(rest))
+    at = expand(node, reshape(node, flat, (written[0], 1)), written)
+    operands = [reshape(node, node.operand(0), rows), at, reshape(node, node.operand(2), written)]
+    call = {"dim": 0, "reduce": reduction}
+    emit_reshape(node, node.step("aten.scatter_reduce.two", operands, TensorSpec(rows, data.dtype), call))
 
 
 def eye_like(node: Node) -> None:
@@ -115,45 +191,57 @@ def grid_sample(node: Node) -> None:
     """Since opset 20 modes have other names."""
     read = node.attributes
     mode = read.text("mode", "linear" if node.opset >= 20 else "bilinear")
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
-    dims = node.spec(0).rank - 2
-    if dims not in (2, 3) or mode not in ("linear", "nearest", "cubic") or (mode == "cubic" and dims == 3):
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    padding, dims = read.text("padding_mode", "zeros"), node.spec(0).rank - 2
+    if dims not in (2, 3) or mode not in SAMPLINGS or (mode == "bicubic" and dims == 3) or padding not in BORDERS:
         raise node.refusal(
-            f"found mode {mode!r} over {dims} dims; expected linear or nearest over 2 or 3, cubic over 2"
+            f"found mode {mode!r} over {dims} dims, and padding_mode {padding!r}; expected bilinear or nearest over 2 "
+            f"or 3, bicubic over 2, and padding by {', '.join(BORDERS)}"
         )
-    attrs: dict[str, Attr] = {
-        "mode": mode,
-        "padding": read.text("padding_mode", "zeros"),
+    call: dict[str, Attr] = {
+        "interpolation_mode": SAMPLINGS.index(mode),
+        "padding_mode": BORDERS.index(padding),
         "align_corners": read.flag("align_corners"),
     }
-    node.emit("GridSample", node.operands(), attrs)
+    node.emit("aten.grid_sampler.default", node.operands(), call)
 
 
 def top_k(node: Node) -> None:
-    """Values and indices are both outputs, whichever is read. ONNX allows any order if unsorted, so it is sorted."""
-    node.attributes.settle("sorted")
+    """The first of a stable sort: of equal values ONNX asks for the lower index, and torch.topk promises nothing."""
+    node.attributes.settle("sorted")  # ONNX allows any order if unsorted
     count = int(node.need_constant(1, "k").item()) if node.has(1) else node.attributes.integer("k")
-    axis = node.axis(-1)
-    shape = tuple(count if place == axis else size for place, size in enumerate(node.spec(0).sizes))
-    specs = (TensorSpec(shape, node.spec(0).dtype), TensorSpec(shape, "int64"))
+    axis, spec = node.axis(-1), node.spec(0)
+    cut = by_range(spec.sizes, axis, range(count))
     names = [name or node.fresh(f"topk.{place}") for place, name in enumerate((*node.output_names, "")[:2])]
-    attrs: dict[str, Attr] = {"axis": axis, "largest": node.attributes.flag("largest", True), "k": count}
-    node.make("TopK", node.operands(0), list(zip(names, specs, strict=True)), attrs)
+    outputs = [
+        (node.fresh(f"{name}.sort") if cut else name, TensorSpec(spec.shape, dtype))
+        for name, dtype in zip(names, (spec.dtype, "int64"), strict=True)
+    ]
+    call: dict[str, Attr] = {"stable": True, "dim": axis, "descending": node.attributes.flag("largest", True)}
+    made = node.make("aten.sort.stable", [node.operand(0)], outputs, call)
+    for name, vid in zip(names, made, strict=True):
+        for operator, _, sizes, attrs in cut:
+            node.make(operator, [vid], [(name, TensorSpec(tuple(sizes), node.vid_spec(vid).dtype))], attrs)
 
+
+REDUCTIONS = {"none": "", "add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
+
+SAMPLINGS, BORDERS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+"""Torch's names in the order of its numbers."""
 
 IMPORTERS: dict[str, Importer] = {
-    "Gather": direct(axis=read_axis(0)),
-    "GatherElements": direct(axis=read_axis(0)),
-    "GatherND": direct(batch_dims=read_integer("batch_dims")),
+    "Gather": gather,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
     "GridSample": grid_sample,
     "OneHot": one_hot,
     "EyeLike": eye_like,
     "OptionalGetElement": optional_element,
     "OptionalHasElement": has_element,
     "ReverseSequence": reverse_sequence,
-    "Scatter": scatter,
+    "Scatter": scatter_elements,
     "TensorScatter": tensor_scatter,
-    "ScatterElements": direct(axis=read_axis(0), reduction=read_text("reduction", "none")),
-    "ScatterND": direct(reduction=read_text("reduction", "none")),
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
     "TopK": top_k,
 }

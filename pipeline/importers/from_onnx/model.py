@@ -194,7 +194,7 @@ def output_labels(outputs: Sequence[str], resolved: Resolved) -> dict[str, str]:
 
 
 def output_vid(scope: NameScope, name: str) -> int:
-    """The vid of a graph output; an Identity is added where the value has another name."""
+    """The vid of a graph output; a copy is added where the value has another name."""
     if name in scope.resolved.sequences:
         raise Unsupported(
             f"the output {name!r} is a sequence of tensors, expected tensors; make each of them an output by SequenceAt"
@@ -204,7 +204,7 @@ def output_vid(scope: NameScope, name: str) -> int:
     vid = scope.vid(name)
     if scope.name(vid) == name:
         return vid
-    return scope.emit("Identity", [vid], [(name, scope.spec(vid))], {})[0]
+    return scope.emit("aten.clone.default", [vid], [(name, scope.spec(vid))], {})[0]
 
 
 def value_names(scope: Scope, resolved: Resolved) -> set[str]:

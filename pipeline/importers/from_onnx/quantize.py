@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.importers.from_onnx.conv import conv_attrs
+from pipeline.importers.from_onnx.moves import by_range, expand, move, reshape
 from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.ir.graph import Attr, TensorSpec
+from pipeline.ir.graph import TensorSpec
 
 LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 
@@ -81,26 +82,20 @@ def along(node: Node, vid: int, spec: TensorSpec, dtype: str) -> int:
     vid = node.convert(vid, dtype)
     own = node.vid_spec(vid)
     if own.numel == 1 and own.rank <= 1:
-        return vid if own.rank == 0 else node.step("Reshape", [vid], TensorSpec((), dtype), {"shape": ()})
+        return vid if own.rank == 0 else reshape(node, vid, ())
     axis = node.attributes.integer("axis", 1) % max(spec.rank, 1)
     block = node.attributes.integer("block_size")
     if own.rank == 1:
         column = tuple(own.sizes[0] if at == axis else 1 for at in range(spec.rank))
-        return node.step("Reshape", [vid], TensorSpec(column, dtype), {"shape": column})
+        return reshape(node, vid, column)
     if own.rank != spec.rank or not block:
         raise node.refusal(
             f"it has scales of the shape {list(own.shape)} and block_size {block} for {list(spec.shape)}"
         )
     before, count, after = own.sizes[:axis], own.sizes[axis], own.sizes[axis + 1 :]
-    apart = (*before, count, 1, *after)
-    wide, flat = (*before, count, block, *after), (*before, count * block, *after)
-    vid = node.step("Reshape", [vid], TensorSpec(apart, dtype), {"shape": apart})
-    vid = node.step("Expand", [vid], TensorSpec(wide, dtype), {"shape": wide})
-    vid = node.step("Reshape", [vid], TensorSpec(flat, dtype), {"shape": flat})
-    if count * block == spec.sizes[axis]:
-        return vid
-    attrs: dict[str, Attr] = {"starts": (0,), "ends": (spec.sizes[axis],), "axes": (axis,), "steps": (1,)}
-    return node.step("Slice", [vid], spec_of(spec, dtype), attrs)
+    wide = expand(node, reshape(node, vid, (*before, count, 1, *after)), (*before, count, block, *after))
+    flat = (*before, count * block, *after)
+    return move(node, reshape(node, wide, flat), *by_range(flat, axis, range(spec.sizes[axis])))
 
 
 def spec_of(spec: TensorSpec, dtype: str) -> TensorSpec:
@@ -117,7 +112,7 @@ def subtract_zero_point(node: Node, operand: int, zero: int | None, shape: Seque
     own = node.vid_spec(point)
     wanted = tuple(shape) if shape is not None and own.numel > 1 else () if own.numel == 1 else own.sizes
     if wanted != own.sizes:
-        point = node.step("Reshape", [point], TensorSpec(wanted, "float64"), {"shape": wanted})
+        point = reshape(node, point, wanted)
     return node.step("aten.sub.Tensor", [x, point], TensorSpec(spec.shape, "float64"))
 
 
@@ -153,8 +148,7 @@ def q_linear_conv(node: Node) -> None:
     spec = node.vid_spec(product)
     column = (1, spec.sizes[1], *(1,) * (spec.rank - 2))
     if node.has(8):
-        bias = node.convert(node.operand(8), "float64")
-        bias = node.step("Reshape", [bias], TensorSpec(column, "float64"), {"shape": column})
+        bias = reshape(node, node.convert(node.operand(8), "float64"), column)
         product = node.step("aten.add.Tensor", [product, bias], spec)
     requantize(node, product, (1, 4, 6), 7, column)
 
@@ -173,10 +167,9 @@ def requantize(
     left, right, result = (node.convert(node.operand(place), "float64") for place in scales)
     spec = node.vid_spec(product)
     if channels is not None and node.vid_spec(right).numel > 1:
-        right = node.step("Reshape", [right], TensorSpec(channels, "float64"), {"shape": channels})
+        right = reshape(node, right, channels)
     if node.vid_spec(left).rank == 1 and node.vid_spec(left).numel > 1:
-        column = (*node.vid_spec(left).sizes, 1)
-        left = node.step("Reshape", [left], TensorSpec(column, "float64"), {"shape": column})
+        left = reshape(node, left, (*node.vid_spec(left).sizes, 1))
     for operator, factor in (("aten.mul.Tensor", left), ("aten.mul.Tensor", right), ("aten.div.Tensor", result)):
         product = node.step(operator, [product, factor], spec)
     point = node.convert(node.operand(zero), "float64")

@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 
+from pipeline.importers.from_onnx.moves import EXPAND
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -51,7 +52,7 @@ def dropout(node: Node) -> None:
     if node.is_read(1):
         mask = node.output(1)  # a number in old opsets
         one = node.constant_operand(np.ones((), mask.dtype))
-        node.make("Expand", [one], [(node.output_names[1], mask)], {"shape": mask.sizes})
+        node.make(EXPAND, [one], [(node.output_names[1], mask)], {"size": mask.sizes})
 
 
 def drawn_dropout(node: Node) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from passes.suggest import plural
+from pipeline.importers.from_onnx.moves import PERMUTE, permute
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -73,7 +74,7 @@ def give_batch_first(node: Node, made: tuple[int, ...]) -> None:
     for at, name in enumerate(node.output_names):
         if name:
             perm = (2, 0, 1, 3) if at == 0 else (1, 0, 2)
-            node.make("Transpose", [made[at]], [(name, node.spec_of(name))], {"perm": perm})
+            node.make(PERMUTE, [made[at]], [(name, node.spec_of(name))], {"dims": perm})
 
 
 def is_plain_lstm(node: Node) -> bool:
@@ -131,9 +132,7 @@ def initial(node: Node, place: int, shape: tuple[int, ...], *, batch_first: bool
 
 def swap_axes(node: Node, vid: int) -> int:
     """The first two axes exchanged."""
-    spec = node.vid_spec(vid)
-    shape = (spec.sizes[1], spec.sizes[0], *spec.sizes[2:])
-    return node.step("Transpose", [vid], TensorSpec(shape, spec.dtype), {"perm": (1, 0, *range(2, spec.rank))})
+    return permute(node, vid, (1, 0, *range(2, node.vid_spec(vid).rank)))
 
 
 def zeros(node: Node, shape: tuple[int, ...]) -> int:

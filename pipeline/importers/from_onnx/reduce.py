@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from pipeline.importers.from_onnx.moves import emit_expand, emit_reshape, expand, move, reshape, with_constant
 from pipeline.importers.from_onnx.node import Importer, Node, read_number
 from pipeline.ir.graph import Attr, TensorSpec, TorchConst
 
@@ -40,7 +41,7 @@ def extreme_of_nothing(node: Node, operator: str) -> None:
         least, most = np.array(bounds.min, out.dtype), np.array(bounds.max, out.dtype)
     vid = node.constant_operand(least if operator == "aten.amax.default" else most)
     node.settle_inputs(0)
-    node.emit("Expand", [vid], {"shape": out.sizes})
+    emit_expand(node, vid)
 
 
 def reduces_nothing(node: Node, axes: tuple[int, ...] | None) -> bool:
@@ -117,7 +118,7 @@ def product(node: Node) -> None:
         sizes[axis] = 1
         call: dict[str, Attr] = {"dim": axis, "keepdim": True, "dtype": TorchConst("dtype", spec.dtype)}
         vid = node.step("aten.prod.dim_int", [vid], TensorSpec(tuple(sizes), spec.dtype), call)
-    node.emit("Reshape", [vid], {"shape": node.output().sizes})
+    emit_reshape(node, vid)
 
 
 def log_sum_exp(node: Node) -> None:
@@ -160,7 +161,7 @@ def hardmax(node: Node) -> None:
     flat, operand = spec, node.operand(0)
     if node.opset < 13:
         flat = TensorSpec((math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis:])), spec.dtype)
-        operand, axis = node.step("Reshape", [operand], flat, {"shape": flat.sizes}), 1
+        operand, axis = reshape(node, operand, flat.sizes), 1
     row = TensorSpec((*flat.sizes[:axis], 1, *flat.sizes[axis + 1 :]), "int64")
     place = node.step("aten.argmax.default", [operand], row, {"dim": axis, "keepdim": True})
     places = np.arange(flat.sizes[axis]).reshape([-1 if at == axis else 1 for at in range(flat.rank)])
@@ -168,8 +169,7 @@ def hardmax(node: Node) -> None:
     if node.opset >= 13:
         node.emit_conversion(chosen)
         return
-    numbers = node.convert(chosen, spec.dtype)
-    node.emit("Reshape", [numbers], {"shape": spec.sizes})
+    emit_reshape(node, node.convert(chosen, spec.dtype))
 
 
 def cumulate(operator: str, first: int) -> Importer:
@@ -186,7 +186,7 @@ def cumulate(operator: str, first: int) -> Importer:
             pads = [0] * (2 * spec.rank)
             pads[axis], pads[spec.rank + axis] = 1, -1
             filler = float(first) if "float" in spec.dtype else first
-            vid = node.step("Pad", [vid], spec, {"pads": tuple(pads), "mode": "constant", "value": filler})
+            vid = move(node, vid, with_constant(spec.sizes, pads, filler))
         call: dict[str, Attr] = {"dim": axis, "dtype": TorchConst("dtype", spec.dtype)}
         if not reverse:
             node.emit(operator, [vid], call)
@@ -201,9 +201,8 @@ def layer_norm(node: Node) -> None:
     x, *weights = node.operands()
     over = node.spec(0).sizes[node.axis(-1) :]
     for at, vid in enumerate(weights):
-        spec = node.vid_spec(vid)
-        if spec.shape != over:
-            weights[at] = node.step("Expand", [vid], TensorSpec(over, spec.dtype), {"shape": over})
+        if node.vid_spec(vid).shape != over:
+            weights[at] = expand(node, vid, over)
     operator = "aten.layer_norm.default" if node.kind == "LayerNormalization" else "aten.rms_norm.default"
     node.emit_first(operator, [x, *weights], {"normalized_shape": over, "eps": EPSILON(node)})
 
@@ -235,11 +234,9 @@ def group_norm(node: Node) -> None:
 
 
 def per_channel(node: Node, vid: int, groups: int) -> int:
-    channels, dtype = node.spec(0).sizes[1], node.vid_spec(vid).dtype
-    column, table = (groups, 1), (groups, channels // groups)
-    vid = node.step("Reshape", [vid], TensorSpec(column, dtype), {"shape": column})
-    vid = node.step("Expand", [vid], TensorSpec(table, dtype), {"shape": table})
-    return node.step("Reshape", [vid], TensorSpec((channels,), dtype), {"shape": (channels,)})
+    channels = node.spec(0).sizes[1]
+    table = expand(node, reshape(node, vid, (groups, 1)), (groups, channels // groups))
+    return reshape(node, table, (channels,))
 
 
 def softmax(operator: str) -> Importer:
@@ -254,9 +251,8 @@ def softmax(operator: str) -> Importer:
             node.emit(operator, node.operands(0), {"dim": axis})
             return
         flat = TensorSpec((math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis:])), spec.dtype)
-        vid = node.step("Reshape", node.operands(0), flat, {"shape": flat.sizes})
-        vid = node.step(operator, [vid], flat, {"dim": 1})
-        node.emit("Reshape", [vid], {"shape": spec.sizes})
+        vid = node.step(operator, [reshape(node, node.operand(0), flat.sizes)], flat, {"dim": 1})
+        emit_reshape(node, vid)
 
     return importer
 

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from pipeline.importers.from_onnx.moves import by_places, move, reshape
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -154,7 +155,7 @@ def resample(node: Node, how: Resampling, scales: tuple[Fraction, ...], axes: tu
         sizes[axis] = after[axis]
     value = node.attributes.number("extrapolation_value")
     if inside.all():
-        node.emit("Identity", [vid])
+        node.emit("aten.clone.default", [vid])
         return
     outside = node.constant_operand(np.array(value, spec.dtype))
     node.emit("aten.where.self", [node.constant_operand(inside), vid, outside])
@@ -171,7 +172,7 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
             if how.coordinates in PLAIN
             else np.clip(ROUNDING[how.nearest](places), 0, size - 1).astype(np.int64)
         )
-        return node.step("Gather", [vid, node.constant_operand(picked)], result, {"axis": axis})
+        return move(node, vid, by_places(node, spec.sizes, axis, picked))
     near, shares = taps(how, places, size, float(scale))
     if near.shape[1] > MOST_TAPS:
         matrix = np.zeros((count, size))
@@ -181,7 +182,7 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
     column = [-1 if at == axis else 1 for at in range(spec.rank)]
     total: int | None = None
     for picked, share in zip(near.T, shares.T, strict=True):
-        part = node.step("Gather", [vid, node.constant_operand(picked)], result, {"axis": axis})
+        part = move(node, vid, by_places(node, spec.sizes, axis, picked))
         factor = node.constant_operand(share.astype(spec.dtype).reshape(column))
         part = node.step("aten.mul.Tensor", [part, factor], result)
         total = part if total is None else node.step("aten.add.Tensor", [total, part], result)
@@ -194,10 +195,9 @@ def multiply_along(node: Node, vid: int, axis: int, matrix: np.ndarray, result: 
     spec, (count, size) = node.vid_spec(vid), matrix.shape
     operand = node.constant_operand(matrix.astype(spec.dtype))
     outer, inner = math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis + 1 :])
-    flat, made = (TensorSpec((outer, length, inner), spec.dtype) for length in (size, count))
-    vid = node.step("Reshape", [vid], flat, {"shape": flat.sizes})
-    vid = node.step("aten.matmul.default", [operand, vid], made)
-    return node.step("Reshape", [vid], result, {"shape": result.sizes})
+    made = TensorSpec((outer, count, inner), spec.dtype)
+    vid = node.step("aten.matmul.default", [operand, reshape(node, vid, (outer, size, inner))], made)
+    return reshape(node, vid, result.sizes)
 
 
 def source_places(coordinates: str, size: int, new_size: int, scale: float, region: tuple[float, float]) -> np.ndarray:

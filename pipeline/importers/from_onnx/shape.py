@@ -1,76 +1,78 @@
-"""Ops that move elements without reading their numbers. Shapes, axes and bounds are attributes, never inputs.
+"""Ops that move elements without reading their numbers, as calls of torch. Shapes, axes and bounds are known.
 
-SplitToSequence and SequenceAt with constant places are a Split: torch exports GPT-2's q, k, v that way.
+SplitToSequence and SequenceAt with constant places are a split: torch exports GPT-2's q, k, v that way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from pipeline.importers.from_onnx.attributes import Attributes
-from pipeline.importers.from_onnx.node import Importer, Node, direct, read_axis
-from pipeline.ir.graph import Attr, TensorSpec
+from pipeline.importers.from_onnx.moves import (
+    PERMUTE,
+    RESHAPE,
+    SPLIT,
+    Move,
+    by_places,
+    by_range,
+    emit_expand,
+    emit_moves,
+    emit_reshape,
+    permute,
+    reshape,
+    split,
+    with_constant,
+)
+from pipeline.importers.from_onnx.node import Importer, Node, call, read_axis
 
 
-def reshape(node: Node) -> None:
+def keep_order(node: Node) -> None:
     """Reshape, Flatten, Squeeze and Unsqueeze: the elements stay in order, and the output's shape is known."""
     node.settle_by_shape("axis", "axes", "allowzero", "shape")
-    node.emit("Reshape", node.operands(0), {"shape": node.output().sizes})
+    emit_reshape(node, node.operand(0))
 
 
-def expand(node: Node) -> None:
+def broadcast(node: Node) -> None:
     node.settle_by_shape()
-    node.emit("Expand", node.operands(0), {"shape": node.output().sizes})
+    emit_expand(node, node.operand(0))
 
 
 def transpose(node: Node) -> None:
     perm = node.attributes.integers("perm") or tuple(reversed(range(node.spec(0).rank)))
-    node.emit("Transpose", node.operands(0), {"perm": perm})
+    node.emit(PERMUTE, node.operands(0), {"dims": perm})
 
 
-def split(node: Node) -> None:
+def split_axis(node: Node) -> None:
     if "" in node.output_names:
         raise node.refusal("one of its outputs has no name")
     node.settle_by_shape("split", "num_outputs")
     axis = node.axis(0)
     sizes = tuple(node.output(index).sizes[axis] for index in range(len(node.output_names)))
-    node.emit("Split", node.operands(0), {"axis": axis, "sizes": sizes})
+    node.emit(SPLIT, node.operands(0), {"split_sizes": sizes, "dim": axis})
 
 
 def slices(node: Node) -> None:
-    """Bounds are clamped. They keep ONNX's meaning: a negative one counts from the back."""
+    """Bounds count from the back where they are negative, and are clamped."""
     starts, ends = node.integers(1, "starts") or (), node.integers(2, "ends") or ()
     axes = node.integers(3, "axes") or tuple(range(len(starts)))
     steps = node.integers(4, "steps") or (1,) * len(starts)
     for name, entries in (("ends", ends), ("axes", axes), ("steps", steps)):
         node.check_length(name, entries, len(starts))
-    sizes = node.spec(0).sizes
-    axes = tuple(axis % len(sizes) for axis in axes)
-    clamped = [
-        bounds(sizes[axis], start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
-    ]
-    attrs: dict[str, Attr] = {
-        "starts": tuple(start for start, _ in clamped),
-        "ends": tuple(end for _, end in clamped),
-        "axes": axes,
-        "steps": steps,
-    }
-    node.emit("Slice", node.operands(0), attrs)
-
-
-def bounds(size: int, start: int, end: int, step: int) -> tuple[int, int]:
-    """Start and end in 0..size; the end past element 0 is -size-1, since -1 would be the last element."""
-    start, end, _ = slice(start, end, step).indices(size)
-    if step > 0:
-        return start, max(start, end)
-    start = max(start, 0)  # unlike numpy, ONNX takes element 0 when the start is before it
-    end = min(start, end)
-    return start, end if end >= 0 else -size - 1
+    sizes, moves = list(node.spec(0).sizes), list[Move]()
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        axis %= len(sizes)
+        # Unlike numpy, ONNX takes element 0 where a step back starts before it.
+        taken = range(sizes[axis])[max(start, -sizes[axis]) : end : step]
+        moves += by_range(sizes, axis, taken)
+        sizes[axis] = len(taken)
+    emit_moves(node, node.operand(0), moves)
 
 
 def tile(node: Node) -> None:
     repeats = tuple(int(count) for count in node.need_constant(1, "repeats"))
-    node.emit("Tile", node.operands(0), {"repeats": repeats})
+    node.emit("aten.repeat.default", node.operands(0), {"repeats": repeats})
 
 
 def pad(node: Node) -> None:
@@ -84,49 +86,33 @@ def pad(node: Node) -> None:
     mode = node.attributes.text("mode", "constant")
     if mode not in ("constant", "reflect", "edge", "wrap"):
         raise node.refusal(f"it pads in the mode {mode!r}, expected constant, reflect, edge or wrap")
-    crops = [min(pads[axis], 0) + min(pads[axis + rank], 0) for axis in range(rank)]
-    left = [size + crop for size, crop in zip(node.spec(0).sizes, crops, strict=True)]
+    sizes = list(node.spec(0).sizes)
+    crops = [min(pad, 0) for pad in pads]
+    left = [size + begin + end for size, begin, end in zip(sizes, crops, crops[rank:], strict=False)]
     if min(left, default=0) < 0:
-        raise node.refusal(f"its pads {list(given)} take away more than the {list(node.spec(0).sizes)} elements")
+        raise node.refusal(f"its pads {list(given)} take away more than the {sizes} elements")
     if mode == "constant":
-        attrs: dict[str, Attr] = {"pads": tuple(pads), "mode": mode, "value": pad_value(node)}
-        node.emit("Pad", node.operands(0), attrs)
+        emit_moves(node, node.operand(0), [with_constant(sizes, pads, pad_value(node))])
         return
     node.settle_inputs(2)
-    vid = crop(node, pads, left) if any(crops) else node.operand(0)
-    pads = [max(pad, 0) for pad in pads]
-    if any(size == 0 and (pads[axis] or pads[axis + rank]) for axis, size in enumerate(left)):
-        raise node.refusal(f"it pads in the mode {mode!r} an axis without elements: {left}")
-    if mode == "wrap":
-        pad_around(node, vid, pads)
-    else:
-        node.emit("Pad", [vid], {"pads": tuple(pads), "mode": mode, "value": pad_value(node)})
-
-
-def crop(node: Node, pads: list[int], left: list[int]) -> int:
-    """Input 0 without what negative pads take away; the standard does not say so, but onnxruntime pads what is left."""
-    starts = tuple(max(-begin, 0) for begin in pads[: len(left)])
-    attrs: dict[str, Attr] = {
-        "starts": starts,
-        "ends": tuple(start + size for start, size in zip(starts, left, strict=True)),
-        "axes": tuple(range(len(left))),
-        "steps": (1,) * len(left),
-    }
-    return node.step("Slice", node.operands(0), TensorSpec(tuple(left), node.spec(0).dtype), attrs)
-
-
-def pad_around(node: Node, vid: int, pads: list[int]) -> None:
-    """Each axis goes on from its other end: it is gathered at places modulo its size."""
-    spec = node.vid_spec(vid)
-    sizes = list(spec.sizes)
-    for axis, size in enumerate(spec.sizes):
-        begin, end = pads[axis], pads[axis + spec.rank]
-        if begin or end:
-            places = np.arange(-begin, size + end) % size
+    node.attributes.settle("value")
+    moves = []
+    for axis, size in enumerate(left):
+        begin, end = max(pads[axis], 0), max(pads[axis + rank], 0)
+        if not size and (begin or end):
+            raise node.refusal(f"it pads in the mode {mode!r} an axis without elements: {left}")
+        if pads[axis] or pads[axis + rank]:
+            # The standard does not say so, but onnxruntime pads what negative pads leave.
+            places = SOURCES[mode](np.arange(-begin, size + end), size) - crops[axis]
+            moves.append(by_places(node, sizes, axis, places))
             sizes[axis] = len(places)
-            indices = node.constant_operand(places)
-            vid = node.step("Gather", [vid, indices], TensorSpec(tuple(sizes), spec.dtype), {"axis": axis})
-    node.emit("Identity", [vid])
+    emit_moves(node, node.operand(0), moves)
+
+
+def reflect(places: np.ndarray, size: int) -> np.ndarray:
+    """A walk back and forth between the first and the last element."""
+    places = places % max(2 * (size - 1), 1)
+    return np.minimum(places, 2 * (size - 1) - places) if size > 1 else places
 
 
 def pad_value(node: Node) -> float | int | bool:
@@ -158,11 +144,7 @@ def space_to_depth(node: Node) -> None:
 
 def reshape_and_transpose(node: Node, apart: tuple[int, ...], perm: tuple[int, ...]) -> None:
     """Reshape input 0 to `apart`, transpose it by `perm`, and reshape it to the output."""
-    dtype = node.spec(0).dtype
-    vid = node.step("Reshape", node.operands(0), TensorSpec(apart, dtype), {"shape": apart})
-    turned = TensorSpec(tuple(apart[axis] for axis in perm), dtype)
-    vid = node.step("Transpose", [vid], turned, {"perm": perm})
-    node.emit("Reshape", [vid], {"shape": node.output().sizes})
+    emit_reshape(node, permute(node, reshape(node, node.operand(0), apart), perm))
 
 
 def triangle(node: Node) -> None:
@@ -177,7 +159,7 @@ def triangle(node: Node) -> None:
 def constant_of_shape(node: Node) -> None:
     """An expanded element, which takes no memory in the model; small tensors were folded before."""
     node.settle_inputs(0)
-    node.emit("Expand", [node.constant_operand(fill(node.attributes))], {"shape": node.output().sizes})
+    emit_expand(node, node.constant_operand(fill(node.attributes)))
 
 
 def fill(attributes: Attributes) -> np.ndarray:
@@ -192,11 +174,12 @@ def split_to_sequence(node: Node) -> None:
     pieces = node.scope.resolved.sequences[sequence]
     names = [pieces.names.get(place) or node.fresh(f"{sequence}.{place}") for place in range(len(pieces.sizes))]
     squeezed = pieces.parts != pieces.items
-    outputs = [(node.fresh(name) if squeezed else name, part) for name, part in zip(names, pieces.parts, strict=True)]
-    made = node.make("Split", [node.operand(0)], outputs, {"axis": pieces.axis, "sizes": pieces.sizes})
+    made = split(
+        node, node.operand(0), pieces.axis, pieces.sizes, [node.fresh(name) if squeezed else name for name in names]
+    )
     for name, item, vid in zip(names, pieces.items, made, strict=True):
         if squeezed:
-            (vid,) = node.make("Reshape", [vid], [(name, item)], {"shape": item.sizes})
+            (vid,) = node.make(RESHAPE, [vid], [(name, item)], {"shape": item.sizes})
         node.scope.bind(name, vid)
 
 
@@ -209,22 +192,29 @@ def sequence_at(node: Node) -> None:
         node.alias(node.scope.vid(first))
 
 
+SOURCES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "reflect": reflect,
+    "edge": lambda places, size: places.clip(0, size - 1),
+    "wrap": lambda places, size: places % size,
+}
+"""Mode of Pad -> the place that each element comes from, where the places of the axis go from 0 to the size."""
+
 IMPORTERS: dict[str, Importer] = {
-    "Concat": direct(axis=read_axis(0)),
+    "Concat": call("aten.cat.default", dim=read_axis(0)),
     "ConstantOfShape": constant_of_shape,
     "DepthToSpace": depth_to_space,
-    "Expand": expand,
-    "Flatten": reshape,
+    "Expand": broadcast,
+    "Flatten": keep_order,
     "Pad": pad,
-    "Reshape": reshape,
+    "Reshape": keep_order,
     "Slice": slices,
     "SequenceAt": sequence_at,
     "SpaceToDepth": space_to_depth,
-    "Split": split,
+    "Split": split_axis,
     "SplitToSequence": split_to_sequence,
-    "Squeeze": reshape,
+    "Squeeze": keep_order,
     "Tile": tile,
     "Transpose": transpose,
     "Trilu": triangle,
-    "Unsqueeze": reshape,
+    "Unsqueeze": keep_order,
 }

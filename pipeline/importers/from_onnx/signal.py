@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.importers.from_onnx.moves import by_places, move, reshape, with_constant
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
@@ -30,25 +31,22 @@ def dft(node: Node) -> None:
 def transform(node: Node, vid: int, axis: int, length: int, *, inverse: bool, onesided: bool) -> None:
     """The transform of `vid` along `axis`, which is cut or filled with zeros to `length`."""
     spec = node.vid_spec(vid)
-    wide = TensorSpec(spec.shape, "float64")
-    if spec.dtype != "float64":
-        vid = node.convert(vid, "float64")
+    vid = node.convert(vid, "float64")
     taken = length // 2 + 1 if inverse and onesided else length
     if taken != spec.sizes[axis]:
         pads = [0] * (2 * spec.rank)
         pads[spec.rank + axis] = taken - spec.sizes[axis]
-        wide = TensorSpec((*spec.sizes[:axis], taken, *spec.sizes[axis + 1 :]), "float64")
-        vid = node.step("Pad", [vid], wide, {"pads": tuple(pads), "mode": "constant", "value": 0.0})
-    numbers = wide.sizes[:-1]
+        vid = move(node, vid, with_constant(spec.sizes, pads, 0.0))
+    numbers = node.vid_spec(vid).sizes[:-1]
     ends = (*numbers[:axis], length // 2 + 1 if onesided and not inverse else length, *numbers[axis + 1 :])
     call: dict[str, Attr] = {"self": InputRef(0), "dim": (axis,)}
     call["normalization"] = BY_LENGTH if inverse else 0
     if inverse and onesided:
         vid = as_complex(node, vid, numbers)
         real = node.step("aten._fft_c2r.default", [vid], TensorSpec(ends, "float64"), {**call, "last_dim_size": length})
-        vid = node.step("Reshape", [real], TensorSpec((*ends, 1), "float64"), {"shape": (*ends, 1)})
+        vid = reshape(node, real, (*ends, 1))
     elif spec.sizes[-1] == 1 and not inverse:
-        vid = node.step("Reshape", [vid], TensorSpec(numbers, "float64"), {"shape": numbers})
+        vid = reshape(node, vid, numbers)
         call["onesided"] = onesided
         vid = node.step("aten._fft_r2c.default", [vid], TensorSpec(ends, "complex128"), call)
         vid = node.step("aten.view_as_real.default", [vid], TensorSpec((*ends, 2), "float64"), {"self": InputRef(0)})
@@ -67,8 +65,7 @@ def as_complex(node: Node, vid: int, numbers: tuple[int, ...]) -> int:
     spec = node.vid_spec(vid)
     if spec.sizes[-1] == 1:
         pads = (0,) * (2 * spec.rank - 1) + (1,)
-        spec = TensorSpec((*spec.sizes[:-1], 2), spec.dtype)
-        vid = node.step("Pad", [vid], spec, {"pads": pads, "mode": "constant", "value": 0.0})
+        vid = move(node, vid, with_constant(spec.sizes, pads, 0.0))
     return node.step("aten.view_as_complex.default", [vid], TensorSpec(numbers, "complex128"), {"self": InputRef(0)})
 
 
@@ -77,17 +74,14 @@ def stft(node: Node) -> None:
     signal, hop = node.spec(0), int(node.need_constant(1, "the step").item())
     length = int(node.need_constant(3, "the length of a frame").item()) if node.has(3) else node.spec(2).sizes[0]
     frames = (signal.sizes[1] - length) // hop + 1
-    places = node.constant_operand(np.arange(frames)[:, None] * hop + np.arange(length))
+    places = np.arange(frames)[:, None] * hop + np.arange(length)
     parts = signal.sizes[2] if signal.rank == 3 else 1
     framed = TensorSpec((signal.sizes[0], frames, length, parts), signal.dtype)
-    vid = node.operand(0)
-    if signal.rank == 2:
-        vid = node.step("Reshape", [vid], TensorSpec((*signal.sizes, 1), signal.dtype), {"shape": (*signal.sizes, 1)})
-    vid = node.step("Gather", [vid, places], framed, {"axis": 1})
+    columns = (*signal.sizes[:2], parts)
+    vid = node.operand(0) if signal.rank == 3 else reshape(node, node.operand(0), columns)
+    vid = move(node, vid, by_places(node, columns, 1, places))
     if node.has(2):
-        column = TensorSpec((length, 1), signal.dtype)
-        window = node.step("Reshape", [node.operand(2)], column, {"shape": column.sizes})
-        vid = node.step("aten.mul.Tensor", [vid, window], framed)
+        vid = node.step("aten.mul.Tensor", [vid, reshape(node, node.operand(2), (length, 1))], framed)
     onesided = node.attributes.flag("onesided", True)
     transform(node, vid, 2, length, inverse=False, onesided=onesided)
 

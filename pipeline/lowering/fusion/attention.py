@@ -62,7 +62,7 @@ def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
     key = rewrite.declare(
         f"{values[scores.turned_key].name} turned", TensorSpec((batch, heads, tokens, width), "float32")
     )
-    rewrite.replace(after, "Transpose", [scores.turned_key], [key], {"perm": (0, 1, 3, 2)})
+    rewrite.replace(after, "aten.permute.default", [scores.turned_key], [key], {"dims": (0, 1, 3, 2)})
     if scores.mask is None and math.prod(values[scores.query].spec.sizes[:3]) * tokens <= SMALL:
         _put_small(rewrite, after, (scores.query, key, after.inputs[1]), scores.scale)
         return
@@ -75,7 +75,7 @@ def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
         [stored],
         {"scale": scores.scale, "mask": bool(masks)},
     )
-    rewrite.replace(after, "Transpose", [stored], after.outputs, {"perm": SWAP})
+    rewrite.replace(after, "aten.permute.default", [stored], after.outputs, {"dims": SWAP})
 
 
 def _put_small(rewrite: Rewrite, op: Op, operands: tuple[int, int, int], scale: float) -> None:
@@ -84,7 +84,7 @@ def _put_small(rewrite: Rewrite, op: Op, operands: tuple[int, int, int], scale: 
     stored, name = _declare_by_token(rewrite, op), rewrite.graph.values[op.outputs[0]].name
     scores = rewrite.declare(f"{name} scores", TensorSpec((*query[:3], key[2]), "float32"))
     rewrite.replace(op, "SmallAttention", operands, [stored, scores], {"scale": scale})
-    rewrite.replace(op, "Transpose", [stored], op.outputs, {"perm": SWAP})
+    rewrite.replace(op, "aten.permute.default", [stored], op.outputs, {"dims": SWAP})
 
 
 def _is_small(graph: Graph, attention: Attention) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.ir.graph import Graph, Op, Role
+from pipeline.ir.graph import Graph, InputRef, Op, Role
 from pipeline.lowering.fusion.rewrite import Rewrite
 
 
@@ -15,22 +15,23 @@ def constant_number(graph: Graph, vid: int) -> float | int | None:
 
 
 def take_constant_places(graph: Graph) -> Graph:
-    """`select`: a Gather at one constant place becomes a Select, which is a view."""
+    """`select`: an index at one constant place becomes a select, which is a view."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
         place = _place(graph, op)
         if place is not None:
             axis, index = place
-            rewrite.replace(op, "Select", op.inputs[:1], op.outputs, {"axis": axis, "index": index})
+            rewrite.replace(op, "aten.select.int", op.inputs[:1], op.outputs, {"dim": axis, "index": index})
     return rewrite.build()
 
 
 def _place(graph: Graph, op: Op) -> tuple[int, int] | None:
-    if op.kind != "Gather" or graph.values[op.inputs[1]].spec.rank:
+    if op.kind != "aten.index.Tensor" or len(op.inputs) != 2 or graph.values[op.inputs[1]].spec.rank:
         return None
     index, spec = constant_number(graph, op.inputs[1]), graph.values[op.inputs[0]].spec
-    axis = op.attrs["axis"]
-    if not isinstance(index, int) or not isinstance(axis, int) or not spec.is_static:
+    indices = op.attrs["indices"]
+    if type(index) is not int or not isinstance(indices, tuple) or not spec.is_static:
         return None
+    axis = indices.index(InputRef(1))
     size = spec.sizes[axis]
-    return (axis % spec.rank, index % size) if -size <= index < size else None
+    return (axis, index % size) if -size <= index < size else None

@@ -1,8 +1,8 @@
 """Keep images as (batch, row, column, channel) between convolutions, which is how packed convolutions are fastest.
 
-A convolution then reads a Transpose of its input and makes a value whose axes are in that order; a Transpose of it has
-the old vid, and costs nothing. Pointwise ops, pools and Concat between two convolutions follow, so that nothing is
-copied from one order to the other; every other reader sees the strides of the Transpose.
+A convolution then reads its input permuted and makes a value whose axes are in that order; that one permuted back has
+the old vid, and costs nothing. Pointwise ops, pools and `cat` between two convolutions follow, so that nothing is
+copied from one order to the other; every other reader sees the strides of a permuted tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POINTWISE = frozenset(
 )
 
 
-TORCH_POOL = "aten.max_pool2d.default"
+TORCH_POOL, CAT = "aten.max_pool2d.default", "aten.cat.default"
 
 
 def keep_channels_last(graph: Graph) -> Graph:
@@ -45,8 +45,8 @@ def keep_channels_last(graph: Graph) -> Graph:
             order.compute_as_stored(op, TORCH_POOL, op.attrs)
         elif op.kind in POINTWISE and order.has_all(op):
             order.compute(op, [order.turned(vid, op) for vid in op.inputs], op.attrs)
-        elif op.kind == "Concat" and op.attrs["axis"] in (1, -3) and order.has_all(op):
-            order.compute(op, [order.turned(vid, op) for vid in op.inputs], {"axis": CHANNELS})
+        elif op.kind == CAT and op.attrs.get("dim") in (1, -3) and order.has_all(op):
+            order.compute(op, [order.turned(vid, op) for vid in op.inputs], {**op.attrs, "dim": CHANNELS})
     return order.rewrite.build()
 
 
@@ -85,14 +85,14 @@ class _Order:
     def has_all(self, op: Op) -> bool:
         """Whether all operands of `op` are known with their channels last, so that it may compute on these."""
         specs = [self._graph.values[vid].spec for vid in op.inputs]
-        same = op.kind == "Concat" or all(spec == specs[0] for spec in specs)
+        same = op.kind == CAT or all(spec == specs[0] for spec in specs)
         return same and all(vid in self._last for vid in op.inputs)
 
     def turned(self, vid: int, reader: Op) -> int:
-        """`vid` with its channels last; a Transpose in front of `reader` where no op makes it so."""
+        """`vid` with its channels last; permuted in front of `reader` where no op makes it so."""
         if vid not in self._last:
             self._last[vid] = self._declare(vid)
-            self.rewrite.replace(reader, "Transpose", [vid], [self._last[vid]], {"perm": LAST})
+            self.rewrite.replace(reader, "aten.permute.default", [vid], [self._last[vid]], {"dims": LAST})
         return self._last[vid]
 
     def compute(self, op: Op, ins: Sequence[int], attrs: Mapping[str, Attr]) -> None:
@@ -100,14 +100,14 @@ class _Order:
         (out,) = op.outputs
         self._last[out] = stored = self._declare(out)
         self.rewrite.replace(op, op.kind, ins, [stored], attrs, op.constraints)
-        self.rewrite.replace(op, "Transpose", [stored], [out], {"perm": FIRST})
+        self.rewrite.replace(op, "aten.permute.default", [stored], [out], {"dims": FIRST})
 
     def compute_as_stored(self, op: Op, kind: str, attrs: Mapping[str, Attr]) -> None:
         """An operator of torch in the place of `op`, whose result is stored with its channels last."""
         (out,) = op.outputs
         self._last[out] = stored = self._declare(out)
         self.rewrite.replace(op, kind, op.inputs, [stored], {**attrs, ORDERS: (FIRST,)})
-        self.rewrite.replace(op, "Transpose", [stored], [out], {"perm": FIRST})
+        self.rewrite.replace(op, "aten.permute.default", [stored], [out], {"dims": FIRST})
 
     def _declare(self, vid: int) -> int:
         value = self._graph.values[vid]

@@ -62,7 +62,7 @@ def _keeps_order(graph: Graph, op: Op) -> bool:
     return moved == sorted(moved)
 
 
-RESHAPES = frozenset({"Reshape", "aten.view.default", "aten.reshape.default", "aten.unsqueeze.default"})
+RESHAPES = frozenset({"aten.view.default", "aten.reshape.default", "aten.unsqueeze.default"})
 PERMUTES = {"Transpose": "perm", "aten.permute.default": "dims"}
 """Kind → the attribute that has the order of the axes."""
 
@@ -79,7 +79,9 @@ def _put_sum(rewrite: Rewrite, op: Op, product: MatrixProduct, found: SumOfProdu
         return
     name = rewrite.graph.values[last.outputs[0]].name
     other, result = (rewrite.declare(f"{name} {of}", rows) for of in ("other by rows", "by rows"))
-    rewrite.replace(last, "Reshape", [found.other], [other], {"shape": rows.shape})
+    rewrite.replace(last, "aten.reshape.default", [found.other], [other], {"shape": rows.shape})
     ins = [product.x, product.weight, other, *optional]
     rewrite.replace(last, "LinearPointwise", ins, [result], attrs)
-    rewrite.replace(last, "Reshape", [result], last.outputs, {"shape": rewrite.spec(last.outputs[0]).shape})
+    rewrite.replace(
+        last, "aten.reshape.default", [result], last.outputs, {"shape": rewrite.spec(last.outputs[0]).shape}
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, Graph, Op, Plain, Role, TensorSpec
+from pipeline.ops.aten import call_attrs, is_call
 
 
 def producer(graph: Graph, vid: int) -> Op | None:
@@ -35,7 +36,9 @@ def is_constant(graph: Graph, vid: int) -> bool:
     return value.role in (Role.PARAM, Role.CONST) and value.vid not in graph.updates
 
 
-MOVES = frozenset({"Expand", "Transpose", "Reshape", "aten.t.default", "aten.transpose.int", "aten.permute.default"})
+MOVES = frozenset(
+    f"aten.{name}" for name in ("expand.default", "reshape.default", "t.default", "transpose.int", "permute.default")
+)
 MOST_VIEWS = 4
 
 
@@ -90,7 +93,11 @@ class Rewrite:
         attrs: Mapping[str, Attr],
         constraints: Mapping[str, Plain] | None = None,
     ) -> None:
-        """Put an op in the place of `op`, after those that were put there before."""
+        """Put an op in the place of `op`, after those that were put there before.
+
+        A call of torch finds its operands in the order of its signature, unless `attrs` says so itself.
+        """
+        attrs = call_attrs(kind, len(inputs), attrs) if is_call(kind) else attrs
         made = NewOp(kind, tuple(inputs), tuple(outputs), attrs, constraints or {})
         self._new.setdefault(op.oid, []).append(made)
 

@@ -8,6 +8,7 @@ Operands keep the order in memory that they had in the trace, unless the order d
 
 from __future__ import annotations
 
+from pipeline.ops import shape
 from pipeline.ops.aten import typed
 from pipeline.ops.aten.any_order import takes_any_order
 from pipeline.ops.aten.call import ATEN, BODIES, HIGHER_ORDER, emitter_of, is_call
@@ -18,6 +19,7 @@ from pipeline.ops.aten.views import as_view
 
 __all__ = [
     "AS_STRIDED",
+    "CALL_KINDS",
     "HIGHER_ORDER",
     "KINDS",
     "TYPED",
@@ -31,3 +33,6 @@ __all__ = [
 ]
 
 KINDS = (ATEN, BODIES, *typed.KINDS)
+
+CALL_KINDS = frozenset(row.kind for row in (*KINDS, *shape.KINDS))
+"""Kinds of kernels that operators of torch become. No op has the name of one: its kind is the operator."""

@@ -28,8 +28,8 @@ MOVES = """
 alias.default cat.default clone.default contiguous.default copy.default detach.default embedding.default
 gather.default index.Tensor index_add.default index_copy.default index_fill.int_Scalar index_put.default
 index_select.default masked_fill.Tensor repeat.default repeat_interleave.self_int scatter.src scatter.value
-scatter_add.default select_backward.default select_scatter.default slice_backward.default slice_scatter.default
-stack.default _to_copy.default
+scatter_add.default scatter_reduce.two select_backward.default select_scatter.default slice_backward.default
+slice_scatter.default sort.stable stack.default _to_copy.default
 """
 
 PRODUCTS = """

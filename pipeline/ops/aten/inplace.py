@@ -74,6 +74,7 @@ CHANGED: Final = frozenset(
         "aten.scatter.src",
         "aten.scatter.value",
         "aten.scatter_add.default",
+        "aten.scatter_reduce.two",
         "aten.select_scatter.default",
         "aten.slice_scatter.default",
         "aten.zero.default",

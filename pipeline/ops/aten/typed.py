@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pipeline.ir.graph import Attr, InputRef, KernelSpec
-from pipeline.ops import elementwise
+from pipeline.ops import shape
 from pipeline.ops.aten.inplace import CHANGED, POINTWISE, WRITTEN_LAST
 from pipeline.ops.aten.orders import ORDERS
 from pipeline.ops.aten.signatures import OperatorSignature
@@ -134,10 +134,12 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     Kind.Cumprod: "cumprod.default(T self, i dim, dtype? dtype)",
     Kind.VectorNorm: "linalg_vector_norm.default(T self, n ord=2, i[]? dim=None, ? keepdim=False, dtype? dtype)",
     Kind.Topk: "topk.default(T self, i k, i dim=-1, ? largest=True, ? sorted=True)",
+    Kind.Sort: "sort.stable(T self, = stable=True, i dim=-1, ? descending=False)",
     # moves of elements
     Kind.Cat: "cat.default(T[] tensors, i dim=0)",
     Kind.Stack: "stack.default(T[] tensors, i dim=0)",
-    Kind.AtenPad: "pad.default(T self, i[] pad, s mode='constant', f? value=None)",
+    Kind.Pad: "pad.default(T self, i[] pad, s mode='constant', f? value=None)",
+    Kind.ConstantPad: "constant_pad_nd.default(T self, i[] pad, n value=0)",
     Kind.Repeat: "repeat.default(T self, i[] repeats)",
     Kind.RepeatInterleave: "repeat_interleave.self_int(T self, i repeats, i? dim=None, - output_size=None)",
     Kind.Flip: "flip.default(T self, i[] dims)",
@@ -147,9 +149,11 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     "- padding_idx=None, - scale_grad_by_freq=None, - sparse=None)",
     Kind.Index: "index.Tensor(T self, T?[] indices)",
     Kind.IndexSelect: "index_select.default(T self, i dim, T index)",
-    Kind.AtenGather: "gather.default(T self, i dim, T index, - sparse_grad=None)",
+    Kind.Gather: "gather.default(T self, i dim, T index, - sparse_grad=None)",
     Kind.IndexCopy: "index_copy.default(T self, i dim, T index, T source)",
+    Kind.IndexPut: "index_put.default(T self, T?[] indices, T values, ? accumulate=False)",
     Kind.Scatter: "scatter.src(T self, i dim, T index, T src)",
+    Kind.ScatterReduce: "scatter_reduce.two(T self, i dim, T index, T src, s reduce, ? include_self=True)",
     Kind.ScatterValue: "scatter.value(T self, i dim, T index, n value)",
     Kind.Copy: "copy.default(T self, T src, - non_blocking=None)",
     Kind.SliceScatter: "slice_scatter.default(T self, T src, i dim=0, i? start=None, i? end=None, i step=1)",
@@ -161,7 +165,7 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     "- layout=None, - device=None, - pin_memory=None, - memory_format=None)",
 }
 
-TWO_RESULTS = (Kind.MaxDim, Kind.Topk)
+TWO_RESULTS = (Kind.MaxDim, Kind.Topk, Kind.Sort)
 
 SAME_OPERATOR: Final[Mapping[str, str]] = {
     "aten.multiply.Tensor": "aten.mul.Tensor",
@@ -179,7 +183,7 @@ CONVERSIONS: Final = frozenset(
     {"aten.to.dtype", "aten.to.device", "aten.to.dtype_layout", "aten.to.other", "aten._to_copy.default"}
 )
 
-CAST: Final = next(row for row in elementwise.KINDS if row.kind is Kind.Cast)
+CAST: Final = next(row for row in shape.KINDS if row.kind is Kind.Cast)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +268,9 @@ def _as_cast(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> KernelSpec |
 
 
 def _is_decided_by_data(operator: str, ins: Specs) -> bool:
-    """Whether a mask among the indices decides the shape of the result."""
-    return operator == "aten.index.Tensor" and any(spec.dtype in ("bool", "uint8") for spec in ins[1:])
+    """Whether a mask among the indices decides how many elements are read or written."""
+    places = {"aten.index.Tensor": ins[1:], "aten.index_put.default": ins[1:-1]}.get(operator, ())
+    return any(spec.dtype in ("bool", "uint8") for spec in places)
 
 
 def untyped_call(number: Kind, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.ir.graph import Attr, KernelSpec, TensorSpec, TorchConst
-from pipeline.ops import elementwise, shape
+from pipeline.ops import shape
 
 Attrs = Mapping[str, Any]
 Outs = Sequence[TensorSpec]
@@ -154,7 +154,7 @@ def as_unfold(attrs: Attrs, source: TensorSpec, _: Outs) -> Row | None:
     return "Unfold", {"axis": attrs["dimension"] % source.rank, "size": attrs["size"], "step": attrs["step"]}
 
 
-VIEW_KINDS = {row.kind.name: row for row in (*shape.KINDS, *elementwise.KINDS) if row.view is not None}
+VIEW_KINDS = {row.kind.name: row for row in shape.KINDS if row.view is not None}
 
 CHANNELS_LAST = (TorchConst("memory_format", "channels_last"), TorchConst("memory_format", "channels_last_3d"))
 

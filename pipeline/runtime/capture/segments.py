@@ -23,8 +23,6 @@ DATA_SHAPE = "it makes a result whose shape depends on the data"
 HIGHER_ORDER = "it is a higher-order operator, whose bodies run as often as the data says"
 
 OBSTACLES: Mapping[str, str] = {
-    "GatherND": HOST_SYNC,
-    "ScatterND": HOST_SYNC,
     "HigherOrder": HIGHER_ORDER,
     "OnnxNode": "another runtime computes it, on the host",
 }

@@ -12,16 +12,16 @@ import torch
 from pipeline.errors import Unsupported
 from pipeline.ir import Graph, Op
 from pipeline.ops import Kind
-from pipeline.ops.aten import TYPED
+from pipeline.ops.aten import CALL_KINDS
 from pipeline.ops.tables import join
-from pipeline.runtime.functional import conv, elementwise, fallback, index, random, recurrent, shape
+from pipeline.runtime.functional import conv, fallback, random, recurrent
 from pipeline.runtime.functional.base import Form
 from pipeline.runtime.functional.fallback import NODES
 from pipeline.runtime.tensors import torch_dtype
 
 __all__ = ["FAMILIES", "FORMS", "REFUSED", "functional_operators", "why_not_differentiable"]
 
-FAMILIES = (elementwise, conv, shape, index, recurrent, random, fallback)
+FAMILIES = (conv, recurrent, random, fallback)
 
 FORMS: Mapping[Kind, Form] = join(family.FORMS for family in FAMILIES)
 
@@ -39,9 +39,7 @@ REFUSED: Mapping[Kind, str] = {
     Kind.SmallAttention: FUSED,
     Kind.FeedForward: FUSED,
     Kind.ReluProduct: FUSED,
-    **dict.fromkeys(
-        (Kind.Aten, Kind.HigherOrder, *TYPED), "the ops of torch's graphs are run by torch's own operators"
-    ),
+    **dict.fromkeys(CALL_KINDS, "an operator of torch is run by torch"),
 }
 """kind → why it has no form."""
 

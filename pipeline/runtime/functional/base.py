@@ -25,12 +25,3 @@ Specs: TypeAlias = Sequence[TensorSpec]
 Results: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 Form: TypeAlias = Callable[[Ins, Attrs, Specs], Results]
-
-
-def only(function: Callable[..., torch.Tensor]) -> Form:
-    """The form of a torch function that takes the inputs and nothing else."""
-
-    def form(ins: Ins, _: Attrs, __: Specs) -> torch.Tensor:
-        return function(*ins)
-
-    return form

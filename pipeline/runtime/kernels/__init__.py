@@ -9,10 +9,8 @@ from pipeline.ops.tables import join
 from pipeline.runtime.kernels import (
     aten,
     conv,
-    elementwise,
     fallback,
     fused,
-    index,
     optimizer,
     random,
     recurrent,
@@ -44,10 +42,8 @@ __all__ = [
 ]
 
 FAMILIES = (
-    elementwise,
     conv,
     shape,
-    index,
     recurrent,
     vision,
     random,

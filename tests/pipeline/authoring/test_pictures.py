@@ -90,8 +90,8 @@ def test_statistics_move_in_training_alone() -> None:
         '  state %5 "1.running_mean": float32[8]',
         '  state %6 "1.running_var": float32[8]',
         '  state %14 "1.num_batches_tracked": int64[]',
-        '  %7 "1.identity": float32[8] = Identity(%5) @"1"',
-        '  %8 "1.identity_1": float32[8] = Identity(%6) @"1"',
+        '  %7 "1.clone": float32[8] = aten.clone.default(%5) {self: $0} @"1"',
+        '  %8 "1.clone_1": float32[8] = aten.clone.default(%6) {self: $0} @"1"',
         '  %9 "1.batchnormalization": float32[8, 8, 8, 8], %10 "1.saved_mean": float32[8], '
         '%11 "1.saved_scale": float32[8], %12 "1.new_mean": float32[8], %13 "1.new_var": float32[8] = '
         "aten._native_batch_norm_legit_functional.default(%2, %3, %4, %7, %8) "
@@ -112,8 +112,8 @@ def test_a_loss_is_part_of_the_graph() -> None:
 graph "loss" (%0 "input": float32[2, 3], %2 "target": int64[2]) {
   %1 "0.relu": float32[2, 3] = aten.relu.default(%0) {self: $0} @"0"
   %3 "loss.log_softmax": float32[2, 3] = aten.log_softmax.int(%1) {self: $0, dim: 1} @"loss"
-  %4 "loss.reshape": int64[2, 1] = Reshape(%2) {shape: [2, 1]} @"loss"
-  %5 "loss.gatherelements": float32[2, 1] = GatherElements(%3, %4) {axis: 1} @"loss"
+  %4 "loss.reshape": int64[2, 1] = aten.reshape.default(%2) {self: $0, shape: [2, 1]} @"loss"
+  %5 "loss.gather": float32[2, 1] = aten.gather.default(%3, %4) {self: $0, index: $1, dim: 1} @"loss"
   %6 "loss.mean": float32[] = aten.mean.dim(%5) {self: $0, dim: [0, 1], keepdim: false} @"loss"
   %7 "loss.neg": float32[] = aten.neg.default(%6) {self: $0} @"loss"
 

@@ -17,7 +17,7 @@ def test_one_call_per_op_with_what_the_planner_may_do() -> None:
     builder = GraphBuilder("chain")
     x = builder.input("x", F32)
     (y,) = builder.emit("aten.relu.default", [x], [("y", F32)])
-    (z,) = builder.emit("Reshape", [y], [("z", TensorSpec((3, 1), "float32"))], {"shape": (3, 1)})
+    (z,) = builder.emit("aten.reshape.default", [y], [("z", TensorSpec((3, 1), "float32"))], {"shape": (3, 1)})
     (w,) = builder.emit("aten.matmul.default", [z, y], [("w", F32)])
     calls = lower(builder.build([w]))
     assert [(Kind(call.kind_id).name, call.in_vids, call.out_vids, dict(call.constraints)) for call in calls] == [

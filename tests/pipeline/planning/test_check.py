@@ -126,7 +126,7 @@ def small() -> tuple[ExecutionPlan, dict[str, int]]:
     builder = GraphBuilder("small")
     x = builder.input("x", F32)
     (a,) = builder.emit("aten.tanh.default", [x], [("a", F32)])
-    (v,) = builder.emit("Identity", [a], [("v", F32)])
+    (v,) = builder.emit("aten.clone.default", [a], [("v", F32)])
     (b,) = builder.emit("aten.neg.default", [a], [("b", F32)])
     (y,) = builder.emit("aten.sub.Tensor", [b, v], [("y", F32)])
     return plan_graph(builder.build([y])), {"x": x, "a": a, "v": v, "b": b, "y": y}
@@ -173,7 +173,7 @@ def test_outputs_that_share_storage_are_caught() -> None:
     builder = GraphBuilder("two")
     x = builder.input("x", F32)
     (a,) = builder.emit("aten.tanh.default", [x], [("a", F32)])
-    (b,) = builder.emit("Identity", [a], [("b", F32)])
+    (b,) = builder.emit("aten.clone.default", [a], [("b", F32)])
     plan = plan_graph(builder.build([a, b]))
     assert plan.alias == {}
     shared = replace(plan, alias={b: a}, offsets=without(plan, b))
@@ -183,7 +183,7 @@ def test_outputs_that_share_storage_are_caught() -> None:
 def test_an_output_on_an_inputs_storage_is_caught() -> None:
     builder = GraphBuilder("through")
     x = builder.input("x", F32)
-    (y,) = builder.emit("Identity", [x], [("y", F32)])
+    (y,) = builder.emit("aten.clone.default", [x], [("y", F32)])
     plan = plan_graph(builder.build([y]))
     assert plan.slots[y].role is Role.OUTPUT
     through = replace(plan, alias={y: x}, offsets={})
@@ -249,7 +249,9 @@ def test_each_rule_of_layouts(change, message: str) -> None:
     builder = GraphBuilder("pieces")
     x, half = builder.input("x", F32), TensorSpec((8,), "float32")
     (a,) = builder.emit("aten.tanh.default", [x], [("a", F32)])
-    p, q = builder.emit("Split", [a], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
+    p, q = builder.emit(
+        "aten.split_with_sizes.default", [a], [("p", half), ("q", half)], {"split_sizes": (8, 8), "dim": 0}
+    )
     plan = plan_graph(builder.build(builder.emit("aten.sub.Tensor", [p, q], [("y", half)])))
     assert violations(plan) == []
     with pytest.raises(InternalError, match=message):
@@ -260,7 +262,9 @@ def test_a_result_over_the_root_of_a_piece_that_is_read_later_is_caught() -> Non
     builder = GraphBuilder("pieces")
     x, half = builder.input("x", F32), TensorSpec((8,), "float32")
     (a,) = builder.emit("aten.tanh.default", [x], [("a", F32)])
-    p, q = builder.emit("Split", [a], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
+    p, q = builder.emit(
+        "aten.split_with_sizes.default", [a], [("p", half), ("q", half)], {"split_sizes": (8, 8), "dim": 0}
+    )
     (b,) = builder.emit("aten.neg.default", [a], [("b", F32)])
     (r,) = builder.emit(
         "aten.sum.dim_IntList", [b], [("r", TensorSpec((1,), "float32"))], {"dim": (0,), "keepdim": True}
@@ -279,7 +283,9 @@ def test_two_results_of_one_call_on_the_same_bytes_are_caught_even_if_one_is_nev
     builder = GraphBuilder("split")
     x = builder.input("x", F32)
     half = TensorSpec((8,), "float32")
-    a, b = builder.emit("Split", [x], [("a", half), ("b", half)], {"axis": 0, "sizes": (8, 8)})
+    a, b = builder.emit(
+        "aten.split_with_sizes.default", [x], [("a", half), ("b", half)], {"split_sizes": (8, 8), "dim": 0}
+    )
     plan = plan_graph(builder.build([b]))
     assert violations(plan) == []
     assert violations(replace(plan, offsets={a: 0, b: 0})) == [
@@ -299,7 +305,7 @@ def strided_plan(strides: tuple[int, ...]) -> ExecutionPlan:
     builder = GraphBuilder("strided")
     x = builder.input("x", TensorSpec((2, 3), "float32"))
     turned = TensorSpec((3, 2), "float32")
-    (t,) = builder.emit("Transpose", [x], [("t", turned)], {"perm": (1, 0)})
+    (t,) = builder.emit("aten.permute.default", [x], [("t", turned)], {"dims": (1, 0)})
     graph = builder.build(builder.emit("aten.tanh.default", [t], [("y", turned)]))
     first, *rest = graph.values
     return plan_graph(replace(graph, values=(replace(first, strides=strides), *rest)))

@@ -234,11 +234,10 @@ def test_a_schema_of_no_kernel_is_refused() -> None:
 def test_a_slice_of_step_0_is_refused_in_a_sentence() -> None:
     builder = GraphBuilder("cut")
     x = builder.input("x", TensorSpec((4,), "float32"))
-    attrs = {"starts": (0,), "ends": (4,), "axes": (0,), "steps": (2,)}
-    (v,) = builder.emit("Slice", [x], [("v", TensorSpec((2,), "float32"))], attrs)
+    (v,) = builder.emit("aten.slice.Tensor", [x], [("v", TensorSpec((2,), "float32"))], {"step": 2})
     (y,) = builder.emit("aten.relu.default", [v], [("y", TensorSpec((2,), "float32"))])
     plan = plan_graph(builder.build([y]))
-    blob = pack(plan.calls[0].attr_schema, {**attrs, "steps": (0,)})
+    blob = pack(plan.calls[0].attr_schema, {"starts": (0,), "ends": (4,), "axes": (0,), "steps": (0,)})
     strange = replace(plan, calls=(replace(plan.calls[0], attr_blob=blob), plan.calls[1]))
     assert violations(strange) == ["call 0 Slice: 'v' (vid 1, tmp) does not lie on the elements of 'x' (vid 0, input)"]
 

@@ -77,7 +77,7 @@ def test_a_chain_runs_in_place_from_the_first_tmp_value() -> None:
 def test_no_write_over_a_value_that_is_read_later_also_through_a_view(later: str) -> None:
     c = Chain()
     c.emit("aten.tanh.default", "a", "x")
-    c.emit("Identity", "view", "a")
+    c.emit("aten.clone.default", "view", "a")
     c.emit("aten.neg.default", "b", "a")
     c.emit("aten.sub.Tensor", "y", "b", later)
     assert names(c.plan("y")) == {"view": "a", "y": "b"}
@@ -86,25 +86,25 @@ def test_no_write_over_a_value_that_is_read_later_also_through_a_view(later: str
 def test_no_write_over_storage_that_the_same_call_reads_by_another_operand() -> None:
     c = Chain()
     c.emit("aten.tanh.default", "a", "x")
-    c.emit("Identity", "view", "a")
+    c.emit("aten.clone.default", "view", "a")
     c.emit("aten.sub.Tensor", "y", "a", "view")
     assert names(c.plan("y")) == {"view": "a"}
 
 
 def test_no_write_over_a_view_of_an_input_or_a_weight() -> None:
     c = Chain()
-    c.emit("Reshape", "vx", "x", spec=FLAT, shape=(256,))
+    c.emit("aten.reshape.default", "vx", "x", spec=FLAT, shape=(256,))
     c.emit("aten.neg.default", "a", "vx", spec=FLAT)
-    c.emit("Identity", "vw", "w")
+    c.emit("aten.clone.default", "vw", "w")
     c.emit("aten.neg.default", "b", "vw")
     assert names(c.plan("a", "b")) == {"vx": "x", "vw": "w"}
 
 
 def test_an_output_keeps_storage_of_its_own() -> None:
     c = Chain()
-    c.emit("Identity", "of_input", "x")
+    c.emit("aten.clone.default", "of_input", "x")
     c.emit("aten.relu.default", "first", "x")
-    c.emit("Identity", "second", "first")
+    c.emit("aten.clone.default", "second", "first")
     c.emit("aten.neg.default", "third", "first")
     assert names(c.plan("of_input", "first", "second", "third")) == {}
 
@@ -112,7 +112,7 @@ def test_an_output_keeps_storage_of_its_own() -> None:
 def test_an_output_may_be_a_view_of_a_tmp_value() -> None:
     c = Chain()
     c.emit("aten.relu.default", "a", "x")
-    c.emit("Reshape", "y", "a", spec=FLAT, shape=(256,))
+    c.emit("aten.reshape.default", "y", "a", spec=FLAT, shape=(256,))
     assert names(c.plan("y")) == {"y": "a"}
 
 
@@ -172,9 +172,9 @@ def test_a_weight_that_nobody_reads_is_not_fed() -> None:
 def test_views_have_layouts_and_lie_in_the_storage_of_their_root() -> None:
     c = Chain()
     c.emit("aten.tanh.default", "a", "x")
-    c.emit("Transpose", "t", "a", perm=(1, 0))
-    c.emit("Slice", "s", "t", spec=TensorSpec((16, 4), "float32"), starts=(8,), ends=(16,), axes=(1,), steps=(2,))
-    c.emit("Reshape", "copied", "s", spec=TensorSpec((64,), "float32"), shape=(64,))
+    c.emit("aten.permute.default", "t", "a", dims=(1, 0))
+    c.emit("aten.slice.Tensor", "s", "t", spec=TensorSpec((16, 4), "float32"), dim=1, start=8, end=16, step=2)
+    c.emit("aten.reshape.default", "copied", "s", spec=TensorSpec((64,), "float32"), shape=(64,))
     c.emit("aten.neg.default", "y", "copied", spec=TensorSpec((64,), "float32"))
     plan = c.plan("y")
     assert names(plan) == {"t": "a", "s": "t", "y": "copied"}
@@ -191,7 +191,12 @@ def test_all_pieces_of_a_split_are_views_or_none_is() -> None:
     def split(*outputs: str) -> dict[str, str]:
         c = Chain()
         c.emit("aten.tanh.default", "a", "x")
-        pieces = c.builder.emit("Split", [c.vids["a"]], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
+        pieces = c.builder.emit(
+            "aten.split_with_sizes.default",
+            [c.vids["a"]],
+            [("p", half), ("q", half)],
+            {"split_sizes": (8, 8), "dim": 0},
+        )
         c.vids |= dict(zip("pq", pieces, strict=True))
         c.emit("aten.neg.default", "n", "q", spec=half)
         return names(c.plan("n", *outputs))
@@ -204,7 +209,9 @@ def test_the_last_piece_of_a_split_is_written_over() -> None:
     half = TensorSpec((8, 16), "float32")
     c = Chain()
     c.emit("aten.tanh.default", "a", "x")
-    p, q = c.builder.emit("Split", [c.vids["a"]], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
+    p, q = c.builder.emit(
+        "aten.split_with_sizes.default", [c.vids["a"]], [("p", half), ("q", half)], {"split_sizes": (8, 8), "dim": 0}
+    )
     c.vids |= {"p": p, "q": q}
     c.emit("aten.neg.default", "m", "p", spec=half)  # q is still to be read
     c.emit("aten.neg.default", "n", "q", spec=half)
@@ -218,9 +225,9 @@ def test_what_is_expanded_or_transposed_is_not_written_over() -> None:
     c = Chain()
     row = TensorSpec((1, 16), "float32")
     c.emit("aten.sum.dim_IntList", "row", "x", spec=row, dim=(0,), keepdim=True)
-    c.emit("Expand", "wide", "row", shape=(16, 16))
+    c.emit("aten.expand.default", "wide", "row", size=(16, 16))
     c.emit("aten.neg.default", "a", "wide")
-    c.emit("Transpose", "t", "a", perm=(1, 0))
+    c.emit("aten.permute.default", "t", "a", dims=(1, 0))
     c.emit("aten.neg.default", "y", "t")
     plan = c.plan("y")
     assert names(plan) == {"wide": "row", "t": "a"}

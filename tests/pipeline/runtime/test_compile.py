@@ -60,7 +60,7 @@ def test_a_plan_for_more_memory_than_there_is_says_what_needs_it() -> None:
     builder = GraphBuilder("g")
     x = builder.input("x", TensorSpec((1,), "float32"))
     wide = TensorSpec((2**20, 2**20), "float32")
-    (a,) = builder.emit("Expand", [x], [("a", wide)], {"shape": wide.shape})
+    (a,) = builder.emit("aten.expand.default", [x], [("a", wide)], {"size": wide.shape})
     (b,) = builder.emit("aten.neg.default", [a], [("b", wide)])
     graph = builder.build([b])
     assert make_plan(graph, lower(graph)).arena_bytes == 2**42
@@ -76,12 +76,9 @@ def test_a_plan_for_more_memory_than_there_is_says_what_needs_it() -> None:
 def test_an_input_for_more_memory_than_there_is_is_refused() -> None:
     builder = GraphBuilder("g")
     x = builder.input("x", TensorSpec((2**20, 2**20), "float32"))
-    (y,) = builder.emit("Slice", [x], [("y", TensorSpec((1, 2**20), "float32"))], FIRST_ROW)
+    (y,) = builder.emit("aten.slice.Tensor", [x], [("y", TensorSpec((1, 2**20), "float32"))], {"end": 1})
     with pytest.raises(UsageError, match=r"graph 'g' needs 4096.0 GiB"):
         compile_graph(builder.build([y]))
-
-
-FIRST_ROW = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
 
 
 def test_a_kernel_without_memory_is_no_bug_of_ours() -> None:

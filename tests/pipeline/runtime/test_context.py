@@ -27,7 +27,7 @@ def sum_and_transpose(spec: TensorSpec) -> CompiledProgram:
     x, w = builder.input("x", spec), builder.param("w", spec)
     (total,) = builder.emit("aten.add.Tensor", [x, w], [("total", spec)])
     turned = TensorSpec(spec.shape[::-1], spec.dtype)
-    (view,) = builder.emit("Transpose", [x], [("view", turned)], {"perm": (1, 0)})
+    (view,) = builder.emit("aten.permute.default", [x], [("view", turned)], {"dims": (1, 0)})
     (negative,) = builder.emit("aten.neg.default", [view], [("negative", turned)])
     return compile_graph(builder.build([total, negative]))
 

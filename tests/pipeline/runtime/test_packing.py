@@ -218,7 +218,9 @@ def test_one_number_as_the_bias_of_all_columns_of_a_plan() -> None:
         builder.param("w", TensorSpec((WIDE, WIDE), "float32")),
     )
     number = builder.param("number", TensorSpec((1,), "float32"))
-    (bias,) = builder.emit("Expand", [number], [("bias", TensorSpec((WIDE,), "float32"))], {"shape": (WIDE,)})
+    (bias,) = builder.emit(
+        "aten.expand.default", [number], [("bias", TensorSpec((WIDE,), "float32"))], {"size": (WIDE,)}
+    )
     outs = builder.emit("aten.addmm.default", [bias, x, w], [("y", TensorSpec((32, WIDE), "float32"))])
     program = compile_graph(builder.build(outs), {"w": W, "number": torch.tensor([0.5])})
     assert program.packed_bytes

@@ -53,24 +53,26 @@ def naive(graph: Graph, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
             "aten.add.Tensor": lambda a, b: [a + b],
             "aten.sub.Tensor": lambda a, b: [a - b],
             "aten.mul.Tensor": lambda a, b: [a * b],
-            "Identity": lambda x: [x],
-            "Tile": lambda x: [x],
-            "Reshape": lambda x, attrs=attrs: [x.reshape(attrs["shape"])],
-            "Transpose": lambda x, attrs=attrs: [x.permute(attrs["perm"])],
-            "Slice": lambda x, attrs=attrs: [_cut(x, attrs)],
-            "Expand": lambda x, attrs=attrs: [x.expand(attrs["shape"])],
+            "aten.clone.default": lambda x: [x],
+            "aten.repeat.default": lambda x: [x],
+            "aten.reshape.default": lambda x, attrs=attrs: [x.reshape(attrs["shape"])],
+            "aten.permute.default": lambda x, attrs=attrs: [x.permute(attrs["dims"])],
+            "aten.flip.default": lambda x, attrs=attrs: [x.flip(attrs["dims"])],
+            "aten.slice.Tensor": lambda x, attrs=attrs: [_cut(x, attrs)],
+            "aten.expand.default": lambda x, attrs=attrs: [x.expand(attrs["size"])],
             "aten.matmul.default": lambda a, b: [a @ b],
             "aten.softmax.int": lambda x: [x.softmax(-1)],
-            "Split": lambda x, attrs=attrs: x.split(list(attrs["sizes"]), 0),
-            "Concat": lambda a, b: [torch.cat([a, b], 0)],
+            "aten.split_with_sizes.default": lambda x, attrs=attrs: x.split(list(attrs["split_sizes"]), 0),
+            "aten.cat.default": lambda a, b: [torch.cat([a, b], 0)],
         }
         values |= dict(zip(op.outputs, kinds[op.kind](*ins), strict=True))
     return {graph.values[vid].name: values[vid] for vid in graph.outputs}
 
 
 def _cut(x: torch.Tensor, attrs: dict[str, Any]) -> torch.Tensor:
-    (start,), (end,), (axis,), (step,) = (attrs[name] for name in ("starts", "ends", "axes", "steps"))
-    return x.index_select(axis, torch.tensor(range(x.shape[axis])[start:end:step], dtype=torch.int64))
+    axis = attrs.get("dim", 0)
+    taken = range(x.shape[axis])[attrs.get("start", 0) : attrs["end"] : attrs.get("step", 1)]
+    return x.index_select(axis, torch.tensor(taken, dtype=torch.int64))
 
 
 @given(graphs(), st.integers(0, 99))

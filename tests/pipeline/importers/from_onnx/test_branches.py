@@ -25,7 +25,8 @@ g (float[2, n, 3] x) => (float[2, k] y) {
 
 def test_the_condition_decides_at_import() -> None:
     assert ops(SQUEEZE, shapes={"x": (2, 1, 3)}) == (
-        '%1 "s": float32[2, 3] = Reshape(%0) {shape: [2, 3]}\n%2 "y": float32[2, 3] = aten.relu.default(%1)'
+        '%1 "s": float32[2, 3] = aten.reshape.default(%0) {shape: [2, 3]}\n'
+        '%2 "y": float32[2, 3] = aten.relu.default(%1)'
     )
     assert ops(SQUEEZE, dims={"n": 4}) == '%1 "y": float32[2, 4, 3] = aten.relu.default(%0)'
 

@@ -77,7 +77,7 @@ def test_like_onnxruntime(name: str) -> None:
 
 def test_broadcasting_before_opset_7_is_a_reshape() -> None:
     text = "(float[2, 3, 4] x, float[3] b) => (float[2, 3, 4] y) { y = Add <broadcast = 1, axis = 1> (x, b) }"
-    assert kinds(text, 6) == ["Reshape", "aten.add.Tensor"]
+    assert kinds(text, 6) == ["aten.reshape.default", "aten.add.Tensor"]
     x, b = np.ones((2, 3, 4), np.float32), np.array([1, 2, 3], np.float32)
     found = compile_graph(from_onnx(model(text, 6))).run({"x": x, "b": b})["y"]
     np.testing.assert_array_equal(found.numpy(), x + b[:, None])
@@ -124,7 +124,7 @@ def test_a_reflection_reads_nothing_that_was_taken_away() -> None:
     text = (
         """(float[4] x) => (float[5] y) { p = Constant <value_ints = [-1, 2]> () y = Pad <mode = "reflect"> (x, p) }"""
     )
-    assert kinds(text, 19) == ["Slice", "Pad"]
+    assert kinds(text, 19) == ["aten.index.Tensor"]
     compare_with_onnxruntime(model(text, 19), {"x": np.arange(4, dtype=np.float32)})
 
 

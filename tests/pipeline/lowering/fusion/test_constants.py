@@ -15,7 +15,7 @@ GATHER = """
 graph "row" (%0 "x": float32[3, 2]) {
   const %1 "at": int64[]
 
-  %2 "y": float32[2] = Gather(%0, %1) {axis: 0}
+  %2 "y": float32[2] = aten.index.Tensor(%0, %1) {self: $0, indices: [$1]}
 
   return %2
 }
@@ -30,7 +30,7 @@ def test_a_gather_at_one_place_is_a_select() -> None:
         graph "row" (%0 "x": float32[3, 2]) {
           const %1 "at": int64[]
 
-          %2 "y": float32[2] = Select(%0) {axis: 0, index: 2}
+          %2 "y": float32[2] = aten.select.int(%0) {self: $0, dim: 0, index: 2}
 
           return %2
         }

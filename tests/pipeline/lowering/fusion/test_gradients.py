@@ -124,7 +124,7 @@ def test_a_reader_that_wants_rows_gets_a_copy() -> None:
         scale_before_spreading,
         SPREAD.replace(
             "aten.threshold_backward.default(%3, %1) {grad_output: $0, self: $1, threshold: 0}",
-            "Tile(%3) {repeats: [1, 1]}",
+            "aten.repeat.default(%3) {self: $0, repeats: [1, 1]}",
         ),
         """
         graph "mean" (%0 "x": float32[2, 1], %1 "y": float32[2, 8]) {
@@ -133,7 +133,7 @@ def test_a_reader_that_wants_rows_gets_a_copy() -> None:
           %2 "part": float32[2, 8] = aten.clone.default(%5) {
             self: $0, memory_format: word("memory_format", "contiguous_format")
           }
-          %3 "z": float32[2, 8] = Tile(%2) {repeats: [1, 1]}
+          %3 "z": float32[2, 8] = aten.repeat.default(%2) {self: $0, repeats: [1, 1]}
 
           return %3
         }

@@ -20,7 +20,7 @@ def test_what_stands_between_two_convolutions_follows() -> None:
 
           %2 "a": float32[1, 6, 4, 4] = ConvPointwise(%0, %1) {CONV}
           %3 "b": float32[1, 6, 4, 4] = aten.silu.default(%2) {{self: $0}}
-          %4 "c": float32[1, 12, 4, 4] = Concat(%3, %2) {{axis: 1}}
+          %4 "c": float32[1, 12, 4, 4] = aten.cat.default(%3, %2) {{tensors: [$0, $1], dim: 1}}
           %5 "d": float32[1, 12, 2, 2] = MaxPool(%4) {{
             kernel: [2, 2], strides: [2, 2], pads: [0, 0, 0, 0], dilations: [1, 1], ceil_mode: false
           }}
@@ -33,16 +33,16 @@ def test_what_stands_between_two_convolutions_follows() -> None:
         graph "images" (%0 "x": float32[1, 3, 4, 4]) {{
           param %1 "w": float32[6, 3, 1, 1]
 
-          %5 "x channels last": float32[1, 4, 4, 3] = Transpose(%0) {{perm: [0, 2, 3, 1]}}
+          %5 "x channels last": float32[1, 4, 4, 3] = aten.permute.default(%0) {{self: $0, dims: [0, 2, 3, 1]}}
           %6 "a channels last": float32[1, 4, 4, 6] = ConvPointwise(%5, %1) {CONV.replace("last: false", "last: true")}
           %7 "b channels last": float32[1, 4, 4, 6] = aten.silu.default(%6) {{self: $0}}
-          %8 "c channels last": float32[1, 4, 4, 12] = Concat(%7, %6) {{axis: 3}}
-          %2 "c": float32[1, 12, 4, 4] = Transpose(%8) {{perm: [0, 3, 1, 2]}}
+          %8 "c channels last": float32[1, 4, 4, 12] = aten.cat.default(%7, %6) {{tensors: [$0, $1], dim: 3}}
+          %2 "c": float32[1, 12, 4, 4] = aten.permute.default(%8) {{self: $0, dims: [0, 3, 1, 2]}}
           %9 "d channels last": float32[1, 2, 2, 12] = aten.max_pool2d.default(%2) {{
             self: $0, kernel_size: [2, 2], stride: [2, 2], padding: [0, 0], dilation: [1, 1], ceil_mode: false,
             "orders of axes": [[0, 3, 1, 2]]
           }}
-          %3 "d": float32[1, 12, 2, 2] = Transpose(%9) {{perm: [0, 3, 1, 2]}}
+          %3 "d": float32[1, 12, 2, 2] = aten.permute.default(%9) {{self: $0, dims: [0, 3, 1, 2]}}
           %4 "y": float32[12, 2, 2] = aten.sum.dim_IntList(%3) {{self: $0, dim: [0], keepdim: false}}
 
           return %4
@@ -69,13 +69,13 @@ def test_the_pool_of_torch_is_stored_as_its_operand_is() -> None:
         graph "images" (%0 "x": float32[1, 3, 4, 4]) {{
           param %1 "w": float32[6, 3, 1, 1]
 
-          %4 "x channels last": float32[1, 4, 4, 3] = Transpose(%0) {{perm: [0, 2, 3, 1]}}
+          %4 "x channels last": float32[1, 4, 4, 3] = aten.permute.default(%0) {{self: $0, dims: [0, 2, 3, 1]}}
           %5 "a channels last": float32[1, 4, 4, 6] = ConvPointwise(%4, %1) {CONV.replace("last: false", "last: true")}
-          %2 "a": float32[1, 6, 4, 4] = Transpose(%5) {{perm: [0, 3, 1, 2]}}
+          %2 "a": float32[1, 6, 4, 4] = aten.permute.default(%5) {{self: $0, dims: [0, 3, 1, 2]}}
           %6 "y channels last": float32[1, 2, 2, 6] = aten.max_pool2d.default(%2) {{
             self: $0, {pool}, "orders of axes": [[0, 3, 1, 2]]
           }}
-          %3 "y": float32[1, 6, 2, 2] = Transpose(%6) {{perm: [0, 3, 1, 2]}}
+          %3 "y": float32[1, 6, 2, 2] = aten.permute.default(%6) {{self: $0, dims: [0, 3, 1, 2]}}
 
           return %3
         }}

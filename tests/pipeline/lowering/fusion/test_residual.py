@@ -52,8 +52,8 @@ def test_a_gemm_whose_rows_are_shown_otherwise_before_the_sum() -> None:
           const %3 "b": float32[32]
 
           %4 "p": float32[8, 32] = aten.linear.default(%0, %2, %3) {input: $0, weight: $1, bias: $2}
-          %5 "rows": float32[8, 1, 32] = Reshape(%4) {shape: [8, 1, 32]}
-          %6 "turned": float32[1, 8, 32] = Transpose(%5) {perm: [1, 0, 2]}
+          %5 "rows": float32[8, 1, 32] = aten.reshape.default(%4) {self: $0, shape: [8, 1, 32]}
+          %6 "turned": float32[1, 8, 32] = aten.permute.default(%5) {self: $0, dims: [1, 0, 2]}
           %7 "y": float32[1, 8, 32] = aten.add.Tensor(%1, %6) {self: $0, other: $1}
 
           return %7
@@ -64,11 +64,11 @@ def test_a_gemm_whose_rows_are_shown_otherwise_before_the_sum() -> None:
           const %2 "w": float32[32, 16]
           const %3 "b": float32[32]
 
-          %5 "y other by rows": float32[8, 32] = Reshape(%1) {shape: [8, 32]}
+          %5 "y other by rows": float32[8, 32] = aten.reshape.default(%1) {self: $0, shape: [8, 32]}
           %6 "y by rows": float32[8, 32] = LinearPointwise(%0, %2, %5, %3) {
             trans: true, add: true, bias: true, activation: "none", numbers: []
           }
-          %4 "y": float32[1, 8, 32] = Reshape(%6) {shape: [1, 8, 32]}
+          %4 "y": float32[1, 8, 32] = aten.reshape.default(%6) {self: $0, shape: [1, 8, 32]}
 
           return %4
         }
@@ -95,7 +95,7 @@ graph "layer" (%0 "x": float32[8, 16], %1 "r": float32[8, 8], %2 "v": float32[16
   const %3 "w": float32[16, 8]
 
   %4 "p": float32[8, 8] = aten.matmul.default(%0, %3) {self: $0, other: $1}
-  %5 "turned": float32[8, 8] = Transpose(%4) {perm: [0, 1]}
+  %5 "turned": float32[8, 8] = aten.permute.default(%4) {self: $0, dims: [0, 1]}
   %6 "y": float32[8, 8] = aten.add.Tensor(%1, %5) {self: $0, other: $1}
 
   return %6

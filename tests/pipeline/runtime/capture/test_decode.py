@@ -167,7 +167,7 @@ def test_replays_with_a_cache_of_onnx_are_the_steps_of_its_reference(text: str, 
 def test_inputs_that_cannot_be_states_are_refused() -> None:
     builder = GraphBuilder("step")
     past, new = (builder.input(name, TensorSpec(shape, "float32")) for name, shape in (("past", (2,)), ("new", (1,))))
-    (present,) = builder.emit("Concat", [past, new], [("present", TensorSpec((3,), "float32"))], {"axis": 0})
+    (present,) = builder.emit("aten.cat.default", [past, new], [("present", TensorSpec((3,), "float32"))], {"dim": 0})
     graph = builder.build([present])
     for pairs, message in (
         ({"pas": "present"}, "has no input 'pas'; did you mean 'past'"),

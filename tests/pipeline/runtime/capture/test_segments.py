@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.ir.graph import TensorSpec
+from pipeline.ir.graph import InputRef, TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import compile_graph
-from pipeline.runtime.capture.segments import OBSTACLES
 from tests.pipeline.runtime.capture.capture_programs import negate
 from tests.support.torch_programs import compile_module
 
@@ -77,19 +76,15 @@ def test_the_report_as_text() -> None:
     assert str(negate(calls=2).capture({"x": X[:2]}).report).endswith("B of buffers\n  captured: 2 calls")
 
 
-def test_a_kind_that_waits_for_the_host_is_eager() -> None:
+def test_elements_at_computed_places_are_captured() -> None:
+    """No value is read on the host, as it was by a kernel of our own."""
     builder = GraphBuilder("gather")
-    x, at = builder.input("x", TensorSpec((3,), "float32")), builder.input("at", TensorSpec((2, 1), "int64"))
-    (picked,) = builder.emit("GatherND", [x, at], [("picked", TensorSpec((2,), "float32"))], {"batch_dims": 0})
+    x, at = builder.input("x", TensorSpec((3,), "float32")), builder.input("at", TensorSpec((2,), "int64"))
+    call = {"self": InputRef(0), "indices": (InputRef(1),)}
+    (picked,) = builder.emit("aten.index.Tensor", [x, at], [("picked", TensorSpec((2,), "float32"))], call)
     (y,) = builder.emit("aten.neg.default", [picked], [("y", TensorSpec((2,), "float32"))])
-    program, feed = compile_graph(builder.build([y])), {"x": X, "at": torch.tensor([[2], [0]])}
-    report = program.capture(feed).report
-    assert [(segment.first, segment.last, segment.is_captured) for segment in report.segments] == [
-        (0, 1, False),
-        (1, 2, True),
-    ]
-    assert "GatherND" in report.eager[0].place
-    assert report.eager[0].reason == OBSTACLES["GatherND"]
+    program, feed = compile_graph(builder.build([y])), {"x": X, "at": torch.tensor([2, -3])}
+    assert program.capture(feed).report.is_whole
     assert program.replay(feed)["y"].tolist() == [-3, -1]
 
 

@@ -19,7 +19,7 @@ from pipeline.importers.from_onnx import from_onnx
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import with_kernels
 from pipeline.ops import KINDS, GraphBuilder
-from pipeline.ops.aten import TYPED
+from pipeline.ops.aten import CALL_KINDS
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 """Absolute and relative. Both sides round after every step, in orders of their own, over sums of up to a few hundred
@@ -27,7 +27,7 @@ terms: some tens of ulps (float32 1.2e-7, float16 1e-3, bfloat16 8e-3). Other dt
 
 OPSET = 24
 
-OWN_KINDS = frozenset(row.kind.name for row in KINDS.values() if row.kind not in TYPED)
+OWN_KINDS = frozenset(row.kind.name for row in KINDS.values() if row.kind not in CALL_KINDS)
 """The kinds of ops that are no calls of torch."""
 
 
@@ -112,7 +112,9 @@ def graph_of(case: Case, results: Sequence[np.ndarray], *, through_tmp: Sequence
     vids = [builder.input(f"in{at}", spec_of(array)) for at, array in enumerate(case.inputs)]
     for at in through_tmp:
         spec = builder.spec(vids[at])
-        (vids[at],) = builder.emit("Tile", [vids[at]], [(f"tmp{at}", spec)], {"repeats": (1,) * spec.rank})
+        (vids[at],) = builder.emit(
+            "aten.repeat.default", [vids[at]], [(f"tmp{at}", spec)], {"repeats": (1,) * spec.rank}
+        )
     outs = [(f"out{at}", spec_of(array)) for at, array in enumerate(results)]
     return builder.build(builder.emit(case.kind, vids, outs, case.attrs))
 

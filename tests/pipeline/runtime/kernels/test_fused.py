@@ -84,7 +84,9 @@ def test_a_product_without_bias_and_the_rows_of_a_transposed_input() -> None:
     builder = GraphBuilder("turned")
     x = builder.input("x", TensorSpec((64, 4, 256), "float32"))
     w = builder.param("w", TensorSpec((256, 256), "float32"))
-    (turned,) = builder.emit("Transpose", [x], [("t", TensorSpec((4, 64, 256), "float32"))], {"perm": (1, 0, 2)})
+    (turned,) = builder.emit(
+        "aten.permute.default", [x], [("t", TensorSpec((4, 64, 256), "float32"))], {"dims": (1, 0, 2)}
+    )
     attrs = {"trans": False, "add": False, "bias": False, **of_activation("relu")}
     (y,) = builder.emit("LinearPointwise", [turned, w], [("y", TensorSpec((4, 64, 256), "float32"))], attrs)
     tensors = {"x": torch.randn(64, 4, 256), "w": torch.randn(256, 256)}

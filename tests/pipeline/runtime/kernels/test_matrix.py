@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.ops import Kind
-from pipeline.ops.aten import TYPED
+from pipeline.ops.aten import CALL_KINDS
 from pipeline.ops.tables import FAMILIES as ROW_FAMILIES
 from pipeline.ops.tables import KINDS
 from pipeline.planning.check.view_semantics import VIEW_INDEX
@@ -24,12 +24,8 @@ NO_KERNEL: dict[str, str] = {}
 
 NO_CASE: dict[str, str] = {
     **dict.fromkeys(
-        ("Select", "Unbind", "Diagonal", "Unfold", "Contiguous", "Aten", "HigherOrder"),
-        "only torch's graphs have it; runtime/kernels/aten compares it with torch",
-    ),
-    **dict.fromkeys(
-        (kind.name for kind in TYPED),
-        "it is a call of one operator of torch; runtime/kernels/aten/test_typed.py has a case of each",
+        (kind.name for kind in CALL_KINDS),
+        "operators of torch become it; runtime/kernels/aten compares them with torch",
     ),
     "OnnxNode": "it holds any node; test_fallback.py compares some with ONNX's evaluator",
     **dict.fromkeys(
@@ -64,7 +60,7 @@ def test_every_kind_has_a_kernel_in_its_family(kind: Kind) -> None:
 
 def test_every_kernel_has_a_case() -> None:
     modules = (elementwise, linear_conv, norm_reduce, recurrent, shape_index, vision)
-    shown = {case.kind for module in modules for case in module.CASES} - {kind.name for kind in TYPED}
+    shown = {case.kind for module in modules for case in module.CASES} - {kind.name for kind in CALL_KINDS}
     assert {kind.name for kind in KERNELS} - shown == set(NO_CASE)
 
 

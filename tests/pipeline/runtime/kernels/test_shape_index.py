@@ -155,11 +155,9 @@ def test_scatter_in_place(case: Case) -> None:
     ],
 )
 def test_an_index_out_of_range_is_the_feeds(kind: str, attrs: dict[str, int], indices: np.ndarray, shape) -> None:
-    if kind == "GatherND":
-        indices = indices.reshape(1, 2)
     case = Case(kind, [X, indices], attrs)
     program = compile_graph(graph_of(case, [np.zeros(shape, np.float32)]))
-    with pytest.raises(UsageError, match=f"(?s){kind}.*out of range in the feed"):
+    with pytest.raises(UsageError, match=f"{kind}.*out of range in the feed; the op reads it from in1"):
         program.run({"in0": X, "in1": indices})
 
 

@@ -268,6 +268,7 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         "ord=3 has_dim=True dim=(1,) keepdim=False dtype=''",
     ),
     "Topk": (lambda x: x.topk(2), (X,), "k=2 dim=-1 largest=True sorted=True"),
+    "Sort": (lambda x: x.sort(dim=1, descending=True, stable=True), (X,), "dim=1 descending=True"),
     "Cat": (
         lambda x, y: torch.cat([x, y], 1),
         (X, Y),
@@ -278,10 +279,15 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         (X, Y),
         "tensors=2 dim=-1",
     ),
-    "AtenPad": (
+    "Pad": (
         lambda x: f.pad(x, (1, -1, 0, 2), value=-1.0),
         (X,),
         "pad=(1, -1, 0, 2) mode='constant' has_value=True value=-1.0",
+    ),
+    "ConstantPad": (
+        lambda x: aten.constant_pad_nd(x, (1, -1, 0, 2), -1.0),
+        (X,),
+        "pad=(1, -1, 0, 2) value=-1.0",
     ),
     "Repeat": (lambda x: x.repeat(1, 2, 1), (X,), "repeats=(1, 2, 1)"),
     "RepeatInterleave": (lambda x: x.repeat_interleave(2, dim=1), (X,), "repeats=2 has_dim=True dim=1"),
@@ -302,7 +308,7 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         (I, X),
         "dim=1",
     ),
-    "AtenGather": (
+    "Gather": (
         lambda i, x: x[:, 0].gather(1, i),
         (I, X),
         "dim=1",
@@ -312,10 +318,20 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         (I, X),
         "dim=2",
     ),
+    "IndexPut": (
+        lambda i, x: aten.index_put(x[:, 0] + 0, (None, i[0]), x[:, 1, 1:], True),
+        (I, X),
+        "indices=(0, 1) accumulate=True",
+    ),
     "Scatter": (
         lambda i, x: (x[:, 0] + 0).scatter(1, i, x[:, 1, 1:]),
         (I, X),
         "dim=1",
+    ),
+    "ScatterReduce": (
+        lambda i, x: (x[:, 0] + 0).scatter_reduce(1, i, x[:, 1, 1:], "amax"),
+        (I, X),
+        "dim=1 reduce='amax' include_self=True",
     ),
     "ScatterValue": (
         lambda i, x: (x[:, 0] + 0).scatter(1, i, 0.5),
