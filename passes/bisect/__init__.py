@@ -13,6 +13,9 @@ from __future__ import annotations
 from passes.bisect.bisect import BUDGET_S, bisect
 from passes.bisect.faults import Breakdown, Deviation, Fault, Loss
 from passes.bisect.result import Bisection, Culprit, Smallest, bisection_as_data, bisection_text
+from passes.context import open_context
+from passes.recipe.recipe import steps_of
+from passes.weights.detached import read_model
 
 __all__ = [
     "BUDGET_S",
@@ -26,4 +29,7 @@ __all__ = [
     "bisect",
     "bisection_as_data",
     "bisection_text",
+    "open_context",
+    "read_model",
+    "steps_of",
 ]

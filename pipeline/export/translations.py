@@ -236,6 +236,27 @@ def _translate_extreme(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return translate
 
 
+def translate_prod(self: Any, dim: int, keepdim: bool = False, dtype: int | None = None) -> Any:
+    """`aten.prod.dim_int`: integers and bools are counted in int64."""
+    kind = dtype if dtype not in (None, -1) else None if self.dtype.is_floating_point() else ir.DataType.INT64.value
+    factors = self if kind is None else op.Cast(self, to=kind)
+    axis = op.Constant(value_ints=[dim])
+    return op.ReduceProd(factors, axis, keepdims=int(keepdim)) if self.shape else op.Identity(factors)
+
+
+def _translate_truth(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """`aten.any.dim` or `aten.all.dim`; a scalar is its own truth along dim 0."""
+
+    def translate(self: Any, dim: int, keepdim: bool = False) -> Any:
+        truth = op.Cast(self, to=ir.DataType.BOOL.value)
+        if not self.shape:
+            return truth
+        found = reduce(op.Cast(truth, to=ir.DataType.INT32.value), op.Constant(value_ints=[dim]), keepdims=int(keepdim))
+        return op.Cast(found, to=ir.DataType.BOOL.value)
+
+    return translate
+
+
 def translate_topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """`aten.topk`, which takes a scalar for a vector of one element."""
     axes = op.Constant(value_ints=[0])
@@ -331,6 +352,9 @@ EXTREMES: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.amax.default": _translate_extreme(op.ReduceMax),
     "aten.amin.default": _translate_extreme(op.ReduceMin),
     "aten.topk.default": translate_topk,
+    "aten.any.dim": _translate_truth(op.ReduceMax),
+    "aten.all.dim": _translate_truth(op.ReduceMin),
+    "aten.prod.dim_int": translate_prod,
 }
 
 SQUEEZE: Final[Mapping[str, Callable[..., Any]]] = {

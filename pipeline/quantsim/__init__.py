@@ -24,6 +24,34 @@ report.py       what was found, as data
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from passes.encodings.aimet import from_aimet
+from passes.encodings.fit import fit_encodings
+from passes.weights.detached import read_model
+from pipeline.quantsim.crosscheck import compare_values, find_jump
+from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.run import QuantSim, QuantSimResult
 
-__all__ = ["QuantSim", "QuantSimResult"]
+if TYPE_CHECKING:
+    from pipeline.quantsim.torch_run import TorchRun
+
+__all__ = [
+    "QuantSim",
+    "QuantSimResult",
+    "TorchRun",
+    "compare_values",
+    "find_jump",
+    "fit_encodings",
+    "from_aimet",
+    "insert_qdq",
+    "read_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "TorchRun":  # it imports torch, which `onnxline check` does without
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pipeline.quantsim.torch_run import TorchRun
+
+    return TorchRun

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import importlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +37,7 @@ from pipeline.quantsim.report import FORMAT_VERSION as QUANTSIM_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
 from pipeline.report.training import TrainingReport
 from tests.support.kinds_header import HEADER, kinds_header
-from tests.support.pages import blocks, rows
+from tests.support.pages import PAGES, blocks, rows
 from tests.support.paths import ROOT
 
 FORMATS = {
@@ -188,6 +190,16 @@ def test_exit_codes() -> None:
 
 def family(error: type[Any]) -> list[type[Any]]:
     return [error, *(kind for child in error.__subclasses__() for kind in family(child))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_import_from_onnxline_alone(page: Path) -> None:
+    """`passes` and `pipeline` may be files of the reader; rooms of `onnxline` have every name that a page uses."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"^(?:> |    )?(?:from|import) (?:passes|pipeline)\b", text, re.MULTILINE)
+    for room, names in re.findall(r"^(?:> |    )?from (onnxline[.\w]*) import ([^(#\n]+)", text, re.MULTILINE):
+        public = importlib.import_module(room).__all__
+        assert not [name for name in re.split(r",\s*", names.strip()) if name not in public], room
 
 
 def test_import_rules() -> None:

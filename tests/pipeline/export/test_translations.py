@@ -174,6 +174,7 @@ def test_extremes_of_any_rank(shape: tuple[int, ...]) -> None:
     def extremes(x: Tensor) -> Tensor:
         largest, smallest = torch.topk(x, 1), torch.topk(x, 1, dim=0, largest=False)
         along = [x.amax((-1,), keepdim=True), x.amin(0), *largest, *smallest]
+        along += [x.prod(-1), (x > 0).prod(0, keepdim=True), (x > 0).any(0), (x > 0).all(-1, keepdim=True), x.any(0)]
         return torch.cat([part.reshape(-1).float() for part in (x.amax(), x.amin(), torch.amax(x, ()), *along)])
 
     x = torch.randn(shape)
