@@ -22,11 +22,13 @@ HOST_SYNC = "it waits for the host: a value that a kernel computed decides what 
 DATA_SHAPE = "it makes a result whose shape depends on the data"
 HIGHER_ORDER = "it is a higher-order operator, whose bodies run as often as the data says"
 
+BY_NUMPY = "numpy computes it, on the host"
+
 OBSTACLES: Mapping[str, str] = {
     "HigherOrder": HIGHER_ORDER,
     "OnnxNode": "another runtime computes it, on the host",
     "RoiAlign": HOST_SYNC,
-    "Unsigned": "numpy computes it, on the host",
+    "Unsigned": BY_NUMPY,
 }
 """Why calls of a kind cannot be captured, by its name; a kind without a row can."""
 
@@ -120,6 +122,8 @@ def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: i
 
 def find_obstacle(program: UnboundProgram, step: LaunchStep) -> str:
     """Why `step` cannot be captured; empty where it can."""
+    if step.kind is Kind.CastFloat8 and not step.attrs["saturate"]:
+        return BY_NUMPY
     if step.kind is not Kind.Aten:
         return OBSTACLES.get(step.kind.name, "")
     ins = [program.plan.slots[vid].spec for vid in step.call.in_vids]
