@@ -28,21 +28,25 @@ class GraphAnalyzer:
         self._stored = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.target is not None}
 
     def get_graph_inputs(self) -> list[TensorMeta]:
-        return self._ir.graph_inputs
+        return list(self._ir.graph_inputs)
 
     def get_graph_outputs(self) -> list[TensorMeta]:
-        return self._ir.graph_outputs
+        return list(self._ir.graph_outputs)
 
     def get_weights(self) -> list[TensorMeta]:
-        return self._ir.weights
+        return list(self._ir.weights)
 
     def get_weight_name_mapping(self) -> dict[str, str]:
-        return self._ir.weight_name_mapping
+        return dict(self._ir.weight_name_mapping)
 
     def get_call_function_nodes(self) -> list[NodeInfo]:
         return [
             NodeInfo(
-                node.name, find_known_operator(node.op_type) or node.op_type, node.inputs, node.outputs, node.attrs
+                node.name,
+                find_known_operator(node.op_type) or node.op_type,
+                node.inputs,
+                node.outputs,
+                dict(node.attrs),
             )
             for node in self._ir.nodes
         ]
