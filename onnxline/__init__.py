@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import importlib
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -147,12 +148,14 @@ def open_room(home: str) -> tuple[Sequence[str], Callable[[str], Any]]:
 
     The module is no package, so that no file of the room can be imported a second time by another name.
     """
-    room = importlib.import_module(PREFIX + home)
+    with _extras_named(home):
+        room = importlib.import_module(PREFIX + home)
 
     def find(name: str) -> Any:
         if name not in room.__all__:
             raise AttributeError(f"{home} has no public name {name!r}")
-        return getattr(room, name)
+        with _extras_named(f"{home}.{name}"):
+            return getattr(room, name)
 
     return room.__all__, find
 
@@ -164,7 +167,20 @@ def __getattr__(name: str) -> Any:
     home = next((module for module, names in HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'onnxline' has no attribute {name!r}")
-    return getattr(importlib.import_module(PREFIX + home), name)
+    with _extras_named(f"onnxline.{name}"):
+        return getattr(importlib.import_module(PREFIX + home), name)
+
+
+@contextmanager
+def _extras_named(what: str) -> Iterator[None]:
+    """Say which extra `what` needs, where a module of an extra is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        errors = importlib.import_module(f"{PREFIX}pipeline.errors")
+        if error.name not in errors.EXTRAS or isinstance(error, errors.MissingExtra):
+            raise
+        raise errors.MissingExtra(error.name, what) from None
 
 
 def __dir__() -> list[str]:

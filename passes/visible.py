@@ -7,12 +7,26 @@ sets a terminal's title, clears it or opens a link, or a mark that shows the tex
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
+from html import escape
 from typing import Any, Final
 
 HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but for tab and newline, DEL, C1, the marks of bidirectional text, separators of lines, and lone surrogates."""
+
+
+def open_standard_handles() -> None:
+    """Open /dev/null in place of each standard stream that the caller has closed.
+
+    Otherwise the next file or pipe that is opened gets its number, and what is printed goes into it.
+    """
+    for handle in range(3):
+        try:
+            os.fstat(handle)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def visible(text: str) -> str:
@@ -23,6 +37,11 @@ def visible(text: str) -> str:
 def visible_line(text: str) -> str:
     """`visible` for one line: a newline in a name is shown as an escape too, and begins no line of its own."""
     return visible(text).replace("\n", "\\n")
+
+
+def visible_markup(text: str) -> str:
+    """`visible_line` for a text in HTML or SVG: XML has no characters that command a terminal."""
+    return escape(visible_line(text))
 
 
 def visible_data(data: Any) -> Any:
@@ -39,7 +58,11 @@ def visible_data(data: Any) -> Any:
 
 def json_text(data: Any, indent: int | None = 2, **settings: Any) -> str:
     """JSON that reads back to `data`, with each character of `HIDDEN` as JSON escapes it: `\\u001b`."""
-    text = json.dumps(data, indent=indent, ensure_ascii=False, **settings)
+    return visible_json(json.dumps(data, indent=indent, ensure_ascii=False, **settings))
+
+
+def visible_json(text: str) -> str:
+    """The JSON in `text`, with each character of `HIDDEN` as JSON escapes it; it reads back to the same data."""
     return HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

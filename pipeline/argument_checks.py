@@ -109,6 +109,7 @@ def _is_path(item: object) -> bool:
 FLAG = Check(lambda item: type(item) is bool, "True or False")
 MAPPING = a_mapping("a mapping of names to tensors, such as {'x': tensor}")
 NAMES = Check(_are_names, "names, such as ['x']")
+A_LIST = a((list, tuple), "a list or a tuple")
 WHOLE = Check(lambda item: type(item) is int, "a whole number")
 NUMBER = Check(lambda item: isinstance(item, int | float) and type(item) is not bool, "a number")
 TEXT = Check(lambda item: type(item) is str, "a text")

@@ -17,7 +17,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from pipeline.errors import InternalError, OnnxlineError, UsageError, message_with_notes, refusal_of
+from pipeline.errors import (
+    EXTRAS,
+    InternalError,
+    MissingExtra,
+    OnnxlineError,
+    UsageError,
+    message_with_notes,
+    refusal_of,
+)
 from pipeline.terminal import open_streams, print_line, print_text, styled_streams
 
 COMMANDS: Final = {
@@ -66,9 +74,6 @@ COMMANDS: Final = {
     "schema": ("configuration", "Write the JSON Schema of a configuration, for editors."),
 }
 """Command → its module in `pipeline.commands` and its line in `--help`, in the order of `--help`."""
-
-EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch")
-"""Module → the extra that installs it."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
@@ -216,10 +221,8 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 
 def _report_error(error: Exception, *, is_shown: bool) -> int:
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        extra = EXTRAS[error.name]
-        _complain(f"this needs {error.name}, which is not installed; pip install 'onnxline[{extra}]'")
-        return 2
+    if type(error) is ModuleNotFoundError and error.name in EXTRAS:
+        error = MissingExtra(str(error.name))
     show = getattr(error, "show", None)  # the parser's own complaints about the command line
     if show is not None:
         error.message = getattr(error, "message", "").replace("Value error, ", "")  # type: ignore[attr-defined] # pydantic's

@@ -11,10 +11,12 @@ from passes.errors import OnnxlineError, UsageError
 
 __all__ = [
     "DISK_ERRORS",
+    "EXTRAS",
     "CheckFailed",
     "ConfigError",
     "DataError",
     "InternalError",
+    "MissingExtra",
     "OnnxlineError",
     "SourceError",
     "Unsupported",
@@ -38,6 +40,21 @@ class Unsupported(UsageError):
     def __init__(self, message: str, operators: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.operators = tuple(operators)
+
+
+EXTRAS: Final[Mapping[str, str]] = dict.fromkeys(
+    ("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch"
+)
+"""Module → the extra that installs it."""
+
+
+class MissingExtra(UsageError, ModuleNotFoundError):
+    """`what` needs `module`, one of `EXTRAS`, which is not installed."""
+
+    def __init__(self, module: str, what: str = "this") -> None:
+        super().__init__(
+            f"{what} needs {module}, which is not installed; pip install 'onnxline[{EXTRAS[module]}]'", name=module
+        )
 
 
 class DataError(UsageError):

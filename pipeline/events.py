@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from passes import PassRow, StructureVerdict
 from passes.suggest import plural
+from passes.visible import visible_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class RunLog:
         self._lines: list[str] = []
 
     def add(self, event: Event) -> None:
-        self._lines.append(f"{time.perf_counter() - self._begun:9.3f}  {line_of(event)}")
+        self._lines.append(f"{time.perf_counter() - self._begun:9.3f}  {visible_line(line_of(event))}")
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"

@@ -139,7 +139,8 @@ def run(
     """Run a configuration: export, passes with proof, IR, plan and backends.
 
     Args:
-        config: the path of a YAML file; or its content, as a mapping or as a `RunConfig`.
+        config: the path of a YAML file, or of an ONNX file, which then has all settings by default; or a configuration
+            as a mapping or as a `RunConfig`.
         out: the folder of the artifacts; by default `runs/` and the name of the configuration.
         progress: None shows a progress bar in a notebook and on a terminal, True shows lines elsewhere too, and False
             shows nothing.
@@ -153,7 +154,7 @@ def run(
     if out is not None and not isinstance(out, str | PathLike):
         raise UsageError(f"run: out is {type(out).__name__}, expected the path of a folder")
     if isinstance(config, str | PathLike):
-        config = RunConfig.from_yaml(Path(config))
+        config = RunConfig.from_source(Path(config))
     elif not isinstance(config, RunConfig):
         config = RunConfig.from_mapping(config)
     with show_progress(progress, observer) as show:

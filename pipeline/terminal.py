@@ -21,7 +21,7 @@ from rich.progress import Progress
 from rich.segment import Segment
 from rich.text import Text
 
-from passes.visible import json_text, visible, visible_line
+from passes.visible import json_text, open_standard_handles, visible, visible_line
 
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType
@@ -174,11 +174,7 @@ def open_streams() -> Iterator[VisibleStream]:
 
     Where the caller has closed a stream, nothing is written.
     """
-    for handle in range(3):
-        try:
-            os.fstat(handle)
-        except OSError:  # else the next file that is opened gets this number, and what is printed goes into it
-            os.open(os.devnull, os.O_RDWR)
+    open_standard_handles()
     before = sys.stdout, sys.stderr
     streams = [VisibleStream(stream or _open_nothing()) for stream in before]
     for stream in streams:

@@ -7,13 +7,6 @@
 #define ONNXLINE_KINDS(KIND) \
     KIND(Identity, 101) \
     KIND(Cast, 102) \
-    KIND(Conv, 301) \
-    KIND(ConvTranspose, 302) \
-    KIND(MaxPool, 303) \
-    KIND(AveragePool, 304) \
-    KIND(GlobalAveragePool, 305) \
-    KIND(GlobalMaxPool, 306) \
-    KIND(Resize, 307) \
     KIND(Reshape, 601) \
     KIND(Transpose, 602) \
     KIND(Split, 604) \
@@ -24,17 +17,9 @@
     KIND(Diagonal, 611) \
     KIND(Unfold, 612) \
     KIND(Contiguous, 613) \
-    KIND(LSTM, 801) \
     KIND(Aten, 901) \
     KIND(HigherOrder, 902) \
-    KIND(RandomNormal, 1001) \
-    KIND(RandomUniform, 1002) \
-    KIND(Bernoulli, 1003) \
-    KIND(Multinomial, 1004) \
-    KIND(Dropout, 1005) \
     KIND(OnnxNode, 1101) \
-    KIND(RoiAlign, 1201) \
-    KIND(Recurrent, 1301) \
     KIND(SGD, 1401) \
     KIND(Adam, 1402) \
     KIND(NotFinite, 1403) \
@@ -157,12 +142,24 @@
     KIND(Logsumexp, 2011) \
     KIND(Flip, 2012) \
     KIND(Cumprod, 2013) \
+    KIND(Conv3d, 2014) \
+    KIND(ConvTranspose1d, 2015) \
+    KIND(ConvTranspose3d, 2016) \
     KIND(ConstantPad, 2017) \
     KIND(IndexPut, 2018) \
     KIND(ScatterReduce, 2019) \
     KIND(Sort, 2020) \
     KIND(CastFloat8, 2101) \
-    KIND(Unsigned, 2102)
+    KIND(Unsigned, 2102) \
+    KIND(Recurrent, 2103) \
+    KIND(RoiAlign, 2104) \
+    KIND(RandomNormal, 2105) \
+    KIND(RandomUniform, 2106) \
+    KIND(Bernoulli, 2107) \
+    KIND(Multinomial, 2108) \
+    KIND(Dropout, 2109) \
+    KIND(Quantize, 2110) \
+    KIND(Dequantize, 2111)
 
 #define ONNXLINE_ENTRY(name, number) ONNXLINE_KIND_##name = number,
 enum onnxline_kind { ONNXLINE_KINDS(ONNXLINE_ENTRY) };

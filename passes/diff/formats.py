@@ -11,6 +11,7 @@ from typing import Any, Final
 from passes.diff.layers import LayerErrors
 from passes.diff.numbers import Numbers
 from passes.diff.types import Diff, NodeLabel, Replacement
+from passes.errors import check_type
 from passes.proof.numbers import DRAWN, Errors
 from passes.visible import visible_line
 
@@ -54,6 +55,7 @@ def diff_text(diff: Diff, *, names: bool = False, most: int | None = MOST) -> st
     Args:
         most: None for all entries, in full.
     """
+    check_type(diff, Diff, "diff_text: diff", "a Diff, as compare_models returns")
     return "\n".join(map(visible_line, _lines(diff, names, most))) + "\n"
 
 

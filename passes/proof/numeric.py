@@ -37,6 +37,7 @@ from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, 
 from passes.proof.weak_blocks import ResidualBranch
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
+from passes.worker.messages import REFUSED
 
 
 class NumericProver:
@@ -276,7 +277,7 @@ class NumericProver:
         except StepFailed as failure:
             if self._watched is not None:
                 raise
-            raise ModelError(f"the model does not run as it is: {failure}{STRUCTURE_ONLY}") from failure
+            raise ModelError(f"the model does not run as it is: {failure}{advice_on(failure)}") from failure
 
     def _record_baseline(
         self, model: DetachedModel, meanings: ValueDigests, fault: InjectedFault, baseline: BaselineRun
@@ -403,6 +404,14 @@ WEAK: Final = (
     "a fault in {}: what it computes is below the tolerance of what it is added to, and has no value of its own in the "
     "final model to be compared"
 )
+
+
+def advice_on(failure: StepFailed) -> str:
+    """What to do about a model that does not run as it is."""
+    return SPACE if REFUSED in str(failure) else STRUCTURE_ONLY
+
+
+SPACE: Final = "; free space in the folder of temporary files, which TMPDIR names, or raise the limits of the process"
 
 STRUCTURE_ONLY: Final = (
     "; if nothing here can run it, prove by structure alone: --proof structure (proof='structure', "

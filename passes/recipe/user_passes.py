@@ -39,6 +39,7 @@ from passes.recipe.user_code import (
     run_step,
 )
 from passes.step import PassResult, Step
+from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
 from passes.worker.client import Worker
@@ -127,6 +128,8 @@ def user_step(reference: str, options: Mapping[str, Any], worker: Worker) -> Ste
         PolicyError: there is nothing there (naming the nearest), loading it raises, it is no pass, or it does not
             take these options.
     """
+    if visible_line(reference) != reference:
+        raise PolicyError(f"found the pass {reference!r}, expected path/to/file.py:function or package.module:function")
     reference = _absolute(reference)
     facts = _ask(worker, describe, reference, options=dict(options))
     if facts.takes_context:

@@ -127,7 +127,7 @@ class Session:
             results = self._session.run(None, given, options)
         except Exception as error:
             if options.terminate:
-                raise StepTimedOut(f"onnxruntime ran past {within_s:g} s and was stopped") from error
+                raise StepTimedOut(f"onnxruntime ran past {round(within_s or 0, 1):g} s and was stopped") from error
             raise StepFailed(f"onnxruntime stopped: {error}") from error
         finally:
             timer.cancel()

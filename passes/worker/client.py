@@ -21,6 +21,7 @@ from typing import IO, Any, Final, Self, TypeVar
 from weakref import WeakSet
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
+from passes.visible import open_standard_handles
 from passes.worker.forks import CAN_FORK
 from passes.worker.messages import STOP, CallAnswer, CallOutcome, CallRequest, Channel, Garbage, read_answer
 from passes.worker.own_names import FILE as OWN_NAMES
@@ -178,7 +179,7 @@ class Worker:
             raise
         if answer is None:
             self._stop()
-            raise StepTimedOut(f"ran past {limit:g} s and was stopped (timeout_s)")
+            raise StepTimedOut(f"ran past {round(limit, 1):g} s and was stopped (timeout_s)")
         if answer.outcome is CallOutcome.ITEM:
             self._waits_since = time.monotonic()
         elif answer.outcome is CallOutcome.DIED:
@@ -237,6 +238,7 @@ class Worker:
             return self._channel
         self._stop()
         self.generation += 1
+        open_standard_handles()  # a script under a guard may have closed them
         ours, theirs = Pipe()
         end, self._lifeline = Pipe(duplex=False)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process

@@ -6,6 +6,7 @@ by code that runs in the worker, to a file descriptor that it does not own; it i
 
 from __future__ import annotations
 
+import errno
 import pickle
 import struct
 from collections.abc import Callable, Mapping
@@ -16,6 +17,10 @@ from typing import Any, Final
 
 STOP: Final = 0
 """The number of the message that ends the call under way, whose result nobody needs. Requests count from 1."""
+
+REFUSED: Final = "the system refused to go on"
+REFUSALS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)
+"""Errors of the system for which no call is to blame, and how a message on one of them begins."""
 
 MARK: Final = b"onnxline"
 HEADER: Final = struct.Struct("<8sQQ")

@@ -19,7 +19,7 @@ from typing import Any
 
 from passes.errors import PassError
 from passes.worker.forks import answer_in_fork
-from passes.worker.messages import STOP, CallAnswer, CallOutcome, Channel
+from passes.worker.messages import REFUSALS, REFUSED, STOP, CallAnswer, CallOutcome, Channel
 from passes.worker.platforms import adopt_orphans, connection_of, end_with, flush_native, limit_memory
 
 
@@ -70,14 +70,20 @@ def make_call(
             result = drain(result)
         return pickle.dumps(CallAnswer(CallOutcome.DONE, result))
     except MemoryError as error:
-        traceback.print_exc()
+        _print_traceback()
         answer = CallAnswer(CallOutcome.NO_MEMORY, f"{type(error).__name__}: {error}")
     except PassError as error:
         answer = CallAnswer(CallOutcome.RAISED, str(error))
     except Exception as error:
-        traceback.print_exc()
-        answer = CallAnswer(CallOutcome.RAISED, f"{type(error).__name__}: {error}")
+        _print_traceback()
+        is_refused = isinstance(error, OSError) and error.errno in REFUSALS
+        answer = CallAnswer(CallOutcome.RAISED, f"{REFUSED if is_refused else type(error).__name__}: {error}")
     return pickle.dumps(answer)
+
+
+def _print_traceback() -> None:
+    with contextlib.suppress(OSError):  # what the call met may be a full disk
+        traceback.print_exc()
 
 
 def _stream(items: Generator[Any, None, Any], channel: Channel, number: int) -> Any:
@@ -100,9 +106,10 @@ def _forget_output() -> None:
     The file is emptied before each call, and before each round of a generator, which may be a pass of its own: a crash
     report quotes the file, so its content must come from the pass that crashed.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    flush_native()
+    with contextlib.suppress(OSError):  # a full disk
+        sys.stdout.flush()
+        sys.stderr.flush()
+        flush_native()
     with contextlib.suppress(OSError):  # not a file: started by hand
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)

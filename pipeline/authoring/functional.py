@@ -229,8 +229,9 @@ def conv2d(
     strides, dilations = _pair(x, "stride", stride), _pair(x, "dilation", dilation)
     pads = _pair(x, "padding", padding, 0)
     sizes = _windows(x, kernel, strides, pads, dilations)
-    attrs: dict[str, Attr] = {"strides": strides, "pads": (*pads, *pads), "dilations": dilations, "group": groups}
-    return x.builder.emit_one("Conv", [x, *operands], TensorSpec((x.shape[0], out, *sizes), x.dtype), attrs)
+    attrs: dict[str, Attr] = {"stride": strides, "padding": pads, "dilation": dilations, "groups": groups}
+    spec = TensorSpec((x.shape[0], out, *sizes), x.dtype)
+    return x.builder.emit_one("aten.conv2d.default", [x, *operands], spec, attrs)
 
 
 @typed
@@ -243,10 +244,9 @@ def max_pool2d(x: IRTensor, kernel_size: Pair, stride: Pair | None = None, paddi
             f"max_pool2d found padding={padding}, expected at most half of kernel_size={kernel_size}"
         )
     sizes = _windows(x, kernel, strides, pads, (1, 1))
-    attrs: dict[str, Attr] = {
-        "kernel": kernel, "strides": strides, "pads": (*pads, *pads), "dilations": (1, 1), "ceil_mode": False
-    }  # fmt: skip
-    return x.builder.emit_one("MaxPool", [x], TensorSpec((*x.shape[:2], *sizes), x.dtype), attrs)
+    attrs: dict[str, Attr] = {"kernel_size": kernel, "stride": strides, "padding": pads}
+    spec = TensorSpec((*x.shape[:2], *sizes), x.dtype)
+    return x.builder.emit_one("aten.max_pool2d.default", [x], spec, attrs)
 
 
 @typed
@@ -309,7 +309,7 @@ def dropout(x: IRTensor, p: float = 0.5) -> IRTensor:
         return x
     attrs: dict[str, Attr] = {"ratio": float(p), "seed": 0}
     outputs = {"dropout": x.spec, "kept": TensorSpec(x.shape, "bool")}
-    return x.builder.emit_several("Dropout", [_floating(x)], outputs, attrs)[0]
+    return x.builder.emit_several("onnxline.dropout.default", [_floating(x)], outputs, attrs)[0]
 
 
 @typed

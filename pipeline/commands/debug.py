@@ -14,6 +14,7 @@ import typer
 from passes.errors import StepFailed
 from passes.proof.numbers import TOLERANCES, Tolerance
 from passes.suggest import nearest, plural
+from passes.visible import visible_line
 from pipeline.commands.shared import Json, Overrides, print_styled
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.terminal import print_json
@@ -127,7 +128,8 @@ def compare(
     if as_json:
         print_json(_as_data(first, second, found))
     else:
-        shown = "\n".join(_lines(first, second, found, 1 if first_divergence else most or MOST))
+        lines = _lines(first, second, found, 1 if first_divergence else most or MOST)
+        shown = "\n".join(map(visible_line, lines))
         print_styled(shown + "\n", STYLES)
     if found.divergences:
         raise typer.Exit(DIFFERENT)

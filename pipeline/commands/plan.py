@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from passes.suggest import bytes_text, nearest, plural
+from passes.visible import visible_line
 from passes.weights.files import replace_when_done
 from pipeline.errors import SourceError, UsageError
 from pipeline.terminal import print_line, print_text
@@ -60,7 +61,7 @@ def show(
     if regions is not None:
         plan = map_memory(plan, parse_regions(regions), _read_pins(pins or ()))
         check_plan(plan)
-    print_text("\n".join(_lines(plan)))
+    print_text("\n".join(map(visible_line, _lines(plan))))
     if svg is not None:
         from pipeline.report.arena_picture import draw_arena
 

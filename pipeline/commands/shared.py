@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from passes.suggest import plural
+from passes.visible import visible_line
 from pipeline.errors import UsageError
 from pipeline.terminal import Screen, print_text
 
@@ -106,6 +108,9 @@ def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder:
     names = [step.name for step in flatten(steps)]
     model = config.model
     source = model.factory or model.onnx or (model.transformers.class_name if model.transformers else "")
+    left_out = ""
+    if config.runtime.is_default("plan") and find_spec("torch") is None:
+        left_out = " (plan is left out, since torch is not installed)"
     facts = {
         "name": config.name,
         "source": source,
@@ -117,10 +122,10 @@ def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder:
         "contrib": config.passes.contrib or "",
         "skip": ", ".join(policy.skip) or "nothing",
         "proof": f"{config.verify.proof}, {plural(config.verify.draws, 'draw')}",
-        "backends": ", ".join(config.runtime.chosen),
+        "backends": ", ".join(config.runtime.chosen) + left_out,
         "files": f"{folder}/" + (" (has an earlier run)" if (folder / "report.json").exists() else ""),
     }
-    return "".join(f"{key:<10}  {text}\n" for key, text in facts.items() if text)
+    return "".join(f"{key:<10}  {visible_line(text)}\n" for key, text in facts.items() if text)
 
 
 def _item_text(item: Any) -> str:

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from passes.errors import check_type
+from passes.visible import HIDDEN
 from pipeline.config.explain import to_config_error
 from pipeline.config.merge import apply_overrides, merge, read_with_bases
 from pipeline.config.paths import anchor_paths, describe_absence, is_reference
@@ -177,7 +178,10 @@ class RunConfig(Section):
 
     def to_yaml(self) -> str:
         """The configuration as YAML that loads back to an equal one."""
-        return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True, width=110)
+        text = yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True, width=110)
+        if HIDDEN.search(text):  # such as a mark of bidirectional text, which YAML may hold as it is
+            text = yaml.safe_dump(self.to_mapping(), sort_keys=False, width=110)
+        return text
 
 
 def _check_overrides(overrides: object) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from passes.suggest import nearest
+from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import UsageError
 from pipeline.ir.expression import evaluate, names_in
 from pipeline.ir.graph import Attr, Dim, DimRange, Graph, Op, SymExpr, Value
@@ -13,6 +14,7 @@ from pipeline.ir.graph import Attr, Dim, DimRange, Graph, Op, SymExpr, Value
 Dims = Mapping[str, int]
 
 
+@expects(graph=a(Graph, "a Graph"), dims=MAPPING)
 def bind_dims(graph: Graph, dims: Dims) -> Graph:
     """`graph` and its bodies with concrete shapes, strides and attributes, without ranges and guards.
 
@@ -28,6 +30,7 @@ def bind_dims(graph: Graph, dims: Dims) -> Graph:
     return _bind_graph(graph, dims)
 
 
+@expects(graph=a(Graph, "a Graph"), shapes=MAPPING)
 def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """The sizes of the named dims that follow from the shapes of inputs, {input name: shape}.
 

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from passes.suggest import plural
+from pipeline.argument_checks import FLAG, a, expects
 from pipeline.errors import InternalError
 from pipeline.ir.graph import DTYPE_BITS, BodyRef, Graph, InputRef, Op, Role, SymExpr, TorchConst, Value, parts
 
 
+@expects(graph=a(Graph, "a Graph"), read_payloads=FLAG)
 def check(graph: Graph, *, read_payloads: bool = True) -> None:
     """Check `graph` against every rule of the IR; without `read_payloads` no stored bytes are read.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from passes.suggest import nearest
+from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import UsageError
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Graph, Role
 
 
+@expects(graph=a(Graph, "a Graph"), pairs=MAPPING)
 def as_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     """`graph` with states in place of inputs: {input: output that is its value after a run}.
 

@@ -129,6 +129,7 @@ KINDS = (
         CONV,
         "strides=i[],pads=i[],dilations=i[],group=i,add=?,bias=?,norm=?,epsilon=f,channels_last=?,activation=s,numbers=f[]",
         inplace=(2,),
+        version=2,
     ),
     kind(
         Kind.FeedForward,

@@ -10,16 +10,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """`Kind["Resize"]` by the op's kind, `Kind(307)` by the number."""
-
-    # conv
-    Conv = 301
-    ConvTranspose = 302
-    MaxPool = 303
-    AveragePool = 304
-    GlobalAveragePool = 305
-    GlobalMaxPool = 306
-    Resize = 307
+    """`Kind["Dropout"]` by the op's kind, `Kind(2109)` by the number."""
 
     # what views and copies of torch become
     Identity = 101
@@ -35,22 +26,8 @@ class Kind(IntEnum):
     Unfold = 612
     Contiguous = 613
 
-    # random
-    RandomNormal = 1001
-    RandomUniform = 1002
-    Bernoulli = 1003
-    Multinomial = 1004
-    Dropout = 1005
-
     # fallback
     OnnxNode = 1101
-
-    # vision
-    RoiAlign = 1201
-
-    # recurrent
-    LSTM = 801
-    Recurrent = 1301
 
     # optimizer
     SGD = 1401
@@ -183,6 +160,9 @@ class Kind(IntEnum):
     Logsumexp = 2011
     Flip = 2012
     Cumprod = 2013
+    Conv3d = 2014
+    ConvTranspose1d = 2015
+    ConvTranspose3d = 2016
     ConstantPad = 2017
     IndexPut = 2018
     ScatterReduce = 2019
@@ -191,3 +171,12 @@ class Kind(IntEnum):
     # operators of our own
     CastFloat8 = 2101
     Unsigned = 2102
+    Recurrent = 2103
+    RoiAlign = 2104
+    RandomNormal = 2105
+    RandomUniform = 2106
+    Bernoulli = 2107
+    Multinomial = 2108
+    Dropout = 2109
+    Quantize = 2110
+    Dequantize = 2111

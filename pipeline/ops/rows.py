@@ -160,19 +160,13 @@ def sizes_of(name: str, length: Callable[[OpCall], int], meaning: str) -> Check:
 
 
 def per_spatial_dim(*names: str) -> tuple[Check, ...]:
-    """Each of `names` has one item per spatial dimension of input 0 (`pads` two), of which there are 1 to 3."""
+    """Each of `names` has one item per spatial dimension of input 0, of which there are 1 to 3."""
 
     def spatial(call: OpCall) -> str | None:
         rank = call.ins[0].rank
         return None if 3 <= rank <= 5 else f"rank {rank}; expected batch, channels and 1 to 3 more"
 
-    lengths = [
-        sizes_of(name, lambda call: 2 * (call.ins[0].rank - 2), "side of a spatial dim")
-        if name == "pads"
-        else sizes_of(name, lambda call: call.ins[0].rank - 2, "spatial dim")
-        for name in names
-    ]
-    return (spatial, *lengths)
+    return (spatial, *(sizes_of(name, lambda call: call.ins[0].rank - 2, "spatial dim") for name in names))
 
 
 def same_dtype(call: OpCall) -> str | None:

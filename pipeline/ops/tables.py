@@ -10,14 +10,10 @@ from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
 from pipeline.ops import (
     aten,
-    conv,
     fallback,
     fused,
     optimizer,
-    random,
-    recurrent,
     shape,
-    vision,
 )
 from pipeline.ops.attrs import template_of
 from pipeline.ops.kinds import Kind
@@ -45,11 +41,7 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
 
 
 FAMILIES = (
-    conv,
     shape,
-    recurrent,
-    vision,
-    random,
     optimizer,
     fused,
     fallback,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from passes.suggest import plural, shorten_lines
+from pipeline.argument_checks import a, expects
 from pipeline.errors import SourceError
 from pipeline.ir.graph import Role, TensorSpec
 from pipeline.lowering import KernelCall
@@ -75,6 +76,7 @@ class PlanFile:
         return shorten_lines((f"PlanFile: {plural(len(self.weights), 'weight')}", *entries))
 
 
+@expects(content=a(PlanFile, "a PlanFile"))
 def encode_plans(content: PlanFile) -> bytes:
     """`content` as the bytes of a plan.bin.
 
@@ -99,6 +101,7 @@ def encode_plans(content: PlanFile) -> bytes:
     return HEADER.pack(MAGIC, VERSION, checksum, size, *counts) + body
 
 
+@expects(data=a((bytes, bytearray, memoryview), "bytes"))
 def decode_plans(data: bytes) -> PlanFile:
     """The content of a plan.bin.
 
@@ -120,6 +123,7 @@ def decode_plans(data: bytes) -> PlanFile:
     return read_sound("plan.bin", data, lambda raw: _read_file(raw, texts, entries, weights), _refuse_other, _plans_of)
 
 
+@expects(content=a(PlanFile, "a PlanFile"), folder=a(Path, "a pathlib.Path"))
 def check_weights(content: PlanFile, folder: Path) -> None:
     """Check that the weights of a plan in `folder` have the bytes that they had when the plan was made.
 

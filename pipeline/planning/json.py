@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from pipeline.argument_checks import a, expects
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.ir.graph import Role, TensorSpec
 from pipeline.ir.json import write_attr
@@ -27,6 +28,7 @@ Raw = TypeVar("Raw")
 Content = TypeVar("Content")
 
 
+@expects(plan=a(ExecutionPlan, "an ExecutionPlan"))
 def to_json(plan: ExecutionPlan) -> dict[str, Any]:
     """`plan` as dicts, lists, strings, numbers and None, ready for `json.dumps`.
 

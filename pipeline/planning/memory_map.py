@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from pipeline.argument_checks import TEXT, expects
 from pipeline.errors import UsageError
 
 SIZE: Final = re.compile(r"([0-9]{1,19})(B|KiB|MiB|GiB)")
@@ -66,6 +67,7 @@ class MemoryMap:
         return tuple(sorted(moves, key=lambda move: (move.before, move.root)))
 
 
+@expects(text=TEXT)
 def parse_regions(text: str) -> tuple[MemoryRegion, ...]:
     """`sram:2MiB,dram` as regions, the fastest first; only the last may be as large as it has to be.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.argument_checks import A_LIST, WHOLE, a, expects
 from pipeline.planning.arena import Lifetime
 from pipeline.planning.plan import ExecutionPlan
 
@@ -23,6 +24,7 @@ class Occupant:
     """The calls that read or write it, in order."""
 
 
+@expects(plan=a(ExecutionPlan, "an ExecutionPlan"))
 def occupants(plan: ExecutionPlan) -> dict[int, Occupant]:
     """By root, in the order of offsets in the plan; those without bytes are left out."""
     calls: dict[int, list[int]] = {root: [] for root in plan.offsets}
@@ -44,6 +46,7 @@ def occupants(plan: ExecutionPlan) -> dict[int, Occupant]:
     }
 
 
+@expects(everyone=A_LIST, calls=WHOLE)
 def alive_bytes(everyone: Sequence[Occupant], calls: int) -> list[int]:
     """By call, the bytes that are alive in it."""
     change = [0] * (calls + 2)

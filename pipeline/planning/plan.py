@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from passes.suggest import bytes_text, plural
+from pipeline.argument_checks import A_LIST, a, expects
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Graph, Role, TensorSpec, Value
 from pipeline.ir.json import digest_graph
@@ -123,6 +124,7 @@ class ExecutionPlan:
         return dict(by_name.most_common())
 
 
+@expects(graph=a(Graph, "a Graph"), calls=A_LIST)
 def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
     """Decide aliases and arena offsets for `calls`, the result of `lower(graph)`.
 
@@ -217,6 +219,7 @@ def _refuse_endless_values(graph: Graph) -> None:
 ADDRESSES: Final = 2**63
 
 
+@expects(graph=a(Graph, "a Graph"))
 def refuse_named_dims(graph: Graph) -> None:
     """Check that every size of the graph is a number.
 

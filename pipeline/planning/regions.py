@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from passes.suggest import bytes_text, nearest, plural
+from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import UsageError
 from pipeline.planning.arena import Block, Lifetime
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence, check_regions
@@ -28,6 +29,7 @@ SHOWN: Final = 3
 """Values that an error names."""
 
 
+@expects(plan=a(ExecutionPlan, "an ExecutionPlan"), pins=MAPPING.or_none())
 def map_memory(
     plan: ExecutionPlan, regions: Sequence[MemoryRegion], pins: Mapping[str, str] | None = None
 ) -> ExecutionPlan:

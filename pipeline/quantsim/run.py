@@ -23,7 +23,7 @@ from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from pipeline.argument_checks import FUNCTION, PATH, a, expects
 from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig, locate
-from pipeline.errors import CheckFailed, Unsupported, UsageError
+from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported, UsageError
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.load import read_onnx_file
 from pipeline.quantsim.adopt import adopt_encodings
@@ -304,7 +304,11 @@ class _Simulation:
 
             try:
                 found = estimate_sensitivity(self._model, encodings, samples.first(count), observer=note)
-            except (Unsupported, StepFailed) as error:
+            except (Unsupported, StepFailed, ModuleNotFoundError) as error:
+                if isinstance(error, ModuleNotFoundError):
+                    if error.name not in EXTRAS:
+                        raise
+                    error = MissingExtra(str(error.name), "it")
                 self._send(Note(f"quantsim: sensitivity is not estimated: {error}"))
                 return {}, str(error)
             details.append(plural(len(found), "layer"))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Final
 
 from passes.suggest import bytes_text, plural
+from passes.visible import visible_markup
 from pipeline.lowering import KernelCall
 from pipeline.ops import Kind
 from pipeline.planning import ExecutionPlan, Occupant, alive_bytes, occupants
@@ -67,7 +67,7 @@ def draw_arena(plan: ExecutionPlan, modules: Mapping[str, str] | None = None) ->
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" role="img" '
-        f'aria-label="{escape(panels[0].title)}" font-family="sans-serif" font-size="11" '
+        f'aria-label="{visible_markup(panels[0].title)}" font-family="sans-serif" font-size="11" '
         f'fill="var(--soft, #5f636b)">{body}</svg>'
     )
 
@@ -114,7 +114,7 @@ def _panel(panel: _MemoryPanel, calls: int, labels: Sequence[tuple[int, str]]) -
     shown = sorted(panel.bars, key=lambda bar: -bar.nbytes)[:MOST_BARS]
     left_out = len(panel.bars) - len(shown)
     note = f", the {plural(left_out, 'smallest value')} left out" if left_out else ""
-    yield f'<text x="{LEFT}" y="16" font-weight="600">{escape(panel.title + note)}</text>'
+    yield f'<text x="{LEFT}" y="16" font-weight="600">{visible_markup(panel.title + note)}</text>'
     across, up = (WIDTH - LEFT - RIGHT) / max(calls, 1), HEIGHT / max(panel.size, 1)
     floor = TOP + HEIGHT
     for share in (0, 0.5, 1):
@@ -130,7 +130,7 @@ def _panel(panel: _MemoryPanel, calls: int, labels: Sequence[tuple[int, str]]) -
             f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.5):.2f}" height="{max(height, 0.5):.2f}" '
             f'fill="var(--t{number + 1}, {COLOURS[number]})" fill-opacity=".75" '
             f'stroke="var(--card, #fff)" stroke-width=".5">'
-            f"<title>{escape(bar.text)}, bytes {bar.offset} to {bar.offset + bar.nbytes}, "
+            f"<title>{visible_markup(bar.text)}, bytes {bar.offset} to {bar.offset + bar.nbytes}, "
             f"calls {bar.first} to {min(bar.last, calls - 1)}</title></rect>"
         )
     if panel.alive:
@@ -146,4 +146,4 @@ def _panel(panel: _MemoryPanel, calls: int, labels: Sequence[tuple[int, str]]) -
         x = LEFT + (call + 0.5) * across
         yield f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{floor}" y2="{floor + 4}" stroke="var(--line-strong, #cfcec8)"/>'
         turned = f"translate({x:.2f} {floor + 32}) rotate(-35)"
-        yield f'<text transform="{turned}" text-anchor="end">{escape(label)}</text>'
+        yield f'<text transform="{turned}" text-anchor="end">{visible_markup(label)}</text>'

@@ -20,6 +20,7 @@ from passes.proof.types import Sensitivity
 from passes.provenance.names import NameMap
 from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural
+from passes.visible import visible_json
 from pipeline.report.training import TrainingReport
 
 REPORT_VERSION: Final = 1
@@ -285,4 +286,4 @@ def diff_folder(place: int, row: PassRow) -> str:
 
 
 def report_json(report: Report) -> str:
-    return TypeAdapter(Report).dump_json(report, indent=1).decode() + "\n"
+    return visible_json(TypeAdapter(Report).dump_json(report, indent=1).decode()) + "\n"

@@ -45,7 +45,8 @@ class CheckedBuilder(GraphBuilder):
         label = f"op {kind} {name!r}" if name else f"op {kind}"
         try:
             if emitter_of(kind) is None:
-                raise UsageError(f"{label}: there is no operator of this name{nearest(kind, KINDS)}")
+                plain = "; expected one of torch, such as aten.relu.default" if kind in KINDS else nearest(kind, KINDS)
+                raise UsageError(f"{label}: there is no operator of this name{plain}")
             made = super().emit(
                 kind,
                 inputs,

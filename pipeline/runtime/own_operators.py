@@ -8,13 +8,16 @@ row in `pipeline.ops`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 import torch
 from torch import library
 
+from pipeline.runtime import own_layers
+from pipeline.runtime.own_quantize import dequantize, quantize
+from pipeline.runtime.own_random import DRAWS
 from pipeline.runtime.tensors import NOT_IN_NUMPY, torch_dtype
 
 
@@ -91,3 +94,18 @@ def cast_back(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, Non
 
 
 cast_float8.register_autograd(cast_back, setup_context=save_dtype)
+
+
+COMPOSED = (own_layers.recurrent, own_layers.roi_align, quantize, dequantize)
+"""Functions of torch's own operators: torch sees through them, so they need no fake and no gradient."""
+
+LIBRARY: Final = library.Library("onnxline", "FRAGMENT")
+"""It has to live as long as its operators."""
+
+for function in COMPOSED:
+    LIBRARY.define(function.__name__ + library.infer_schema(function, mutates_args=()))
+    LIBRARY.impl(function.__name__, function, "CompositeImplicitAutograd")
+
+for schema, draw in DRAWS.items():
+    LIBRARY.define(schema, tags=(torch.Tag.nondeterministic_seeded,))
+    LIBRARY.impl(draw.__name__, draw, "CompositeImplicitAutograd")

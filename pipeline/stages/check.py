@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from passes.context import open_context
@@ -13,7 +14,7 @@ from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flatten
 from pipeline.compiler import find_compiler
 from pipeline.config import ExportConfig, RunConfig, TrainConfig, locate, locate_checkpoint, split_factory
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, MissingExtra
 from pipeline.export.user_code import check_function
 from pipeline.workspace import Workspace, key_of
 
@@ -35,6 +36,7 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     """
     _check_paths(config)
     refuse_export_keys(config)
+    _check_extras(config)
     if config.runtime.native and "plan" in config.runtime.chosen:
         find_compiler()
     if config.passes.encodings is not None:
@@ -89,6 +91,19 @@ def refuse_export_keys(config: RunConfig) -> None:
     for key in ("opset", "input_names", "output_names", "pieces"):
         if getattr(config.export, key) != getattr(default, key):
             raise ConfigError(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
+
+
+def _check_extras(config: RunConfig) -> None:
+    """Refuse what needs torch where torch is not installed: a source in torch, and a backend that is named.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    what = [f"runtime.backends: {name}" for name in config.runtime.backends or () if name != "onnxruntime"]
+    if config.model.onnx is None:
+        what = ["a source in PyTorch", *what]
+    if what and find_spec("torch") is None:
+        raise MissingExtra("torch", what[0])
 
 
 def remember_settings(config: RunConfig, workspace: Workspace) -> None:

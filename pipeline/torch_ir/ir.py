@@ -19,11 +19,11 @@ from pipeline.torch_ir.document import files
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
 from pipeline.torch_ir.document.document import FORMAT_VERSION, IRDocument, read_head
 from pipeline.torch_ir.document.files import explain_errors, parse_json
+from pipeline.torch_ir.document.nodes import NodeSequence, OpNode, TensorMeta, key_of, meta_of, stored_values
 from pipeline.torch_ir.document.parse import TEXT, parse, report_unexpected
 from pipeline.torch_ir.document.reader import read_graph
 from pipeline.torch_ir.document.signature import read_signature, write_signature
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.nodes import NodeSequence, OpNode, TensorMeta, key_of, meta_of, stored_values
 from pipeline.torch_ir.tree import CallSignature
 from pipeline.torch_ir.validation import a_number, mistaken, path_of
 

@@ -16,8 +16,8 @@ from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op
 from pipeline.runtime.eager import Own
 from pipeline.torch_ir.calls import format_attrs
+from pipeline.torch_ir.document.nodes import OpNode, TensorMeta
 from pipeline.torch_ir.errors import ExecutionError
-from pipeline.torch_ir.nodes import OpNode, TensorMeta
 from pipeline.torch_ir.spelling import as_torch
 from pipeline.torch_ir.validation import mistaken
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.ir import Dim
+from pipeline.torch_ir.document.nodes import stored_values
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.nodes import stored_values
 
 
 def summary(ir: IR) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.torch_ir.document.constants import materialize_on_cpu, raw_bytes
+from pipeline.torch_ir.document.nodes import key_of, stored_values
 from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.validation import a_type, by_name, path_of
 
 Tensors = Mapping[str, torch.Tensor]

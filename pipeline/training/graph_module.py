@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -20,10 +20,10 @@ from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dims_of
 from pipeline.runtime.eager import apply
-from pipeline.runtime.functional import functional_operators, why_not_differentiable
+from pipeline.runtime.functional import refuse_kinds, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
-from pipeline.training.qdq import DEQUANTIZE, QUANTIZE, has_quantizers, read_quantizers, trainable_form
-from pipeline.training.trained import find_candidates, find_trained, scales_of
+from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
+from pipeline.training.trained import DEQUANTIZER, QUANTIZER, find_candidates, find_trained, scales_of
 
 
 @expects(model=a((Graph, onnx.ModelProto, str, Path), "a Graph, or an ONNX model or its path"))
@@ -61,10 +61,7 @@ def as_module(
         proto = trainable_form(read_quantizers(proto))
 
     def import_at(dims: Mapping[str, int] | None, shapes: Mapping[str, Sequence[int]] | None) -> Graph:
-        # A quantizer has to stay one op: as a chain of Div, Round and Cast it has no gradient, and its scale has no
-        # name.
-        trainable, whole = find_candidates(proto.graph), (QUANTIZE, DEQUANTIZE)
-        graph = from_onnx(proto, dims=dims, shapes=shapes, trainable=trainable, fallback=True, whole=whole)
+        graph = from_onnx(proto, dims=dims, shapes=shapes, trainable=find_candidates(proto.graph), fallback=True)
         refuse_ops(graph)
         return graph
 
@@ -149,7 +146,11 @@ class GraphModule(nn.Module):
         slots = {vid: inputs[graph.values[vid].name] for vid in graph.inputs}
         slots |= bound.constants
         slots |= {vid: self._tensor(name) for name, vid in vids.items()}
-        own = {**functional_operators(graph, keep_dtypes=False), BATCH_NORM: normalize_by_statistics}
+        own = {
+            **refuse_kinds(graph),
+            BATCH_NORM: normalize_by_statistics,
+            QUANTIZER: quantize_to_floats,
+        }
         for op in graph.ops:
             results = apply(op, [slots[vid] for vid in op.inputs], own)
             slots.update(zip(op.outputs, results, strict=True))
@@ -289,6 +290,13 @@ def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.T
     return [(ins[0] - mean) * torch.rsqrt(variance + op.attrs["eps"]) * scale + bias]  # type: ignore[operator]
 
 
+def quantize_to_floats(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Whole numbers travel to their dequantizer as floats, since torch gives integers no gradient."""
+    if str(op.attrs["to"]).startswith("float8"):
+        raise Unsupported(f"op {op.name!r} rounds to {op.attrs['to']}, expected whole numbers of 8 or 16 bits")
+    return apply(replace(op, attrs={**op.attrs, "as_floats": True}), ins, {})
+
+
 def refuse_ops(graph: Graph) -> None:
     changed = [graph.values[vid] for vid in graph.updates if graph.values[vid].role is not Role.STATE]
     if changed:
@@ -296,10 +304,10 @@ def refuse_ops(graph: Graph) -> None:
     for op in graph.ops:
         if why := why_not_differentiable(op):
             raise Unsupported(f"op {op.name!r}, {op.operator}, cannot be trained through: {why}")
-        if op.attrs.get("op") != "QuantizeLinear":
+        if op.kind != QUANTIZER:
             continue
         for user in (graph.ops[oid] for vid in op.outputs for oid in graph.values[vid].users):
-            if user.kind not in CARRIERS and user.attrs.get("op") != "DequantizeLinear":
+            if user.kind not in (*CARRIERS, DEQUANTIZER):
                 raise Unsupported(
                     f"op {user.name!r}, {user.operator}, computes with the whole numbers of {op.name!r}; expected a "
                     "DequantizeLinear behind each QuantizeLinear"
@@ -329,11 +337,12 @@ RELATIVE = "relative"
 """How the names of the factors of scales begin."""
 
 MOVES = """
-cat.default clamp.default clone.default expand.default flip.default index.Tensor permute.default repeat.default
-reshape.default slice.Tensor split_with_sizes.default
+cat.default clamp.default clone.default constant_pad_nd.default expand.default flip.default index.Tensor
+max_pool1d.default max_pool2d.default max_pool3d.default permute.default repeat.default reshape.default slice.Tensor
+split_with_sizes.default
 """
 
-CARRIERS = frozenset(["MaxPool", *(f"aten.{name}" for name in MOVES.split())])
+CARRIERS = frozenset(f"aten.{name}" for name in MOVES.split())
 """Kinds that pass whole numbers on as they are, also where these travel as floats."""
 
 

@@ -74,7 +74,7 @@ def scales_of(graph: Graph) -> Mapping[int, Op]:
     """{vid of a stored scale: the first QuantizeLinear that divides by it}."""
     found: dict[int, Op] = {}
     for op in graph.ops:
-        if op.attrs.get("op") == "QuantizeLinear" and graph.values[op.inputs[1]].producer is None:
+        if op.kind == QUANTIZER and graph.values[op.inputs[1]].producer is None:
             found.setdefault(op.inputs[1], op)
     return found
 
@@ -116,7 +116,7 @@ def _readers(graph: Graph, value: Value) -> Iterator[tuple[Op, int]]:
                 if vid != current.vid:
                     continue
                 yield op, place
-                if place == 0 and (op.kind in MOVES or op.attrs.get("op") in ("QuantizeLinear", "DequantizeLinear")):
+                if place == 0 and (op.kind in MOVES or op.kind in (QUANTIZER, DEQUANTIZER)):
                     todo += [graph.values[out] for out in op.outputs]
 
 
@@ -130,10 +130,17 @@ def _is_float(value: Value) -> bool:
     return value.spec.dtype in ("float16", "bfloat16", "float32", "float64")
 
 
+QUANTIZER, DEQUANTIZER = "onnxline.quantize.default", "onnxline.dequantize.default"
+
+CONVOLUTIONS: Final = (
+    *(f"aten.conv{axes}d.default" for axes in (1, 2, 3)),
+    *("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"),
+)
+
 WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
     "aten.matmul.default": (0, 1), "aten.mm.default": (0, 1), "aten.linear.default": (0, 1, 2),
     "aten.addmm.default": (0, 1, 2), "aten.einsum.default": range(9),
-    "Conv": (1, 2), "ConvTranspose": (1, 2), "LSTM": (1, 2, 3), "Recurrent": (1, 2, 3, 7),
+    **dict.fromkeys(CONVOLUTIONS, (1, 2)), "onnxline.recurrent.default": (1, 2, 3, 6, 7),
     "aten.layer_norm.default": (1, 2), "aten.rms_norm.default": (1,), "aten.batch_norm.default": (1, 2),
     "aten.group_norm.default": (1, 2), "aten.index.Tensor": (0,),
 }  # fmt: skip
@@ -141,7 +148,7 @@ WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
 
 VECTORS: Final = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
 
-OPTIONAL: Final[Mapping[str, Sequence[int]]] = {"LSTM": (3,), "Recurrent": (3, 7)}
+OPTIONAL: Final[Mapping[str, Sequence[int]]] = {"onnxline.recurrent.default": (3,)}
 """kind → the weights that the importer fills in with zeros where a model has none."""
 
 MOVES: Final = views.MOVES | {"aten.clamp.default"}

@@ -14,11 +14,8 @@ import numpy as np
 
 from passes.proof.numbers import DRAWN, STEPS, Errors, Tolerance, compare, least_precise
 from pipeline.ir import Graph, Op, Value
-from pipeline.ops import Kind
-from pipeline.ops.random import KINDS as DRAWING
+from pipeline.ops.aten import HIGHER_ORDER, is_call
 from pipeline.verify.backends import Backend, Feeds, shapes_of
-
-DRAWING_KINDS: Final = frozenset(Kind(row.kind).name for row in DRAWING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +183,7 @@ STEP_NAMES: Final = frozenset(STEPS.values())
 
 
 def _draws(op: Op) -> bool:
-    if op.kind in DRAWING_KINDS:
-        return True
-    if not op.kind.startswith("aten."):
+    if not is_call(op.kind) or op.kind.startswith(HIGHER_ORDER):
         return False
     import torch
 

@@ -18,7 +18,7 @@ from passes.proof.draw_choice import ChosenDraw, choose_draws, sampler_of
 from passes.proof.draws import DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.lookups import has_loops, rows_by_input
 from passes.proof.numbers import DRAWN
-from passes.proof.numeric import STRUCTURE_ONLY
+from passes.proof.numeric import advice_on
 from passes.proof.precision import computed_types
 from passes.proof.types import Reference
 from passes.weights.detached import read_model
@@ -102,7 +102,7 @@ def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> 
             with limit_runs(context, model, [plan.first_feeds, *(draw.feeds for draw in plan.given)]):
                 chosen, skipped = choose_in_worker(model, plan, context, drawn)
         except StepFailed as error:
-            advice = _ask_for_sizes(plan) or STRUCTURE_ONLY
+            advice = _ask_for_sizes(plan) or advice_on(error)
             raise SourceError(f"the ONNX file does not run as it is: {error}{advice}") from error
     draws = tuple(_reference(draw) for draw in chosen)
     if not any(array.size for draw in draws for array in draw.outputs.values()):

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import onnx
 import pytest
+import yaml
 from rich.text import Text
 
-from passes.visible import HIDDEN, json_text, visible, visible_data, visible_line
+from passes.visible import HIDDEN, json_text, visible, visible_data, visible_line, visible_markup
 from pipeline.cli import main
+from pipeline.config import RunConfig
 from pipeline.errors import refusal_of
+from pipeline.events import Note, RunLog
 from pipeline.terminal import ProgressBar, Screen, VisibleStream, print_text
 
 NAME = "\x1b]0;title\x07\x1b[31mred\x9b2J\u202eback\x08[link=http://a]b[/link]\u2028\ud800"
@@ -38,6 +41,16 @@ def test_json_stays_json() -> None:
     text = json_text({NAME: NAME})
     assert HIDDEN.search(text) is None
     assert json.loads(text) == {NAME: NAME}
+
+
+def test_what_a_run_writes_to_its_log_is_escaped_and_its_yaml_reads_back() -> None:
+    log = RunLog()
+    log.add(Note(f"{NAME}\nonnxline: done"))
+    assert log.text().endswith(f"note: {SHOWN}\\nonnxline: done\n")
+    config = RunConfig.from_mapping({"model": {"onnx": "a.onnx"}, "passes": {"keep": ["node:\u202eabc\x9b"]}})
+    assert HIDDEN.search(config.to_yaml()) is None
+    assert yaml.safe_load(config.to_yaml())["passes"]["keep"] == ["node:\u202eabc\x9b"]
+    assert visible_markup("<\x0b\n>") == r"&lt;\x0b\n&gt;"
 
 
 def test_a_screen_writes_its_own_styles_and_no_others() -> None:

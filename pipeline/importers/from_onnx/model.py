@@ -46,7 +46,6 @@ def from_onnx(
     trainable: Collection[str] = (),
     base_dir: str | Path | None = None,
     fallback: bool = False,
-    whole: Collection[str] = (),
 ) -> Graph:
     """The Graph of an ONNX model. Every shape is static; every value keeps its name; initializers are referenced.
 
@@ -57,8 +56,7 @@ def from_onnx(
     reads is left out. Payloads are views of the model's `raw_data`, or maps of its data file: keep both alive and
     unchanged. Where the bytes or the data file are missing, the graph is weight-free: no payload. `base_dir` is the
     folder of the data files of a ModelProto; a path brings its own. An op that no emitter knows has `kernel=None`.
-    With `fallback` a node that no importer takes becomes an op `OnnxNode`, which another runtime computes;
-    `whole` lists op types of which each node becomes one then, though an importer would take it.
+    With `fallback` a node that no importer takes becomes an op `OnnxNode`, which another runtime computes.
     A graph output that has the name of a stored value or an input is that value; every other one is computed.
 
     Raises:
@@ -88,7 +86,7 @@ def from_onnx(
         notes={value.name: value for value in (*graph.value_info, *graph.output)},
         dims=sizes.dims,
     )
-    built, _ = build_graph(scope, Rules(importers().keys() - set(whole), fallback=fallback), emitter_of, sizes)
+    built, _ = build_graph(scope, Rules(importers().keys(), fallback=fallback), emitter_of, sizes)
     return built
 
 

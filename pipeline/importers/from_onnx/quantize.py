@@ -7,95 +7,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from pipeline.importers.from_onnx.conv import conv_attrs
-from pipeline.importers.from_onnx.moves import by_range, expand, move, reshape
+from pipeline.importers.from_onnx.conv import convolution, kernel_of, read_window
+from pipeline.importers.from_onnx.moves import reshape
 from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.ir.graph import TensorSpec
+from pipeline.ir.graph import Attr, TensorSpec
 
 LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 
 
 def quantize_linear(node: Node) -> None:
-    """round(x / scale) + zero point, within the range of the target type."""
-    node.attributes.settle("output_dtype", "axis", "block_size")  # the output's type is known
-    spec, out = node.spec(0), node.output()
-    wide = widest(node, spec.dtype, node.spec(1).dtype)
-    scale = along(node, node.operand(1), spec, wide)
-    x = node.convert(node.operand(0), wide)
-    zero = along(node, node.operand(2), spec, wide) if node.has(2) else None
-    saturates = node.attributes.flag("saturate", True)
-    quotient = node.step("aten.div.Tensor", [x, scale], TensorSpec(spec.shape, wide))
-    if node.element(2):
-        node.scope.resolved.narrow[node.output_names[0]] = node.element(2)
-    to_type(node, quotient, zero, out.dtype, saturates, LIMITS.get(node.element(2)))
-
-
-def widest(node: Node, *dtypes: str) -> str:
-    """The type to compute in. 16-bit numbers are divided in float32, as a quotient of theirs would round twice."""
+    """Whole numbers of less than 8 bits are held in 8, within limits of their own."""
+    node.attributes.settle("output_dtype")  # the output's type is known
     precision = node.attributes.integer("precision")
     if precision not in (0, 1):
         raise node.refusal(f"it asks for the precision of the ONNX element type {precision}, expected that of float32")
-    return "float64" if "float64" in dtypes else "float32"
-
-
-def to_type(
-    node: Node, quotient: int, zero: int | None, dtype: str, saturates: bool, limits: tuple[int, int] | None
-) -> None:
-    """The last steps of a quantization, from a quotient of floats."""
-    spec = node.vid_spec(quotient)
-    if dtype.startswith("float8"):
-        # A float8 is rounded by its own cast, and its zero point is 0.
-        if zero is not None:
-            quotient = node.step("aten.add.Tensor", [quotient, zero], spec)
-        node.emit_conversion(quotient, saturates=saturates)
-        return
-    rounded = node.step("aten.round.default", [quotient], spec)
-    if zero is not None:
-        rounded = node.step("aten.add.Tensor", [rounded, zero], spec)
-    info = np.iinfo(dtype)
-    low, high = limits or (int(info.min), int(info.max))
-    limited = node.step("aten.clamp.default", [rounded], spec, {"min": float(low), "max": float(high)})
-    node.emit_conversion(limited)
+    attrs = {"to": node.output().dtype, **places_of_scales(node)}
+    if not node.attributes.flag("saturate", True) and node.output().dtype.startswith("float8"):
+        attrs["saturate"] = False
+    if narrow := node.element(2):
+        node.scope.resolved.narrow[node.output_names[0]] = narrow
+    if limits := LIMITS.get(narrow):
+        attrs["low"], attrs["high"] = limits
+    node.emit("onnxline.quantize.default", node.operands(), attrs)
 
 
 def dequantize_linear(node: Node) -> None:
-    """(x - zero point) · scale. The difference is taken in float32, where numbers of up to 24 bits are exact."""
-    node.attributes.settle("axis", "block_size", "output_dtype")
-    spec, out = node.spec(0), node.output()
-    wide = "float64" if out.dtype == "float64" or spec.dtype in ("int32", "uint32") else "float32"
-    x = node.convert(node.operand(0), wide)
-    if node.has(2):
-        zero = along(node, node.operand(2), spec, wide)
-        x = node.step("aten.sub.Tensor", [x, zero], TensorSpec(spec.shape, wide))
-    scale = along(node, node.operand(1), spec, wide)
-    if wide == out.dtype:
-        node.emit("aten.mul.Tensor", [x, scale])
-        return
-    product = node.step("aten.mul.Tensor", [x, scale], TensorSpec(spec.shape, wide))
-    node.emit_conversion(product)
+    node.attributes.settle("output_dtype")
+    attrs = {"to": node.output().dtype, **places_of_scales(node)}
+    node.emit("onnxline.dequantize.default", node.operands(), attrs)
 
 
-def along(node: Node, vid: int, spec: TensorSpec, dtype: str) -> int:
-    """A scale or zero point as floats that broadcast to `spec`: one, one for each place of an axis, or blocks."""
-    vid = node.convert(vid, dtype)
-    own = node.vid_spec(vid)
-    if own.numel == 1 and own.rank <= 1:
-        return vid if own.rank == 0 else reshape(node, vid, ())
+def places_of_scales(node: Node) -> dict[str, Attr]:
+    """The axis along which there are several scales, and how many places share one; nothing for one scale."""
+    spec, scale = node.spec(0), node.spec(1)
     axis = node.attributes.integer("axis", 1) % max(spec.rank, 1)
     block = node.attributes.integer("block_size")
-    if own.rank == 1:
-        column = tuple(own.sizes[0] if at == axis else 1 for at in range(spec.rank))
-        return reshape(node, vid, column)
-    if own.rank != spec.rank or not block:
+    if scale.numel == 1 and scale.rank <= 1:
+        return {}
+    if scale.rank == 1 and scale.sizes[0] == spec.sizes[axis]:
+        return {"axis": axis}
+    if scale.rank != spec.rank or not block:
         raise node.refusal(
-            f"it has scales of the shape {list(own.shape)} and block_size {block} for {list(spec.shape)}"
+            f"it has scales of the shape {list(scale.shape)} and block_size {block} for {list(spec.shape)}"
         )
-    before, count, after = own.sizes[:axis], own.sizes[axis], own.sizes[axis + 1 :]
-    wide = expand(node, reshape(node, vid, (*before, count, 1, *after)), (*before, count, block, *after))
-    flat = (*before, count * block, *after)
-    return move(node, reshape(node, wide, flat), *by_range(flat, axis, range(spec.sizes[axis])))
+    return {"axis": axis, "block_size": block}
 
 
 def spec_of(spec: TensorSpec, dtype: str) -> TensorSpec:
@@ -139,7 +94,8 @@ def integer_conv(node: Node, x: int, w: int, x_zero: int, w_zero: int) -> int:
     """The convolution of integers in float64. Zeros are padded after the zero point was taken off."""
     column = (node.spec(w).sizes[0], *(1,) * (node.spec(w).rank - 1))
     operands = [subtract_zero_point(node, x, x_zero), subtract_zero_point(node, w, w_zero, column)]
-    return node.step("Conv", operands, spec_of(node.output(), "float64"), conv_attrs(node, w))
+    operator, tensors, attrs = convolution(node, operands, read_window(node, kernel_of(node, w)))
+    return node.step(operator, tensors, spec_of(node.output(), "float64"), attrs)
 
 
 def q_linear_conv(node: Node) -> None:
@@ -170,10 +126,9 @@ def requantize(
         right = reshape(node, right, channels)
     if node.vid_spec(left).rank == 1 and node.vid_spec(left).numel > 1:
         left = reshape(node, left, (*node.vid_spec(left).sizes, 1))
-    for operator, factor in (("aten.mul.Tensor", left), ("aten.mul.Tensor", right), ("aten.div.Tensor", result)):
-        product = node.step(operator, [product, factor], spec)
-    point = node.convert(node.operand(zero), "float64")
-    to_type(node, product, point, node.output().dtype, True, None)
+    for factor in (left, right):
+        product = node.step("aten.mul.Tensor", [product, factor], spec)
+    node.emit("onnxline.quantize.default", [product, result, node.operand(zero)], {"to": node.output().dtype})
 
 
 IMPORTERS: dict[str, Importer] = {

@@ -14,30 +14,31 @@ from pipeline.ir.graph import Attr, TensorSpec
 
 def normal(node: Node) -> None:
     """RandomNormal and RandomNormalLike: of their input only shape and dtype count, and both are known."""
-    settle_shape(node)
-    number = node.attributes.number
-    node.emit("RandomNormal", [], {"mean": number("mean"), "scale": number("scale", 1.0), "seed": seed_of(node)})
+    draw(node, "random_normal", mean=node.attributes.number("mean"), scale=node.attributes.number("scale", 1.0))
 
 
 def uniform(node: Node) -> None:
-    settle_shape(node)
-    number = node.attributes.number
-    node.emit("RandomUniform", [], {"low": number("low"), "high": number("high", 1.0), "seed": seed_of(node)})
+    draw(node, "random_uniform", low=node.attributes.number("low"), high=node.attributes.number("high", 1.0))
 
 
-def settle_shape(node: Node) -> None:
+def draw(node: Node, operator: str, **numbers: float) -> None:
     node.attributes.settle("shape", "dtype")
     node.settle_inputs(0)
+    out = node.output()
+    attrs: dict[str, Attr] = {"size": out.sizes, **numbers, "dtype": out.dtype, "seed": seed_of(node)}
+    node.emit(f"onnxline.{operator}.default", [], attrs)
 
 
 def bernoulli(node: Node) -> None:
     node.attributes.settle("dtype")
-    node.emit("Bernoulli", node.operands(), {"seed": seed_of(node)})
+    node.emit("onnxline.bernoulli.default", node.operands(), {"dtype": node.output().dtype, "seed": seed_of(node)})
 
 
 def multinomial(node: Node) -> None:
     node.attributes.settle("dtype", "sample_size")
-    node.emit("Multinomial", node.operands(), {"seed": seed_of(node)})
+    out = node.output()
+    attrs: dict[str, Attr] = {"count": out.sizes[1], "dtype": out.dtype, "seed": seed_of(node)}
+    node.emit("onnxline.multinomial.default", node.operands(), attrs)
 
 
 def dropout(node: Node) -> None:
@@ -67,7 +68,7 @@ def drawn_dropout(node: Node) -> None:
         (mask or node.fresh(f"{first}.mask"), TensorSpec(spec.shape, "bool")),
     ]
     attrs: dict[str, Attr] = {"ratio": ratio, "seed": seed_of(node)}
-    node.make("Dropout", node.operands(0), outputs, attrs)
+    node.make("onnxline.dropout.default", node.operands(0), outputs, attrs)
 
 
 def seed_of(node: Node) -> int:

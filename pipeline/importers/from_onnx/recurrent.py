@@ -1,8 +1,4 @@
-"""LSTM, GRU and RNN: products over time.
-
-The plain LSTM over whole sequences is a kind of its own. Every other cell is a `Recurrent`, of which optional inputs
-are filled in: the lengths of all sequences, biases, states and peepholes.
-"""
+"""LSTM, GRU and RNN as one operator of our own, whose biases and first states are filled in with zeros."""
 
 from __future__ import annotations
 
@@ -11,11 +7,12 @@ import numpy as np
 from passes.suggest import plural
 from pipeline.importers.from_onnx.moves import PERMUTE, permute
 from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.ir.graph import Attr, TensorSpec
+from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 LENGTHS, HIDDEN, CELL, PEEPHOLES = 4, 5, 6, 7
+DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 WITH_ALPHA = {
     "LeakyRelu": 0.01,
     "ThresholdedRelu": 1.0,
@@ -29,28 +26,32 @@ WITH_BETA = {"ScaledTanh": 1.0, "HardSigmoid": 0.5, "Affine": 0.0}
 
 def recurrent(node: Node) -> None:
     read, kind = node.attributes, node.kind
-    batch_first = read.flag("layout")
+    batch_first, direction = read.flag("layout"), read.text("direction", "forward")
+    if direction not in DIRECTIONS:
+        raise node.refusal(f"found direction {direction!r}, expected {', '.join(DIRECTIONS)}")
     read.settle("hidden_size", "output_sequence")  # both say what the shapes say
     x = node.operand(0)
     if batch_first:
         x = swap_axes(node, x)
-    steps, batch, _ = node.vid_spec(x).sizes
-    directions, hidden, _dtype = node.spec(1).sizes[0], node.spec(2).sizes[2], node.spec(0).dtype
-    state = (directions, batch, hidden)
-    inputs = [x, node.operand(1), node.operand(2)]
-    inputs.append(node.operand(3) if node.has(3) else zeros(node, (directions, 2 * GATES[kind] * hidden)))
-    places = (HIDDEN, CELL) if kind == "LSTM" else (HIDDEN,)
-    states = [initial(node, place, state, batch_first=batch_first) for place in places]
-
+    steps, batch, features = node.vid_spec(x).sizes
+    directions, hidden = DIRECTIONS[direction], node.spec(2).sizes[-1]
+    rows, state = GATES[kind] * hidden, (directions, batch, hidden)
+    shapes = {1: (directions, rows, features), 2: (directions, rows, hidden), 3: (directions, 2 * rows)}
+    for place, shape in shapes.items():
+        if node.has(place) and node.spec(place).sizes != shape:
+            found = list(node.spec(place).sizes)
+            raise node.refusal(f"its input {node.input_names[place]!r} has the shape {found}, expected {list(shape)}")
+    bias = node.operand(3) if node.has(3) else zeros(node, shapes[3])
+    operands = {"input": x, "w": node.operand(1), "r": node.operand(2), "b": bias}
+    for name, place in (("hidden", HIDDEN), ("cell", CELL))[: 2 if kind == "LSTM" else 1]:
+        operands[name] = initial(node, place, state, batch_first=batch_first)
+    for name, place in (("lengths", LENGTHS), ("peepholes", PEEPHOLES)):
+        if node.has(place):
+            operands[name] = node.operand(place)
+    refs = {name: InputRef(at) for at, name in enumerate(operands)}
+    attrs: dict[str, Attr] = {**refs, "kind": kind, "direction": direction, **cell_attrs(node, directions)}
     outputs = specs_of_outputs(node, (steps, directions, batch, hidden), state, batch_first=batch_first)
-    if is_plain_lstm(node):
-        made = node.make("LSTM", [*inputs, *states], outputs, {"direction": read.text("direction", "forward")})
-    else:
-        lengths = node.operand(LENGTHS) if node.has(LENGTHS) else node.constant_operand(np.full(batch, steps, np.int32))
-        extra = [lengths, *states]
-        if kind == "LSTM":
-            extra.append(node.operand(PEEPHOLES) if node.has(PEEPHOLES) else zeros(node, (directions, 3 * hidden)))
-        made = node.make("Recurrent", [*inputs, *extra], outputs, cell_attrs(node, directions))
+    made = node.make("onnxline.recurrent.default", list(operands.values()), outputs, attrs)
     if batch_first:
         give_batch_first(node, made)
 
@@ -77,38 +78,23 @@ def give_batch_first(node: Node, made: tuple[int, ...]) -> None:
             node.make(PERMUTE, [made[at]], [(name, node.spec_of(name))], {"dims": perm})
 
 
-def is_plain_lstm(node: Node) -> bool:
-    read = node.attributes
-    activations = read.texts("activations") or DEFAULTS["LSTM"]
-    return (
-        node.kind == "LSTM"
-        and "clip" not in read
-        and not read.flag("input_forget")
-        and not node.has(PEEPHOLES)
-        and not node.has(LENGTHS)
-        and activations[:3] == DEFAULTS["LSTM"]
-        and len(set(activations)) == 2
-        and "activation_alpha" not in read
-        and "activation_beta" not in read
-    )
-
-
 def cell_attrs(node: Node, directions: int) -> dict[str, Attr]:
     read, kind = node.attributes, node.kind
     names = read.texts("activations") or DEFAULTS[kind] * directions
     if strange := [name for name in names if name not in ACTIVATIONS]:
         raise node.refusal(f"found the activation {strange[0]}, expected one of {', '.join(ACTIVATIONS)}")
     node.check_length("activations", names, len(DEFAULTS[kind]) * directions)
-    return {
-        "cell": kind,
-        "direction": read.text("direction", "forward"),
-        "activations": ",".join(names),
-        "alphas": numbers_for(node, "activation_alpha", names, WITH_ALPHA),
-        "betas": numbers_for(node, "activation_beta", names, WITH_BETA),
-        "clip": read.number("clip", 0.0),
-        "input_forget": read.flag("input_forget"),
-        "reset_after": read.flag("linear_before_reset"),
-    }
+    alphas = numbers_for(node, "activation_alpha", names, WITH_ALPHA)
+    betas = numbers_for(node, "activation_beta", names, WITH_BETA)
+    usual = names == DEFAULTS[kind] * directions
+    squashes: dict[str, Attr] = {} if usual else {"activations": ",".join(names), "alphas": alphas, "betas": betas}
+    flags = [
+        name
+        for name, attribute in (("input_forget", "input_forget"), ("reset_after", "linear_before_reset"))
+        if read.flag(attribute)
+    ]
+    clip = read.number("clip", 0.0)
+    return {**squashes, **({"clip": clip} if clip else {}), **dict.fromkeys(flags, True)}
 
 
 def numbers_for(node: Node, attribute: str, names: tuple[str, ...], defaults: dict[str, float]) -> tuple[float, ...]:

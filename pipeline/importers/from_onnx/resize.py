@@ -1,7 +1,7 @@
-"""Resize and Upsample.
+"""Resize and Upsample as calls of torch.
 
-Nearest and linear over plain coordinates are a kind of their own. Every other case is separable: along each axis the
-result is a Gather at constant places, or a sum of some with weights.
+Torch has some cases as one operator. Every other case is separable: along each axis the result is a selection of
+constant places, or a sum of some with weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Resampling:
 def resize(node: Node) -> None:
     read, rank = node.attributes, node.spec(0).rank
     node.settle_inputs(1, 3)
-    before, after = node.spec(0).sizes, node.output().sizes
+    before = node.spec(0).sizes
     if 0 in before:
         raise node.refusal(f"its input has the shape {list(before)}, without an element")
     how = Resampling(
@@ -47,22 +47,49 @@ def resize(node: Node) -> None:
     if how.mode not in ("nearest", "linear", "cubic") or how.coordinates not in COORDINATES:
         raise node.refusal(f"found mode {how.mode!r} and coordinates {how.coordinates!r}, which it does not have")
     axes = tuple(axis % rank for axis in read.integers("axes") or range(rank))
-    scales = chosen_scales(node, axes)
-    # A window of another size than the output's would move the corners of `align_corners`.
-    whole = all(abs(scale * old - new) < 1e-6 for scale, old, new in zip(scales, before, after, strict=True))
-    odd = how.mode == "cubic" or how.antialias or (how.mode == "linear" and how.exclude_outside)
-    plain = how.coordinates in PLAIN and (whole or how.coordinates != "align_corners")
-    if not odd and plain and (how.mode != "nearest" or rounds_exactly(how, scales, before, after)):
-        read.settle("extrapolation_value", "cubic_coeff_a")
-        attrs: dict[str, Attr] = {
-            "mode": how.mode,
-            "scales": tuple(map(float, scales)),
-            "coordinates": how.coordinates,
-            "nearest": how.nearest,
-        }
-        node.emit("Resize", [node.operand(0)], attrs)
+    resize_by(node, how, chosen_scales(node, axes), axes)
+
+
+def resize_by(node: Node, how: Resampling, scales: tuple[Fraction, ...], axes: tuple[int, ...]) -> None:
+    found = find_operator(how, node.spec(0), node.output(), scales)
+    if found is None:
+        resample(node, how, scales, axes)
         return
-    resample(node, how, scales, axes)
+    node.attributes.settle("extrapolation_value")
+    operator, attrs = found
+    node.emit(operator, [node.operand(0)], {"output_size": node.output().sizes[2:], **attrs})
+
+
+def find_operator(
+    how: Resampling, before: TensorSpec, after: TensorSpec, scales: tuple[Fraction, ...]
+) -> tuple[str, dict[str, Attr]] | None:
+    """Torch's operator for all axes of an image, and what it takes beside the sizes; None where it has none."""
+    dims = before.rank - 2
+    rows = list(zip(before.sizes, after.sizes, scales, strict=True))
+    if dims not in (1, 2, 3) or "float" not in before.dtype or any(row[0] != row[1] for row in rows[:2]):
+        return None
+    if how.mode == "nearest":
+        same = how.coordinates in PLAIN and all(
+            np.array_equal(nearest_elements(how, old, new, scale), elements_of_torch(old, new))
+            for old, new, scale in rows[2:]
+        )
+        return (f"aten.upsample_nearest{dims}d.default", {}) if same else None
+    # An axis that stays would mix a number that is not finite with its neighbours.
+    whole = all(scale != 1 and abs(scale * old - new) < 1e-6 for old, new, scale in rows[2:])
+    if not whole or how.antialias or how.exclude_outside or how.coordinates not in OF_TORCH:
+        return None
+    if how.coordinates == "pytorch_half_pixel" and 1 in after.sizes[2:]:
+        return None
+    align_corners: dict[str, Attr] = {"align_corners": how.coordinates == "align_corners"}
+    if how.mode == "linear":
+        return f"aten.upsample_{('linear1d', 'bilinear2d', 'trilinear3d')[dims - 1]}.default", align_corners
+    return ("aten.upsample_bicubic2d.default", align_corners) if dims == 2 and how.cubic == -0.75 else None
+
+
+def elements_of_torch(size: int, new_size: int) -> np.ndarray:
+    """The elements that torch's nearest mode takes; it counts in float32."""
+    places = np.arange(new_size, dtype=np.float32) * np.float32(size / new_size)
+    return np.minimum(np.floor(places), size - 1).astype(np.int64)
 
 
 def chosen_scales(node: Node, axes: tuple[int, ...]) -> tuple[Fraction, ...]:
@@ -90,25 +117,6 @@ def positive(node: Node, scale: float) -> Fraction:
     if not 0 < scale < math.inf:
         raise node.refusal(f"it has the scale {scale}, expected a number above 0")
     return Fraction(scale)
-
-
-def rounds_exactly(
-    how: Resampling, scales: tuple[Fraction, ...], before: tuple[int, ...], after: tuple[int, ...]
-) -> bool:
-    """Whether places in float64, as the kind has them, round to the elements that the formulas of ONNX name.
-
-    With 7 elements resized to 9, the fifth is at (4 + 0.5) / (9 / 7) - 0.5 = 3, and in float64 just below.
-    """
-    if how.coordinates == "half_pixel_symmetric":  # its sum depends on the order of its terms
-        return False
-    return all(
-        np.array_equal(
-            np.clip(ROUNDING[how.nearest](source_places(how.coordinates, old, new, float(scale), WHOLE)), 0, old - 1),
-            nearest_elements(how, old, new, scale),
-        )
-        for scale, old, new in zip(scales, before, after, strict=True)
-        if (scale, old) != (1, new)
-    )
 
 
 def nearest_elements(how: Resampling, size: int, new_size: int, scale: Fraction) -> np.ndarray:
@@ -264,26 +272,23 @@ EXACT_ROUNDING: dict[str, Callable[[Fraction], int]] = {
     "ceil": math.ceil,
 }
 
-WHOLE = (0.0, 1.0)
-"""The region of a Resize without one."""
-
 MOST_TAPS = 8
 """Neighbours of which each is a term of a sum; more of them are a product with a matrix."""
 
 PLAIN = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+OF_TORCH = ("half_pixel", "pytorch_half_pixel", "align_corners")
 COORDINATES = (*PLAIN, "tf_crop_and_resize", "tf_half_pixel_for_nn")
 
 
 def upsample(node: Node) -> None:
     """Resize up to opset 9: asymmetric, and down to the nearest element."""
-    scales = tuple(float(scale) for scale in node.need_constant(1, "scales"))
-    attrs: dict[str, Attr] = {
-        "mode": node.attributes.text("mode", "nearest"),
-        "scales": scales,
-        "coordinates": "asymmetric",
-        "nearest": "floor",
-    }
-    node.emit("Resize", [node.operand(0)], attrs)
+    mode = node.attributes.text("mode", "nearest")
+    if mode not in ("nearest", "linear"):
+        raise node.refusal(f"found mode {mode!r}, expected nearest or linear")
+    how = Resampling(mode, "asymmetric", "floor", -0.75, antialias=False, exclude_outside=False)
+    axes = tuple(range(node.spec(0).rank))
+    scales = tuple(positive(node, float(scale)) for scale in node.need_constant(1, "scales"))
+    resize_by(node, how, scales, axes)
 
 
 IMPORTERS: dict[str, Importer] = {"Resize": resize, "Upsample": upsample}

@@ -156,8 +156,10 @@ def infer(
     )
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     model = helper.make_model(graph, opset_imports=imports)
+    vectors = [spec.shape[0] for spec in specs.values() if len(spec.shape) == 1]
+    propagates = not any(isinstance(size, int) and size > MOST_PROPAGATED for size in vectors)
     try:
-        inferred = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        inferred = shape_inference.infer_shapes(model, strict_mode=True, data_prop=propagates)
     except shape_inference.InferenceError as error:
         inputs = ", ".join(f"{name!r}: {spec.dtype}{list(spec.shape)}" for name, spec in specs.items())
         raise SourceError(
@@ -167,6 +169,10 @@ def infer(
     found = {value.name: declared_spec(value, {}) for value in inferred.graph.output}
     outputs = {name: spec for name, spec in found.items() if spec is not None}
     return fit_windows(node, specs, outputs) if op_key(node.domain, node.op_type) in WINDOWED else outputs
+
+
+MOST_PROPAGATED = 4096
+"""Elements of a vector that may be a shape: ONNX's inference makes a symbol for each of them."""
 
 
 def fit_windows(

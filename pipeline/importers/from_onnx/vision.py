@@ -15,12 +15,13 @@ def roi_align(node: Node) -> None:
         raise node.refusal(f"found mode {mode!r} and coordinates {coordinates!r}, which it does not have")
     read.settle("output_height", "output_width")  # of the output's shape
     attrs: dict[str, Attr] = {
+        "output_size": node.output().sizes[2:],
         "mode": mode,
         "half_pixel": coordinates == "half_pixel",
         "sampling_ratio": read.integer("sampling_ratio"),
         "spatial_scale": read.number("spatial_scale", 1.0),
     }
-    node.emit("RoiAlign", node.operands(), attrs)
+    node.emit("onnxline.roi_align.default", node.operands(), attrs)
 
 
 IMPORTERS: dict[str, Importer] = {"RoiAlign": roi_align}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.ir.graph import Attr, Graph, InputRef, Op, TensorSpec
+from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
 from pipeline.lowering.fusion.rewrite import Rewrite
 from pipeline.lowering.traced_order import ORDERS
 
@@ -28,7 +28,10 @@ POINTWISE = frozenset(
 )
 
 
-TORCH_POOL, CAT = "aten.max_pool2d.default", "aten.cat.default"
+CAT = "aten.cat.default"
+
+AS_STORED = ("aten.max_pool2d.default", "aten.constant_pad_nd.default")
+"""Operators of torch that read images with their channels last as they are, and make such."""
 
 
 def keep_channels_last(graph: Graph) -> Graph:
@@ -39,36 +42,13 @@ def keep_channels_last(graph: Graph) -> Graph:
             images = {0, 2} if op.attrs["add"] else {0}
             ins = [order.turned(vid, op) if at in images else vid for at, vid in enumerate(op.inputs)]
             order.compute(op, ins, {**op.attrs, "channels_last": True})
-        elif op.kind == "MaxPool" and op.inputs[0] in order and _is_of_torch(op):
-            order.compute_as_stored(op, TORCH_POOL, _torch_pool(op))
-        elif op.kind == TORCH_POOL and op.inputs[0] in order and ORDERS not in op.attrs:
-            order.compute_as_stored(op, TORCH_POOL, op.attrs)
+        elif op.kind in AS_STORED and op.inputs[0] in order and ORDERS not in op.attrs:
+            order.compute_as_stored(op)
         elif op.kind in POINTWISE and order.has_all(op):
             order.compute(op, [order.turned(vid, op) for vid in op.inputs], op.attrs)
         elif op.kind == CAT and op.attrs.get("dim") in (1, -3) and order.has_all(op):
             order.compute(op, [order.turned(vid, op) for vid in op.inputs], {**op.attrs, "dim": CHANNELS})
     return order.rewrite.build()
-
-
-def _is_of_torch(op: Op) -> bool:
-    """Whether torch has this pooling over two dimensions: one pad for both sides, of at most half a window."""
-    pads, kernel = op.attrs["pads"], op.attrs["kernel"]
-    if not (isinstance(pads, tuple) and isinstance(kernel, tuple)) or len(kernel) != 2 or op.attrs["ceil_mode"]:
-        return False
-    return pads[:2] == pads[2:] and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))  # type: ignore[operator]
-
-
-def _torch_pool(op: Op) -> dict[str, Attr]:
-    attrs = op.attrs
-    pads = attrs["pads"]
-    return {
-        "self": InputRef(0),
-        "kernel_size": attrs["kernel"],
-        "stride": attrs["strides"],
-        "padding": pads[:2] if isinstance(pads, tuple) else 0,
-        "dilation": attrs["dilations"],
-        "ceil_mode": False,
-    }
 
 
 class _Order:
@@ -102,11 +82,11 @@ class _Order:
         self.rewrite.replace(op, op.kind, ins, [stored], attrs, op.constraints)
         self.rewrite.replace(op, "aten.permute.default", [stored], [out], {"dims": FIRST})
 
-    def compute_as_stored(self, op: Op, kind: str, attrs: Mapping[str, Attr]) -> None:
-        """An operator of torch in the place of `op`, whose result is stored with its channels last."""
+    def compute_as_stored(self, op: Op) -> None:
+        """`op` as it is, but its result is stored with its channels last."""
         (out,) = op.outputs
         self._last[out] = stored = self._declare(out)
-        self.rewrite.replace(op, kind, op.inputs, [stored], {**attrs, ORDERS: (FIRST,)})
+        self.rewrite.replace(op, op.kind, op.inputs, [stored], {**op.attrs, ORDERS: (FIRST,)})
         self.rewrite.replace(op, "aten.permute.default", [stored], [out], {"dims": FIRST})
 
     def _declare(self, vid: int) -> int:

@@ -26,13 +26,14 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True)
 class Convolved:
-    """A convolution over two dimensions; `pads` is every begin, then every end."""
+    """A convolution over two dimensions."""
 
     x: int
     weight: int
     bias: int | None
     strides: tuple[int, ...]
     pads: tuple[int, ...]
+    """One for both sides of a dimension."""
     dilations: tuple[int, ...]
     group: int
 
@@ -133,26 +134,19 @@ def _product(op: Op) -> MatrixProduct | None:
 
 
 def read_convolution(graph: Graph, op: Op) -> Convolved | None:
-    if op.kind not in ("Conv", "aten.conv2d.default", "aten.convolution.default"):
+    if op.kind not in ("aten.conv2d.default", "aten.convolution.default"):
         return None
-    attrs, x = op.attrs, graph.values[op.inputs[0]].spec
-    if x.rank != 4:
+    attrs = op.attrs
+    if graph.values[op.inputs[0]].spec.rank != 4 or attrs.get("transposed"):
         return None
-    if op.kind == "Conv":
-        bias = op.inputs[2] if len(op.inputs) == 3 else None
-        sizes = (pair(attrs[name]) for name in ("strides", "dilations"))
-        pads, group = attrs["pads"], attrs["group"]
-    else:
-        if attrs.get("transposed"):
-            return None
-        bias = op.inputs[2] if isinstance(attrs.get("bias"), InputRef) else None
-        sizes = (pair(attrs.get(name, 1)) for name in ("stride", "dilation"))
-        one_side = pair(attrs.get("padding", 0))
-        pads, group = None if one_side is None else one_side * 2, attrs.get("groups", 1)
-    strides, dilations = sizes
-    if strides is None or dilations is None or not isinstance(pads, tuple) or not isinstance(group, int):
+    bias = op.inputs[2] if isinstance(attrs.get("bias"), InputRef) else None
+    strides, pads, dilations = (
+        pair(attrs.get(name, usual)) for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    groups = attrs.get("groups", 1)
+    if strides is None or pads is None or dilations is None or not isinstance(groups, int):
         return None
-    return Convolved(op.inputs[0], op.inputs[1], bias, strides, pads, dilations, group)  # type: ignore[arg-type]
+    return Convolved(op.inputs[0], op.inputs[1], bias, strides, pads, dilations, groups)
 
 
 def pair(value: Attr) -> tuple[int, ...] | None:

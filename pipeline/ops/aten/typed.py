@@ -20,7 +20,7 @@ from pipeline.ops.aten.inplace import CHANGED, POINTWISE, WRITTEN_LAST
 from pipeline.ops.aten.orders import ORDERS
 from pipeline.ops.aten.signatures import OperatorSignature
 from pipeline.ops.kinds import Kind
-from pipeline.ops.rows import Check, KernelKind, OpCall, Specs, kind, signature
+from pipeline.ops.rows import Check, Count, KernelKind, OpCall, Specs, kind, signature
 
 SIGNATURES: Final[Mapping[Kind, str]] = {
     # products of matrices
@@ -41,6 +41,12 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     Kind.Conv2dPadding: "conv2d.padding(T input, T weight, T? bias, "
     "i[] stride=(1,), s padding='valid', i[] dilation=(1,), i groups=1)",
     Kind.ConvTranspose2d: "conv_transpose2d.input(T input, T weight, T? bias, "
+    "i[] stride=(1,), i[] padding=(0,), i[] output_padding=(0,), i groups=1, i[] dilation=(1,))",
+    Kind.Conv3d: "conv3d.default(T input, T weight, T? bias, "
+    "i[] stride=(1,), i[] padding=(0,), i[] dilation=(1,), i groups=1)",
+    Kind.ConvTranspose1d: "conv_transpose1d.default(T input, T weight, T? bias, "
+    "i[] stride=(1,), i[] padding=(0,), i[] output_padding=(0,), i groups=1, i[] dilation=(1,))",
+    Kind.ConvTranspose3d: "conv_transpose3d.input(T input, T weight, T? bias, "
     "i[] stride=(1,), i[] padding=(0,), i[] output_padding=(0,), i groups=1, i[] dilation=(1,))",
     Kind.MaxPool2d: "max_pool2d.default(T self, i[] kernel_size, "
     "i[] stride=(), i[] padding=(0,), i[] dilation=(1,), ? ceil_mode=False)",
@@ -120,6 +126,19 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     # what ONNX means and torch cannot say in a few calls (runtime/own_operators.py)
     Kind.CastFloat8: "onnxline.cast_float8.default(T self, s to, ? saturate=True)",
     Kind.Unsigned: "onnxline.unsigned.default(T self, T other, s function)",
+    Kind.Quantize: "onnxline.quantize.default(T self, T scale, T? zero_point, s to, i axis=1, i block_size=0, "
+    "i? low=None, i? high=None, ? saturate=True, = as_floats=False)",
+    Kind.Dequantize: "onnxline.dequantize.default(T self, T scale, T? zero_point, s to, i axis=1, i block_size=0)",
+    Kind.Recurrent: "onnxline.recurrent.default(T input, T w, T r, T b, T hidden, T? cell, T? lengths, T? peepholes, "
+    "s kind, s direction='forward', s activations='', f[]? alphas=None, f[]? betas=None, f clip=0.0, "
+    "? input_forget=False, ? reset_after=False)",
+    Kind.RoiAlign: "onnxline.roi_align.default(T input, T boxes, T places, i[] output_size, s mode='avg', "
+    "? half_pixel=True, i sampling_ratio=0, f spatial_scale=1.0)",
+    Kind.RandomNormal: "onnxline.random_normal.default(i[] size, f mean, f scale, s dtype, i seed)",
+    Kind.RandomUniform: "onnxline.random_uniform.default(i[] size, f low, f high, s dtype, i seed)",
+    Kind.Bernoulli: "onnxline.bernoulli.default(T self, s dtype, i seed)",
+    Kind.Multinomial: "onnxline.multinomial.default(T self, i count, s dtype, i seed)",
+    Kind.Dropout: "onnxline.dropout.default(T self, f ratio, i seed)",
     # along axes
     Kind.Sum: "sum.dim_IntList(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
     Kind.Mean: "mean.dim(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
@@ -165,7 +184,10 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     "- layout=None, - device=None, - pin_memory=None, - memory_format=None)",
 }
 
-TWO_RESULTS = (Kind.MaxDim, Kind.Topk, Kind.Sort)
+TWO_RESULTS = (Kind.MaxDim, Kind.Topk, Kind.Sort, Kind.Dropout)
+
+RESULTS: Final[Mapping[Kind, Count]] = {**dict.fromkeys(TWO_RESULTS, 2), Kind.Recurrent: (2, 3)}
+"""How many results a call has, where it is not one."""
 
 SAME_OPERATOR: Final[Mapping[str, str]] = {
     "aten.multiply.Tensor": "aten.mul.Tensor",
@@ -196,7 +218,7 @@ class TypedCall:
     @classmethod
     def of(cls, number: Kind, text: str) -> TypedCall:
         calls = OperatorSignature.parse(text)
-        results = 2 if number in TWO_RESULTS else 1
+        results = RESULTS.get(number, 1)
         layout = ",".join(filter(None, (calls.layout(), "order=i[]" if results == 1 else "")))
         values = signature(_has_its_operands(calls), inputs=(0, None), outputs=results)
         return cls(kind(number, values, layout, inplace=_inplace(calls)), calls)
@@ -240,7 +262,7 @@ def as_typed(operator: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) 
     fields = typed.signature.pack(operator, {name: item for name, item in attrs.items() if name != ORDERS})
     if fields is None or not isinstance(orders, tuple):
         return None
-    if typed.row.kind not in TWO_RESULTS:
+    if typed.row.kind not in RESULTS:
         fields["order"] = orders[0] if orders else ()  # type: ignore[assignment]
     elif any(orders):
         return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from passes.suggest import plural
+from pipeline.argument_checks import a, expects
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Graph, InputRef, Op, Role, TensorSpec, Value, parts
 from pipeline.ir.json import digest_graph
@@ -23,6 +24,7 @@ from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 LISTED = 20
 
 
+@expects(graph=a(Graph, "a Graph"), plan=a(ExecutionPlan, "an ExecutionPlan"))
 def check_against(graph: Graph, plan: ExecutionPlan) -> None:
     """Check that `plan` is one of `graph`, whose ops have kernels (`pipeline.lowering.with_kernels`).
 

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.random import KERNELS as DRAWING
+from pipeline.runtime.kernels.aten.draws import DRAWING
 from pipeline.runtime.program import LaunchStep
 from pipeline.runtime.torch_args import find_operator
 

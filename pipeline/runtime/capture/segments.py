@@ -25,6 +25,8 @@ HIGHER_ORDER = "it is a higher-order operator, whose bodies run as often as the 
 OBSTACLES: Mapping[str, str] = {
     "HigherOrder": HIGHER_ORDER,
     "OnnxNode": "another runtime computes it, on the host",
+    "RoiAlign": HOST_SYNC,
+    "Unsigned": "numpy computes it, on the host",
 }
 """Why calls of a kind cannot be captured, by its name; a kind without a row can."""
 

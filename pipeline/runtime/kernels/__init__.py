@@ -8,14 +8,10 @@ from pipeline.ops import Kind
 from pipeline.ops.tables import join
 from pipeline.runtime.kernels import (
     aten,
-    conv,
     fallback,
     fused,
     optimizer,
-    random,
-    recurrent,
     shape,
-    vision,
 )
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 from pipeline.runtime.kernels.native import KERNELS as NATIVE
@@ -42,11 +38,7 @@ __all__ = [
 ]
 
 FAMILIES = (
-    conv,
     shape,
-    recurrent,
-    vision,
-    random,
     optimizer,
     fused,
     fallback,
@@ -55,7 +47,7 @@ FAMILIES = (
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
 
-PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (conv, fused, aten))
+PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (fused, aten))
 """The kinds whose kernels take packed weights, as the attribute `packed`."""
 
 

@@ -13,7 +13,6 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.blocked import launch_batch
-from pipeline.runtime.kernels.conv import pad_sides
 from pipeline.runtime.kernels.launches import OverloadCall, in_turn
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
 from pipeline.runtime.kernels.packed_memory import PackedMemory
@@ -162,7 +161,7 @@ class BlockedKernels:
 def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ConvolutionWeight | None:
     """Multiply the normalisation into the weight, one factor for each of its output channels."""
     weight, x = stored.get(1), specs[0]
-    if weight is None or not is_symmetric(attrs):
+    if weight is None:
         return None
     if attrs["channels_last"]:
         x = TensorSpec(tuple(x.shape[axis] for axis in CHANNELS_FIRST), x.dtype)
@@ -195,21 +194,11 @@ def pack_kernels(
 
 
 def convolution(attrs: Attrs) -> Convolution:
-    half = len(attrs["pads"]) // 2
-    return Convolution(attrs["strides"], attrs["pads"][:half], attrs["dilations"], attrs["group"])
-
-
-def is_symmetric(attrs: Attrs) -> bool:
-    half = len(attrs["pads"]) // 2
-    return attrs["pads"][:half] == attrs["pads"][half:]
+    return Convolution(attrs["strides"], attrs["pads"], attrs["dilations"], attrs["group"])
 
 
 def _convolve_in_turn(out: torch.Tensor, of: ConvOperands, attrs: Attrs, after: Launch | None) -> None:
-    x, pads = pad_sides(of.x, attrs["pads"])
-    zeros = [0] * len(pads)
-    y = torch.convolution(
-        x, of.weight, of.bias, attrs["strides"], pads, attrs["dilations"], False, zeros, attrs["group"]
-    )
+    y = torch.conv2d(of.x, of.weight, of.bias, attrs["strides"], attrs["pads"], attrs["dilations"], attrs["group"])
     if of.norm:
         scale, shift, mean, variance = of.norm
         y = torch.batch_norm(y, scale, shift, mean, variance, False, 0.0, attrs["epsilon"], False)

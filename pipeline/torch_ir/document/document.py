@@ -16,9 +16,9 @@ from pydantic import AfterValidator, Field, StrictInt, StrictStr
 from pipeline.errors import SourceError
 from pipeline.ir import DimRange
 from pipeline.ir.expression import names_in
+from pipeline.torch_ir.document.nodes import LIMIT, OR_NULL, OpNode, TensorMeta
 from pipeline.torch_ir.document.parse import expected, found, parse
 from pipeline.torch_ir.errors import SerializationError, Unexpected
-from pipeline.torch_ir.nodes import LIMIT, OR_NULL, OpNode, TensorMeta
 
 FORMAT_VERSION = 1
 

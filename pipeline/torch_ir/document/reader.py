@@ -17,9 +17,9 @@ from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.calls import check_call, format_attrs, read_call
 from pipeline.torch_ir.document.constants import read_constant
 from pipeline.torch_ir.document.document import IRDocument, check_guards, names_of
+from pipeline.torch_ir.document.nodes import NodeBody, OpNode, TensorMeta
 from pipeline.torch_ir.document.parse import found
 from pipeline.torch_ir.errors import Unexpected
-from pipeline.torch_ir.nodes import NodeBody, OpNode, TensorMeta
 from pipeline.torch_ir.spelling import as_attr, as_torch, to_plain, torch_const
 
 T = TypeVar("T", TensorMeta, OpNode, NodeBody)

@@ -19,10 +19,10 @@ from pipeline.runtime.eager import Own, as_traced, run_eager
 from pipeline.runtime.states import LostStates
 from pipeline.runtime.weights import with_stored
 from pipeline.torch_ir.calls import find_known_operator
+from pipeline.torch_ir.document.nodes import key_of, stored_values
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute.checks import refuse_other_moves
 from pipeline.torch_ir.execute.memory import copy_if_shared, counts_from_storage
-from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.weights import fits_shape, misfit
 
 Tensors = Mapping[str, torch.Tensor]

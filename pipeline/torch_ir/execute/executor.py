@@ -15,6 +15,7 @@ from pipeline.ir import Graph
 from pipeline.ir.bind import dim_names
 from pipeline.runtime.eager import Own
 from pipeline.runtime.states import LostStates
+from pipeline.torch_ir.document.nodes import stored_values
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.arguments import Inputs
 from pipeline.torch_ir.execute.checks import (
@@ -26,7 +27,6 @@ from pipeline.torch_ir.execute.checks import (
 from pipeline.torch_ir.execute.engines import Engines, copy_given_states, lost_states_error
 from pipeline.torch_ir.execute.memory import copy_from_first_element, counts_from_storage, find_counted_values
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.nodes import stored_values
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.validation import by_name
 from pipeline.torch_ir.weights import Bound, bind_stored, load_weights

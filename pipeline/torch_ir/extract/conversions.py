@@ -10,8 +10,8 @@ from pipeline.ir import Graph, Op, TensorSpec, check
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, InputRef, parts
 from pipeline.torch_ir.calls import check_call, find_known_operator, format_attrs, read_call
+from pipeline.torch_ir.document.nodes import NodeSequence, OpNode, TensorMeta
 from pipeline.torch_ir.errors import ConversionError, Unexpected
-from pipeline.torch_ir.nodes import NodeSequence, OpNode, TensorMeta
 from pipeline.torch_ir.registry import NodeInfo, Registry, kinds_of, look_up
 from pipeline.torch_ir.spelling import as_attr, as_torch
 

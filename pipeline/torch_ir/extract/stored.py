@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor
 from pipeline.ir import Graph, Payload
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
-from pipeline.torch_ir.nodes import stored_values
+from pipeline.torch_ir.document.nodes import stored_values
 
 
 def tied_names(model: nn.Module) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from passes.visible import visible
 from pipeline.errors import UsageError
 from pipeline.ir import Dim, Graph, Op, Role, Value
 from pipeline.torch_ir.ir import IR, an_ir
@@ -165,4 +166,4 @@ def sizes(shape: Sequence[Dim]) -> str:
 
 def text(label: str) -> str:
     """Safe between quotes."""
-    return label.replace('"', "#quot;").replace("\n", " ")
+    return visible(label.replace('"', "#quot;").replace("\n", " "))

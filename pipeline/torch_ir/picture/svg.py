@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Final
 
+from passes.visible import visible_markup
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Role
 from pipeline.report import Box, BoxKind, Drawing, Wire
@@ -38,7 +38,7 @@ def ir_to_svg(ir: IR, max_nodes: int = 150, include_weights: bool = True) -> str
     width, height = made.width, made.height + (24 if left else 0)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" role="img"><title>{escape(ir.model_name)}</title><style>{STYLE}</style>'
+        f'height="{height:.0f}" role="img"><title>{visible_markup(ir.model_name)}</title><style>{STYLE}</style>'
         f'<rect class="paper" width="100%" height="100%"/>\n{made.body}{note}</svg>\n'
     )
 
@@ -69,14 +69,14 @@ class _Frame:
         }
         wires = self._wires(items, boxes, extents, top)
         laid = lay_out(Drawing(tuple(boxes), tuple(dict.fromkeys(wires))), extents)
-        parts = [f'<path d="{path}"><title>{escape(shape)}</title></path>\n' for path, shape in laid.paths]
+        parts = [f'<path d="{path}"><title>{visible_markup(shape)}</title></path>\n' for path, shape in laid.paths]
         for at, one in enumerate(laid.boxes):
             drawn, item = inner.get(at), items[at] if at < len(items) else None
             parts.append(f'<g transform="translate({one.x:.1f} {one.y:.1f})">')
             if drawn is not None and isinstance(item, ModuleBox):
                 parts.append(
                     f'<rect class="frame" width="{one.width:.1f}" height="{one.height:.1f}" rx="8"/>'
-                    f'<text class="title" x="10" y="15">{escape(_frame_title(item))}</text>'
+                    f'<text class="title" x="10" y="15">{visible_markup(_frame_title(item))}</text>'
                     f'<g transform="translate({(one.width - drawn.width) / 2:.1f} {BAR})">\n{drawn.body}</g>'
                 )
             elif extents.get(at) == PORT:
@@ -169,14 +169,14 @@ def _shorten_text(text: str) -> str:
 
 
 def _box_svg(box: Box, width: float, height: float, kind: str) -> Iterator[str]:
-    yield f'<g class="{kind}"><title>{escape(box.name.strip())}</title>'
+    yield f'<g class="{kind}"><title>{visible_markup(box.name.strip())}</title>'
     if kind == "folded":
         yield f'<rect x="3" y="-3" width="{width:.1f}" height="{height:.1f}" rx="6"/>'
     radius = 6 if kind in ("node", "folded") else height / 2
     yield f'<rect width="{width:.1f}" height="{height:.1f}" rx="{radius:g}"/>'
     for text, y, name in ((box.op, 16 if box.detail else height / 2 + 4, "op"), (box.detail, 30, "shape")):
         if text:
-            yield f'<text class="{name}" x="{width / 2:.1f}" y="{y:g}">{escape(text)}</text>'
+            yield f'<text class="{name}" x="{width / 2:.1f}" y="{y:g}">{visible_markup(text)}</text>'
     yield "</g>"
 
 

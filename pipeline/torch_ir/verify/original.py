@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import register_caches
 from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
+from pipeline.torch_ir.document.nodes import key_of
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.execute.arguments import feed
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.nodes import key_of
 from pipeline.torch_ir.verify.comparison import Pair
 
 

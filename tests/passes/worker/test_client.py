@@ -46,6 +46,17 @@ def test_a_fault_is_reported_and_the_next_call_works(function, arguments, kind, 
         assert worker.call(faults.double, number=21) == 42
 
 
+def test_a_process_that_has_closed_its_standard_streams_has_workers_too(tmp_path: Path) -> None:
+    file = tmp_path / "answer"
+    program = (
+        "import os\nfrom pathlib import Path\nfrom passes.worker.client import Worker\n"
+        "for handle in range(3):\n    os.close(handle)\n"
+        f"with Worker() as worker:\n    Path({str(file)!r}).write_text(worker.call(os.path.basename, p='a/b'))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=120, check=True)
+    assert file.read_text() == "b"
+
+
 def test_a_function_that_the_process_cannot_find_is_refused_before_it_is_called() -> None:
     with Worker() as worker:
         process = worker.call(os.getpid)

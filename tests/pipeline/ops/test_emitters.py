@@ -59,7 +59,10 @@ def test_an_emitter_fixes_the_call() -> None:
     assert unpack(kernel.attr_schema, kernel.attr_blob) == attrs
 
 
-CONV = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
+CONV = {
+    **{"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1), "group": 1, "add": False, "bias": False, "norm": False},
+    **{"epsilon": 0.0, "channels_last": False, "activation": "none", "numbers": ()},
+}
 SLICE = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
 
 
@@ -72,11 +75,16 @@ SLICE = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
         ("Split", {"axis": 0, "sizes": ()}, [f32(3)], [], "0 outputs; expected at least 1"),
         ("Expand", {"shape": (3,)}, [f32(3)], [i64(3)], r"dtypes \['float32', 'int64'\]"),
         ("Gather", {"dim": 0, "order": ()}, [f32(3)], [f32(3)], "1 operands; expected 2"),
-        ("LSTM", {"direction": "forward"}, [i64(2, 1, 1)] * 6, [i64(2, 1, 1, 1)] * 3, "expected floating point"),
         ("Cast", {"to": "float16"}, [f32(3)], [f32(3)], "the output is float32"),
         ("Unbind", {"axis": 2}, [f32(3, 4)], [f32(3, 4)], "axis=2 .*out of range for rank 2"),
-        ("Conv", CONV | {"pads": (0, 0)}, [f32(1, 2, 5, 5), f32(3, 2, 1, 1)], [f32(1, 3, 5, 5)], "pads=.*expected 4"),
-        ("Conv", CONV, [f32(1, 2), f32(3, 2)], [f32(1, 3)], "1 to 3 more"),
+        (
+            "ConvPointwise",
+            CONV | {"pads": (0,)},
+            [f32(1, 2, 5, 5), f32(3, 2, 1, 1)],
+            [f32(1, 3, 5, 5)],
+            "pads=.*expected 2",
+        ),
+        ("ConvPointwise", CONV, [f32(1, 2), f32(3, 2)], [f32(1, 3)], "1 to 3 more"),
         ("Reshape", {"shape": (2, 2)}, [f32(3)], [f32(2, 2)], "3 elements into"),
         ("Transpose", {"perm": (0, 0)}, [f32(3, 4)], [f32(3, 4)], "no permutation"),
         ("Split", {"axis": 0, "sizes": (1,)}, [f32(3)], [f32(1), f32(2)], "sizes=.*expected 2 items"),

@@ -47,7 +47,10 @@ MISTAKES: dict[str, tuple[Callable[[CheckedBuilder, int], Any], str]] = {
         lambda b, x: b.emit("aten.no_such.default", [x], [("y", F23)]),
         "^op aten.no_such.default: torch",
     ),
-    "no such kind": (lambda b, x: b.emit("Relu", [x], [("y", F23)]), "op Relu: there is no operator of this name"),
+    "no such kind": (
+        lambda b, x: b.emit("Relu", [x], [("y", F23)]),
+        "op Relu: there is no operator of this name; expected one of torch",
+    ),
     "an unknown vid": (lambda b, x: b.emit("aten.relu.default", [x + 7], [("y", F23)]), r"reads vids \[7\]"),
     "a value that nothing makes": (lambda b, x: b.build([b.value("y", F23)]), "'y'"),
     "an update of another shape": (

@@ -14,6 +14,7 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
 from pipeline.ops.aten import TYPED, untyped_call
 from pipeline.runtime.kernels.aten.call import read_call
+from pipeline.runtime.kernels.aten.draws import DRAWING, launch_draw
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
 from pipeline.runtime.kernels.aten.native import launch_native
 from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out
@@ -37,6 +38,8 @@ def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
     attrs = _as_call(kind, attrs)
     template, orders = read_call(attrs), attrs["orders"]
     fast_path = make_and_copy if attrs.get("functional") else FAST_PATHS.get(template.kind, write_out)
+    if kind in DRAWING:
+        fast_path = partial(launch_draw, attrs.get("generator"))
 
     packed: PackedWeight | None = attrs.get("packed")
     native = None if attrs.get("functional") else attrs.get("native")

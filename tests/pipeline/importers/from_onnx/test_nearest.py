@@ -75,16 +75,38 @@ def test_the_elements_are_those_of_the_formulas(coordinates: str) -> None:
         assert y[0].tolist() == wanted, (size, scale, new_size, nearest)
 
 
-def test_a_gather_stands_where_float64_would_round_to_another_element() -> None:
-    assert ops(resize(4, None, 8, "asymmetric", "floor"), 19) == (
-        '%1 "y": float32[1, 8] = Resize(%0) '
-        '{mode: "nearest", scales: [1.0, 2.0], coordinates: "asymmetric", nearest: "floor"}'
+def test_what_torch_s_operators_do_not_take_is_selected() -> None:
+    """Torch rounds down and counts in float32; its operators are for images."""
+    image = "g (float[1, 2, 4] x) => (float[1, 2, 8] y)"
+    nearest = 'mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode'
+    size = "s = Constant <value_ints = [1, 2, 8]> ()"
+    assert ops(f'{image} {{ {size} y = Resize <{nearest} = "floor"> (x, , , s) }}', 19) == (
+        '%1 "y": float32[1, 2, 8] = aten.upsample_nearest1d.default(%0) {output_size: [8]}'
     )
+    assert ops(f'{image} {{ {size} y = Resize <{nearest} = "ceil"> (x, , , s) }}', 19).splitlines() == [
+        'const %1 "y.value": int64[8]',
+        '%2 "y.index": float32[1, 2, 8] = aten.index.Tensor(%0, %1) {indices: [none, none, $1]}',
+        '%3 "y": float32[1, 2, 8] = aten.clone.default(%2)',
+    ]
     assert ops(resize(7, None, 9, "half_pixel", "floor"), 19).splitlines() == [
         'const %1 "y.value": int64[9]',
         '%2 "y.index": float32[1, 9] = aten.index.Tensor(%0, %1) {indices: [none, $1]}',
         '%3 "y": float32[1, 9] = aten.clone.default(%2)',
     ]
+
+
+LINEAR = {
+    "half_pixel": "aten.upsample_bilinear2d.default(%0) {output_size: [8, 6], align_corners: false}",
+    "align_corners": "aten.upsample_bilinear2d.default(%0) {output_size: [8, 6], align_corners: true}",
+    "asymmetric": "aten.clone.default(%18)",
+}
+
+
+@pytest.mark.parametrize("coordinates", LINEAR)
+def test_linear_over_an_image(coordinates: str) -> None:
+    text = f"""g (float[1, 2, 4, 3] x) => (float[1, 2, 8, 6] y) {{ s = Constant <value_ints = [1, 2, 8, 6]> ()
+        y = Resize <mode = "linear", coordinate_transformation_mode = "{coordinates}"> (x, , , s) }}"""
+    assert ops(text, 19).splitlines()[-1].rpartition(" = ")[2] == LINEAR[coordinates]
 
 
 @pytest.mark.parametrize("scale", ["0.0", "-2.0"])

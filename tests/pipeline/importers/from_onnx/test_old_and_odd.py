@@ -23,6 +23,13 @@ def kinds(text: str, opset: int) -> list[str]:
     return [op.kind for op in from_onnx(model(text, opset)).ops]
 
 
+def test_a_constant_that_doubles_again_and_again_has_its_size_at_once() -> None:
+    steps = " ".join(f"c{place + 1} = Concat <axis = 0> (c{place}, c{place})" for place in range(34))
+    text = f"(int64[1] x) => (int64[1] y) <int64[1] c0 = {{1}}> {{ {steps} s = Shape (c34) y = Add (s, x) }}"
+    graph = from_onnx(model(text, 18))
+    assert {value.name: value.spec.shape for value in graph.values}["c33"] == (2**33,)
+
+
 X = np.array([[-3.0, np.nan, 2.0, 0.0], [1.0, -1.0, 5.0, -0.5]], np.float32)
 
 

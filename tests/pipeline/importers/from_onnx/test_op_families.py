@@ -101,39 +101,19 @@ def test_linear(node: str) -> None:
 
 
 CONV = {
-    ("y = Conv(x, w)", "2, 5, 6, 6"): "Conv(%0, %1) {strides: [1, 1], pads: [0, 0, 0, 0], dilations: [1, 1], group: 1}",
-    ('y = Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (x, w, b)', "2, 5, 4, 4"): (
-        "Conv(%0, %1, %2) {strides: [2, 2], pads: [0, 0, 1, 1], dilations: [1, 1], group: 1}"
-    ),
-    ('y = Conv <auto_pad = "SAME_LOWER", strides = [2, 2]> (x, w)', "2, 5, 4, 4"): (
-        "Conv(%0, %1) {strides: [2, 2], pads: [1, 1, 0, 0], dilations: [1, 1], group: 1}"
-    ),
+    ("y = Conv(x, w)", "2, 5, 6, 6"): "aten.conv2d.default(%0, %1)",
     ('y = Conv <auto_pad = "VALID", dilations = [2, 1]> (x, w)', "2, 5, 4, 6"): (
-        "Conv(%0, %1) {strides: [1, 1], pads: [0, 0, 0, 0], dilations: [2, 1], group: 1}"
+        "aten.conv2d.default(%0, %1) {dilation: [2, 1]}"
     ),
     ("y = ConvTranspose <strides = [2, 2], output_padding = [1, 1], pads = [1, 1, 1, 1]> (x, v)", "2, 5, 16, 16"): (
-        "ConvTranspose(%0, %3) "
-        "{strides: [2, 2], pads: [1, 1, 1, 1], output_padding: [1, 1], dilations: [1, 1], group: 1}"
-    ),
-    ('y = ConvTranspose <strides = [2, 2], auto_pad = "SAME_UPPER"> (x, v)', "2, 5, 16, 16"): (
-        "ConvTranspose(%0, %3) "
-        "{strides: [2, 2], pads: [0, 0, 1, 1], output_padding: [0, 0], dilations: [1, 1], group: 1}"
-    ),
-    ("y = ConvTranspose <strides = [2, 2], output_shape = [16, 16]> (x, v)", "2, 5, 16, 16"): (
-        "ConvTranspose(%0, %3) "
-        "{strides: [2, 2], pads: [1, 1, 0, 0], output_padding: [0, 0], dilations: [1, 1], group: 1}"
+        "aten.conv_transpose2d.input(%0, %3) {stride: [2, 2], padding: [1, 1], output_padding: [1, 1]}"
     ),
     ("y = MaxPool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1> (x)", "2, 3, 4, 4"): (
-        "MaxPool(%0) {kernel: [3, 3], strides: [2, 2], pads: [0, 0, 0, 0], dilations: [1, 1], ceil_mode: true}"
+        "aten.max_pool2d.default(%0) {kernel_size: [3, 3], stride: [2, 2], ceil_mode: true}"
     ),
-    ("y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)", "2, 3, 8, 8"): (
-        "AveragePool(%0) "
-        "{kernel: [2, 2], strides: [1, 1], pads: [1, 1, 0, 0], ceil_mode: false, count_include_pad: true}"
-    ),
-    ("y = GlobalAveragePool(x)", "2, 3, 1, 1"): "GlobalAveragePool(%0)",
+    ("y = GlobalAveragePool(x)", "2, 3, 1, 1"): "aten.mean.dim(%0) {dim: [2, 3], keepdim: true}",
     ("s = Constant <value_floats = [1.0, 1.0, 2.0, 0.5]> () y = Resize(x, , s)", "2, 3, 16, 4"): (
-        'Resize(%0) {mode: "nearest", scales: [1.0, 1.0, 2.0, 0.5], '
-        'coordinates: "half_pixel", nearest: "round_prefer_floor"}'
+        "aten.upsample_nearest2d.default(%0) {output_size: [16, 4]}"
     ),
 }
 
@@ -344,10 +324,23 @@ def test_an_lstm_has_all_inputs_and_outputs() -> None:
     text = f"g ({LSTM}) => (float[1, 2, 4] last) {{ , last = LSTM <hidden_size = 4> (x, w, r, b, , h, h) }}"
     assert ops(text) == (
         '%5 "last.Y": float32[5, 1, 2, 4], %6 "last": float32[1, 2, 4], %7 "last.Y_c": float32[1, 2, 4] = '
-        'LSTM(%0, %1, %2, %3, %4, %4) {direction: "forward"}'
+        'onnxline.recurrent.default(%0, %1, %2, %3, %4, %4) {kind: "LSTM", direction: "forward"}'
     )
     text = f"g ({LSTM}) => (float[5, 1, 2, 4] y) {{ y = LSTM <hidden_size = 4> (x, w, r) }}"
-    assert 'LSTM(%0, %1, %2, %5, %6, %7) {direction: "forward"}' in ops(text)
+    assert 'onnxline.recurrent.default(%0, %1, %2, %5, %6, %7) {kind: "LSTM", direction: "forward"}' in ops(text)
+
+
+def test_the_lengths_of_sequences_come_after_the_state() -> None:
+    text = """g (float[5, 2, 3] x, float[1, 12, 3] w, float[1, 12, 4] r, int32[2] n) => (float[5, 1, 2, 4] y) {
+        y = GRU <hidden_size = 4, linear_before_reset = 1> (x, w, r, , n) }"""
+    call = 'onnxline.recurrent.default(%0, %1, %2, %4, %5, %3) {kind: "GRU", direction: "forward", reset_after: true}'
+    assert ops(text).endswith(call)
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    text = f"g ({LSTM}) => (float[5, 1, 2, 4] y) {{ y = GRU <hidden_size = 4> (x, w, r) }}"
+    with pytest.raises(Unsupported, match=r"its input 'w' has the shape \[1, 16, 3\], expected \[1, 12, 3\]"):
+        ops(text)
 
 
 REFUSED = {

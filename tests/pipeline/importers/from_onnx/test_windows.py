@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from textwrap import dedent
 
 import numpy as np
 import onnx
@@ -95,7 +96,7 @@ def test_averages_and_norms_over_dilated_windows_are_convolutions_with_ones() ->
             """
         const %1 "y.value": float32[3, 1, 2]
         const %3 "y.value.0": float32[1, 1, 2]
-        %2 "y.Conv": float32[1, 3, 2] = Conv(%0, %1) {strides: [2], pads: [0, 0], dilations: [2], group: 3}
+        %2 "y.conv1d": float32[1, 3, 2] = aten.conv1d.default(%0, %1) {stride: [2], dilation: [2], groups: 3}
         %4 "y": float32[1, 3, 2] = aten.div.Tensor(%2, %3)
         """
         )
@@ -106,13 +107,12 @@ def test_averages_and_norms_over_dilated_windows_are_convolutions_with_ones() ->
         ops(f"{x} {{ y = LpPool <kernel_shape = [4], strides = [3], ceil_mode = 1> (x) }}", 19)
         == (
             """
-        const %1 "y.value": float32[]
-        const %2 "y.value.0": float32[]
-        const %5 "y.value.1": float32[3, 1, 4]
-        %3 "y.abs": float32[1, 3, 5] = aten.abs.default(%0)
-        %4 "y.pow": float32[1, 3, 5] = aten.pow.Tensor_Tensor(%3, %1)
-        %6 "y.Conv": float32[1, 3, 2] = Conv(%4, %5) {strides: [3], pads: [0, 2], dilations: [1], group: 3}
-        %7 "y": float32[1, 3, 2] = aten.pow.Tensor_Tensor(%6, %2)
+        const %3 "y.value": float32[3, 1, 4]
+        %1 "y.abs": float32[1, 3, 5] = aten.abs.default(%0)
+        %2 "y.pow": float32[1, 3, 5] = aten.pow.Tensor_Scalar(%1) {exponent: 2}
+        %4 "y.constant_pad_nd": float32[1, 3, 7] = aten.constant_pad_nd.default(%2) {pad: [0, 2], value: 0.0}
+        %5 "y.conv1d": float32[1, 3, 2] = aten.conv1d.default(%4, %3) {stride: [3], groups: 3}
+        %6 "y": float32[1, 3, 2] = aten.pow.Tensor_Scalar(%5) {exponent: 0.5}
         """
         )
         .replace("\n        ", "\n")
@@ -129,6 +129,49 @@ def test_windows_of_two_dimensions_have_pads_of_their_own() -> None:
     (y,) = compile_graph(graph_from(text, 22)).run({"x": torch.from_numpy(SQUARE)}).values()
     # Along the second axis the pads are 1 and 2: windows at -1 and 2, at 1 and 4, at 3 and 6.
     assert y[0, 0].tolist() == [[3, 3.5, 4], [23, 23.5, 24]]
+
+
+PADDED = {
+    ('y = Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (x, w, b)', "2, 5, 4, 4"): """
+        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [0, 1, 0, 1], value: 0.0}
+        %5 "y": float32[2, 5, 4, 4] = aten.conv2d.default(%4, %1, %2) {stride: [2, 2]}
+    """,
+    ('y = Conv <auto_pad = "SAME_LOWER", strides = [2, 2]> (x, w)', "2, 5, 4, 4"): """
+        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
+        %5 "y": float32[2, 5, 4, 4] = aten.conv2d.default(%4, %1) {stride: [2, 2]}
+    """,
+    ('y = ConvTranspose <strides = [2, 2], auto_pad = "SAME_UPPER"> (x, v)', "2, 5, 16, 16"): """
+        %4 "y.conv_transpose2d": float32[2, 5, 17, 17] = aten.conv_transpose2d.input(%0, %3) {stride: [2, 2]}
+        %5 "y.slice": float32[2, 5, 16, 17] = aten.slice.Tensor(%4) {dim: 2, start: 0, end: 16}
+        %6 "y": float32[2, 5, 16, 16] = aten.slice.Tensor(%5) {dim: 3, start: 0, end: 16}
+    """,
+    ("y = ConvTranspose <strides = [2, 2], pads = [0, 1, 0, 0]> (x, v)", "2, 5, 17, 16"): """
+        %4 "y.conv_transpose2d": float32[2, 5, 17, 17] = aten.conv_transpose2d.input(%0, %3) {stride: [2, 2]}
+        %5 "y": float32[2, 5, 17, 16] = aten.slice.Tensor(%4) {dim: 3, start: 1, end: 17}
+    """,
+    ("y = MaxPool <kernel_shape = [2, 2], pads = [0, 0, 2, 0]> (x)", "2, 3, 9, 7"): """
+        %4 "y.constant_pad_nd": float32[2, 3, 10, 8] = aten.constant_pad_nd.default(%0) {pad: [0, 0, 0, 2], value: -inf}
+        %5 "y": float32[2, 3, 9, 7] = aten.max_pool2d.default(%4) {kernel_size: [2, 2], stride: [1, 1]}
+    """,
+    ("y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)", "2, 3, 8, 8"): """
+        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
+        %5 "y": float32[2, 3, 8, 8] = aten.avg_pool2d.default(%4) {kernel_size: [2, 2], stride: [1, 1]}
+    """,
+    ("y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0]> (x)", "2, 3, 8, 8"): """
+        const %6 "y.value": float32[1, 1, 8, 8]
+        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
+        %5 "y.avg_pool2d": float32[2, 3, 8, 8] = aten.avg_pool2d.default(%4) {kernel_size: [2, 2], stride: [1, 1]}
+        %7 "y": float32[2, 3, 8, 8] = aten.mul.Tensor(%5, %6)
+    """,
+}
+"""Pads that torch's operators do not take: of one side alone, and of more than half a window."""
+
+
+@pytest.mark.parametrize("case", PADDED, ids=lambda case: case[0])
+def test_pads_that_differ_between_the_sides(case: tuple[str, str]) -> None:
+    node, shape = case
+    inputs = "float[2, 3, 8, 8] x, float[5, 3, 3, 3] w, float[5] b, float[3, 5, 3, 3] v"
+    assert ops(f"g ({inputs}) => (float[{shape}] y) {{ {node} }}") == dedent(PADDED[case]).strip()
 
 
 REFUSED = {

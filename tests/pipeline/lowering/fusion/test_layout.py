@@ -6,7 +6,7 @@ from pipeline.lowering.fusion.layout import keep_channels_last
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 CONV = """{
-  strides: [1, 1], pads: [0, 0, 0, 0], dilations: [1, 1], group: 1, add: false, bias: false, norm: false, epsilon: 0.0,
+  strides: [1, 1], pads: [0, 0], dilations: [1, 1], group: 1, add: false, bias: false, norm: false, epsilon: 0.0,
   channels_last: false, activation: "none", numbers: []
 }"""
 
@@ -21,10 +21,8 @@ def test_what_stands_between_two_convolutions_follows() -> None:
           %2 "a": float32[1, 6, 4, 4] = ConvPointwise(%0, %1) {CONV}
           %3 "b": float32[1, 6, 4, 4] = aten.silu.default(%2) {{self: $0}}
           %4 "c": float32[1, 12, 4, 4] = aten.cat.default(%3, %2) {{tensors: [$0, $1], dim: 1}}
-          %5 "d": float32[1, 12, 2, 2] = MaxPool(%4) {{
-            kernel: [2, 2], strides: [2, 2], pads: [0, 0, 0, 0], dilations: [1, 1], ceil_mode: false
-          }}
-          %6 "y": float32[12, 2, 2] = aten.sum.dim_IntList(%5) {{self: $0, dim: [0], keepdim: false}}
+          %5 "d": float32[1, 12, 3, 4] = aten.constant_pad_nd.default(%4) {{self: $0, pad: [0, 0, 0, -1], value: 0.0}}
+          %6 "y": float32[12, 3, 4] = aten.sum.dim_IntList(%5) {{self: $0, dim: [0], keepdim: false}}
 
           return %6
         }}
@@ -38,12 +36,11 @@ def test_what_stands_between_two_convolutions_follows() -> None:
           %7 "b channels last": float32[1, 4, 4, 6] = aten.silu.default(%6) {{self: $0}}
           %8 "c channels last": float32[1, 4, 4, 12] = aten.cat.default(%7, %6) {{tensors: [$0, $1], dim: 3}}
           %2 "c": float32[1, 12, 4, 4] = aten.permute.default(%8) {{self: $0, dims: [0, 3, 1, 2]}}
-          %9 "d channels last": float32[1, 2, 2, 12] = aten.max_pool2d.default(%2) {{
-            self: $0, kernel_size: [2, 2], stride: [2, 2], padding: [0, 0], dilation: [1, 1], ceil_mode: false,
-            "orders of axes": [[0, 3, 1, 2]]
+          %9 "d channels last": float32[1, 3, 4, 12] = aten.constant_pad_nd.default(%2) {{
+            self: $0, pad: [0, 0, 0, -1], value: 0.0, "orders of axes": [[0, 3, 1, 2]]
           }}
-          %3 "d": float32[1, 12, 2, 2] = aten.permute.default(%9) {{self: $0, dims: [0, 3, 1, 2]}}
-          %4 "y": float32[12, 2, 2] = aten.sum.dim_IntList(%3) {{self: $0, dim: [0], keepdim: false}}
+          %3 "d": float32[1, 12, 3, 4] = aten.permute.default(%9) {{self: $0, dims: [0, 3, 1, 2]}}
+          %4 "y": float32[12, 3, 4] = aten.sum.dim_IntList(%3) {{self: $0, dim: [0], keepdim: false}}
 
           return %4
         }}

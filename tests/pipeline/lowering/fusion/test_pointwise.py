@@ -109,13 +109,14 @@ def test_a_convolution_takes_the_norm_the_sum_and_the_activation() -> None:
           param %5 "mean": float32[4]
           param %6 "var": float32[4]
 
-          %7 "a": float32[1, 4, 5, 5] = Conv(%0, %1) {strides: [1, 1], pads: [1, 1, 1, 1], dilations: [1, 1], group: 1}
+          %7 "a": float32[1, 4, 5, 5] =
+            aten.conv2d.default(%0, %1) {input: $0, weight: $1, padding: [1, 1]}
           %8 "n": float32[1, 4, 5, 5] = aten.batch_norm.default(%7, %3, %4, %5, %6) {
             input: $0, weight: $1, bias: $2, running_mean: $3, running_var: $4, training: false,
             momentum: 0.0, eps: 0.5, cudnn_enabled: false
           }
           %9 "b": float32[1, 4, 5, 5] =
-            Conv(%0, %2, %3) {strides: [1, 1], pads: [0, 0, 0, 0], dilations: [1, 1], group: 1}
+            aten.conv2d.default(%0, %2, %3) {input: $0, weight: $1, bias: $2}
           %10 "s": float32[1, 4, 5, 5] = aten.add.Tensor(%8, %9) {self: $0, other: $1}
           %11 "y": float32[1, 4, 5, 5] = aten.relu.default(%10) {self: $0}
 
@@ -132,11 +133,11 @@ def test_a_convolution_takes_the_norm_the_sum_and_the_activation() -> None:
           param %6 "var": float32[4]
 
           %7 "b": float32[1, 4, 5, 5] = ConvPointwise(%0, %2, %3) {
-            strides: [1, 1], pads: [0, 0, 0, 0], dilations: [1, 1], group: 1,
+            strides: [1, 1], pads: [0, 0], dilations: [1, 1], group: 1,
             add: false, bias: true, norm: false, epsilon: 0.0, channels_last: false, activation: "none", numbers: []
           }
           %8 "y": float32[1, 4, 5, 5] = ConvPointwise(%0, %1, %7, %3, %4, %5, %6) {
-            strides: [1, 1], pads: [1, 1, 1, 1], dilations: [1, 1], group: 1,
+            strides: [1, 1], pads: [1, 1], dilations: [1, 1], group: 1,
             add: true, bias: false, norm: true, epsilon: 0.5, channels_last: false, activation: "relu", numbers: []
           }
 
@@ -165,7 +166,7 @@ def test_torch_s_convolution_with_one_number_for_both_dimensions() -> None:
           param %1 "w": float32[4, 3, 3, 3]
 
           %2 "y": float32[1, 4, 3, 3] = ConvPointwise(%0, %1) {
-            strides: [2, 2], pads: [1, 1, 1, 1], dilations: [1, 1], group: 1,
+            strides: [2, 2], pads: [1, 1], dilations: [1, 1], group: 1,
             add: false, bias: false, norm: false, epsilon: 0.0, channels_last: false, activation: "silu", numbers: []
           }
 

@@ -16,9 +16,9 @@ def draw_of_onnx() -> tuple[CompiledProgram, dict[str, torch.Tensor]]:
     """x plus two draws of the same seed, each from a generator of its own."""
     builder = GraphBuilder("draw")
     x = builder.input("x", PAIR)
-    attrs = {"mean": 0.0, "scale": 1.0, "seed": 3}
-    (first,) = builder.emit("RandomNormal", [], [("first", PAIR)], attrs)
-    (second,) = builder.emit("RandomNormal", [], [("second", PAIR)], attrs)
+    attrs = {"size": (2,), "mean": 0.0, "scale": 1.0, "dtype": "float32", "seed": 3}
+    (first,) = builder.emit("onnxline.random_normal.default", [], [("first", PAIR)], attrs)
+    (second,) = builder.emit("onnxline.random_normal.default", [], [("second", PAIR)], attrs)
     (both,) = builder.emit("aten.add.Tensor", [first, second], [("both", PAIR)])
     return compile_graph(builder.build(builder.emit("aten.add.Tensor", [x, both], [("y", PAIR)]))), {
         "x": torch.zeros(2)

@@ -1,4 +1,4 @@
-"""Every functional form against the kernel of its kind, on the cases of the kernels; torch records its gradient."""
+"""Torch op by op against the kernels of a plan, on the cases of the kernels; torch records the gradients."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pipeline.ir.graph import Graph
 from pipeline.ops import Kind
 from pipeline.runtime import compile_graph
 from pipeline.runtime.eager import apply, run_eager
-from pipeline.runtime.functional import FAMILIES, FORMS, REFUSED, functional_operators
-from pipeline.runtime.kernels import FAMILIES as KERNEL_FAMILIES
+from pipeline.runtime.functional import REFUSED
 from pipeline.runtime.tensors import as_tensor, to_numpy
 from tests.pipeline.runtime.kernels import (
     test_elementwise,
@@ -27,7 +26,7 @@ CASES = [
     case
     for module in (test_elementwise, test_linear_conv, test_norm_reduce, test_recurrent, test_shape_index)
     for case in module.CASES
-    if case.kind not in OWN_KINDS or Kind[case.kind] not in REFUSED
+    if case.kind not in OWN_KINDS
 ]
 
 FLAT = {
@@ -46,7 +45,7 @@ def test_form_and_kernel_agree(case: Case) -> None:
     feed = {f"in{at}": array for at, array in enumerate(case.inputs)}
     by_kernels = compile_graph(graph).run(feed)
     tensors = {name: as_tensor(np.array(array, order="C")) for name, array in feed.items()}
-    by_forms = run_eager(graph, tensors, own=functional_operators(graph)).outputs
+    by_forms = run_eager(graph, tensors).outputs
     assert by_forms.keys() == by_kernels.keys()
     for name, tensor in by_kernels.items():
         assert_close(to_numpy(by_forms[name]), to_numpy(tensor))
@@ -84,17 +83,10 @@ def run_once(graph: Graph, ins: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     slots = dict(zip(graph.inputs, ins, strict=True))
     slots |= {vid: as_tensor(payload.numpy()) for vid, payload in graph.payloads.items()}
     for op in graph.ops:
-        results = apply(op, [slots[vid] for vid in op.inputs], functional_operators(graph))
+        results = apply(op, [slots[vid] for vid in op.inputs], {})
         slots |= dict(zip(op.outputs, results, strict=True))
     return [slots[vid] for vid in graph.outputs]
 
 
-def test_every_kind_has_a_form_or_a_reason() -> None:
-    assert FORMS.keys() | REFUSED.keys() == set(Kind)
-    assert not FORMS.keys() & REFUSED.keys()
-
-
-def test_the_families_are_those_of_the_kernels() -> None:
-    kernels = {kind: module.__name__.rpartition(".")[2] for module in KERNEL_FAMILIES for kind in module.KERNELS}
-    forms = {kind: module.__name__.rpartition(".")[2] for module in FAMILIES for kind in module.FORMS}
-    assert forms == {kind: kernels[kind] for kind in forms}
+def test_every_kind_that_is_no_operator_of_torch_has_a_reason() -> None:
+    assert REFUSED.keys() == set(Kind)

@@ -132,7 +132,8 @@ CASES = [
         resize(IMAGE, scales, mode=mode, coordinates=coordinates)
         for mode in ("nearest", "linear")
         for coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
-        for scales in [(1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 0.5, 1.5)]
+        # With a length that is no whole number onnxruntime has other corners than ONNX's cases.
+        for scales in [(1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 3.0 if coordinates == "align_corners" else 0.5, 1.5)]
     ),
     *(
         resize(IMAGE, (1.0, 1.0, 2.0, 0.75), nearest=nearest)

@@ -29,10 +29,6 @@ NO_CASE: dict[str, str] = {
     ),
     "OnnxNode": "it holds any node; test_fallback.py compares some with ONNX's evaluator",
     **dict.fromkeys(
-        ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"),
-        "it draws numbers of its own; test_random.py looks at their distribution",
-    ),
-    **dict.fromkeys(
         ("SGD", "Adam", "NotFinite", "CountStep"),
         "tests/pipeline/training compares a hundred steps with torch's optimizers",
     ),

@@ -21,7 +21,7 @@ def lstm(direction: str, steps: int = 5, batch: int = 3, dtype: str = "float32")
     ]
     node = {"direction": direction, "hidden_size": hidden}
     # ONNX has the lengths of the sequences before the states.
-    return Case("LSTM", inputs, {"direction": direction}, node, outputs=3, gap=4, by_ort=True, opset=21)
+    return Case("LSTM", inputs, {"direction": direction}, node, outputs=3, gap=4, by_ort=True, opset=21, note="plain")
 
 
 def cell(
@@ -33,7 +33,7 @@ def cell(
     flag: bool = False,
     note: str = "",
 ) -> Case:
-    """A `Recurrent` over three sequences of 5, 2 and 4 steps; `flag` is linear_before_reset or input_forget."""
+    """A cell over three sequences of 5, 2 and 4 steps; `flag` is linear_before_reset or input_forget."""
     directions, features, hidden, steps, batch = (2 if direction == "bidirectional" else 1), 4, 6, 5, 3
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
     default = {"LSTM": "Sigmoid,Tanh,Tanh", "GRU": "Sigmoid,Tanh", "RNN": "Tanh"}[kind]
@@ -48,22 +48,11 @@ def cell(
     ]
     if kind == "LSTM":
         inputs += [rand(directions, batch, hidden, high=1), rand(directions, 3 * hidden, high=1)]
-    numbers = (0.0,) * len(names.split(","))
-    attrs = {
-        "cell": kind,
-        "direction": direction,
-        "activations": names,
-        "alphas": numbers,
-        "betas": numbers,
-        "clip": clip,
-        "input_forget": flag and kind == "LSTM",
-        "reset_after": flag and kind == "GRU",
-    }
     node = {"direction": direction, "hidden_size": hidden, "activations": names.split(",")}
     node |= {"clip": clip} if clip else {}
     node |= {{"LSTM": "input_forget", "GRU": "linear_before_reset"}[kind]: 1} if flag else {}
     outputs = 3 if kind == "LSTM" else 2
-    return Case("Recurrent", inputs, attrs, node, op=kind, outputs=outputs, by_ort=True, opset=21, note=note)
+    return Case(kind, inputs, {"direction": direction}, node, outputs=outputs, by_ort=True, opset=21, note=note)
 
 
 CASES = [

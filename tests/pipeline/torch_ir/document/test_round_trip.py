@@ -166,7 +166,7 @@ def test_large_constants_lie_beside_and_a_failed_save_leaves_all(
     assert torch.equal(IR.load(path).constants["mask"], model.mask)
 
     ir.constants["mask"] = torch.full((4,), 7.0)
-    monkeypatch.setattr("pipeline.torch_ir.nodes.OpNode.to_dict", _failing)
+    monkeypatch.setattr("pipeline.torch_ir.document.nodes.OpNode.to_dict", _failing)
     with pytest.raises(SerializationError, match="No space left"):
         ir.save(path, threshold=8)
     kept = {file.name: file.read_bytes() for file in tmp_path.iterdir()}

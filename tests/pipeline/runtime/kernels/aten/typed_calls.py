@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as f
 
-aten = torch.ops.aten
+aten, onnxline = torch.ops.aten, torch.ops.onnxline
 
 X = torch.linspace(-2, 2, 24).reshape(2, 3, 4)
 Y = torch.linspace(3, -1, 24).reshape(2, 3, 4)
@@ -88,6 +88,21 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         lambda p, k: f.conv_transpose2d(p, k, stride=2, output_padding=1),
         (P, K),
         "has_bias=False stride=(2, 2) padding=(0, 0) output_padding=(1, 1) groups=1 dilation=(1,)",
+    ),
+    "Conv3d": (
+        lambda p, k: f.conv3d(p, k, dilation=(2, 1, 1)),
+        (P[:, :, None].expand(2, 4, 5, 6, 6).contiguous(), K[:, :, None].expand(4, 4, 2, 3, 3).contiguous()),
+        "has_bias=False stride=(1, 1, 1) padding=(0, 0, 0) dilation=(2, 1, 1) groups=1",
+    ),
+    "ConvTranspose1d": (
+        lambda p, k, v: f.conv_transpose1d(p, k, v, padding=1),
+        (P[:, :, 0].contiguous(), K[..., 0].contiguous(), V),
+        "has_bias=True stride=(1,) padding=(1,) output_padding=(0,) groups=1 dilation=(1,)",
+    ),
+    "ConvTranspose3d": (
+        lambda p, k: f.conv_transpose3d(p, k, stride=2, output_padding=(0, 1, 1)),
+        (P[:, :, None].contiguous(), K[:, :, None].contiguous()),
+        "has_bias=False stride=(2, 2, 2) padding=(0, 0, 0) output_padding=(0, 1, 1) groups=1 dilation=(1,)",
     ),
     "MaxPool2d": (
         lambda p: f.max_pool2d(p, 3, 2, 1, ceil_mode=True),
@@ -251,6 +266,22 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         "to='float8_e4m3fn' saturate=True",
     ),
     "Unsigned": (lambda i: torch.ops.onnxline.unsigned(i.to(U16), (i * 3).to(U16), "add"), (I,), "function='add'"),
+    "Quantize": (
+        lambda x, v: onnxline.quantize(x, v, to="uint8", axis=2, low=0, high=15),
+        (X, V),
+        "has_zero_point=False to='uint8' axis=2 block_size=0 has_low=True low=0 has_high=True high=15 saturate=True",
+    ),
+    "Dequantize": (
+        lambda i, v: onnxline.dequantize(i, v[:1], i[:1, 0], to="float64"),
+        (I, V),
+        "has_zero_point=True to='float64' axis=1 block_size=0",
+    ),
+    "Recurrent": (
+        lambda x, w, r, b, h: onnxline.recurrent(x, w, r, b, h, kind="GRU", direction="reverse", clip=1.5)[0],
+        (X, X.reshape(1, 6, 4), X.reshape(2, 6, 2)[:1], X.reshape(2, 12)[1:], X.reshape(4, 3, 2)[1:2]),
+        "has_cell=False has_lengths=False has_peepholes=False kind='GRU' direction='reverse' activations='' "
+        "has_alphas=False alphas=() has_betas=False betas=() clip=1.5 input_forget=False reset_after=False",
+    ),
     "Sum": (lambda x: x.sum((0, -1), keepdim=True), (X,), "has_dim=True dim=(0, -1) keepdim=True dtype=''"),
     "Mean": (lambda x: x.mean(1), (X,), "has_dim=True dim=(1,) keepdim=False dtype=''"),
     "Amax": (lambda x: x.amax((0, 1)), (X,), "dim=(0, 1) keepdim=False"),

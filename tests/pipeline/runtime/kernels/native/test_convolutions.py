@@ -216,7 +216,7 @@ def test_a_norm_is_part_of_the_weight(library, size, with_bias):
     ins = [x.permute(0, 2, 3, 1), weight, other.permute(0, 2, 3, 1)]
     ins += [tensor for tensor in (bias, scale, shift, mean, variance) if tensor is not None]
     attrs = {
-        **{"strides": (1, 1), "pads": (size // 2,) * 4, "dilations": (1, 1), "group": 1, "add": True},
+        **{"strides": (1, 1), "pads": (size // 2,) * 2, "dilations": (1, 1), "group": 1, "add": True},
         **{"bias": with_bias, "norm": True, "epsilon": 1e-5, "channels_last": True, "activation": "relu"},
         **{"numbers": (), "native": library},
     }
@@ -240,7 +240,7 @@ def test_a_residual_block_in_a_program(library):
     second, third = (builder.param(name, TensorSpec((48, 32, 1, 1), "float32")) for name in ("second", "third"))
     fixed = {"strides": (1, 1), "dilations": (1, 1), "group": 1, "epsilon": 0.0, "bias": False, "norm": False}
     fixed |= {"channels_last": True, "activation": "relu", "numbers": ()}
-    around, alone = {**fixed, "pads": (1, 1, 1, 1), "add": False}, {**fixed, "pads": (0, 0, 0, 0), "add": False}
+    around, alone = {**fixed, "pads": (1, 1), "add": False}, {**fixed, "pads": (0, 0), "add": False}
     (inner,) = builder.emit("ConvPointwise", [x, first], [("inner", image)], around)
     (other,) = builder.emit("ConvPointwise", [x, third], [("other", wide)], alone)
     (added,) = builder.emit("ConvPointwise", [inner, second, other], [("added", wide)], {**alone, "add": True})

@@ -18,7 +18,7 @@ from tests.support.native import native_library
 
 PRODUCT = {"trans": False, "add": False, "bias": False, "activation": "none", "numbers": ()}
 CONV = {
-    **{"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1, "add": False, "bias": False},
+    **{"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1), "group": 1, "add": False, "bias": False},
     **{"norm": False, "epsilon": 0.0, "channels_last": True, "activation": "none", "numbers": ()},
 }
 SCALE = {"scale": 0.5}
