@@ -170,14 +170,16 @@ def _as_arrays(histograms: Mapping[str, Sequence[Any]]) -> dict[str, Histogram]:
 
 
 def _measured_tensors(placement: Placement) -> dict[str, list[str]]:
-    """Group → the tensors whose ranges make up its own: those that are fed or computed, not moved there."""
-    groups: dict[str, list[str]] = {}
+    """Group → the tensors whose ranges make up its own: those that are fed or computed, not moved there.
+
+    Where all are moved, from a tensor that the model itself quantizes, they are measured themselves.
+    """
+    computed: dict[str, list[str]] = {}
+    moved: dict[str, list[str]] = {}
     for placed in placement.quantized():
         if placed.site.role in ("input", "activation"):
-            names = groups.setdefault(placed.site.group, [])
-            if not placed.site.moves:
-                names.append(placed.site.tensor)
-    return {group: names for group, names in groups.items() if names}
+            (moved if placed.site.moves else computed).setdefault(placed.site.group, []).append(placed.site.tensor)
+    return computed | {group: names for group, names in moved.items() if group not in computed}
 
 
 def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str, Range]:

@@ -331,3 +331,12 @@ def test_an_infinite_output_in_float_is_not_calibrated(method: Method) -> None:
     low, high = calibrate(model, placement, [{"x": np.array([0, 1, 2, 3], np.float32)}], method)["x"]
     assert low <= 0
     assert high == pytest.approx(3, rel=0.2)
+
+
+def test_a_tensor_moved_from_one_that_the_model_quantizes_is_measured() -> None:
+    """A Reshape of what a DequantizeLinear gives, which is left as it is, has a range of its own."""
+    model = model_of("""g (uint8[4] x) => (float[2, 2] y) <float s = {0.5}, uint8 z = {0}, int64[2] shape = {2, 2}> {
+        d = DequantizeLinear (x, s, z) r = Reshape (d, shape) y = Relu (r)
+    }""")
+    placement = place(model, [rule("op:Reshape", None, "uint8"), rule("op:Relu", None, "uint8")])
+    assert calibrate(model, placement, [{"x": np.array([0, 2, 4, 8], np.uint8)}])["r"] == (0, 4)
