@@ -154,6 +154,8 @@ class ChildWatch:
         if parent is not None and parent.image.arguments == image.arguments and not before:  # a fork
             return Child(image, parent.kind, parent.command, parent.reason, time.monotonic())
         words = _command(process)
+        if not any(words):  # it has ended meanwhile, and has no command any more
+            return None
         if OUR_PROGRAM.decode() in words[1:2]:
             return Child(image, ChildKind.OURS)
         if is_registered(image, self._folder):

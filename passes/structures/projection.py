@@ -122,10 +122,17 @@ def _behind_shared(view: GraphView, projections: Iterable[Projection], shared: s
 
 def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
     """The projections that make the `axis` of `name`; for a rotation of heads, the projections before it."""
+    key = name, axis, through
+    if key not in view.reached:
+        view.reached[key] = _walk(view, name, axis, through)
+    return list(view.reached[key])
+
+
+def _walk(view: GraphView, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
     projections: dict[str, Projection] = {}
     seen: set[tuple[str, int | None]] = set()
     front = deque([(name, axis, 0)])
-    while front:
+    while front and len(seen) < MOST_SEEN:
         value, axis, passed = front.popleft()
         node = view.producers.get(value)
         if node is None or (node.output[0], axis) in seen or value in view.folded:
@@ -220,6 +227,10 @@ def _other_side(side: Side) -> Side:
 
 MOST_PASSED: Final = 2
 """The most products over other axes between attention and a projection: Linformer has one, over positions."""
+
+MOST_SEEN: Final = 512
+"""How many values are looked at between attention and its projections: attention modules need at most 15. A recurrence
+that is unrolled has thousands before each of its products, and looking at all from each would cost their square."""
 
 NORM_OPS: Final = frozenset(
     {

@@ -166,7 +166,7 @@ NO_PLACE = "no place known"
 
 HERE = Path(__file__).parent
 
-WATCHING = (Path(__file__).name, "frozen_numbers.py")
+WATCHING = (Path(__file__).name, "frozen_numbers.py", "mixed_norms.py")
 """Files here whose code stands between an operator and the code that called it."""
 
 HOMES = (Path(torch.__file__).parent, HERE.parent)
