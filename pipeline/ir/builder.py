@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from passes.suggest import plural
-from pipeline.errors import InternalError
+from pipeline.errors import InternalError, OnnxlineError
 from pipeline.ir.graph import Attr, Dim, DimRange, Graph, KernelSpec, Op, Payload, Plain, Role, TensorSpec, Value
 
 Emitter = Callable[[Mapping[str, Attr], Sequence[TensorSpec], Sequence[TensorSpec]], KernelSpec]
@@ -45,6 +46,9 @@ class Builder:
     The emitters are an argument, so that `ir` imports nothing above it. An op whose kind has no emitter is kept with
     `kernel=None`: a graph may be inspected and drawn although it cannot be lowered.
     """
+
+    mistake: ClassVar[type[OnnxlineError]] = InternalError
+    """What a wrong op raises: a Builder is fed by our own code, a subclass may be fed by a user's."""
 
     def __init__(self, name: str, emitter_of: FindEmitter | None = None) -> None:
         self.name = name
@@ -101,20 +105,18 @@ class Builder:
         constraints, hints, saved, name, node_type, origin: the fields of Op with these names.
 
         Raises:
-            InternalError: an input vid that no earlier call returned.
+            InternalError: (or `mistake`) an input vid that no earlier call returned.
         """
         unknown = [vid for vid in inputs if not 0 <= vid < len(self._values)]
         if unknown:
-            raise InternalError(
+            raise self.mistake(
                 f"op {kind} {name!r} reads vids {unknown}, but the graph has {plural(len(self._values), 'value')}"
             )
         oid = len(self._ops)
         attrs = self.complete_arguments(kind, len(inputs), attrs or {})
         created = tuple(item if isinstance(item, int) else self._add(*item, Role.TMP) for item in outputs)
-        emitter = self._emitter_of(kind) if self._emitter_of else None
-        kernel = None
-        if emitter is not None:
-            kernel = emitter(attrs, *([self._values[vid].spec for vid in vids] for vids in (inputs, created)))
+        ins, outs = ([self._values[vid].spec for vid in vids] for vids in (inputs, created))
+        kernel = self.make_kernel(kind, name, attrs, ins, outs)
         self._ops.append(
             Op(
                 oid,
@@ -132,6 +134,17 @@ class Builder:
             )
         )
         return created
+
+    def make_kernel(
+        self, kind: str, name: str, attrs: Mapping[str, Attr], ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]
+    ) -> KernelSpec | None:
+        """The kernel call of an op of `kind` called `name`, on operands and results of these specs.
+
+        Returns None where no emitter knows the kind.
+        """
+        del name  # for a builder that names the op in its messages
+        emitter = self._emitter_of(kind) if self._emitter_of else None
+        return None if emitter is None else emitter(attrs, ins, outs)
 
     def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
         """The attributes of an op with so many operands; a builder that knows the table of operators adds some."""

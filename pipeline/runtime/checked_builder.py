@@ -14,58 +14,37 @@ from passes.suggest import nearest, plural
 from pipeline.errors import InternalError, SourceError, UsageError
 from pipeline.ir import Graph
 from pipeline.ir.check import violations
-from pipeline.ir.graph import Attr, Plain, TensorSpec
-from pipeline.ops import KINDS, GraphBuilder, emitter_of
+from pipeline.ir.graph import Attr, KernelSpec, TensorSpec
+from pipeline.ops import KINDS, GraphBuilder
 from pipeline.runtime.result_check import find_mismatch
 
 
 class CheckedBuilder(GraphBuilder):
     """A GraphBuilder whose mistakes are the caller's: a UsageError says what is wrong where the op is emitted."""
 
-    def emit(
-        self,
-        kind: str,
-        inputs: Sequence[int],
-        outputs: Sequence[tuple[str, TensorSpec] | int],
-        attrs: Mapping[str, Attr] | None = None,
-        *,
-        constraints: Mapping[str, Plain] | None = None,
-        hints: Mapping[str, Plain] | None = None,
-        saved: Sequence[int] = (),
-        name: str = "",
-        node_type: str = "",
-        origin: str = "",
-    ) -> tuple[int, ...]:
-        """Add one op, as `Builder.emit`.
+    mistake = UsageError
+
+    def make_kernel(
+        self, kind: str, name: str, attrs: Mapping[str, Attr], ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]
+    ) -> KernelSpec:
+        """The kernel call of an op, which has been held against its operator.
 
         Raises:
             UsageError: there is no such operator; the operator does not take these inputs or attributes; or it makes
-                other shapes or dtypes than `outputs` says.
+                other shapes or dtypes than `outs` says.
         """
         label = f"op {kind} {name!r}" if name else f"op {kind}"
         try:
-            if emitter_of(kind) is None:
+            kernel = super().make_kernel(kind, name, attrs, ins, outs)
+            if kernel is None:
                 plain = "; expected one of torch, such as aten.relu.default" if kind in KINDS else nearest(kind, KINDS)
                 raise UsageError(f"{label}: there is no operator of this name{plain}")
-            made = super().emit(
-                kind,
-                inputs,
-                outputs,
-                attrs,
-                constraints=constraints,
-                hints=hints,
-                saved=saved,
-                name=name,
-                node_type=node_type,
-                origin=origin,
-            )
-            emitted = self._ops[-1]
-            said = find_mismatch(kind, emitted.attrs, *(list(map(self.spec, vids)) for vids in (inputs, made)))
+            said = find_mismatch(kind, attrs, ins, outs)
         except (InternalError, SourceError) as error:
             raise UsageError(f"{label}: {error}") from error
         if said:
             raise UsageError(f"{label}: {said.replace(' in the IR', '')}")
-        return made
+        return kernel
 
     def build(self, outputs: Sequence[int]) -> Graph:
         """Freeze what was added.

@@ -27,10 +27,16 @@ def quantize(
     saturate: bool = True,
     as_floats: bool = False,
 ) -> torch.Tensor:
-    """round(x / scale) + zero point, within the range of the dtype `to`, or from `low` to `high`; ties go to even.
+    """round(self / scale) + zero_point, within the range of the dtype `to`; ties go to even. ONNX's QuantizeLinear.
 
-    16-bit floats are divided in float32, as a quotient of theirs would round twice. A float8 is rounded by its own
-    cast, and its zero point is 0. With `as_floats` the whole numbers are floats, since integers have no gradient.
+    self: floats of any shape. 16-bit floats are divided in float32, as a quotient in 16 bits would round twice.
+    scale, zero_point: of one element for the whole tensor, of one for each index of `axis`, or, with `block_size`, of
+        one for each block of so many indices of `axis`. A float8 is rounded by its cast, and its zero point is 0.
+    to: the name of an integer or float8 dtype. low, high: a narrower range of integers.
+    saturate: a number that a float8 cannot hold becomes the largest one.
+    as_floats: the result has a float dtype and integral values, since integers have no gradient.
+
+    Returns a tensor of the shape of `self`, of the dtype `to`.
     """
     wide = torch.float64 if torch.float64 in (self.dtype, scale.dtype) else torch.float32
     numbers = self.to(wide) / spread(scale.to(wide), self, axis, block_size)
@@ -54,7 +60,12 @@ def dequantize(
     axis: int = 1,
     block_size: int = 0,
 ) -> torch.Tensor:
-    """(x - zero point) · scale. The difference is taken in float32, where numbers of up to 24 bits are exact."""
+    """(self - zero_point) · scale, of the float dtype `to`. ONNX's DequantizeLinear.
+
+    self: integers or float8 of any shape. The difference is taken in float32, which holds integers of up to 24 bits
+        exactly, and in float64 for integers of 32 bits.
+    scale, zero_point, axis, block_size: as in `quantize`.
+    """
     large = self.dtype in (torch.int32, torch.uint32)
     wide = torch.float64 if to == "float64" or large else torch.float32
     numbers = self.to(wide)

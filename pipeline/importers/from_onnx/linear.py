@@ -10,7 +10,7 @@ def gemm(node: Node) -> None:
     """alpha · op(a) @ op(b) + beta · c, where c broadcasts to the product."""
     read = node.attributes
     trans_a, trans_b = read.flag("transA"), read.flag("transB")
-    alpha, beta = (whole(node, read.number(name, 1.0)) for name in ("alpha", "beta"))
+    alpha, beta = (fit_factor(node, read.number(name, 1.0)) for name in ("alpha", "beta"))
     a, b, *c = node.operands()
     columns = node.output().shape[1:]
     if alpha == beta == 1 and not trans_a and trans_b and (not c or node.vid_spec(c[0]).shape == columns):
@@ -33,8 +33,8 @@ def turn(node: Node, vid: int) -> int:
     return node.step("aten.t.default", [vid], TensorSpec(spec.shape[::-1], spec.dtype))
 
 
-def whole(node: Node, factor: float) -> float | int:
-    """A factor; torch takes only integers for matrices of integers."""
+def fit_factor(node: Node, factor: float) -> float | int:
+    """`factor` as torch takes it: an integer for matrices of integers."""
     return factor if "float" in node.output().dtype else int(factor)
 
 

@@ -376,10 +376,6 @@ def read_axis(default: int) -> Reader:
     return lambda node: node.axis(default)
 
 
-def read_flag(name: str, default: bool = False) -> Reader:
-    return lambda node: node.attributes.flag(name, default)
-
-
 def read_number(name: str, default: float = 0.0) -> Reader:
     return lambda node: node.attributes.number(name, default)
 

@@ -40,14 +40,14 @@ def keep_channels_last(graph: Graph) -> Graph:
     for op in graph.ops:
         if op.kind == "ConvPointwise" and not op.attrs["channels_last"] and graph.values[op.outputs[0]].spec.rank == 4:
             images = {0, 2} if op.attrs["add"] else {0}
-            ins = [order.turned(vid, op) if at in images else vid for at, vid in enumerate(op.inputs)]
+            ins = [order.turn_channels_last(vid, op) if at in images else vid for at, vid in enumerate(op.inputs)]
             order.compute(op, ins, {**op.attrs, "channels_last": True})
         elif op.kind in AS_STORED and op.inputs[0] in order and ORDERS not in op.attrs:
             order.compute_as_stored(op)
         elif op.kind in POINTWISE and order.has_all(op):
-            order.compute(op, [order.turned(vid, op) for vid in op.inputs], op.attrs)
+            order.compute(op, [order.turn_channels_last(vid, op) for vid in op.inputs], op.attrs)
         elif op.kind == CAT and op.attrs.get("dim") in (1, -3) and order.has_all(op):
-            order.compute(op, [order.turned(vid, op) for vid in op.inputs], {**op.attrs, "dim": CHANNELS})
+            order.compute(op, [order.turn_channels_last(vid, op) for vid in op.inputs], {**op.attrs, "dim": CHANNELS})
     return order.rewrite.build()
 
 
@@ -68,8 +68,8 @@ class _Order:
         same = op.kind == CAT or all(spec == specs[0] for spec in specs)
         return same and all(vid in self._last for vid in op.inputs)
 
-    def turned(self, vid: int, reader: Op) -> int:
-        """`vid` with its channels last; permuted in front of `reader` where no op makes it so."""
+    def turn_channels_last(self, vid: int, reader: Op) -> int:
+        """The vid of `vid` with its channels last; an op before `reader` permutes it where no op makes it so."""
         if vid not in self._last:
             self._last[vid] = self._declare(vid)
             self.rewrite.replace(reader, "aten.permute.default", [vid], [self._last[vid]], {"dims": LAST})

@@ -21,7 +21,7 @@ from pydantic import Field, StrictInt, StrictStr
 from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir.graph import DTYPE_BITS
 from pipeline.runtime.tensors import dtype_name, resolve_views
-from pipeline.torch_ir.document.parse import expected, parse
+from pipeline.torch_ir.document.parse import explain_as, parse
 from pipeline.torch_ir.errors import SerializationError, Unexpected
 from pipeline.torch_ir.validation import a_type
 
@@ -29,7 +29,7 @@ THRESHOLD = 4096
 """Bytes: larger constants go to a file of their own."""
 
 Shape: TypeAlias = Annotated[
-    tuple[Annotated[StrictInt, Field(ge=0, lt=2**63)], ...], expected("a list of sizes, each an integer of 0 or more")
+    tuple[Annotated[StrictInt, Field(ge=0, lt=2**63)], ...], explain_as("a list of sizes, each an integer of 0 or more")
 ]
 
 
@@ -37,7 +37,7 @@ Shape: TypeAlias = Annotated[
 class _ConstantData:
     dtype: StrictStr
     data: Any = None
-    bytes: Annotated[StrictStr, expected("a string of hexadecimal digits")] | None = None
+    bytes: Annotated[StrictStr, explain_as("a string of hexadecimal digits")] | None = None
     file: StrictStr | None = None
     key: StrictStr | None = None
     shape: Shape | None = None

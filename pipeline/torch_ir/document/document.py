@@ -17,7 +17,7 @@ from pipeline.errors import SourceError
 from pipeline.ir import DimRange
 from pipeline.ir.expression import names_in
 from pipeline.torch_ir.document.nodes import LIMIT, OR_NULL, OpNode, TensorMeta
-from pipeline.torch_ir.document.parse import expected, found, parse
+from pipeline.torch_ir.document.parse import describe_mistake, explain_as, parse
 from pipeline.torch_ir.errors import SerializationError, Unexpected
 
 FORMAT_VERSION = 1
@@ -34,7 +34,7 @@ def _in_order(span: tuple[int, int | None]) -> tuple[int, int | None]:
 Span: TypeAlias = Annotated[
     tuple[Bound, Bound | None],
     AfterValidator(_in_order),
-    expected("the least and the most size, as in [2, 9] or [2, null]"),
+    explain_as("the least and the most size, as in [2, 9] or [2, null]"),
 ]
 Names: TypeAlias = Mapping[StrictStr, StrictStr]
 
@@ -50,9 +50,9 @@ class DocumentHead:
     model_name: StrictStr = ""
     pytorch_version: StrictStr = ""
     dims: Mapping[str, Span] = field(default_factory=dict)
-    guards: Annotated[tuple[StrictStr, ...], expected("a list of expressions")] = ()
+    guards: Annotated[tuple[StrictStr, ...], explain_as("a list of expressions")] = ()
     signature: Mapping[str, Any] = field(default_factory=dict)
-    unsaved: Annotated[tuple[StrictStr, ...], expected("a list of names of buffers")] = ()
+    unsaved: Annotated[tuple[StrictStr, ...], explain_as("a list of names of buffers")] = ()
     constants: Annotated[Mapping[str, Mapping[str, Any]], OR_NULL] = field(default_factory=dict)
 
     @property
@@ -81,7 +81,7 @@ def read_head(data: Any, what: str) -> DocumentHead:
         Unexpected: it is no IR; the message says where.
     """
     if not isinstance(data, Mapping):
-        raise Unexpected(f"the top level: {found(data, 'an object')}")
+        raise Unexpected(f"the top level: {describe_mistake(data, 'an object')}")
     version = data.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise SerializationError(
@@ -104,7 +104,7 @@ def check_guards(head: DocumentHead) -> None:
     for index, guard in enumerate(head.guards):
         if not names_of(guard, f"guards[{index}]") <= head.dims.keys():
             known = f"an expression of {', '.join(head.dims)}" if head.dims else "none, as there are no dims"
-            raise Unexpected(f"guards[{index}]: {found(guard, known)}")
+            raise Unexpected(f"guards[{index}]: {describe_mistake(guard, known)}")
 
 
 def names_of(expression: str, where: str) -> frozenset[str]:

@@ -22,7 +22,7 @@ from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.json import write_attr
 from pipeline.torch_ir.calls import format_attrs, needs_exact_call
 from pipeline.torch_ir.document.constants import write_constant
-from pipeline.torch_ir.document.parse import expected, parse, report_unexpected
+from pipeline.torch_ir.document.parse import explain_as, parse, report_unexpected
 from pipeline.torch_ir.spelling import as_torch, to_plain
 
 LIMIT = 2**63
@@ -30,7 +30,7 @@ LIMIT = 2**63
 
 Size: TypeAlias = Annotated[StrictInt, Field(ge=0, lt=LIMIT)] | StrictStr
 Sizes: TypeAlias = Annotated[
-    tuple[Size, ...], expected("a list of sizes, each an integer of 0 or more, or an expression of named dims")
+    tuple[Size, ...], explain_as("a list of sizes, each an integer of 0 or more, or an expression of named dims")
 ]
 
 OR_NULL = BeforeValidator(lambda item: {} if item is None else item)

@@ -39,17 +39,17 @@ def parse(cls: type[T], data: Any, where: Sequence[str | int] = ()) -> T:
         raise Unexpected(_explain(error, where)) from error
 
 
-def expected(what: str) -> WrapValidator:
+def explain_as(what: str) -> WrapValidator:
     """The words for a field whose type does not say enough: all that is wrong inside is said of the whole field."""
     return WrapValidator(partial(_check, what))
 
 
-def found(item: Any, what: str) -> str:
+def describe_mistake(item: Any, what: str) -> str:
     """`found 5, expected a string`."""
     return f"found {'null' if item is None else repr(item)[:60]}, expected {what}"
 
 
-def place(path: Sequence[str | int]) -> str:
+def write_place(path: Sequence[str | int]) -> str:
     """`nodes[0].inputs[1].shape`; "the top level" of nothing."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:] or "the top level"
 
@@ -70,8 +70,8 @@ def _explain(error: ValidationError, where: Sequence[str | int]) -> str:
     first = error.errors(include_url=False)[0]
     path = (*where, *first["loc"])
     if first["type"] == "missing":
-        return f"{place(path[:-1])}: the key {path[-1]!r} is missing; expected what IR.save writes"
-    return f"{place(path)}: {found(first['input'], EXPECTED.get(first['type'], first['msg']))}"
+        return f"{write_place(path[:-1])}: the key {path[-1]!r} is missing; expected what IR.save writes"
+    return f"{write_place(path)}: {describe_mistake(first['input'], EXPECTED.get(first['type'], first['msg']))}"
 
 
 EXPECTED = {

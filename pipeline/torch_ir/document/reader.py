@@ -18,7 +18,7 @@ from pipeline.torch_ir.calls import check_call, format_attrs, read_call
 from pipeline.torch_ir.document.constants import read_constant
 from pipeline.torch_ir.document.document import IRDocument, check_guards, names_of
 from pipeline.torch_ir.document.nodes import NodeBody, OpNode, TensorMeta
-from pipeline.torch_ir.document.parse import found
+from pipeline.torch_ir.document.parse import describe_mistake
 from pipeline.torch_ir.errors import Unexpected
 from pipeline.torch_ir.spelling import as_attr, as_torch, to_plain, torch_const
 
@@ -129,7 +129,7 @@ class _DocumentReader:
         if meta.strides is not None:
             if len(meta.strides) != len(meta.shape):
                 raise Unexpected(
-                    f"strides: {found(list(meta.strides), f'a list of {len(meta.shape)}, as many as dims')}"
+                    f"strides: {describe_mistake(list(meta.strides), f'a list of {len(meta.shape)}, as many as dims')}"
                 )
             self._check_dims("strides", meta.strides)
         self.decls.append(ValueDecl(name, spec, role, meta.strides))
@@ -162,7 +162,9 @@ class _DocumentReader:
         vid = self.vid(meta.name)
         place = self._places.get(meta.name, 0)
         if meta.producer_node is not None and meta.producer_output_idx != place:
-            raise Unexpected(f"{meta.name!r}: producer_output_idx: {found(meta.producer_output_idx, str(place))}")
+            raise Unexpected(
+                f"{meta.name!r}: producer_output_idx: {describe_mistake(meta.producer_output_idx, str(place))}"
+            )
         spec = self.decls[vid].spec
         if meta.shape != spec.shape or meta.dtype.removeprefix("torch.") != spec.dtype:
             said = f"found {meta.dtype}{list(meta.shape)}, expected {spec.dtype}{list(spec.shape)}, as it is made"
@@ -245,7 +247,8 @@ def _refuse_two_calls(node: OpNode, call: Mapping[str, Attr]) -> None:
     shown = {name: to_plain(item) for name, item in node.attrs.items()}
     if wrong := [name for name in {**shown, **exact} if repr(shown.get(name)) != repr(exact.get(name))]:
         name = wrong[0]
-        raise Unexpected(f"{node.op_type}: {name}: {found(shown.get(name), f'{exact.get(name)!r}, as `call` has it')}")
+        said = describe_mistake(shown.get(name), f"{exact.get(name)!r}, as `call` has it")
+        raise Unexpected(f"{node.op_type}: {name}: {said}")
 
 
 GETITEM = "<built-in function getitem>"

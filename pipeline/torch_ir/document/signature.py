@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import StrictStr
 
 from pipeline.torch_ir.document.document import DocumentHead
-from pipeline.torch_ir.document.parse import found, parse, place
+from pipeline.torch_ir.document.parse import describe_mistake, parse, write_place
 from pipeline.torch_ir.errors import Unexpected
 from pipeline.torch_ir.tree import Branch, CallSignature, Leaf, Tree, leaves
 
@@ -52,7 +52,7 @@ def read_signature(head: DocumentHead) -> CallSignature:
     call = _read_side("inputs", sides.inputs, len(head.graph_inputs))
     if call is not None and not _is_call(call):
         what = "a tuple of the positional arguments, a tuple, and of those by name, a dict"
-        raise Unexpected(f"signature.inputs: {found(sides.inputs, what)}")
+        raise Unexpected(f"signature.inputs: {describe_mistake(sides.inputs, what)}")
     return CallSignature(call, _read_side("outputs", sides.outputs, len(head.graph_outputs)))
 
 
@@ -63,7 +63,7 @@ def _read_side(side: str, data: Any, count: int) -> Tree | None:
     indices = [leaf.index for _, leaf in leaves(tree) if leaf.index is not None]
     if sorted(indices) != list(range(count)):
         what = f"each tensor of graph_{side} once, by the numbers 0 to {count - 1}" if count else "no tensors"
-        raise Unexpected(f"signature.{side}: {found(indices, what)}")
+        raise Unexpected(f"signature.{side}: {describe_mistake(indices, what)}")
     return tree
 
 
@@ -71,14 +71,15 @@ def _read_tree(data: Any, path: Path) -> Tree:
     if type(data) is int and data >= 0:
         return Leaf(data)
     if not isinstance(data, Mapping) or not data:
-        raise Unexpected(f"{place(path)}: {found(data, 'the number of a tensor, a constant or a branch')}")
+        what = "the number of a tensor, a constant or a branch"
+        raise Unexpected(f"{write_place(path)}: {describe_mistake(data, what)}")
     if "items" not in data:
         return Leaf(None, _read_constant(data, path))
     branch = parse(_BranchData, data, path)
     count = len(branch.items)
     if branch.keys is not None and len(branch.keys) != count:
         what = f"a list of {count} strings, one for each of its items"
-        raise Unexpected(f"{place((*path, 'keys'))}: {found(data['keys'], what)}")
+        raise Unexpected(f"{write_place((*path, 'keys'))}: {describe_mistake(data['keys'], what)}")
     return Branch(
         branch.kind,
         branch.keys,
@@ -91,13 +92,13 @@ def _read_tree(data: Any, path: Path) -> Tree:
 
 def _read_constant(data: Any, path: Path) -> Any:
     if not isinstance(data, Mapping) or len(data) != 1:
-        raise Unexpected(f"{place(path)}: " + found(data, 'a constant, as in {"value": 3}'))
+        raise Unexpected(f"{write_place(path)}: " + describe_mistake(data, 'a constant, as in {"value": 3}'))
     ((form, item),) = data.items()
     try:
         return FORMS[form](item)
     except (KeyError, TypeError, ValueError) as error:
         what = f"one of {', '.join(FORMS)} with its value"
-        raise Unexpected(f"{place(path)}: {found(data, what)}") from error
+        raise Unexpected(f"{write_place(path)}: {describe_mistake(data, what)}") from error
 
 
 def _write_tree(tree: Tree) -> Any:
