@@ -16,8 +16,7 @@ crosscheck.py   the model of another tool against the float model: where its err
 torch_run.py    its outputs by torch and torchao, as a cross-check
 noise.py        what each step adds, and what has come together at each tensor
 suggest.py      formats of single layers for a target
-sensitivity.py  what each layer alone does to the outputs, by gradients.py (operators: gradient_functions.py,
-                gradient_layers.py)
+sensitivity.py  what each layer alone does to the outputs: its own noise (layer_noise.py) times gradients (gradients.py)
 sizes.py        bytes of the constants
 report.py       what was found, as data
 """

@@ -1,76 +1,219 @@
-"""Gradients of a model's outputs with respect to inner values, by torch's autograd over ONNX's operators.
+"""Gradients of a model's outputs with respect to inner values: the operators of its Graph, which torch differentiates.
 
 Only nodes between the wanted values and the outputs are computed here. What else these nodes read (shapes, masks, and
-all that lies before) comes from a run of onnxruntime, by name.
+all that is computed before) comes from a run of onnxruntime, by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import onnx
 import torch
-from onnx import NodeProto, helper
+from onnx import NodeProto
 from torch import Tensor
 
 from passes.graph.inference import EVERY_FLOAT, find_floats
-from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import reads_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
-from pipeline.errors import Unsupported
-from pipeline.quantsim.gradient_functions import FUNCTIONS
-from pipeline.runtime.tensors import as_tensor
+from pipeline.errors import OnnxlineError, Unsupported
+from pipeline.importers.from_onnx.inline import pending_nodes
+from pipeline.importers.from_onnx.segment import NodeList, import_segment
+from pipeline.importers.from_onnx.source import ArrayPayload, Stored
+from pipeline.importers.from_onnx.specs import wider_type
+from pipeline.ir import Graph, Op, TensorSpec
+from pipeline.ops import Kind
+from pipeline.runtime.eager import Own, apply
+from pipeline.runtime.run_errors import place_of
+from pipeline.runtime.tensors import as_tensor, to_numpy
 
 Arrays = Mapping[str, np.ndarray]
+Tensors = Mapping[str, Tensor]
+
+QUANTIZE: Final = "onnxline.quantize.default"
+DEQUANTIZE: Final = "onnxline.dequantize.default"
+
+SHAPE_LENGTH: Final = 8
+"""The most elements of a vector of integers that is taken for a shape, whose numbers the importer needs. A number that
+a node turns out to need is looked up as well, but costs another import."""
+
+MOST_GRAPHS: Final = 16
+"""Graphs of the same nodes that are kept, the latest."""
+
+FLAT: Final = frozenset(f"aten.{name}.default" for name in ("ceil", "floor", "round", "sign", "trunc"))
+"""Operators whose derivative is 0 nearly everywhere: a layer would seem to move no output."""
+
+
+def read_stored(model: DetachedModel, arrays: Arrays = MappingProxyType({})) -> dict[str, Stored]:
+    """The initializers of `model` as the importer takes them; the numbers of some may be others, `arrays`."""
+    stored: dict[str, Stored] = {}
+    for tensor in model.proto.graph.initializer:
+        array = arrays[tensor.name] if tensor.name in arrays else model.array(tensor)
+        narrow = array.dtype.name if wider_type(tensor.data_type) and tensor.name not in arrays else ""
+        array = array.astype(wider_type(tensor.data_type)) if narrow else array
+        spec = TensorSpec(array.shape, array.dtype.name)
+        stored[tensor.name] = Stored(tensor.name, spec, ArrayPayload(array), trainable=False, narrow=narrow)
+    return stored
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedNodes:
+    """The Graph of some nodes for the shapes `signature`, and for the numbers `fixed`.
+
+    tensors: by vid, of the graph's stored values. constants: by name, values that are known without a run.
+    """
+
+    signature: tuple[object, ...]
+    fixed: Arrays
+    graph: Graph
+    tensors: Mapping[int, Tensor]
+    constants: Tensors
+
+
+class TorchNodes:
+    """Nodes of a model as torch's operators, which are called one by one.
+
+    Args:
+        nodes: in order, of a model that imports `opsets`.
+        outputs: the values that are asked for.
+        stored: the initializers that the nodes may read.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeProto],
+        opsets: Sequence[onnx.OperatorSetIdProto],
+        outputs: Collection[str],
+        stored: Mapping[str, Stored],
+    ) -> None:
+        self._part = NodeList("nodes", pending_nodes(nodes, opsets), sorted(outputs), stored)
+        made = {name for node in nodes for name in node.output}
+        self.reads = tuple(sorted({name for node in nodes for name in reads_of(node)} - made - stored.keys()))
+        self._imported: list[ImportedNodes] = []
+
+    def compute(self, values: Tensors, leaves: Collection[str] = (), own: Own | None = None) -> dict[str, Tensor]:
+        """The values that the nodes make, by name.
+
+        Args:
+            values: those of `reads`.
+            leaves: values of which gradients are asked for, in so far as they are made here.
+            own: functions for kinds of operators, in place of torch's.
+
+        Raises:
+            Unsupported: no Graph holds all of the nodes, or torch refuses the operands of an operator, such as a window
+                that is larger than what it is laid over.
+        """
+        imported = self._import_for({name: values[name] for name in self.reads})
+        graph, slots = imported.graph, dict(imported.tensors)
+        names = [value.name for value in graph.values]
+        slots |= {vid: values[names[vid]] for vid in graph.inputs}
+        for op in graph.ops:
+            ins = [slots[vid] for vid in op.inputs]
+            if op.kind in FLAT and ins[0].requires_grad:
+                raise Unsupported(f"no gradient goes through 1 operator of the model: {op.operator}", [op.operator])
+            try:
+                results = apply(op, ins, STRAIGHT_THROUGH if own is None else own)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                raise Unsupported(f"torch does not compute {place_of(op)} on these inputs: {error}") from error
+            for vid, result in zip(op.outputs, results, strict=True):
+                slots[vid] = result.requires_grad_() if names[vid] in leaves else result
+        return {**imported.constants, **{names[vid]: tensor for vid, tensor in slots.items()}}
+
+    def _import_for(self, values: Tensors) -> ImportedNodes:
+        signature = tuple((value.dtype, tuple(value.shape)) for value in values.values())
+        for imported in self._imported:
+            same = (np.array_equal(array, to_numpy(values[name])) for name, array in imported.fixed.items())
+            if imported.signature == signature and all(same):
+                return imported
+        arrays = {name: to_numpy(value) for name, value in values.items()}
+        fixed = {name for name, array in arrays.items() if _is_shape(array)}
+        try:
+            segment = import_segment(self._part, arrays, fixed)
+            while needed := {name for name in segment.needs if name in arrays} - fixed:
+                fixed |= needed
+                segment = import_segment(self._part, arrays, fixed)
+        except OnnxlineError as error:
+            raise Unsupported(f"torch does not compute the model: {error}") from error
+        missing = {str(op.attrs["op"]) for op in segment.graph.ops if op.kind == Kind.OnnxNode.name}
+        missing |= {node.key for node in segment.rest[:1]}
+        if missing:
+            shown = ", ".join(sorted(missing))
+            raise Unsupported(
+                f"no gradient goes through {plural(len(missing), 'operator')} of the model: {shown}", sorted(missing)
+            )
+        stored = {vid: as_tensor(payload.numpy()) for vid, payload in segment.graph.payloads.items()}
+        constants = {name: as_tensor(array) for name, array in segment.constants.items()}
+        known = {name: arrays[name] for name in fixed}
+        del self._imported[: max(len(self._imported) - MOST_GRAPHS + 1, 0)]
+        self._imported.append(ImportedNodes(signature, known, segment.graph, stored, constants))
+        return self._imported[-1]
+
+
+def _is_shape(array: np.ndarray) -> bool:
+    return array.dtype == np.int64 and array.ndim < 2 and array.size <= SHAPE_LENGTH
+
+
+def _round_straight(op: Op, ins: Sequence[Tensor]) -> list[Tensor]:
+    """Integers go to their dequantizer as floats, since torch gives integers no gradient."""
+    return apply(replace(op, attrs={**op.attrs, "as_floats": True}), ins, {})
+
+
+STRAIGHT_THROUGH: Final[Own] = {QUANTIZE: _round_straight}
 
 
 class Backward:
-    """Backward passes through the part of `model` behind the values `names`.
+    """Backward passes through the part of `model` after the values `names`.
 
-    `reads` are the values that a pass has to be given beside the weights, and `computed` those that it computes.
+    `reads` are the values that a pass needs as well as the weights, and `computed` those that it computes.
 
     Args:
-        computed_here: values that are computed here too, though they lie before all `names` or are among them.
+        computed_here: values that are computed here too, though nodes make them before all `names` or they are among
+            `names`.
 
     Raises:
-        Unsupported: operators on the way have no function here, and all are listed; or no output of floats is there.
+        Unsupported: no output of floats depends on `names`.
     """
 
     def __init__(self, model: DetachedModel, names: Collection[str], computed_here: Collection[str] = ()) -> None:
         graph = model.proto.graph
         self._names = frozenset(names)
-        self._nodes, missing = _find_path(
-            graph, self._names, frozenset(computed_here), find_floats(model.proto, EVERY_FLOAT).keys()
-        )
-        if missing:
-            shown = ", ".join(sorted(missing))
-            raise Unsupported(f"no gradient goes through {plural(len(missing), 'operator')} of the model: {shown}")
-        computed = frozenset(name for node in self._nodes for name in node.output)
-        read = {name for node in self._nodes for name in node.input if name}
-        stored = {tensor.name: tensor for tensor in graph.initializer}
-        self._weights = {name: as_tensor(model.array(stored[name])) for name in read & stored.keys()}
-        self.computed = computed
-        self._starts = self._names - computed
-        self.reads = tuple(sorted((read | self._starts) - computed - stored.keys()))
-        self._outputs = [info.name for info in graph.output if info.name in computed | self._starts]
+        floats = find_floats(model.proto, EVERY_FLOAT).keys()
+        nodes, self._reached = _find_path(graph, self._names, frozenset(computed_here), floats)
+        self.computed = frozenset(name for node in nodes for name in node.output if name)
+        self._starts = self._names - self.computed
+        self._outputs = [info.name for info in graph.output if info.name in self._reached]
         if not self._outputs:
             raise Unsupported("no output of floats depends on a layer that is quantized")
+        self._makers = {name: node.op_type for node in nodes for name in node.output}
+        wanted = (self._names | {*self._outputs}) & self.computed
+        self._nodes = TorchNodes(nodes, model.proto.opset_import, wanted, read_stored(model))
+        self.reads = tuple(sorted({*self._nodes.reads, *self._starts}))
 
     def forward(self, values: Arrays) -> Forward:
-        """Compute the nodes on the way, from the values named in `reads`."""
-        slots: dict[str, Tensor] = dict(self._weights)
-        for name in self.reads:
-            value = as_tensor(values[name])
-            slots[name] = value.requires_grad_() if name in self._starts else value
+        """Compute the nodes on the way, from the values named in `reads`.
+
+        Raises:
+            Unsupported: an operator on the way has no gradient.
+        """
+        given = {name: as_tensor(values[name]) for name in self.reads}
+        for name in self._starts:
+            given[name].requires_grad_()
         with torch.enable_grad():
-            for node in self._nodes:
-                results = compute_node(node, [slots.get(name) for name in node.input])
-                for name in self._names.intersection(results):
-                    results[name].requires_grad_()
-                slots.update(results)
-        return Forward(slots, self._outputs, [name for name in self._names if name in slots])
+            found = {**given, **self._nodes.compute(given, self._names)}
+        cut = sorted({self._makers[name] for name in self._reached & self._makers.keys() if _is_cut(found.get(name))})
+        if cut:
+            shown = ", ".join(cut)
+            raise Unsupported(f"no gradient goes through {plural(len(cut), 'operator')} of the model: {shown}", cut)
+        return Forward(found, self._outputs, [name for name in self._names if name in found])
+
+
+def _is_cut(value: Tensor | None) -> bool:
+    return value is not None and not value.requires_grad
 
 
 class Forward:
@@ -96,22 +239,6 @@ class Forward:
         }
 
 
-def compute_node(node: NodeProto, reads: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """The results of `node` by name, by its function of torch.
-
-    Raises:
-        Unsupported: torch refuses the operands, such as a window that is larger than what it is laid over.
-    """
-    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-    try:
-        results = FUNCTIONS[node.op_type](attributes, reads)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        title = f"node {node.name or node.output[0]!r} ({node.op_type})"
-        raise Unsupported(f"no gradient goes through {title} on these inputs: {error}") from error
-    several = results if isinstance(results, tuple | list) else (results,)
-    return {name: result for name, result in zip(node.output, several, strict=False) if name}
-
-
 def _to_wide_array(tensor: Tensor) -> np.ndarray:
     """In float32 or more; numpy has no bfloat16 either."""
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)).numpy()
@@ -120,25 +247,27 @@ def _to_wide_array(tensor: Tensor) -> np.ndarray:
 def _find_path(
     graph: onnx.GraphProto, names: Collection[str], computed_here: frozenset[str], floats: Collection[str]
 ) -> tuple[list[NodeProto], set[str]]:
-    """The nodes between `names` and the outputs, by float values, with those that make the values `computed_here`; and
-    the operators that have no function."""
+    """The nodes between `names` and the outputs, by values that carry a gradient, with those that make the values
+    `computed_here`; and the values that depend on `names`."""
     reached = set(names)
     forward: list[NodeProto] = []
     for node in graph.node:
-        results = [name for name in node.output if name in floats]
-        is_behind = not reached.isdisjoint(reads_of(node)) and results
-        if is_behind or not computed_here.isdisjoint(node.output):
+        results = [*_carry_gradient(node, floats)]
+        depends = not reached.isdisjoint(reads_of(node)) and results
+        if depends or not computed_here.isdisjoint(node.output):
             forward.append(node)
+        if depends:
             reached.update(results)
     wanted = {info.name for info in graph.output}
     nodes: list[NodeProto] = []
-    missing: set[str] = set()
     for node in reversed(forward):
-        if wanted.isdisjoint(node.output):
-            continue
-        nodes.append(node)
-        wanted.update(reads_of(node))
-        if node.domain not in ONNX_DOMAINS or node.op_type not in FUNCTIONS:
-            missing.add(".".join(filter(None, (node.domain, node.op_type))))
+        if not wanted.isdisjoint(node.output):
+            nodes.append(node)
+            wanted.update(reads_of(node))
     nodes.reverse()
-    return nodes, missing
+    return nodes, reached
+
+
+def _carry_gradient(node: NodeProto, floats: Collection[str]) -> Iterator[str]:
+    """The results of `node` that carry a gradient: floats, and integers that a DequantizeLinear reads."""
+    yield from (name for name in node.output if name in floats or (name and node.op_type == "QuantizeLinear"))

@@ -1,35 +1,28 @@
-"""What each layer adds to its own result if it alone is quantized, by torch's functions of ONNX's operators.
-
-Recurrent cells are computed by onnxruntime: torch has no function for some of their settings, and walks through the
-places of a sequence one by one.
-"""
+"""What each layer adds to its own result if it alone is quantized, by torch's operators."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 import onnx
 import torch
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
 from torch import Tensor
 
-from passes.weights.detached import DetachedModel, detach
+from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding, round_trip
-from pipeline.quantsim.gradients import compute_node
+from pipeline.quantsim.gradients import TorchNodes
 from pipeline.quantsim.noise import drop_unread_nodes, find_fixed_values
-from pipeline.runtime.tensors import as_tensor
-
-CELLS: Final = frozenset({"GRU", "LSTM", "RNN"})
+from pipeline.runtime.tensors import as_tensor, to_numpy
 
 
 class QuantizedLayers:
-    """Layers that read quantized values. Their weights lie in memory beside those of `model`.
+    """Layers that read quantized values. Their weights take memory as well as those of `model`.
 
     Args:
-        layers: the nodes of each, which are cells or have a function of torch.
+        layers: the nodes of each.
     """
 
     def __init__(
@@ -45,8 +38,11 @@ class QuantizedLayers:
         arrays |= _compute_fixed(model, encodings, sorted(fixed))
         self._constants = {name: as_tensor(array) for name, array in arrays.items()}
         opsets = list(model.proto.opset_import)
-        cells = (node for nodes in layers for node in nodes if node.op_type in CELLS)
-        self._cells = {id(node): _session_of_node(node, opsets) for node in cells}
+        self._nodes = {
+            id(node): TorchNodes([node], opsets, list(filter(None, node.output)), {})
+            for nodes in layers
+            for node in nodes
+        }
 
     def measure_differences(self, values: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Each result of each layer: what it is with quantized values, less what it is in float.
@@ -60,52 +56,18 @@ class QuantizedLayers:
             for nodes in self._layers:
                 results: dict[str, Tensor] = {}
                 for node in nodes:
-                    reads = [
-                        results[name] if name in results else self._read(name, values, known) for name in node.input
-                    ]
-                    outputs = self._compute(node, reads)
-                    results |= {name: self._quantize(name, output) for name, output in outputs.items()}
+                    for name in filter(None, node.input):
+                        if name not in results and name not in known:
+                            known[name] = self._quantize(name, values[name])
+                    made = self._nodes[id(node)].compute({**known, **results})
+                    results |= {name: self._quantize(name, made[name]) for name in node.output if name}
                 last = filter(None, nodes[-1].output)
                 differences |= {name: (results[name] - values[name]).numpy() for name in last}
         return differences
 
-    def _compute(self, node: NodeProto, reads: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        session = self._cells.get(id(node))
-        if session is None:
-            return compute_node(node, reads)
-        feeds = {
-            name: value.detach().numpy() for name, value in zip(node.input, reads, strict=True) if value is not None
-        }
-        return {name: as_tensor(array) for name, array in session.run(feeds).items()}
-
-    def _read(self, name: str, values: Mapping[str, Tensor], known: dict[str, Tensor]) -> Tensor | None:
-        """The value in its format; `known` keeps it for other layers."""
-        if not name:
-            return None
-        if name not in known:
-            known[name] = self._quantize(name, values[name])
-        return known[name]
-
     def _quantize(self, name: str, value: Tensor) -> Tensor:
         encoding = self._encodings.get(name)
-        return value if encoding is None else as_tensor(round_trip(value.detach().numpy(), encoding, is_stored=False))
-
-
-def _session_of_node(node: NodeProto, opsets: Sequence[onnx.OperatorSetIdProto]) -> Session:
-    """A model of one cell. All that it reads are floats, but for the lengths of sequences."""
-    types = [TensorProto.INT32 if place == LENGTHS else TensorProto.FLOAT for place in range(len(node.input))]
-    inputs = {name: kind for name, kind in zip(node.input, types, strict=True) if name}
-    graph = helper.make_graph(
-        [node],
-        "cell",
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items()],
-        [onnx.ValueInfoProto(name=name) for name in node.output if name],
-    )
-    return Session.of(detach(helper.make_model(graph, opset_imports=opsets, ir_version=10)))
-
-
-LENGTHS: Final = 4
-"""Which input of a cell says how long each sequence is."""
+        return value if encoding is None else as_tensor(round_trip(to_numpy(value), encoding, is_stored=False))
 
 
 def _compute_fixed(

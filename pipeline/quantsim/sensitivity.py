@@ -108,17 +108,16 @@ def estimate_sensitivity(
         Unsupported: the model has operators between its layers and its outputs that no gradient goes through.
         StepFailed: onnxruntime refuses a step.
     """
-    from pipeline.quantsim.gradient_functions import count_parts  # torch takes seconds to import
-    from pipeline.quantsim.gradients import Backward
-    from pipeline.quantsim.layer_noise import CELLS, QuantizedLayers
+    from pipeline.quantsim.gradients import Backward  # torch takes seconds to import
+    from pipeline.quantsim.layer_noise import QuantizedLayers
     from pipeline.runtime.tensors import as_tensor
 
     layers = find_layers(model, encodings)
     if not layers:
         return {}
     nodes = [node for layer in layers for node in layer.nodes]
-    inside = {name for node in nodes if node.op_type not in CELLS for name in filter(None, node.output)}
-    backward = Backward(count_parts(model), [name for layer in layers for name in layer.outputs], inside)
+    inside = {name for node in nodes for name in filter(None, node.output)}
+    backward = Backward(model, [name for layer in layers for name in layer.outputs], inside)
     own = {name for layer in layers for name in layer.tensors()}
     chosen = {name: encoding for name, encoding in encodings.items() if name in own}
     quantized = QuantizedLayers(model, chosen, [layer.nodes for layer in layers])

@@ -1,7 +1,7 @@
 """The quantized model in torch, quantized by torchao: a cross-check that shares no kernel with onnxruntime.
 
-Floats are computed by torch's operators (gradient_functions.py), whole numbers by torchao's `quantize_affine` and
-`dequantize_affine`. What holds no floats (sizes, indices, masks) comes from a run of onnxruntime, by name.
+Floats are computed by torch's operators, integers by torchao's `quantize_affine` and `dequantize_affine`. What holds no
+floats (sizes, indices, masks) comes from a run of onnxruntime, by name.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from onnx import NodeProto, TensorProto, helper
 from torch import Tensor
 
 from passes.graph.inference import float_tensors
-from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import Unsupported, UsageError
-from pipeline.quantsim.gradient_functions import FUNCTIONS, count_parts
-from pipeline.runtime.tensors import as_tensor
+from pipeline.ir import Op
+from pipeline.quantsim.gradients import DEQUANTIZE, QUANTIZE, TorchNodes, read_stored
+from pipeline.runtime.tensors import as_tensor, dtype_name, to_numpy
 
 QUANTIZERS: Final = ("QuantizeLinear", "DequantizeLinear")
 
@@ -29,8 +28,7 @@ class TorchRun:
     """A quantized model that torch and torchao run.
 
     Raises:
-        UsageError: torchao is not installed.
-        Unsupported: torch has no function for an operator of floats; all are listed.
+        UsageError: torchao is not installed, or `model` is no DetachedModel.
     """
 
     def __init__(self, model: DetachedModel) -> None:
@@ -39,84 +37,53 @@ class TorchRun:
         except ImportError as error:
             raise UsageError("the cross-check in torch needs torchao: pip install torchao") from error
         self._primitives: Any = quant_primitives
-        graph = count_parts(model).proto.graph
+        graph = model.proto.graph
         floats = float_tensors(model.proto)
-        self._nodes = [node for node in graph.node if node.op_type in QUANTIZERS or not floats.isdisjoint(node.output)]
-        missing = {node.op_type for node in self._nodes if node.op_type not in (*FUNCTIONS, *QUANTIZERS)}
-        missing |= {f"{node.domain}.{node.op_type}" for node in self._nodes if node.domain not in ONNX_DOMAINS}
-        if missing:
-            raise Unsupported(f"torch has no function for {', '.join(sorted(missing))}", sorted(missing))
-        made = {name for node in self._nodes for name in node.output}
-        stored = {tensor.name: tensor for tensor in graph.initializer}
-        quantizers = (node for node in self._nodes if node.op_type in QUANTIZERS)
-        types = {stored[name].data_type for node in quantizers for name in node.input[::2] if name in stored}
-        strange = sorted(TensorProto.DataType.Name(one).lower() for one in types - KNOWN_TYPES)
-        if strange:
-            raise Unsupported(f"torchao has no quantizers for {', '.join(strange)}", strange)
-        inputs = {info.name for info in graph.input}
-        read = {name for node in self._nodes for name in node.input if name}
-        self._model, self._stored = model, {name: stored[name] for name in read & stored.keys()}
-        self._reads = tuple(sorted(read - made - stored.keys() - inputs))
+        nodes = [node for node in graph.node if node.op_type in QUANTIZERS or not floats.isdisjoint(node.output)]
+        made = {name for node in nodes for name in node.output}
         self._outputs = tuple(info.name for info in graph.output)
-        self._session = Session.of(model, self._reads)
+        self._nodes = TorchNodes(nodes, model.proto.opset_import, made.intersection(self._outputs), read_stored(model))
+        inputs = {info.name for info in graph.input}
+        self._session = Session.of(model, sorted(set(self._nodes.reads) - inputs))
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs of one sample."""
-        found = self._session.run(feeds)
-        slots = {name: _as_tensor(self._model.array(tensor)) for name, tensor in self._stored.items()}
-        slots |= {name: as_tensor(array) for name, array in feeds.items()}
-        slots |= {name: as_tensor(found[name]) for name in self._reads}
+        """The outputs of one sample.
+
+        Raises:
+            Unsupported: torch has no function for an operator of floats, or torchao none for a type.
+        """
+        found = {**feeds, **self._session.run(feeds)}
+        own = {QUANTIZE: self._quantize, DEQUANTIZE: self._dequantize}
         with torch.no_grad():
-            for node in self._nodes:
-                attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-                ins = [slots.get(name) for name in node.input]
-                if node.op_type in QUANTIZERS:
-                    results: Any = self._quantize(node, attributes, ins)
-                else:
-                    results = FUNCTIONS[node.op_type](attributes, ins)
-                several = results if isinstance(results, tuple | list) else (results,)
-                slots.update((name, result) for name, result in zip(node.output, several, strict=False) if name)
-        return {name: slots[name].numpy() if name in slots else found[name] for name in self._outputs}
+            made = self._nodes.compute({name: as_tensor(found[name]) for name in self._nodes.reads}, own=own)
+        return {name: to_numpy(made[name]) if name in made else found[name] for name in self._outputs}
 
-    def _quantize(self, node: NodeProto, attributes: Mapping[str, Any], ins: Sequence[Any]) -> Tensor:
-        data, scale = ins[0].contiguous(), ins[1]
-        zero = ins[2] if len(ins) > 2 and ins[2] is not None else torch.zeros_like(scale, dtype=torch.int32)
-        size = _block_size(data.shape, scale, attributes)
-        if node.op_type == "DequantizeLinear":
-            return self._primitives.dequantize_affine(data, size, scale, zero, torch.int32, LEAST, MOST)
-        lowest, highest = _limits(self._stored.get(node.input[2]) if len(node.input) > 2 else None)
-        return self._primitives.quantize_affine(data, size, scale, zero, torch.int32, lowest, highest)
+    def _quantize(self, op: Op, ins: Sequence[Tensor]) -> list[Tensor]:
+        to = str(op.attrs["to"])
+        size, scale, zero = _scales(op, ins, to)
+        limits = torch.iinfo(getattr(torch, to))
+        low, high = op.attrs.get("low", limits.min), op.attrs.get("high", limits.max)
+        return [self._primitives.quantize_affine(ins[0].contiguous(), size, scale, zero, torch.int32, low, high)]
+
+    def _dequantize(self, op: Op, ins: Sequence[Tensor]) -> list[Tensor]:
+        size, scale, zero = _scales(op, ins, dtype_name(ins[0].dtype))
+        integers = ins[0].contiguous().to(torch.int32)
+        return [self._primitives.dequantize_affine(integers, size, scale, zero, torch.int32, LEAST, MOST)]
 
 
-def _as_tensor(array: np.ndarray) -> Tensor:
-    """Whole numbers of any width as int32, which torchao takes; 4 bits have no dtype in torch."""
-    is_float = array.dtype.kind == "f" or array.dtype in (np.dtype(np.int64), np.dtype(bool))
-    return as_tensor(array if is_float else array.astype(np.int32))
-
-
-def _block_size(shape: Sequence[int], scale: Tensor, attributes: Mapping[str, Any]) -> tuple[int, ...]:
-    """How many neighbours along each axis share a scale."""
+def _scales(op: Op, ins: Sequence[Tensor], dtype: str) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    """How many neighbours along each axis share a scale; the scales, and the zero points as integers of 32 bits."""
+    if dtype.startswith("float8"):
+        raise Unsupported(f"torchao has no quantizers for {dtype}", [dtype])
+    shape, scale = tuple(ins[0].shape), ins[1]
+    zero = ins[2].to(torch.int32) if len(ins) > 2 else torch.zeros_like(scale, dtype=torch.int32)
     if scale.numel() == 1:
-        return tuple(shape)
-    axis, block = attributes.get("axis", 1) % len(shape), attributes.get("block_size", 0)
+        return shape, scale, zero
+    axis, block = int(str(op.attrs.get("axis", 1))) % len(shape), int(str(op.attrs.get("block_size", 0)))
     if block and shape[axis] % block:
         raise Unsupported(f"torchao has no blocks of {block} that do not divide an axis of {shape[axis]}")
-    return tuple((block or 1) if place == axis else 1 if block else length for place, length in enumerate(shape))
+    sizes = ((block or 1) if place == axis else 1 if block else length for place, length in enumerate(shape))
+    return tuple(sizes), scale, zero
 
-
-def _limits(zero_point: TensorProto | None) -> tuple[int, int]:
-    """The least and the greatest number of the dtype that QuantizeLinear makes."""
-    dtype = TensorProto.UINT8 if zero_point is None else zero_point.data_type
-    bits, signed = WIDTHS[dtype]
-    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-
-
-WIDTHS: Final[Mapping[int, tuple[int, bool]]] = {
-    TensorProto.INT4: (4, True), TensorProto.UINT4: (4, False), TensorProto.INT8: (8, True),
-    TensorProto.UINT8: (8, False), TensorProto.INT16: (16, True), TensorProto.UINT16: (16, False),
-}  # fmt: skip
-
-KNOWN_TYPES: Final = frozenset({*WIDTHS, TensorProto.INT32, TensorProto.FLOAT})
-"""Of weights and zero points; INT32 is that of biases."""
 
 LEAST, MOST = -(2**31), 2**31 - 1

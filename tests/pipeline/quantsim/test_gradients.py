@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import helper
 
 from benchmarks.quant_sensitivity import measure_each_alone, rank_correlation
 from passes.weights.sessions import Session
-from pipeline.errors import Unsupported
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.gradient_functions import FUNCTIONS
-from pipeline.quantsim.gradients import Backward
+from pipeline.quantsim.gradients import Backward, TorchNodes, read_stored
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
@@ -45,6 +41,9 @@ CASES: Mapping[str, tuple[tuple[int, ...], Mapping[str, tuple[int, ...] | list[i
     "LpNormalization <axis = 1> (x)": (IMAGE, {}),
     "LSTM <hidden_size = 4> (x, w, r, b)": (ROW, CELL),
     "LSTM <hidden_size = 4> (x, w, r, b, , h, c, p)": (ROW, CELL),
+    "LSTM <hidden_size = 4, clip = 0.5> (x, w, r)": (ROW, CELL),
+    'LSTM <hidden_size = 4, activations = ["Relu", "Tanh", "Tanh"]> (x, w, r)': (ROW, CELL),
+    "LSTM <hidden_size = 4> (x, w, r, , k)": (ROW, {**CELL, "k": [3, 1]}),
     'LSTM <hidden_size = 4, direction = "bidirectional"> (x, w, r, b, , h, c)': (ROW, BOTH_WAYS),
     'LSTM <hidden_size = 4, direction = "reverse"> (x, w, r)': (ROW, CELL),
     "GRU <hidden_size = 4> (x, w, r, b)": (ROW, GATED),
@@ -97,6 +96,8 @@ def test_an_operator_computes_what_onnxruntime_does(text: str) -> None:
     }
     if text.startswith("CumSum"):
         arrays["k"] = arrays["k"].reshape(())
+    if text.startswith("LSTM") and "k" in arrays:
+        arrays["k"] = arrays["k"].astype(np.int32)
     if text.startswith("GatherElements"):
         arrays["k"] = arrays["k"].reshape(1, 1, 3)
     op = text.partition(" ")[0].partition("(")[0]
@@ -107,39 +108,22 @@ def test_an_operator_computes_what_onnxruntime_does(text: str) -> None:
     x = draw.standard_normal(shape).astype(np.float32)
     expected = Session.of(model).run({"x": x})
 
-    (node,) = model.proto.graph.node
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()} | {"x": torch.from_numpy(x)}
-    tensors["x"].requires_grad_()
-    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-    results = FUNCTIONS[op](attributes, [tensors.get(name) for name in node.input])
-    several = results if isinstance(results, tuple) else (results,)
-    assert len(several) == len(states)
-    for name, found in zip(states, several, strict=True):
-        np.testing.assert_allclose(found.detach().numpy(), expected[name], rtol=1e-4, atol=1e-5)
-    (slope,) = torch.autograd.grad(several[0].sum(), tensors["x"])
+    data = torch.from_numpy(x).requires_grad_()
+    nodes = TorchNodes(model.proto.graph.node, model.proto.opset_import, states, read_stored(model))
+    made = nodes.compute(dict.fromkeys(nodes.reads, data))
+    for name in states:
+        np.testing.assert_allclose(made[name].detach().numpy(), expected[name], rtol=1e-4, atol=1e-5)
+    (slope,) = torch.autograd.grad(made[states[0]].sum(), data)
     assert slope.isfinite().all()
 
 
 def test_swish_is_that_of_its_definition() -> None:
     """onnxruntime has no kernel for it."""
+    text = "g (float[5] x) => (float[5] y) { y = Swish <alpha = 2.0> (x) }"
+    model = model_of(text, opset=24)
     x = torch.linspace(-2, 2, 5)
-    torch.testing.assert_close(FUNCTIONS["Swish"]({"alpha": 2.0}, [x]), x / (1 + torch.exp(-2 * x)))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("LSTM <hidden_size = 4, clip = 1.0> (x, w, r)", "LSTM with clip"),
-        ('LSTM <hidden_size = 4, activations = ["Relu", "Tanh", "Tanh"]> (x, w, r)', "LSTM with activations"),
-        ("LSTM <hidden_size = 4> (x, w, r, , k)", "LSTM with rows of unequal length"),
-    ],
-)
-def test_other_settings_of_a_cell_are_refused(text: str, message: str) -> None:
-    node = onnx.parser.parse_node(f"y = {text}")
-    tensors = {"x": torch.zeros(ROW), "w": torch.zeros(1, 16, 5), "r": torch.zeros(1, 16, 4), "k": torch.tensor([3, 1])}
-    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-    with pytest.raises(Unsupported, match=f"no gradient goes through {message}"):
-        FUNCTIONS["LSTM"](attributes, [tensors.get(name) for name in node.input])
+    nodes = TorchNodes(model.proto.graph.node, model.proto.opset_import, ["y"], {})
+    torch.testing.assert_close(nodes.compute({"x": x})["y"], x / (1 + torch.exp(-2 * x)))
 
 
 SPEECH = """speech (float[1, 3, 32] x) => (float[1, 2, 132] y) {

@@ -228,23 +228,71 @@ def test_a_cell_that_leaves_out_its_sequence_is_known_by_a_state() -> None:
     assert noise["h"].local_db < noise["g"].local_db, "each has its own step"
 
 
-def test_a_value_that_only_a_body_reads_reaches_the_outputs_through_it() -> None:
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_value_that_only_a_body_reads_reaches_the_outputs_through_the_branch_that_is_taken(taken: bool) -> None:
     """Without the If, what the layer does would be taken for nothing."""
     model = model_of(
         """g (float[2, 4] x, bool c) => (float[2, 4] y) {
             h = MatMul(x, w)
             y = If (c) <
                 then_branch = t () => (float[2, 4] p) { p = Neg(h) },
-                else_branch = e () => (float[2, 4] q) { q = Relu(h) }
+                else_branch = e () => (float[2, 4] q) { q = Abs(h) }
+            >
+        }""",
+        w=np.diag(np.linspace(0.3, 1, 4, dtype=np.float32)),
+    )
+    draw = np.random.default_rng(2)
+    data = [{"x": draw.standard_normal((2, 4)).astype(np.float32), "c": np.array(taken)}]
+    placement = place(model, [rule("op:*", "int4", "uint8")])
+    encodings = encode(placement, calibrate(model, placement, data), model)
+    measured = measure_each_alone(model, encodings, find_layers(model, encodings), data)
+    assert estimate_sensitivity(model, encodings, data)["h"] == pytest.approx(measured["h"], abs=0.5)
+
+
+def test_a_loop_has_no_gradient_and_is_named() -> None:
+    model = model_of(
+        """g (float[2, 4] x, int64 n, bool go) => (float[2, 4] y) {
+            h = MatMul(x, w)
+            y = Loop (n, go, h) <
+                body = b (int64 i, bool before, float[2, 4] v) => (bool after, float[2, 4] u) {
+                    after = Identity(before) u = Neg(v)
+                }
             >
         }""",
         w=np.eye(4, dtype=np.float32),
     )
-    data = [{"x": np.ones((2, 4), np.float32), "c": np.array(True)}]
+    data = [{"x": np.ones((2, 4), np.float32), "n": np.array(2), "go": np.array(True)}]
     placement = place(model, [rule("op:*", "int8", "uint8")])
     encodings = encode(placement, calibrate(model, placement, data), model)
-    with pytest.raises(Unsupported, match="no gradient goes through 1 operator of the model: If"):
+    with pytest.raises(Unsupported, match="no gradient goes through 1 operator of the model: Loop"):
         estimate_sensitivity(model, encodings, data)
+
+
+@pytest.mark.parametrize("op", ["Floor", "Ceil", "Round", "Sign"])
+def test_an_operator_that_is_flat_is_named(op: str) -> None:
+    """Its gradient is 0: the layer would seem to move no output."""
+    model = model_of(
+        f"g (float[2, 4] x) => (float[2, 4] y) {{ h = MatMul(x, w) y = {op}(h) }}", w=np.eye(4, dtype=np.float32)
+    )
+    with pytest.raises(Unsupported, match=f"no gradient goes through 1 operator of the model: {op}"):
+        estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 1))
+
+
+def test_a_quantizer_of_the_model_lets_noise_through() -> None:
+    model = model_of(
+        """g (float[2, 4] x) => (float[2, 4] y) {
+            h = MatMul(x, w)
+            n = QuantizeLinear(h, scale, zero)
+            d = DequantizeLinear(n, scale, zero)
+            y = MatMul(d, v)
+        }""",
+        w=np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
+        v=np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32),
+        scale=np.float32(0.01),
+        zero=np.int8(0),
+    )
+    found = estimate_sensitivity(model, encodings_of(model, ("tensor:w", "int4", None)), samples(model, 4))
+    assert 5 < found["h"] < 40
 
 
 def test_a_constant_behind_arithmetic_is_no_part_of_a_layer() -> None:
