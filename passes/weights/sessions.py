@@ -105,6 +105,16 @@ class Session:
         weights = {name: model.weight(tensor) for name, tensor in initializers_of(proto.graph).items()}
         return cls(proto, {name: weight for name, weight in weights.items() if weight is not None}, extra_outputs)
 
+    def output_infos(self) -> tuple[onnx.ValueInfoProto, ...]:
+        """The types of the outputs that are tensors, as onnxruntime infers them; none where ONNX's evaluator runs."""
+        found = self._session.get_outputs() if self._evaluator is None else ()
+        kinds = [(entry, entry.type.removeprefix("tensor(").removesuffix(")").upper()) for entry in found]
+        return tuple(
+            onnx.helper.make_tensor_value_info(entry.name, TensorProto.DataType.Value(kind), entry.shape or None)
+            for entry, kind in kinds
+            if kind in TensorProto.DataType.keys()
+        )
+
     def run(self, feeds: Mapping[str, np.ndarray], *, within_s: float | None = None) -> dict[str, np.ndarray]:
         """Outputs by name.
 

@@ -1,13 +1,15 @@
-"""Constants that nodes hold become stored tensors, so that a weight is a weight wherever the exporter has put it."""
+"""The model as quantsim reads it: constants of nodes are stored tensors, and all values have types."""
 
 from __future__ import annotations
 
 import onnx
 from onnx import NodeProto, TensorProto
 
-from passes.graph.inference import FLOATS
+from passes.errors import StepFailed
+from passes.graph.inference import FLOATS, types_of
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel, detach
+from passes.weights.sessions import Session
 
 
 def store_constants(model: DetachedModel) -> DetachedModel:
@@ -31,6 +33,22 @@ def store_constants(model: DetachedModel) -> DetachedModel:
     stored = detach(onnx.ModelProto(graph=onnx.GraphProto(initializer=added)))
     proto.graph.initializer.extend(stored.proto.graph.initializer)
     return DetachedModel(proto, {**model.weights, **stored.weights})
+
+
+def declare_types(model: DetachedModel) -> DetachedModel:
+    """`model` with the types of values that ONNX's inference does not know, such as those after operators of other
+    domains, as onnxruntime infers them; `model` itself where onnxruntime does not open it."""
+    known = types_of(model.proto)
+    unknown = [name for node in model.proto.graph.node for name in node.output if name and name not in known]
+    if not unknown:
+        return model
+    try:
+        infos = Session.of(model, unknown).output_infos()
+    except StepFailed:
+        return model
+    proto = model.copy_proto()
+    proto.graph.value_info.extend(info for info in infos if info.name in unknown)
+    return model.with_proto(proto)
 
 
 def _tensor_of(node: NodeProto) -> TensorProto | None:

@@ -190,8 +190,7 @@ class Backward:
         if not self._outputs:
             raise Unsupported("no output of floats depends on a layer that is quantized")
         self._makers = {name: node.op_type for node in nodes for name in node.output}
-        wanted = (self._names | {*self._outputs}) & self.computed
-        self._nodes = TorchNodes(nodes, model.proto.opset_import, wanted, read_stored(model))
+        self._nodes = TorchNodes(nodes, model.proto.opset_import, self.computed, read_stored(model))
         self.reads = tuple(sorted({*self._nodes.reads, *self._starts}))
 
     def forward(self, values: Arrays) -> Forward:

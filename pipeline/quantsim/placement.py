@@ -12,6 +12,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.encodings.encoding import BIAS
+from passes.graph.inference import types_of
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import every_node
 from passes.provenance.annotations import annotations_of
@@ -320,3 +321,16 @@ def _describe_operator(name: str, nodes: Sequence[NodeProto]) -> str:
         writer = f"the pass of {authors} that writes it" if authors else "what writes it"
         why, step = "is an operator that few quantizers know", f"skip {writer} (`onnxline passes --group fusions`)"
     return f"quantsim: {name} ({plural(len(nodes), 'node')}) {why}; {step}"
+
+
+def describe_untyped_values(model: DetachedModel) -> Iterator[str]:
+    """A sentence where ONNX's inference does not know the types of values, which thus stay in float."""
+    types = types_of(model.proto)
+    unknown = [node for node in model.proto.graph.node if any(name and name not in types for name in node.output)]
+    if unknown:
+        first = unknown[0]
+        yield (
+            f"quantsim: the values of {plural(len(unknown), 'node')}, the first is {first.name or first.output[0]!r} "
+            f"({first.op_type}), have no type that ONNX's inference knows, so they stay in float; give the model "
+            "value_info for them, or replace the operator that hides their types"
+        )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from passes.provenance.annotations import module_path_of
 from passes.structures import STRUCTURES
 from passes.visible import json_text
 from passes.weights.detached import DetachedModel
@@ -91,7 +92,7 @@ def make_report(
         rules=placement.rules,
         rows=tuple(sorted(rows, key=lambda row: row.local_db)),
         structures=tuple(sorted(_structure_rows(model, rows), key=lambda row: row.total_db)),
-        layers=tuple(_layer_rows(sensitivity, placed, parts)),
+        layers=tuple(_layer_rows(sensitivity, model, parts)),
         not_estimated=not_estimated,
         left_in_float=tuple(
             FloatTensor(found.site.tensor, found.site.role, found.reason) for found in placement.left_in_float()
@@ -155,14 +156,16 @@ def _to_json_data(value: Any) -> Any:
 
 
 def _layer_rows(
-    sensitivity: Mapping[str, float], placed: Mapping[str, PlacedSite], parts: Mapping[str, str]
+    sensitivity: Mapping[str, float], model: DetachedModel, parts: Mapping[str, str]
 ) -> Iterator[QuantizedLayer]:
     powers = {name: 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0 for name, ratio in sensitivity.items()}
     whole = sum(powers.values()) or 1.0
+    makers = {name: node for node in model.proto.graph.node for name in node.output}
     for name in sorted(sensitivity, key=sensitivity.__getitem__):
-        site = placed[name].site
-        module = site.modules[-1] if site.modules else ""
-        yield QuantizedLayer(name, site.op, module, parts.get(name, ""), sensitivity[name], powers[name] / whole)
+        place = module_path_of(makers[name])
+        module = place.paths[-1] if place and place.paths else ""
+        op, share = makers[name].op_type, powers[name] / whole
+        yield QuantizedLayer(name, op, module, parts.get(name, ""), sensitivity[name], share)
 
 
 def _structure_rows(model: DetachedModel, rows: Sequence[TensorRow]) -> Iterator[QuantizedStructure]:

@@ -28,10 +28,10 @@ from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.load import read_onnx_file
 from pipeline.quantsim.adopt import adopt_encodings
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
-from pipeline.quantsim.constants import store_constants
+from pipeline.quantsim.constants import declare_types, store_constants
 from pipeline.quantsim.encodings import Encoding, describe_limited_biases, encode
 from pipeline.quantsim.noise import Noise, measure_noise
-from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
+from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
 from pipeline.quantsim.profiles import formats_of, own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, first_opset, insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
@@ -173,7 +173,7 @@ class _Simulation:
         observer: Observer,
         notes: Sequence[str] = (),
     ) -> None:
-        self._model, self._settings = store_constants(model), settings
+        self._model, self._settings = declare_types(store_constants(model)), settings
         self._workspace, self._send, self._notes = workspace, observer, notes
         self._profile = read_profile(settings)
 
@@ -214,7 +214,7 @@ class _Simulation:
             count = len(placement.quantized())
             details.append(f"{count} of {len(placement.sites)} tensors quantized")
             self._check_target()
-            for sentence in (*notes, *describe_opaque_operators(self._model)):
+            for sentence in (*notes, *describe_opaque_operators(self._model), *describe_untyped_values(self._model)):
                 self._send(Note(sentence))
             if own := find_quantized(self._model.proto.graph):
                 self._send(

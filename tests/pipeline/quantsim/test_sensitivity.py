@@ -9,14 +9,16 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from benchmarks.quant_sensitivity import measure_each_alone, rank_correlation
-from passes.weights.detached import DetachedModel, attach
+from passes.weights.detached import DetachedModel, attach, detach
 from pipeline.errors import Unsupported
 from pipeline.quantsim.calibration import calibrate
+from pipeline.quantsim.constants import declare_types
 from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.gradients import Backward
 from pipeline.quantsim.noise import measure_noise
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
+from pipeline.quantsim.sites import find_sites
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 
 BLOCK = """block (float[1, 12, 32] x) => (float[1, 12, 32] y, float[1, 32] pooled) {
@@ -389,3 +391,40 @@ def test_a_model_whose_outputs_are_whole_numbers_has_no_sensitivity() -> None:
     )
     with pytest.raises(Unsupported, match="no output of floats depends on a layer that is quantized"):
         estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 1))
+
+
+CONTRIB = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+g (float[2, 8] x) => (float[2, 8] y) {{ a = MatMul(x, u) {text} c = MatMul(g, v) d = Relu(c) y = MatMul(d, w) }}"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g = com.microsoft.FastGelu(a)",
+        "g = com.microsoft.BiasGelu(a, b)",
+        "g = com.microsoft.QuickGelu <alpha = 1.7> (a)",
+        "g = com.microsoft.SkipLayerNormalization(a, x, s)",
+    ],
+)
+def test_values_after_an_operator_of_another_domain_have_types_and_are_sites(text: str) -> None:
+    """ONNX's inference stops there; onnxruntime knows the types."""
+    draw = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(CONTRIB.format(text=text))
+    arrays = {name: draw.standard_normal((8, 8)).astype(np.float32) for name in "uvw"}
+    arrays |= {"b": draw.standard_normal(8).astype(np.float32), "s": np.ones(8, np.float32)}
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name)
+        for name, array in arrays.items()
+        if name in "uvw" or f" {name})" in text
+    )
+    model = declare_types(detach(proto))
+    assert {"a", "g", "c", "d", "y"} <= {site.tensor for site in find_sites(model)}
+    encodings = encodings_of(model, ("op:MatMul", "int8", "uint8"))
+    found = estimate_sensitivity(model, encodings, samples(model, 4))
+    assert list(found) == ["a", "c", "y"]
+    assert all(10 < ratio < 80 for ratio in found.values())
+
+
+def test_a_model_whose_types_are_known_stays_as_it_is() -> None:
+    model = block()
+    assert declare_types(model) is model
