@@ -37,6 +37,11 @@ def a(kind: type | tuple[type, ...], words: str) -> Check:
     return Check(lambda item: isinstance(item, kind), words)
 
 
+def several(kind: type | tuple[type, ...], words: str) -> Check:
+    """A list or a tuple of instances of a class."""
+    return Check(lambda item: isinstance(item, list | tuple) and all(isinstance(entry, kind) for entry in item), words)
+
+
 def a_mapping(words: str) -> Check:
     """A dict or another mapping."""
     return Check(lambda item: type(item) is dict or isinstance(item, Mapping), words)  # isinstance alone is slow
@@ -110,6 +115,7 @@ FLAG = Check(lambda item: type(item) is bool, "True or False")
 MAPPING = a_mapping("a mapping of names to tensors, such as {'x': tensor}")
 NAMES = Check(_are_names, "names, such as ['x']")
 A_LIST = a((list, tuple), "a list or a tuple")
+COUNT = Check(lambda item: type(item) is int and item > 0, "a number above 0")
 WHOLE = Check(lambda item: type(item) is int, "a whole number")
 NUMBER = Check(lambda item: isinstance(item, int | float) and type(item) is not bool, "a number")
 TEXT = Check(lambda item: type(item) is str, "a text")

@@ -16,6 +16,7 @@ from passes.policy.policy import check_lists
 from passes.recipe.recipe import RecipeItem
 from passes.run.result import OptimizeResult, PassRow, PassRun
 from passes.suggest import nearest
+from pipeline.argument_checks import FUNCTION, expects
 from pipeline.config import RunConfig, check_passes
 from pipeline.errors import ConfigError, SourceError, UsageError
 from pipeline.events import Observer, PassEnded, Progress, StageStarted
@@ -97,6 +98,7 @@ def optimize(
     Raises:
         OnnxlineError: its kinds are drawn in `passes.errors`.
     """
+    check_observer(observer)
     check_lists(skip=skip, keep=keep, **({} if recipe is None else {"recipe": recipe}))
     policy = {"skip": skip, "keep": keep, **({} if recipe is None else {"recipe": recipe}), **options}
     if isinstance(model, onnx.ModelProto | str | PathLike):
@@ -151,6 +153,7 @@ def run(
     """
     from pipeline.run import Pipeline
 
+    check_observer(observer)
     if out is not None and not isinstance(out, str | PathLike):
         raise UsageError(f"run: out is {type(out).__name__}, expected the path of a folder")
     if isinstance(config, str | PathLike):
@@ -159,6 +162,11 @@ def run(
         config = RunConfig.from_mapping(config)
     with show_progress(progress, observer) as show:
         return Pipeline(config, None if out is None else Path(out), show).run()
+
+
+@expects(observer=FUNCTION.or_none())
+def check_observer(observer: object) -> None:
+    """Refuse an observer that cannot be called."""
 
 
 def _optimize_module(

@@ -14,6 +14,7 @@ from passes.errors import PassError
 from passes.proof.numbers import only_compared
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
+from pipeline.argument_checks import NAMES, expects
 from pipeline.config import RunConfig, is_reference
 from pipeline.config.paths import locate, split_factory
 from pipeline.errors import OnnxlineError, UsageError
@@ -37,6 +38,7 @@ class PlannedRun:
     mistake: OnnxlineError | PassError | None = None
 
 
+@expects(patterns=NAMES, overrides=NAMES)
 def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tuple[PlannedRun, ...]:
     """The configurations that `patterns` name, in their order; the matches of a glob are sorted; no duplicates.
 

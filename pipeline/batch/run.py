@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Final
 
 from passes.errors import PassError
+from pipeline.argument_checks import FLAG, FUNCTION, PATH, expects, several
 from pipeline.batch.configs import REPORT, PlannedRun, job_of
 from pipeline.batch.rows import Row, batch_text, row_of, row_of_mistake
 from pipeline.errors import OnnxlineError
@@ -21,9 +23,10 @@ TEXT: Final = "batch.txt"
 """The same for people."""
 
 
+@expects(planned=several(PlannedRun, "what read_configs gives"), out=PATH, observer=FUNCTION, again=FLAG)
 def run_batch(
     planned: Sequence[PlannedRun],
-    out: Path,
+    out: str | PathLike[str],
     executor: JobExecutor,
     observer: Callable[[JobProgress], None] = lambda _: None,
     again: bool = False,
@@ -44,6 +47,7 @@ def run_batch(
     Raises:
         UsageError: `out` cannot be written, or another batch writes to it.
     """
+    out = Path(out)
     mistakes, jobs = _jobs(planned, out)
     known: set[str] = set()
 

@@ -48,7 +48,7 @@ def quantsim(
 
     screen = RunConsole(verbose=verbose, quiet=quiet or as_json, keep=config.passes.keep)
     with screen:
-        result = QuantSim(config, out, screen.show).run()
+        result = QuantSim(config, out, screen.show, progress=False).run()
     if as_json:
         print_text(report_text(result.report))
         return

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from pipeline.argument_checks import FUNCTION, TEXT, a_mapping, expects
 from pipeline.errors import InternalError, refusal_of
 
 
@@ -22,16 +23,27 @@ class Job:
     The function stands in a module that can be imported there. The arguments and the result are plain data that JSON
     can hold. `key` names the job in tables and is unique among those that run together. A job may run more than once,
     if its process dies.
+
+    Raises:
+        UsageError: an argument is of another type.
     """
 
     key: str
     function: Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_job(self.key, self.function, self.arguments)
+
     @property
     def address(self) -> str:
         """`package.module:function`."""
         return f"{self.function.__module__}:{self.function.__qualname__}"
+
+
+@expects("Job: ", key=TEXT, function=FUNCTION, arguments=a_mapping("a mapping of argument names to plain data"))
+def check_job(key: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Refuse the arguments of a Job that are of another type."""
 
 
 class JobStatus(StrEnum):

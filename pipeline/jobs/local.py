@@ -13,6 +13,7 @@ from typing import Final, cast
 from passes.errors import StepCrashed, StepFailed
 from passes.worker.client import Worker
 from passes.worker.platforms import available_cores
+from pipeline.argument_checks import COUNT, expects
 from pipeline.errors import InternalError
 from pipeline.jobs.job import Job, JobStatus, Outcome, here, perform
 
@@ -28,8 +29,12 @@ class LocalProcesses:
     Args:
         count: of processes; by default one for every two cores that this process may use, and at least one.
         attempts: how often a job is started before it counts as lost.
+
+    Raises:
+        UsageError: an argument is no number above 0.
     """
 
+    @expects(count=COUNT.or_none(), attempts=COUNT)
     def __init__(self, count: int | None = None, attempts: int = 3) -> None:
         cores = available_cores()
         self.count = count or max(1, len(cores) // CORES_PER_JOB)

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import IO, Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from passes.worker.platforms import lock
+from pipeline.argument_checks import COUNT, FUNCTION, PATH, TEXT, Check, a_mapping, expects, several
 from pipeline.errors import UsageError
 from pipeline.jobs.job import Job, JobExecutor, JobStatus, Outcome
 from pipeline.jobs.local import LocalProcesses
@@ -30,10 +32,18 @@ class JobProgress:
     known: bool
 
 
+@expects(
+    jobs=several(Job, "a list of Jobs"),
+    executor=Check(lambda item: callable(getattr(item, "run", None)), "an executor, such as LocalProcesses()"),
+    path=PATH,
+    versions=a_mapping("a mapping of names to versions, such as {'onnx': '1.19.0'}"),
+    observer=FUNCTION,
+    is_current=FUNCTION,
+)
 def run_jobs(
     jobs: Sequence[Job],
     executor: JobExecutor,
-    path: Path,
+    path: str | PathLike[str],
     versions: Mapping[str, str],
     observer: Callable[[JobProgress], None] = lambda _: None,
     is_current: Callable[[Outcome], bool] = lambda _: True,
@@ -53,12 +63,12 @@ def run_jobs(
         The outcome of each job, in the order of the jobs.
 
     Raises:
-        ValueError: two jobs have the same key.
-        UsageError: the table cannot be written, or another process writes to it.
+        UsageError: two jobs have the same key, the table cannot be written, or another process writes to it; or an
+            argument is of another type.
     """
     _refuse_doubles(jobs)
     by_key = {job.key: job for job in jobs}
-    with OutcomeTable(path, versions).open() as table:
+    with OutcomeTable(Path(path), versions).open() as table:
         outcomes = {job.key: known for job in jobs if (known := table.find(job)) is not None and is_current(known)}
         for done, outcome in enumerate(outcomes.values(), 1):
             observer(JobProgress(outcome, done, len(jobs), known=True))
@@ -75,7 +85,7 @@ def run_jobs(
 def _refuse_doubles(jobs: Sequence[Job]) -> None:
     double = [key for key, count in Counter(job.key for job in jobs).items() if count > 1]
     if double:
-        raise ValueError(f"jobs need a key each, and these have one together: {', '.join(double)}")
+        raise UsageError(f"jobs need a key each, and these have one together: {', '.join(double)}")
 
 
 class OutcomeTable:
@@ -160,11 +170,12 @@ DIGITS = 32
 """Of a digest, in hexadecimal."""
 
 
+@expects(ray=TEXT.or_none(), processes=COUNT.or_none())
 def choose_executor(ray: str | None = None, processes: int | None = None) -> JobExecutor:
     """An executor on a Ray cluster if its address is given; else on processes of this machine.
 
     Raises:
-        UsageError: both are given, or ray is not installed.
+        UsageError: both are given, ray is not installed, or an argument is of another type.
     """
     if ray is None:
         return LocalProcesses(processes)

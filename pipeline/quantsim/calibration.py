@@ -13,6 +13,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnxruntime.quantization import CalibrationMethod
 from onnxruntime.quantization.calibrate import CalibrationDataReader, create_calibrator
 
@@ -216,13 +217,21 @@ def _open_calibrator(
     proto.graph.node.extend(onnx.helper.make_node("Identity", [name], [f"{name}/measured"]) for name in unseen)
     path = folder / "model.onnx"
     save(model.with_proto(proto), path)
-    return create_calibrator(
-        path,
-        augmented_model_path=str(folder / "augmented.onnx"),
-        calibrate_method=METHODS[method],
-        use_external_data_format=model.nbytes() > EXTERNAL_FROM,
-        extra_options={"percentile": percentile} if method == "percentile" else SETTINGS.get(method, {}),
-    )
+    onnxruntime.set_default_logger_severity(ERRORS_ONLY)  # its calibrators take no options of a session
+    try:
+        return create_calibrator(
+            path,
+            augmented_model_path=str(folder / "augmented.onnx"),
+            calibrate_method=METHODS[method],
+            use_external_data_format=model.nbytes() > EXTERNAL_FROM,
+            extra_options={"percentile": percentile} if method == "percentile" else SETTINGS.get(method, {}),
+        )
+    finally:
+        onnxruntime.set_default_logger_severity(WARNINGS)
+
+
+WARNINGS, ERRORS_ONLY = 2, 3
+"""Severities of onnxruntime's log; 2 is its default."""
 
 
 def _collect(calibrator: Any, sample: Feeds, number: int) -> None:

@@ -17,11 +17,17 @@ from onnx import NodeProto
 
 from passes.graph.inference import FLOATS, float_tensors
 from passes.graph.traversal import reads_of
+from passes.suggest import describe_argument
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
+from pipeline.argument_checks import NUMBER, Check, a, expects, several
+from pipeline.errors import UsageError
 from pipeline.quantsim.noise import sqnr_db
 
 Feeds = Mapping[str, np.ndarray]
+
+
+SAMPLES: Final = "samples, each a mapping of the names of inputs to arrays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,11 @@ class ComparedValue:
         return -10 * math.log10(own) if own > 0 else math.inf
 
 
+@expects(
+    model=a(DetachedModel, "a model, as read_model gives"),
+    other=a(DetachedModel, "a model, as read_model gives"),
+    samples=Check(lambda item: isinstance(item, Iterable) and not isinstance(item, str | bytes | Mapping), SAMPLES),
+)
 def compare_values(model: DetachedModel, other: DetachedModel, samples: Iterable[Feeds]) -> tuple[ComparedValue, ...]:
     """The float values that both models compute under one name, in the order of `model`.
 
@@ -54,6 +65,7 @@ def compare_values(model: DetachedModel, other: DetachedModel, samples: Iterable
 
     Raises:
         StepFailed: onnxruntime refuses one of the models.
+        UsageError: an argument is of another type.
     """
     nodes = model.proto.graph.node
     made = {name for node in other.proto.graph.node for name in node.output}
@@ -74,6 +86,10 @@ def compare_values(model: DetachedModel, other: DetachedModel, samples: Iterable
     return tuple(found)
 
 
+@expects(
+    values=several(ComparedValue, "what compare_values gives"),
+    expected_db=NUMBER,
+)
 def find_jump(values: Sequence[ComparedValue], expected_db: float = 12.0) -> ComparedValue | None:
     """The first value whose step alone has a lower SQNR than quantization explains, or a constant too often or not at
     all; None if there is none.
@@ -177,6 +193,8 @@ def _sum_noise(
     expected, found = Session.of(model, names), Session.of(other, names)
     sums = dict.fromkeys(names, (0.0, 0.0))
     for feeds in samples:
+        if not isinstance(feeds, Mapping):
+            raise UsageError(f"compare_values: a sample is {describe_argument(feeds)}; expected {SAMPLES}")
         wanted, computed = expected.run(feeds), found.run(feeds)
         for name in tuple(sums):
             if wanted[name].shape != computed[name].shape:

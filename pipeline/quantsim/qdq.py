@@ -12,6 +12,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from passes.encodings.encoding import Precision
 from passes.graph.op_facts import opset_of
 from passes.weights.detached import DetachedModel, detach
+from pipeline.argument_checks import Check, a, expects
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding, quantize
 
@@ -50,6 +51,13 @@ def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision]) -> Non
             )
 
 
+@expects(
+    model=a(DetachedModel, "a model, as read_model gives"),
+    encodings=Check(
+        lambda item: isinstance(item, Mapping) and all(isinstance(entry, Encoding) for entry in item.values()),
+        "a mapping of tensors to encodings, as from_aimet gives",
+    ),
+)
 def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> DetachedModel:
     """`model` with every tensor of `encodings` quantized and dequantized where it is made.
 
@@ -57,7 +65,7 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
     a format has fewer bits than its ONNX dtype, a Clip in front keeps an activation within its numbers.
 
     Raises:
-        UsageError: a format needs a later opset than the model has.
+        UsageError: a format needs a later opset than the model has, or an argument is of another type.
     """
     graph = model.proto.graph
     check_opset(model.proto, {name: encoding.precision for name, encoding in encodings.items()})

@@ -21,11 +21,12 @@ from passes.recipe.recipe import names_of
 from passes.suggest import bytes_text, plural, shorten_lines
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
-from pipeline.argument_checks import FUNCTION, PATH, a, expects
+from pipeline.argument_checks import FLAG, FUNCTION, PATH, a, expects
 from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig, locate
 from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported, UsageError
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.load import read_onnx_file
+from pipeline.progress import show_progress
 from pipeline.quantsim.adopt import adopt_encodings
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
 from pipeline.quantsim.constants import declare_types, store_constants
@@ -107,34 +108,52 @@ class QuantSim:
         config: its section `quantsim` may be missing; then everything is by default.
         out: the folder of the artifacts; `runs/<name>` below the working directory by default.
         observer: called with each event.
+        progress: None shows a progress bar in a notebook and on a terminal, True shows lines elsewhere too, and False
+            shows nothing.
 
     Raises:
         UsageError: an argument is of another type.
     """
 
-    @expects(config=a(RunConfig, "a RunConfig, as RunConfig.from_yaml reads"), out=PATH.or_none(), observer=FUNCTION)
-    def __init__(self, config: RunConfig, out: str | Path | None = None, observer: Observer = lambda _: None) -> None:
-        self._config, self._out, self._observer = prepare_config(config), out, observer
+    @expects(
+        config=a(RunConfig, "a RunConfig, as RunConfig.from_yaml reads"),
+        out=PATH.or_none(),
+        observer=FUNCTION,
+        progress=FLAG.or_none(),
+    )
+    def __init__(
+        self,
+        config: RunConfig,
+        out: str | Path | None = None,
+        observer: Observer = lambda _: None,
+        *,
+        progress: bool | None = None,
+    ) -> None:
+        self._config, self._out, self._observer, self._progress = prepare_config(config), out, observer, progress
 
     def run(self) -> QuantSimResult:
         """Run all stages; the ranges of a stopped run are taken up where it stopped.
 
         Raises:
             UsageError, PassError: something that was given is wrong, such as a rule that matches nothing.
-            CheckFailed: the run in front of the simulation failed, or onnxruntime refuses the quantized model.
+            CheckFailed: the run before the simulation failed, or onnxruntime refuses the quantized model.
         """
+        with show_progress(self._progress, self._observer) as show:
+            return self._run(show)
+
+    def _run(self, show: Observer) -> QuantSimResult:
         settings = self._config.quantsim or QuantSimConfig()
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
         config, conversion = _with_conversion(self._config, settings)  # and so is a file of AIMET not understood
         for note in conversion:
-            self._observer(Note(note))
-        pipeline = Pipeline(config, self._out, self._observer)
+            show(Note(note))
+        pipeline = Pipeline(config, self._out, show)
         before = pipeline.run()
         notes = (*conversion, *_describe_run(before, config))
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
             try:
-                result = self._simulate(before, settings, workspace, notes)
+                result = self._simulate(before, settings, workspace, notes, show)
             except UsageError as error:  # something that was given is wrong: the results of an earlier run stay
                 for note in notes:
                     error.add_note(note)
@@ -148,11 +167,11 @@ class QuantSim:
             return result
 
     def _simulate(
-        self, before: RunResult, settings: QuantSimConfig, workspace: Workspace, notes: Sequence[str]
+        self, before: RunResult, settings: QuantSimConfig, workspace: Workspace, notes: Sequence[str], show: Observer
     ) -> QuantSimResult:
         why = why_not_compared(self._config)
         model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
-        simulation = _Simulation(model, settings, workspace, self._observer, notes)
+        simulation = _Simulation(model, settings, workspace, show, notes)
         if why:
             return simulation.place_only(why)
         specs = read_onnx_file(str(before.model), _section_of(before.model, self._config)).inputs

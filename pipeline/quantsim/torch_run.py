@@ -16,6 +16,7 @@ from torch import Tensor
 from passes.graph.inference import float_tensors
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
+from pipeline.argument_checks import a, a_mapping, expects
 from pipeline.errors import Unsupported, UsageError
 from pipeline.ir import Op
 from pipeline.quantsim.gradients import DEQUANTIZE, QUANTIZE, TorchNodes, read_stored
@@ -31,6 +32,7 @@ class TorchRun:
         UsageError: torchao is not installed, or `model` is no DetachedModel.
     """
 
+    @expects(model=a(DetachedModel, "a model, as read_model gives"))
     def __init__(self, model: DetachedModel) -> None:
         try:
             from torchao.quantization import quant_primitives  # type: ignore[import-not-found]
@@ -46,6 +48,7 @@ class TorchRun:
         inputs = {info.name for info in graph.input}
         self._session = Session.of(model, sorted(set(self._nodes.reads) - inputs))
 
+    @expects(feeds=a_mapping("a mapping of the names of inputs to arrays"))
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs of one sample.
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from passes.suggest import bytes_text, plural
 from passes.visible import visible_markup
+from pipeline.argument_checks import a, a_mapping, expects
 from pipeline.lowering import KernelCall
 from pipeline.ops import Kind
 from pipeline.planning import ExecutionPlan, Occupant, alive_bytes, occupants
@@ -50,6 +51,10 @@ class _MemoryPanel:
     """By call; a line over the bars."""
 
 
+@expects(
+    plan=a(ExecutionPlan, "an ExecutionPlan, as decode_plans gives"),
+    modules=a_mapping("a mapping of the names of values to modules").or_none(),
+)
 def draw_arena(plan: ExecutionPlan, modules: Mapping[str, str] | None = None) -> str:
     """The picture of `plan`: a panel for the arena, and one for each region of its memory map.
 

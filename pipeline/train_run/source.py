@@ -168,7 +168,7 @@ def quantize(config: RunConfig, folder: Path, observer: Observer) -> Path:
         UsageError, PassError: something that was given is wrong, such as a rule that matches nothing.
         CheckFailed: the run in front of the simulation failed.
     """
-    result = QuantSim(config, folder, observer).run()
+    result = QuantSim(config, folder, observer, progress=False).run()
     return result.folder / "model.qdq.onnx"
 
 

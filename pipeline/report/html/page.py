@@ -18,6 +18,7 @@ from passes.proof.coverage import Coverage, LimitCoverage, TableCoverage
 from passes.proof.numbers import DRAWN, Errors
 from passes.suggest import bytes_text, milliseconds_text, plural
 from passes.visible import visible, visible_data
+from pipeline.argument_checks import a, expects
 from pipeline.errors import SourceError
 from pipeline.planning import decode_plans
 from pipeline.report.arena_picture import draw_arena
@@ -172,6 +173,7 @@ def _backends(report: Report) -> dict[str, str]:
 HERE: Final = Path(__file__).parent
 
 
+@expects(page=a(Page, "a Page, as page_of makes"))
 def render(page: Page) -> str:
     """Render the page. Every text is escaped; the script's JSON holds no `<` that could end it."""
     template = _environment().get_template("page.html.j2")
