@@ -6,7 +6,7 @@ import base64
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -20,7 +20,7 @@ from passes.audit.target import missing_steps, targets_of, with_inner
 from passes.context import open_context
 from passes.weights.files import replace_when_done, write_errors
 from passes.worker.platforms import available_cores
-from pipeline.commands.shared import Json
+from pipeline.commands.shared import add_command
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobStatus, choose_executor, run_jobs
 from pipeline.jobs.console import JobsConsole
@@ -33,37 +33,21 @@ NEW: Final = 1
 
 
 def register(app: typer.Typer) -> None:
-    app.command("audit")(audit)
+    add_command(app, "audit", audit)
 
 
 def audit(
-    models: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder of models of your own, tried too.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this library, pass or glob of passes.")
-    ] = None,
-    cases: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Only models of this glob, as node/test_if*.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="The passes inside of onnxsim and others too.")] = False,
-    gate: Annotated[bool, typer.Option("--gate", help="Exit with 1 if what is found is not accepted.")] = False,
-    accepted: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder of accepted tables (default: onnxline's).")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Where the tables and reproducers go.")
-    ] = Path("runs/audit"),
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes on this machine (default: its cores).")
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto.")
-    ] = None,
-    timeout_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds for one call of one pass.")
-    ] = 60.0,
-    as_json: Json = False,
+    models: Path | None = None,
+    only: list[str] | None = None,
+    cases: list[str] | None = None,
+    every: bool = False,
+    gate: bool = False,
+    accepted: Path | None = None,
+    out: Path = Path("runs/audit"),
+    jobs: int | None = None,
+    ray: str | None = None,
+    timeout_s: float = 60.0,
+    as_json: bool = False,
 ) -> None:
     """Try every pass on many small models, and say what it breaks: is this release of an optimizer safe?
 

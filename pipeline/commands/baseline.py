@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from passes.suggest import plural
-from pipeline.commands.shared import Json, Overrides, Source
+from pipeline.commands.shared import add_command
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.terminal import print_json, print_line
 
@@ -18,24 +18,20 @@ if TYPE_CHECKING:
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
 
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
-]
-File = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="The baseline (default: beside CONFIG or MODEL, with the ending .baseline)."),
-]
-
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Keep the results of a run in a text file for git, and see when they change.")
-    group.command("accept")(accept)
-    group.command("check")(check)
+    add_command(group, "baseline accept", accept)
+    add_command(group, "baseline check", check)
     app.add_typer(group, name="baseline")
 
 
 def accept(
-    source: Source, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
+    source: str,
+    out: Path | None = None,
+    file: Path | None = None,
+    overrides: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Run a configuration or a model, and write its results to the baseline."""
     from pipeline.baseline import check_place, write_baseline
@@ -51,7 +47,11 @@ def accept(
 
 
 def check(
-    source: Source, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
+    source: str,
+    out: Path | None = None,
+    file: Path | None = None,
+    overrides: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Run a configuration or a model, and compare with the baseline; the exit code is 1 on any difference."""
     from pipeline.baseline import changes, read_baseline

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from pipeline.commands.shared import Json
+from pipeline.commands.shared import add_command
 from pipeline.jobs import choose_executor
 from pipeline.jobs.console import JobsConsole
 from pipeline.terminal import Screen, print_json
@@ -22,31 +22,17 @@ FORMAT_VERSION: Final = 1
 
 
 def register(app: typer.Typer) -> None:
-    app.command("batch")(batch)
+    add_command(app, "batch", batch)
 
 
 def batch(
-    patterns: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATTERN...", help="Configurations, or models as `run` takes them; globs may be quoted."
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the runs' folders, and of the table.")
-    ] = Path("runs"),
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs at once (default: one for each two cores).")
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto.")
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also run what is done.")] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting in each; YAML on the right."),
-    ] = None,
-    as_json: Json = False,
+    patterns: list[str],
+    out: Path = Path("runs"),
+    jobs: int | None = None,
+    ray: str | None = None,
+    again: bool = False,
+    overrides: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Run many configurations at once; the same command again runs what is not done.
 

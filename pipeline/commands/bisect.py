@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Final, Self
 
 import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -28,7 +28,7 @@ from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from passes.why import file_of
-from pipeline.commands.shared import Json, print_styled
+from pipeline.commands.shared import add_command, print_styled
 from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UsageError
 from pipeline.terminal import ProgressBar, Screen, print_json, print_line
@@ -46,45 +46,20 @@ NOTHING: Final = 1
 
 
 def register(app: typer.Typer) -> None:
-    app.command("bisect")(bisect_model)
+    add_command(app, "bisect", bisect_model)
 
 
 def bisect_model(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL|CONFIG",
-            help="An ONNX file, the folder of a run, or a configuration, whose model is exported.",
-        ),
-    ],
-    recipe: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="STEPS",
-            help="Steps, as in passes.recipe, or a YAML file that has them; by default what the configuration says, or "
-            "the recipe of the run whose folder MODEL is, else default,onnxsim.",
-        ),
-    ] = None,
-    lost: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Look for who loses a structure: qkv, gelu, op:Softmax, …")
-    ] = None,
-    error: Annotated[
-        float | None, typer.Option(metavar="TOL", min=0, help="Look for who moves an output by more than this.")
-    ] = None,
-    crash: Annotated[bool, typer.Option("--crash", help="Look for who crashes, hangs or fails.")] = False,
-    skip: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A pass or group to leave out; may be repeated.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.onnx", help="The smallest model; by default bisect-MODEL-PASS.onnx.")
-    ] = None,
-    budget_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Seconds for making the model smaller; 0: do not.")
-    ] = BUDGET_S,
-    timeout_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds for one call of native code.")
-    ] = 60.0,
-    as_json: Json = False,
+    model: Path,
+    recipe: list[str] | None = None,
+    lost: str | None = None,
+    error: float | None = None,
+    crash: bool = False,
+    skip: list[str] | None = None,
+    out: Path | None = None,
+    budget_s: float = BUDGET_S,
+    timeout_s: float = 60.0,
+    as_json: bool = False,
 ) -> None:
     """Find the first pass of a recipe that is at fault, and write the smallest model on which it is.
 

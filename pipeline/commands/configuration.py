@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
 from passes.weights.files import write_errors
+from pipeline.commands.shared import add_command
 from pipeline.errors import UsageError
 from pipeline.terminal import print_json, print_line
 
@@ -28,15 +29,13 @@ class Starter(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    app.command("init")(init)
-    app.command("schema")(schema)
+    add_command(app, "init", init)
+    add_command(app, "schema", schema)
 
 
 def init(
-    kind: Annotated[Starter, typer.Argument(metavar="KIND", help="What the configuration is for.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE.yaml", help="The file to write (default KIND.yaml).")
-    ] = None,
+    kind: Starter,
+    out: Path | None = None,
 ) -> None:
     """Write a commented configuration to begin with; it runs as it is, on a small model with random weights."""
     target = out or Path(f"{kind}.yaml")

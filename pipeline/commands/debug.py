@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 import typer
 
@@ -15,7 +15,7 @@ from passes.errors import StepFailed
 from passes.proof.numbers import TOLERANCES, Tolerance
 from passes.suggest import nearest, plural
 from passes.visible import visible_line
-from pipeline.commands.shared import Json, Overrides, print_styled
+from pipeline.commands.shared import add_command, print_styled
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.terminal import print_json
 from pipeline.workspace import disk_errors
@@ -43,47 +43,27 @@ IR_ENDINGS: Final = (".json", ".json.zst")
 STYLES: Final = {"no difference": "green", "  ": "", "": "bold"}
 """How a line begins → its style on a terminal."""
 
-BackendName = Annotated[str, typer.Argument(metavar="A", help="A backend: torch (op by op), plan or onnxruntime.")]
-
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Find out why a model computes something else than it should: where two backends part.")
-    group.command("compare")(compare)
+    add_command(group, "debug compare", compare)
     app.add_typer(group, name="debug")
 
 
 def compare(
-    first: BackendName,
-    second: Annotated[str, typer.Argument(metavar="B", help="The backend that is compared with it.")],
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="An ONNX file, the folder of a run, a configuration that was run, or an IR (ir.json).",
-        ),
-    ],
-    first_divergence: Annotated[
-        bool, typer.Option("--first-divergence", help="Stop at the first value that differs, and show it in full.")
-    ] = False,
-    inputs: Annotated[
-        Path | None, typer.Option(metavar="FILE.npz", help="An array for each input (default: they are drawn).")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Of the drawn inputs (default: that of the configuration, 0)."),
-    ] = None,
-    rtol: Annotated[float | None, typer.Option(metavar="TOL", min=0, help="Default: by dtype.")] = None,
-    atol: Annotated[float | None, typer.Option(metavar="TOL", min=0, help="Default: by dtype.")] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="For an IR: .safetensors, .pt, .pth, .bin, an .index.json, or a folder."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the configuration's run (default runs/NAME).")
-    ] = None,
-    overrides: Overrides = None,
-    most: Annotated[int | None, typer.Option(metavar="N", min=1, help="Values to write out (default 20).")] = None,
-    as_json: Json = False,
+    first: str,
+    second: str,
+    model: str,
+    first_divergence: bool = False,
+    inputs: Path | None = None,
+    seed: int | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    weights: Path | None = None,
+    out: Path | None = None,
+    overrides: list[str] | None = None,
+    most: int | None = None,
+    as_json: bool = False,
 ) -> None:
     """Run MODEL on the backends A and B with the same inputs, and compare every value; exit code 1 if any differs.
 

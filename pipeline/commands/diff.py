@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
@@ -24,7 +24,7 @@ from passes.diff import (
 from passes.errors import PassError
 from passes.weights.detached import read_model
 from passes.why import file_of
-from pipeline.commands.shared import print_styled
+from pipeline.commands.shared import add_command, print_styled
 from pipeline.errors import UsageError
 from pipeline.terminal import print_json
 
@@ -39,24 +39,20 @@ DIFFERENT: Final = 1
 
 
 def register(app: typer.Typer) -> None:
-    app.command("diff")(diff)
+    add_command(app, "diff", diff)
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="An ONNX file, or the folder of a run.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="What is compared with it.")],
-    layers: Annotated[bool, typer.Option("--layers", help="Show error and SQNR layer by layer.")] = False,
-    values: Annotated[bool, typer.Option("--values", help="Compare the values between the nodes too.")] = False,
-    structure_only: Annotated[bool, typer.Option("--structure-only", help="Do not run the models.")] = False,
-    names: Annotated[bool, typer.Option("--names", help="Show what was only renamed.")] = False,
-    most: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Entries of one kind to write out (default 20).")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Write out every entry, uncut.")] = False,
-    draws: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Use the first N draws of a proof (default all of them).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs, with every entry.")] = False,
+    before: Path,
+    after: Path,
+    layers: bool = False,
+    values: bool = False,
+    structure_only: bool = False,
+    names: bool = False,
+    most: int | None = None,
+    everything: bool = False,
+    draws: int | None = None,
+    as_json: bool = False,
 ) -> None:
     """Compare B with A, by structure and by numbers; the exit code is 1 if they differ.
 

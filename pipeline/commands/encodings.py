@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from passes.suggest import plural
-from pipeline.commands.shared import check_output
+from pipeline.commands.shared import add_command, check_output
 from pipeline.errors import UsageError
 from pipeline.terminal import print_line
 
 
 def register(app: typer.Typer) -> None:
-    app.command("encodings")(encodings)
+    add_command(app, "encodings", encodings)
 
 
 def encodings(
-    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="A quantized model; with --apply a float one.")],
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="OUT", help="The file of encodings, or with --apply the model."),
-    ],
-    apply: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Quantize MODEL by the encodings of this file of AIMET's.")
-    ] = None,
-    of: Annotated[
-        Path | None,
-        typer.Option(metavar="FLOAT.onnx", help="The float model: every encoding has to be for a tensor of it."),
-    ] = None,
-    version: Annotated[
-        Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"], typer.Option(help="The version of AIMET's format to write.")
-    ] = "2.0.0",
+    model: Path,
+    out: Path,
+    apply: Path | None = None,
+    of: Path | None = None,
+    version: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "2.0.0",
 ) -> None:
     """Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file."""
     from passes.encodings.aimet import aimet_text, read_aimet

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
 import passes
 from passes.guard import adopt_orphans
-from pipeline.commands.shared import split_names
+from pipeline.commands.shared import add_command, split_names
 from pipeline.terminal import print_line
 
 NOT_FOUND: Final = 127
@@ -23,27 +23,19 @@ NOT_EXECUTABLE: Final = 126
 
 
 def register(app: typer.Typer) -> None:
-    app.command("guard", context_settings={"allow_interspersed_args": False})(guard)
+    add_command(app, "guard", guard, context_settings={"allow_interspersed_args": False})
 
 
 def guard(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, behind `--`.")],
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="KINDS", help="Structures to keep, such as qkv,gelu; may be repeated.")
-    ] = None,
-    skip: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Passes or groups to skip; may be repeated.")
-    ] = None,
-    watch: Annotated[bool, typer.Option(help="Let a skip watch what the pass is known to destroy.")] = True,
-    compare: Annotated[bool, typer.Option(help="Say what each call would have lost; makes each call twice.")] = True,
-    log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the calls to this file, one JSON object a line.")
-    ] = None,
-    timeout_s: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds for one call of native code.")] = 600.0,
-    memory_gib: Annotated[
-        float | None, typer.Option(metavar="GIB", min=0, help="GiB that a worker process may allocate; 0 for no limit.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No lines on standard error.")] = False,
+    command: list[str],
+    keep: list[str] | None = None,
+    skip: list[str] | None = None,
+    watch: bool = True,
+    compare: bool = True,
+    log: Path | None = None,
+    timeout_s: float = 600.0,
+    memory_gib: float | None = None,
+    quiet: bool = False,
 ) -> None:
     """Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.
 

@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from passes.visible import json_text
-from pipeline.commands.shared import Json
+from pipeline.commands.shared import add_command
 from pipeline.config import ModelConfig, RunConfig, split_factory
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.export.inputs import with_dynamic_shapes
@@ -25,48 +25,25 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `onnxline --help` does n
     from torch import nn
 
 
-Source = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="file.py:make, package.module:make, or a configuration (.yaml).")
-]
-File = Annotated[Path, typer.Argument(metavar="IR", help="A file of `ir extract`, or of pytorch-ir.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write (default: the terminal).")
-]
-Weights = Annotated[
-    Path | None, typer.Option(metavar="FILE", help=".safetensors, .pt, .pth, .bin, an .index.json, or a folder.")
-]
-Train = Annotated[
-    bool, typer.Option("--train", help="Keep the mode in which the model is made; without, it is put into eval mode.")
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting of a configuration.")
-]
-
-
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="A model as a graph of aten operations in JSON, without its weights.")
-    group.command("extract")(extract)
-    group.command("info")(info)
-    group.command("visualize")(visualize)
-    group.command("verify")(verify)
-    group.command("run")(run)
+    add_command(group, "ir extract", extract)
+    add_command(group, "ir info", info)
+    add_command(group, "ir visualize", visualize)
+    add_command(group, "ir verify", verify)
+    add_command(group, "ir run", run)
     app.add_typer(group, name="ir")
 
 
 def extract(
-    source: Source,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The file (default NAME_ir.json); .json.zst packs it."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name (default: its class).")] = None,
-    dynamic: Annotated[
-        list[str] | None, typer.Option(metavar="INPUT.AXIS=DIM", help="Leave a dim open, as in x.0=batch.")
-    ] = None,
-    functionalize: Annotated[bool, typer.Option(help="Make values of what ops write.")] = True,
-    meta: Annotated[bool, typer.Option("--meta", help="Make the model on the meta device: no weight exists.")] = False,
-    train: Train = False,
-    overrides: Overrides = None,
+    source: str,
+    out: Path | None = None,
+    name: str | None = None,
+    dynamic: list[str] | None = None,
+    functionalize: bool = True,
+    meta: bool = False,
+    train: bool = False,
+    overrides: list[str] | None = None,
 ) -> None:
     """Trace a model in eval mode, and write its graph: shapes, dtypes, names of weights, but no weights."""
     read_source(source, overrides or ())  # what follows loads torch, which takes seconds
@@ -103,9 +80,9 @@ def _warnings_as_lines() -> Iterator[None]:
 
 
 def info(
-    file: File,
-    as_json: Json = False,
-    out: Out = None,
+    file: Path,
+    as_json: bool = False,
+    out: Path | None = None,
 ) -> None:
     """Summarize an IR: its operators, weights, inputs and outputs."""
     _check_file(file)
@@ -123,18 +100,11 @@ def info(
 
 
 def visualize(
-    file: File,
-    max_nodes: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Boxes to draw; modules are folded until that is enough, the rest is counted."
-        ),
-    ] = 150,
-    weights: Annotated[bool, typer.Option(help="Draw weights.")] = True,
-    modules: Annotated[bool, typer.Option(help="Frame the nodes of each module (SVG always does).")] = True,
-    out: Annotated[
-        Path | None, typer.Option("--out", "--output", "-o", metavar="FILE", help=".svg, .mmd, .md, or .png by mmdc.")
-    ] = None,
+    file: Path,
+    max_nodes: int = 150,
+    weights: bool = True,
+    modules: bool = True,
+    out: Path | None = None,
 ) -> None:
     """Draw an IR by module: a Mermaid flowchart, or an SVG."""
     _check_file(file)
@@ -149,17 +119,15 @@ def visualize(
 
 
 def verify(
-    file: File,
-    source: Source,
-    weights: Weights = None,
-    constants: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Values of constants: .npz or .safetensors.")
-    ] = None,
-    localize: Annotated[bool, typer.Option("--localize", help="Name the first node that differs.")] = False,
-    rtol: Annotated[float | None, typer.Option(metavar="TOL", min=0, help="Default: by dtype.")] = None,
-    atol: Annotated[float | None, typer.Option(metavar="TOL", min=0, help="Default: by dtype.")] = None,
-    train: Train = False,
-    overrides: Overrides = None,
+    file: Path,
+    source: str,
+    weights: Path | None = None,
+    constants: Path | None = None,
+    localize: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+    train: bool = False,
+    overrides: list[str] | None = None,
 ) -> None:
     """Compare what an IR computes with what its model computes in eval mode; the exit code is 1 on a difference."""
     _check_file(file)
@@ -184,16 +152,12 @@ def verify(
 
 
 def run(
-    file: File,
-    inputs: Annotated[Path, typer.Argument(metavar="INPUTS", help="Tensors by input name: .npz or .safetensors.")],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="Where the outputs go: .npz or .safetensors.")
-    ],
-    weights: Weights = None,
-    constants: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Values of constants: .npz or .safetensors.")
-    ] = None,
-    planned: Annotated[bool, typer.Option(help="The planned runtime, or op by op with torch's operators.")] = True,
+    file: Path,
+    inputs: Path,
+    out: Path,
+    weights: Path | None = None,
+    constants: Path | None = None,
+    planned: bool = True,
 ) -> None:
     """Run an IR on weights and inputs from files."""
     _check_file(file)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from passes.suggest import bytes_text, milliseconds_text, plural
-from pipeline.commands.shared import Keep, Quiet, Recipe, Skip, StripMetadata, Verbose, check_output, split_names
+from pipeline.commands.shared import add_command, check_output, split_names
 from pipeline.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -20,35 +20,23 @@ MOST_LINES = 12
 
 
 def register(app: typer.Typer) -> None:
-    app.command("optimize")(optimize)
+    add_command(app, "optimize", optimize)
 
 
 def optimize(
-    model: Annotated[Path, typer.Argument(metavar="IN.onnx", help="The ONNX file; it stays as it is.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.onnx", help="Where the result is written.")],
-    keep: Keep = None,
-    skip: Skip = None,
-    recipe: Recipe = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a step was reverted or failed.")] = False,
-    proof: Annotated[
-        Literal["numbers", "structure"],
-        typer.Option(help="structure: run nothing, and leave the weights unread; for models that fit nowhere."),
-    ] = "numbers",
-    encodings: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="AIMET's encodings of IN.onnx; those of the result are written to OUT.encodings."
-        ),
-    ] = None,
-    without_metadata: StripMetadata = False,
-    latency: Annotated[
-        bool, typer.Option("--latency/--no-latency", help="Measure a run of both models on onnxruntime.")
-    ] = True,
-    timeout_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds for one call of native code.")
-    ] = 600.0,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    model: Path,
+    out: Path,
+    keep: list[str] | None = None,
+    skip: list[str] | None = None,
+    recipe: list[str] | None = None,
+    strict: bool = False,
+    proof: Literal["numbers", "structure"] = "numbers",
+    encodings: Path | None = None,
+    without_metadata: bool = False,
+    latency: bool = True,
+    timeout_s: float = 600.0,
+    verbose: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Run the passes on an ONNX file, prove each change, and write the result; works without torch."""
     import passes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 from rich.text import Text
@@ -20,7 +20,7 @@ from passes.policy.known_passes import ALL_GROUPS, DESTROYS, in_group
 from passes.recipe.steps import OWN_STEPS, SINGLE_PASS_LIBRARY, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
-from pipeline.commands.shared import Json
+from pipeline.commands.shared import add_command, with_options
 from pipeline.terminal import Screen, print_json, print_line
 
 FORMAT_VERSION: Final = 1
@@ -29,23 +29,17 @@ FORMAT_VERSION: Final = 1
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Every pass that this installation can run.")
-    group.callback(invoke_without_command=True)(list_passes)
-    group.command("show")(show_passes)
+    group.callback(invoke_without_command=True)(with_options(list_passes, "passes"))
+    add_command(group, "passes show", show_passes)
     app.add_typer(group, name="passes")
 
 
 def list_passes(
     invocation: typer.Context,
-    source: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only those of one library, such as onnxsim.")
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only those that this group of a skip list names.")
-    ] = None,
-    destroys: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Only those that may break this kind of structure.")
-    ] = None,
-    as_json: Json = False,
+    source: str | None = None,
+    group: str | None = None,
+    destroys: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """List every pass that this installation can run; `passes show NAME` runs one on a small model."""
     if invocation.invoked_subcommand is not None:
@@ -70,9 +64,7 @@ def list_passes(
 
 
 def show_passes(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="As the list writes it; fuse_gelu means onnxsim/fuse_gelu, too.")
-    ],
+    name: str,
 ) -> None:
     """Say all that is known of a pass, and run it on a small model: the graph before, and after."""
     with open_context() as context:

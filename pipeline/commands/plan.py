@@ -6,13 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from passes.suggest import bytes_text, nearest, plural
 from passes.visible import visible_line
 from passes.weights.files import replace_when_done
+from pipeline.commands.shared import add_command
 from pipeline.errors import SourceError, UsageError
 from pipeline.terminal import print_line, print_text
 from pipeline.workspace import disk_errors
@@ -23,32 +24,21 @@ if TYPE_CHECKING:
 MOST_ROWS: Final = 12
 """Rows of a table in the terminal."""
 
-PlanPath = Annotated[
-    Path, typer.Argument(metavar="PLAN|RUN", help="A plan.bin or plan.json, or the folder of a run that has one.")
-]
-
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="What a plan decided: calls, places, memory over time; and a run of it, launch by launch.")
-    group.command("show")(show)
-    group.command("trace")(trace)
+    add_command(group, "plan show", show)
+    add_command(group, "plan trace", trace)
     app.add_typer(group, name="plan")
 
 
 def show(
-    path: PlanPath,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the arena over time.")] = None,
-    regions: Annotated[
-        str | None,
-        typer.Option(metavar="SIZES", help="Map the memory: the fastest first, such as sram:2MiB,dram."),
-    ] = None,
-    pins: Annotated[
-        list[str] | None, typer.Option("--pin", metavar="VALUE=REGION", help="Hold a value there; may be repeated.")
-    ] = None,
-    entry: Annotated[str | None, typer.Option(metavar="NAME", help="The entry point, where there are several.")] = None,
-    with_weights: Annotated[
-        bool, typer.Option("--check-weights", help="Check that the weights have the bytes that the plan was made with.")
-    ] = False,
+    path: Path,
+    svg: Path | None = None,
+    regions: str | None = None,
+    pins: list[str] | None = None,
+    entry: str | None = None,
+    with_weights: bool = False,
 ) -> None:
     """Print what a plan holds: its calls, its arena against the bound, and who lives where at the peak."""
     from pipeline.planning import check_plan, map_memory, parse_regions
@@ -71,9 +61,9 @@ def show(
 
 
 def trace(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that has a plan.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write.")] = Path("trace.json"),
-    runs: Annotated[int, typer.Option(min=1, help="How many runs, after one that is not counted.")] = 3,
+    folder: Path,
+    out: Path = Path("trace.json"),
+    runs: int = 3,
 ) -> None:
     """Run the final model of RUN on random inputs, and write the time of each launch in Chrome's trace format."""
     if not (folder / "model.onnx").is_file():

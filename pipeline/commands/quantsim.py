@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from passes.suggest import bytes_text, plural
-from pipeline.commands.shared import Json, Keep, Overrides, Quiet, Recipe, Skip, Source, Verbose, wishes_of
+from pipeline.commands.shared import add_command, wishes_of
 from pipeline.terminal import print_text
 
 if TYPE_CHECKING:
@@ -22,21 +22,19 @@ WORST = 12
 
 
 def register(app: typer.Typer) -> None:
-    app.command("quantsim")(quantsim)
+    add_command(app, "quantsim", quantsim)
 
 
 def quantsim(
-    source: Source,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
-    ] = None,
-    keep: Keep = None,
-    skip: Skip = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    source: str,
+    out: Path | None = None,
+    keep: list[str] | None = None,
+    skip: list[str] | None = None,
+    recipe: list[str] | None = None,
+    overrides: list[str] | None = None,
+    verbose: bool = False,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Prepare the model, quantize it by rules, and say what each step costs."""
     from pipeline.config import RunConfig

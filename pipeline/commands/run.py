@@ -6,56 +6,32 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from pipeline.commands.shared import (
-    Keep,
-    Overrides,
-    Quiet,
-    Recipe,
-    Skip,
-    Source,
-    StripMetadata,
-    Verbose,
-    check_output,
-    describe_settings,
-    wishes_of,
-)
+from pipeline.commands.shared import add_command, check_output, describe_settings, wishes_of
 from pipeline.errors import UsageError
 from pipeline.terminal import print_line, print_text
 
-Folder = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
-]
-
 
 def register(app: typer.Typer) -> None:
-    app.command("run")(run)
-    app.command("check")(check)
+    add_command(app, "run", run)
+    add_command(app, "check", check)
 
 
 def run(
-    source: Source,
-    out: Folder = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE.onnx", help="Write the final model here, too.")
-    ] = None,
-    keep: Keep = None,
-    skip: Skip = None,
-    recipe: Recipe = None,
-    without_metadata: StripMetadata = False,
-    regions: Annotated[
-        str | None,
-        typer.Option(metavar="SIZES", help="Memories from the fastest on, such as sram:2MiB,dram, for a memory map."),
-    ] = None,
-    overrides: Overrides = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check all but a torch model, and say what would run.")
-    ] = False,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    source: str,
+    out: Path | None = None,
+    output: Path | None = None,
+    keep: list[str] | None = None,
+    skip: list[str] | None = None,
+    recipe: list[str] | None = None,
+    without_metadata: bool = False,
+    regions: str | None = None,
+    overrides: list[str] | None = None,
+    dry_run: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Run a model or a configuration: export, passes with proof, verified model, IR and plan."""
     from pipeline.config import RunConfig
@@ -100,16 +76,13 @@ def run(
 
 
 def check(
-    source: Source,
-    out: Folder = None,
-    keep: Keep = None,
-    skip: Skip = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    target: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name what this target cannot take of an ONNX file; exit 1 if anything."),
-    ] = None,
+    source: str,
+    out: Path | None = None,
+    keep: list[str] | None = None,
+    skip: list[str] | None = None,
+    recipe: list[str] | None = None,
+    overrides: list[str] | None = None,
+    target: str | None = None,
 ) -> None:
     """Check a configuration, and an ONNX file that it names, and say what a run would do."""
     if target is not None:

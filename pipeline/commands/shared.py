@@ -1,12 +1,15 @@
-"""Options that several commands share, and text with colours on a terminal."""
+"""What commands share: how options are declared, settings and outputs that are checked, and text with colours."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -20,35 +23,32 @@ if TYPE_CHECKING:
     from pipeline.config import RunConfig
 
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="CONFIG|MODEL",
-        help="A configuration (.yaml); or model.onnx, file.py:make or package.module:make, with all else by default.",
-    ),
-]
-Keep = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KINDS", help="Structures to keep, such as qkv,gelu; may be repeated; '' for none."),
-]
-Skip = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAMES", help="Passes, groups or globs to leave out; may be repeated; '' for none."),
-]
-Recipe = Annotated[
-    list[str] | None,
-    typer.Option(metavar="STEPS", help="Steps in order, such as default,onnxsim, or a YAML file of them; '' for none."),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting; YAML on the right; may be repeated."),
-]
-StripMetadata = Annotated[
-    bool, typer.Option("--strip-metadata", help="Write the result without the metadata that `onnxline why` reads.")
-]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every step and every structure.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+def add_command(app: typer.Typer, name: str, function: Callable[..., Any], **settings: Any) -> None:
+    """Register `function` as a command; `name` is the whole one, such as `ir info`, of which `app` may be the group."""
+    app.command(name.rpartition(" ")[2], **settings)(with_options(function, name))
+
+
+def with_options(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function` with the words of its options from options.toml, as typer reads them from its annotations."""
+    table = _read_options()
+    rows = {
+        key: row for section in ("shared", name.partition(" ")[0], name) for key, row in table.get(section, {}).items()
+    }
+    kinds = get_type_hints(function)
+    for key, parameter in inspect.signature(function).parameters.items():
+        if kinds[key] is typer.Context:
+            continue
+        row = dict(rows[key])
+        flags = row.pop("flags", "").split()
+        make: Any = typer.Option if flags or parameter.default is not parameter.empty else typer.Argument
+        kinds[key] = Annotated[kinds[key], make(*flags, **row)]
+    function.__annotations__ = kinds
+    return function
+
+
+@cache
+def _read_options() -> dict[str, dict[str, dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 
 
 def wishes_of(

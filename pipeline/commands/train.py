@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from pipeline.commands.shared import Overrides, Quiet
+from pipeline.commands.shared import add_command
 
 
 def register(app: typer.Typer) -> None:
-    app.command("train")(train)
+    add_command(app, "train", train)
 
 
 def train(
-    source: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A configuration (.yaml) with the sections model and train.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the artifacts (default runs/NAME-train).")
-    ] = None,
-    overrides: Overrides = None,
-    anew: Annotated[
-        bool, typer.Option("--anew", help="Begin anew, also where a training was stopped that could go on.")
-    ] = False,
-    quiet: Quiet = False,
+    source: str,
+    out: Path | None = None,
+    overrides: list[str] | None = None,
+    anew: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Train the model of a configuration and write it as ONNX, or go on with a stopped training."""
     from pipeline.config import RunConfig

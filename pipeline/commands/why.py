@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -18,7 +18,7 @@ from passes.suggest import plural
 from passes.visible import visible_line
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
-from pipeline.commands.shared import Json, print_styled
+from pipeline.commands.shared import add_command, print_styled
 from pipeline.terminal import print_json
 
 FORMAT_VERSION: Final = 1
@@ -41,19 +41,13 @@ NO_TORCH: Final = "unknown (the source is an ONNX file without torch metadata)"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("why")(why)
+    add_command(app, "why", why)
 
 
 def why(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, or the folder of a run.")],
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="A node, a value that it makes, an initializer, or a glob; module:PATH or op:TYPE.",
-        ),
-    ],
-    as_json: Json = False,
+    model: Path,
+    name: str,
+    as_json: bool = False,
 ) -> None:
     """Say which torch module a node or a weight comes from, which line of it, and which pass made it.
 
