@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from passes.guard.patching import INTERCEPT_FILE
 from passes.guard.settings import Settings
+from passes.guard.startup.escapes import write_to_stderr
 from passes.guard.startup.hooks import LIBRARIES
 from passes.suggest import plural
 from passes.visible import visible_line
@@ -134,10 +135,7 @@ def warn(text: str, guards: Sequence[Settings]) -> None:
 
 def say(lines: Iterable[str]) -> None:
     """Print lines on standard error; a script that has closed it gets none."""
-    text = "".join(f"onnxline guard: {visible_line(line)}\n" for line in lines)
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    write_to_stderr("".join(f"onnxline guard: {visible_line(line)}\n" for line in lines))
 
 
 def read_calls(path: str) -> tuple[GuardedCall, ...]:
