@@ -31,7 +31,7 @@ from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_policy import with_skips
 from passes.step import Repeat, Step
 from passes.suggest import describe_argument
-from passes.visible import visible_line
+from passes.visible import write_to_stderr
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
 
@@ -145,7 +145,7 @@ def _shown(progress: bool | None, observer: Observer) -> Observer:
     def observe(activity: str, subject: str, done: float, total: float) -> None:
         if said[-1:] != [activity]:
             said.append(activity)
-            sys.stderr.write(visible_line(f"bisect: {activity}") + "\n")
+            write_to_stderr(f"bisect: {activity}")
         observer(activity, subject, done, total)
 
     return observe

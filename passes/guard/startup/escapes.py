@@ -8,13 +8,13 @@ program, so it imports little.
 
 from __future__ import annotations
 
+import importlib
 import json
 import mmap
 import os
 import re
 import shlex
 import shutil
-import sys
 
 TYPE_CHECKING = False  # not typing's, which is slow to load
 if TYPE_CHECKING:
@@ -136,22 +136,9 @@ def warn(text: str, guards: str) -> None:
             file.write(line)
     if all(guard["quiet"] for guard in settings):
         return
-    printable = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
-    write_to_stderr(f"onnxline guard: warning: {printable}\n")
-
-
-def write_to_stderr(text: str) -> None:
-    """Write a text as a whole, which `sys.stderr.write` does not promise when threads write at once. A script that has
-    closed standard error gets nothing."""
-    try:
-        if hasattr(sys.stderr, "buffer"):
-            sys.stderr.flush()
-            sys.stderr.buffer.write(text.encode(errors="backslashreplace"))
-        else:
-            sys.stderr.write(text)
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass
+    # By its name: an import of the package around this file would load onnx.
+    visible = importlib.import_module(f"{__name__.partition('.guard.')[0]}.visible")
+    visible.write_to_stderr(f"onnxline guard: warning: {text}")
 
 
 def running_pythons(ours: bytes) -> list[str]:
