@@ -13,7 +13,6 @@ from typing import Final
 import typer
 
 import passes
-from passes.guard import adopt_orphans
 from pipeline.commands.shared import add_command, split_names
 from pipeline.terminal import print_line
 
@@ -51,7 +50,6 @@ def guard(
         memory_gib=memory_gib,
         quiet=quiet,
     )
-    adopt_orphans()
     with wishes:
         code = _run(command)
     raise typer.Exit(code)
