@@ -112,7 +112,7 @@ class Session:
         return tuple(
             onnx.helper.make_tensor_value_info(entry.name, TensorProto.DataType.Value(kind), entry.shape or None)
             for entry, kind in kinds
-            if kind in TensorProto.DataType.keys()
+            if kind in dict(TensorProto.DataType.items())
         )
 
     def run(self, feeds: Mapping[str, np.ndarray], *, within_s: float | None = None) -> dict[str, np.ndarray]:
