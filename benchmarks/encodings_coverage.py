@@ -31,7 +31,7 @@ from passes.encodings.encoding import Encoding
 from passes.optimize import optimize
 from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
 from passes.weights.detached import DetachedModel, attach
-from pipeline.config.precision import parse_precision
+from pipeline.config.quantsim import parse_precision
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import PlacementRule, place

@@ -41,9 +41,8 @@ from passes.encodings.aimet import from_aimet, to_aimet
 from passes.encodings.fit import fit_encodings
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
-from pipeline.quantsim.adopt import adopt_encodings
 from pipeline.quantsim.calibration import calibrate
-from pipeline.quantsim.encodings import Encoding, Range, encode
+from pipeline.quantsim.encodings import Encoding, Range, adopt_encodings, encode
 from pipeline.quantsim.qdq import insert_qdq
 
 QDQ_OPSET = 21

@@ -24,7 +24,7 @@ from benchmarks.handoff.ours import W8A16
 from benchmarks.measure import machine, versions_line
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
-from pipeline.config.precision import parse_precision
+from pipeline.config.quantsim import parse_precision
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import PlacementRule, place

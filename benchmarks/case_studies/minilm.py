@@ -17,7 +17,7 @@ from benchmarks.case_studies.study import Feeds, Study, quantize, run_values, sh
 from benchmarks.handoff import minilm
 from passes.structures import STRUCTURES
 from passes.weights.detached import read_model
-from pipeline.config.precision import parse_precision
+from pipeline.config.quantsim import parse_precision
 from pipeline.quantsim.encodings import encode_range
 from pipeline.quantsim.encodings import quantize as quantize_array
 

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.handoff.harness import Feeds
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
-from pipeline.config.precision import parse_precision
+from pipeline.config.quantsim import parse_precision
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.placement import Placement, PlacementRule, place

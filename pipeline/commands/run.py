@@ -102,8 +102,8 @@ def check_model(source: str, target: str) -> None:
     """
     from passes.suggest import plural
     from passes.weights.detached import read_model
+    from pipeline.quantsim.profiles import load_target
     from pipeline.quantsim.target_check import check_target
-    from pipeline.quantsim.target_tables import load_target
 
     table = load_target(target)
     if Path(source).suffix != ".onnx":

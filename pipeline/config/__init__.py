@@ -2,8 +2,7 @@
 
 from pipeline.config.paths import is_reference, locate, locate_checkpoint, split_factory
 from pipeline.config.quantsim import AimetProfile, CalibrationConfig, FormatsConfig, QuantSimConfig, SuggestConfig
-from pipeline.config.recipe import check_passes, read_recipe, recipe_of_run
-from pipeline.config.run_config import RunConfig, json_schema
+from pipeline.config.run_config import RunConfig, check_passes, json_schema, read_recipe, recipe_of_run
 from pipeline.config.sections import (
     DEFAULT_SIZES,
     DTYPES,

@@ -18,7 +18,7 @@ from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.structures.norms import NormPattern, find_norm_patterns
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
-from pipeline.config.precision import FLOAT, Precision
+from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, AimetKernel, AimetTensor
 from pipeline.quantsim.placement import PlacementRule

@@ -1,12 +1,13 @@
-"""Gradients of a model's outputs with respect to inner values: the operators of its Graph, which torch differentiates.
+"""Layers as torch's operators: gradients of the outputs with respect to inner values, and what a layer alone adds.
 
-Only nodes between the wanted values and the outputs are computed here. What else these nodes read (shapes, masks, and
-all that is computed before) comes from a run of onnxruntime, by name.
+A node is the operators of its Graph, which torch computes and differentiates. Only nodes between the wanted values and
+the outputs are computed here. What else these nodes read (shapes, masks, and all that is computed before) comes from a
+run of onnxruntime, by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -14,13 +15,14 @@ from typing import Final
 import numpy as np
 import onnx
 import torch
-from onnx import NodeProto
+from onnx import NodeProto, helper
 from torch import Tensor
 
 from passes.graph.inference import EVERY_FLOAT, find_floats
 from passes.graph.traversal import reads_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
 from pipeline.errors import OnnxlineError, Unsupported
 from pipeline.importers.from_onnx.inline import pending_nodes
 from pipeline.importers.from_onnx.segment import NodeList, import_segment
@@ -28,6 +30,8 @@ from pipeline.importers.from_onnx.source import ArrayPayload, Stored
 from pipeline.importers.from_onnx.specs import wider_type
 from pipeline.ir import Graph, Op, TensorSpec
 from pipeline.ops import Kind
+from pipeline.quantsim.encodings import Encoding, round_trip
+from pipeline.quantsim.noise import drop_unread_nodes, find_fixed_values
 from pipeline.runtime.eager import Own, apply
 from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.tensors import as_tensor, to_numpy
@@ -270,3 +274,76 @@ def _find_path(
 def _carry_gradient(node: NodeProto, floats: Collection[str]) -> Iterator[str]:
     """The results of `node` that carry a gradient: floats, and integers that a DequantizeLinear reads."""
     yield from (name for name in node.output if name in floats or (name and node.op_type == "QuantizeLinear"))
+
+
+class QuantizedLayers:
+    """Layers that read quantized values. Their weights take memory as well as those of `model`.
+
+    Args:
+        layers: the nodes of each.
+    """
+
+    def __init__(
+        self, model: DetachedModel, encodings: Mapping[str, Encoding], layers: Sequence[Sequence[NodeProto]]
+    ) -> None:
+        self._encodings, self._layers = encodings, layers
+        reads = {name for nodes in layers for node in nodes for name in node.input if name}
+        stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+        arrays = {name: model.array(stored[name]) for name in reads & stored.keys()}
+        for name in arrays.keys() & encodings.keys():
+            arrays[name] = round_trip(arrays[name], encodings[name], is_stored=True)
+        fixed = find_fixed_values(model.proto.graph, stored).intersection(reads).difference(encodings)
+        arrays |= _compute_fixed(model, encodings, sorted(fixed))
+        self._constants = {name: as_tensor(array) for name, array in arrays.items()}
+        opsets = list(model.proto.opset_import)
+        self._nodes = {
+            id(node): TorchNodes([node], opsets, list(filter(None, node.output)), {})
+            for nodes in layers
+            for node in nodes
+        }
+
+    def measure_differences(self, values: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """Each result of each layer: what it is with quantized values, less what it is in float.
+
+        Args:
+            values: of the float model; all that the layers read and make.
+        """
+        known = dict(self._constants)
+        differences: dict[str, np.ndarray] = {}
+        with torch.no_grad():
+            for nodes in self._layers:
+                results: dict[str, Tensor] = {}
+                for node in nodes:
+                    for name in filter(None, node.input):
+                        if name not in results and name not in known:
+                            known[name] = self._quantize(name, values[name])
+                    made = self._nodes[id(node)].compute({**known, **results})
+                    results |= {name: self._quantize(name, made[name]) for name in node.output if name}
+                last = filter(None, nodes[-1].output)
+                differences |= {name: (results[name] - values[name]).numpy() for name in last}
+        return differences
+
+    def _quantize(self, name: str, value: Tensor) -> Tensor:
+        encoding = self._encodings.get(name)
+        return value if encoding is None else as_tensor(round_trip(to_numpy(value), encoding, is_stored=False))
+
+
+def _compute_fixed(
+    model: DetachedModel, encodings: Mapping[str, Encoding], names: Iterable[str]
+) -> dict[str, np.ndarray]:
+    """The values `names`, which are computed from constants alone, such as a weight behind a Transpose: from the
+    constants in their formats."""
+    proto = model.copy_proto()
+    graph = proto.graph
+    del graph.output[:], graph.input[:], graph.initializer[:]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    drop_unread_nodes(graph)
+    read = {name for node in graph.node for name in node.input}
+    feeds: dict[str, np.ndarray] = {}
+    for tensor in model.proto.graph.initializer:
+        if tensor.name in read and tensor.name in encodings:
+            feeds[tensor.name] = round_trip(model.array(tensor), encodings[tensor.name], is_stored=True)
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        elif tensor.name in read:
+            graph.initializer.append(tensor)
+    return Session.of(model.with_proto(proto)).run(feeds) if feeds else {}

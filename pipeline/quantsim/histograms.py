@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from pipeline.config.precision import Precision
+from pipeline.config.quantsim import Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Range, encode_range
 

@@ -20,7 +20,7 @@ from passes.rewrites.decompose_attention import is_attention
 from passes.structures import STRUCTURES
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
-from pipeline.config.precision import FLOAT, Precision
+from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.sites import Role, Site, find_sites
 

@@ -16,9 +16,8 @@ from passes.weights.detached import DetachedModel
 from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
-from pipeline.quantsim.sizes import weight_bytes
-from pipeline.quantsim.suggest import Suggestion, suggestion_text
-from pipeline.report.quantization import (
+from pipeline.quantsim.suggest import Suggestion, suggestion_text, weight_bytes
+from pipeline.report.model import (
     Quantization,
     QuantizedLayer,
     QuantizedOutput,

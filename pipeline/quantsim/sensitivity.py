@@ -108,8 +108,10 @@ def estimate_sensitivity(
         Unsupported: the model has operators between its layers and its outputs that no gradient goes through.
         StepFailed: onnxruntime refuses a step.
     """
-    from pipeline.quantsim.gradients import Backward  # torch takes seconds to import
-    from pipeline.quantsim.layer_noise import QuantizedLayers
+    from pipeline.quantsim.gradients import (
+        Backward,  # torch takes seconds to import
+        QuantizedLayers,
+    )
     from pipeline.runtime.tensors import as_tensor
 
     layers = find_layers(model, encodings)

@@ -16,7 +16,7 @@ from passes.provenance.annotations import annotations_of
 from passes.rewrites.decompose_attention import is_attention
 from passes.weights.detached import DetachedModel
 from passes.worker.inference import InferenceError, infer_shapes
-from pipeline.quantsim.target_tables import OperatorGroup, TargetTable
+from pipeline.quantsim.profiles import OperatorGroup, TargetTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The arena of a plan over time as SVG: calls from left to right, bytes upwards, one bar for each storage class.
 
-Colours are those of the report's page where it has them, and fixed ones in a file of its own.
+Colours are those of the report's page where it has them, and fixed ones in a file of its own. Labels along the calls
+are the blocks of the torch module, each at its first place; other plots along the model have them too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,41 @@ from pipeline.argument_checks import a, a_mapping, expects
 from pipeline.lowering import KernelCall
 from pipeline.ops import Kind
 from pipeline.planning import ExecutionPlan, Occupant, alive_bytes, occupants
-from pipeline.report.module_axis import block_labels
+
+MOST_LABELS: Final = 16
+
+LONGEST_LABEL: Final = 16
+"""Characters of a slanted label of 11 px that fit left of the first point."""
+
+
+def block_labels(modules: Sequence[str]) -> tuple[tuple[int, str], ...]:
+    """(index, label) of the first place of each block, so far apart that at most `MOST_LABELS` fit.
+
+    Args:
+        modules: the module path of each place, in the order of the axis; an empty path has no label.
+    """
+    first: dict[str, int] = {}
+    for index, module in enumerate(modules):
+        if module:
+            first.setdefault(_block(module), index)
+    labels: list[tuple[int, str]] = []
+    for block, index in first.items():
+        if not labels or index - labels[-1][0] >= len(modules) / MOST_LABELS:
+            labels.append((index, shorten_label(block)))
+    return tuple(labels)
+
+
+def shorten_label(text: str) -> str:
+    """`text`, or its end after an ellipsis if `text` is longer than `LONGEST_LABEL`."""
+    return text if len(text) <= LONGEST_LABEL else "…" + text[1 - LONGEST_LABEL :]
+
+
+def _block(module: str) -> str:
+    """`encoder.layer.3` of `encoder.layer.3.attention.self`: up to the first number; without one, the first part."""
+    parts = module.split(".")
+    numbered = next((place for place, part in enumerate(parts) if part.isdecimal()), 0)
+    return ".".join(parts[: numbered + 1])
+
 
 WIDTH: Final = 960
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 72, 12, 26, 34, 260

@@ -1,6 +1,7 @@
 """The run as data: `report.json`, what each stage found, and `Pictures`, what `report.html` shows of the models.
 
-docs/reference/report.md explains the fields of `report.json`.
+docs/reference/report.md explains the fields of `report.json`. A training is a part of it; what a quantization
+simulation found is saved apart, for the page.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import TypeAdapter
 
@@ -21,7 +22,124 @@ from passes.provenance.names import NameMap
 from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural
 from passes.visible import visible_json
-from pipeline.report.training import TrainingReport
+
+
+@dataclass(frozen=True, slots=True)
+class LossPoint:
+    """The loss of a step before its update, and the seconds of training until then."""
+
+    step: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPhase:
+    """Trace, Compile, Warmup, Capture or Replay, with what it took in seconds."""
+
+    name: str
+    seconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """`last_loss` is the mean of the last 50 steps, None where none was done; `metrics` are of `train.evaluate`."""
+
+    steps: int
+    last_loss: float | None
+    loss: str
+    optimizer: str
+    parameters: int
+    """Numbers that are trained."""
+    ops: int
+    """Of the Graph of a step: forward, backward and update."""
+    phases: tuple[TrainingPhase, ...]
+    losses: tuple[LossPoint, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    onnx: str = ""
+    """What the main job made of the trained model; empty where it was not asked to."""
+
+
+class _Ratios:
+    """Data with ratios that may be infinite, which plain JSON does not have."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor(_Ratios):
+    """A computed tensor, in graph order. `part` names the structure and the role in it, such as `qkv layer.0 q`; ratios
+    are of signal to noise in dB, infinite where nothing differs."""
+
+    tensor: str
+    op: str
+    module: str
+    part: str
+    precision: str
+    local_db: float
+    total_db: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer(_Ratios):
+    """A layer, known by its output: the ratio in the model's outputs if it alone is quantized, and its share of what
+    all layers alone add to their noise. Worst first."""
+
+    layer: str
+    op: str
+    module: str
+    part: str
+    sqnr_db: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedStructure(_Ratios):
+    """A structure with a result of its own, such as an attention or a GELU: the ratio of its worst step alone, and that
+    of its result in the quantized model. Worst result first."""
+
+    kind: str
+    name: str
+    result: str
+    worst: str
+    """The tensor that its worst step makes."""
+    local_db: float
+    total_db: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedOutput(_Ratios):
+    """An output by the specification of the operators, and as onnxruntime runs it with all optimizations."""
+
+    name: str
+    sqnr_db: float
+    max_abs: float
+    device_db: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """not_estimated: why there are no layers. not_measured: why there is no noise at all; empty where there is."""
+
+    tensors: tuple[QuantizedTensor, ...]
+    layers: tuple[QuantizedLayer, ...]
+    outputs: tuple[QuantizedOutput, ...]
+    left_in_float: Mapping[str, int]
+    """Reason → how many tensors."""
+    weight_bytes: int
+    quantized_weight_bytes: int
+    quantized: int
+    found: int
+    not_estimated: str = ""
+    not_measured: str = ""
+    structures: tuple[QuantizedStructure, ...] = ()
+    suggestion: str = ""
+    """A sentence, and rules in YAML on the lines after it; empty where none was asked for."""
+    notes: tuple[str, ...] = ()
+    """Where formats are coarser than their rule says, and where onnxruntime's optimizations go wrong."""
+
 
 REPORT_VERSION: Final = 1
 

@@ -12,7 +12,7 @@ from typing import Final
 from pipeline.config import RunConfig
 from pipeline.report import ExportReport, PassesReport, Pictures, Report, RuntimeReport, report_json
 from pipeline.report.html import page_of, render
-from pipeline.report.quantization import Quantization
+from pipeline.report.model import Quantization
 from pipeline.stages.weight_free import why_not_compared, written_path
 from pipeline.versions import digest_of_file
 from pipeline.workspace import Workspace, key_of

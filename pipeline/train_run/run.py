@@ -21,7 +21,7 @@ from pipeline.events import Event, Note, Observer, PhaseEnded, RunLog
 from pipeline.export.user_code import call_user_code, load_function
 from pipeline.report import Pictures, Report, report_json
 from pipeline.report.html import page_of, render
-from pipeline.report.training import LossPoint, TrainingPhase, TrainingReport
+from pipeline.report.model import LossPoint, TrainingPhase, TrainingReport
 from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, check_train
 from pipeline.stages.report import write_quietly

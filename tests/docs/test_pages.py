@@ -35,7 +35,7 @@ from pipeline.planning.binary import MAGIC, VERSION
 from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
 from pipeline.quantsim.report import FORMAT_VERSION as QUANTSIM_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
-from pipeline.report.training import TrainingReport
+from pipeline.report.model import TrainingReport
 from tests.support.kinds_header import HEADER, kinds_header
 from tests.support.pages import PAGES, blocks, rows
 from tests.support.paths import ROOT

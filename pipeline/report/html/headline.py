@@ -1,4 +1,4 @@
-"""The top of the page: how the run ended, and its main numbers."""
+"""The top of the page: how the run ended, and its main numbers; and the tables of names, old and new ones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from passes.provenance.names import NameMap
 from passes.run.result import Status
 from passes.suggest import bytes_text, plural
-from pipeline.report.html.number_text import error_text, seconds_text, worst_of
-from pipeline.report.html.timeline import Timeline
+from pipeline.report.html.timeline import Timeline, error_text, seconds_text, worst_of
 from pipeline.report.model import Report
 
 
@@ -149,3 +149,34 @@ def _time(report: Report) -> Iterator[Card]:
     if report.seconds:
         stages = f"{', '.join(report.cached)} from an earlier run" if report.cached else "all stages"
         yield Card("time", seconds_text(sum(report.seconds.values())), stages)
+
+
+MOST_ROWS: Final = 200
+"""Rows of one table; `report.json` has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameTable:
+    """`rows` are pairs: the name in the source, and those in the final model; renamed ones come first."""
+
+    title: str
+    renamed: int
+    gone: int
+    rows: tuple[tuple[str, str], ...]
+
+    @property
+    def more(self) -> int:
+        """How many names are not shown."""
+        return self.renamed + self.gone - len(self.rows)
+
+
+def name_tables(names: NameMap | None) -> tuple[NameTable, ...]:
+    """The tables, without empty ones."""
+    if names is None:
+        return ()
+    tables: list[NameTable] = []
+    for title, changed in (("nodes", names.nodes), ("values", names.values), ("weights", names.weights)):
+        rows = sorted(((old, ", ".join(news)) for old, news in changed.items()), key=lambda row: not row[1])
+        gone = sum(not new for _, new in rows)
+        tables.append(NameTable(title, len(rows) - gone, gone, tuple(rows[:MOST_ROWS])))
+    return tuple(table for table in tables if table.rows)

@@ -22,16 +22,12 @@ from pipeline.argument_checks import a, expects
 from pipeline.errors import SourceError
 from pipeline.planning import decode_plans
 from pipeline.report.arena_picture import draw_arena
+from pipeline.report.html.curves import LayerPlot, TrainingView, layer_plot, training_view
 from pipeline.report.html.figures import Group, groups_of
-from pipeline.report.html.headline import Headline, headline_of
-from pipeline.report.html.layers import LayerPlot, layer_plot
-from pipeline.report.html.names import NameTable, name_tables
-from pipeline.report.html.number_text import error_text, seconds_text, worst_of
+from pipeline.report.html.headline import Headline, NameTable, headline_of, name_tables
 from pipeline.report.html.quantization import QuantizationView, quantization_view
-from pipeline.report.html.timeline import Timeline, timeline_of
-from pipeline.report.html.training import TrainingView, training_view
-from pipeline.report.model import NodeRow, Pictures, Report
-from pipeline.report.quantization import Quantization
+from pipeline.report.html.timeline import Timeline, error_text, seconds_text, timeline_of, worst_of
+from pipeline.report.model import NodeRow, Pictures, Quantization, Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from passes.suggest import bytes_text, plural
+from pipeline.report.html.curves import Curve, Tick, ratio_curve, ratio_labels
 from pipeline.report.html.headline import Card
-from pipeline.report.html.layers import Curve, Tick, ratio_curve, ratio_labels
-from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedStructure, QuantizedTensor
+from pipeline.report.model import Quantization, QuantizedLayer, QuantizedStructure, QuantizedTensor
 
 MOST_LAYERS: Final = 16
 """Bars of layers; the table below has all."""

@@ -1,9 +1,12 @@
-"""A row for each pass: the operators of the model after it, bytes, error, and why it did not run or was reverted."""
+"""A row for each pass: the operators of the model after it, bytes, error, and why it did not run or was reverted.
+
+Numbers stand as text: seconds, errors, and the output with the greatest error.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
@@ -11,11 +14,26 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from passes.diff.types import Diff, NodeLabel, Replacement
-from passes.proof.numbers import Errors
+from passes.proof.numbers import Errors, only_compared
 from passes.run.result import PassRow, Status
 from passes.suggest import bytes_text
-from pipeline.report.html.number_text import error_text, seconds_text, worst_of
 from pipeline.report.model import SOURCE, Mark, Report, diff_folder
+
+
+def seconds_text(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def error_text(errors: Errors) -> str:
+    """The largest absolute error; `0` for equal tensors."""
+    return f"{errors.max_abs:.1e}" if errors.max_abs else "0"
+
+
+def worst_of(many: Iterable[Mapping[str, Errors]]) -> tuple[str, Errors] | None:
+    """The output nearest to its limit, or farthest over it, with its errors; None if there is none."""
+    pairs = [pair for errors in many for pair in only_compared(errors).items()]
+    return max(pairs, key=lambda pair: (not pair[1].ok, pair[1].excess, pair[1].max_abs), default=None)
+
 
 TINTS: Final = 8
 """Operators that get a colour of their own; the others share one."""

@@ -10,7 +10,7 @@ from passes.visible import visible_markup
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Role
 from pipeline.report import Box, BoxKind, Drawing, Wire
-from pipeline.report.html.layout import lay_out
+from pipeline.report.html.figures import lay_out
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.picture.mermaid import STORED, refuse_other_counts, short, sizes
 from pipeline.torch_ir.picture.modules import ModuleBox, parts_of

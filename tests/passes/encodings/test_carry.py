@@ -15,7 +15,7 @@ from passes.errors import UsageError
 from passes.optimize import draw_feeds
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
-from pipeline.config.precision import parse_precision
+from pipeline.config.quantsim import parse_precision
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode, quantize
 from pipeline.quantsim.placement import PlacementRule, place

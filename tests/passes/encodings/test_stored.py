@@ -9,7 +9,7 @@ import pytest
 
 from passes.encodings.encoding import Encoding, Precision
 from passes.encodings.stored import EncodedArray, NoEncoding, derive_encoding
-from pipeline.config.precision import parse_precision
+from pipeline.config.quantsim import parse_precision
 from pipeline.quantsim.encodings import encode_weight, quantize
 
 WEIGHT = np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from pipeline.config.precision import parse_precision
+from pipeline.config.quantsim import parse_precision
 from pipeline.quantsim.placement import PlacementRule
 
 MLP = """<ir_version: 10, opset_import: ["" : 21]>

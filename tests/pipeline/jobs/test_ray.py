@@ -81,7 +81,7 @@ def test_a_cluster_that_is_not_there(address: str, tmp_path: Path, monkeypatch: 
 
 
 def test_a_node_says_which_versions_differ() -> None:
-    from pipeline.jobs.ray_driver import differences
+    from pipeline.jobs.on_ray import differences
 
     ours = {"onnx": "1.23.2", "torch": "2.13.0"}
     assert differences(ours, dict(ours)) == ""

@@ -7,7 +7,7 @@ import onnx
 from onnx import numpy_helper, parser, printer
 
 from passes.weights.detached import DetachedModel, attach, detach
-from pipeline.config.precision import FLOAT, parse_precision
+from pipeline.config.quantsim import FLOAT, parse_precision
 from pipeline.quantsim.placement import PlacementRule
 
 

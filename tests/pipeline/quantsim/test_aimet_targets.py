@@ -17,8 +17,7 @@ from pipeline.config import AimetProfile, QuantSimConfig, RunConfig
 from pipeline.config.paths import AIMET_CONFIGS
 from pipeline.errors import SourceError
 from pipeline.quantsim.placement import place
-from pipeline.quantsim.profiles import read_profile, rules_of
-from pipeline.quantsim.target_tables import load_target
+from pipeline.quantsim.profiles import load_target, read_profile, rules_of
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 
 BLOCK = """g (float[2, 8] x) => (float[2, 8] y) {

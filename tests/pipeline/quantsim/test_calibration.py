@@ -16,7 +16,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader, create_cal
 
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
-from pipeline.config.precision import parse_precision
+from pipeline.config.quantsim import parse_precision
 from pipeline.errors import InternalError, UsageError
 from pipeline.quantsim.calibration import MeasuredRanges, Method, calibrate, group_ranges, measure
 from pipeline.quantsim.encodings import encode, encode_range, quantize

@@ -14,9 +14,8 @@ from pipeline.errors import ConfigError, UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, read_aimet_config
 from pipeline.quantsim.conventions import apply_conventions
 from pipeline.quantsim.placement import Placement, place
-from pipeline.quantsim.profiles import read_profile, rules_of
+from pipeline.quantsim.profiles import load_target, read_profile, rules_of
 from pipeline.quantsim.sites import find_sites
-from pipeline.quantsim.target_tables import load_target
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of
 
 

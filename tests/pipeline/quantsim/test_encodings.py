@@ -11,7 +11,7 @@ from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import compute_scale_zp, compute_scale_zp_blocked, get_qmin_qmax_for_qType
 
 from passes.weights.sessions import Session
-from pipeline.config.precision import Precision, parse_precision
+from pipeline.config.quantsim import Precision, parse_precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import (
     Encoding,

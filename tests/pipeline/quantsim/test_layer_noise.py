@@ -8,7 +8,7 @@ import pytest
 from passes.encodings.encoding import Encoding, Precision
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
-from pipeline.quantsim.layer_noise import QuantizedLayers
+from pipeline.quantsim.gradients import QuantizedLayers
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import find_layers
 from pipeline.runtime.tensors import as_tensor

@@ -10,9 +10,9 @@ from passes.context import PassContext
 from passes.rewrites.untie import Untie
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
-from pipeline.quantsim.constants import store_constants
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
+from pipeline.quantsim.sites import store_constants
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
 from tests.support.onnx_models import detached
 

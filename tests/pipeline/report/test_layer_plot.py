@@ -6,7 +6,7 @@ from pathlib import Path
 
 from passes.diff import LayerErrors
 from passes.proof.numbers import NO_ERROR, Errors
-from pipeline.report.html.layers import layer_plot
+from pipeline.report.html.curves import layer_plot
 from tests.pipeline.report.sample_report import html_of, pictures, report, row
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.report import Box, BoxKind, Drawing, Wire
-from pipeline.report.html.layout import DrawingLayout, lay_out
+from pipeline.report.html.figures import DrawingLayout, lay_out
 from tests.pipeline.report.sample_report import attention
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from passes.provenance.names import NameMap
 from pipeline.report import report_json
-from pipeline.report.html.names import MOST_ROWS, name_tables
+from pipeline.report.html.headline import MOST_ROWS, name_tables
 from tests.pipeline.report.sample_report import html_of, pictures, report, row
 
 NAMES = NameMap(

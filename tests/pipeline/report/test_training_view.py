@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.report import Pictures, report_json
-from pipeline.report.html.training import training_view
-from pipeline.report.training import LossPoint, TrainingPhase, TrainingReport
+from pipeline.report.html.curves import training_view
+from pipeline.report.model import LossPoint, TrainingPhase, TrainingReport
 from tests.pipeline.report.sample_report import html_of, report
 
 FOUND = TrainingReport(

@@ -13,7 +13,7 @@ from onnx import printer
 from torch.optim import SGD, Adam
 
 from passes.weights.detached import attach, detach
-from pipeline.config.precision import parse_precision
+from pipeline.config.quantsim import parse_precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import PlacementRule, place
