@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.versions import versions
+from pipeline.workspace import versions
 
 INTERVAL_S = 0.05
 LAST_LINES = 20

@@ -46,7 +46,7 @@ from pipeline.errors import OnnxlineError
 from pipeline.export import TorchSource, export_onnx, load_source
 from pipeline.export.captured_output import capture_output
 from pipeline.export.inputs import draw_inputs
-from pipeline.versions import own_code_digest, versions
+from pipeline.workspace import own_code_digest, versions
 
 FOLDER: Final = Path("runs/benchmarks")
 CALL_S: Final = 60.0

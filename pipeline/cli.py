@@ -36,16 +36,16 @@ COMMANDS: Final = {
     ),
     "quantsim": ("quantsim", "Prepare the model, quantize it by rules, and say what each step costs."),
     "encodings": (
-        "encodings",
+        "quantsim",
         "Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file.",
     ),
     "check": ("run", "Check a configuration, and an ONNX file that it names, and say what a run would do."),
     "init": (
-        "configuration",
+        "run",
         "Write a commented configuration to begin with; it runs as it is, on a small model with random weights.",
     ),
     "diff": ("diff", "Compare B with A, by structure and by numbers; the exit code is 1 if they differ."),
-    "why": ("why", "Say which torch module a node or a weight comes from, which line of it, and which pass made it."),
+    "why": ("diff", "Say which torch module a node or a weight comes from, which line of it, and which pass made it."),
     "bisect": (
         "bisect",
         "Find the first pass of a recipe that is at fault, and write the smallest model on which it is.",
@@ -56,10 +56,10 @@ COMMANDS: Final = {
         "Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.",
     ),
     "train": (
-        "train",
+        "run",
         "Train the model of a configuration and write it as ONNX, or go on with a stopped training.",
     ),
-    "baseline": ("baseline", "Keep the results of a run in a text file for git, and see when they change."),
+    "baseline": ("batch", "Keep the results of a run in a text file for git, and see when they change."),
     "batch": ("batch", "Run many configurations at once; the same command again runs what is not done."),
     "audit": (
         "audit",
@@ -71,7 +71,7 @@ COMMANDS: Final = {
         "Find out why a model computes something else than it should: where two backends part.",
     ),
     "ir": ("ir", "A model as a graph of aten operations in JSON, without its weights."),
-    "schema": ("configuration", "Write the JSON Schema of a configuration, for editors."),
+    "schema": ("run", "Write the JSON Schema of a configuration, for editors."),
 }
 """Command → its module in `pipeline.commands` and its line in `--help`, in the order of `--help`."""
 

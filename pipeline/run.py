@@ -42,8 +42,7 @@ from pipeline.stages.source import code_of, fingerprint, open_source
 from pipeline.stages.weight_free import why_not_compared
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
 from pipeline.verify.user_inputs import input_files, read_inputs
-from pipeline.versions import digest_of_file, own_code_digest, versions
-from pipeline.workspace import Workspace, key_of
+from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest, versions
 
 Record = TypeVar("Record", ExportReport, PassesReport, RuntimeReport)
 

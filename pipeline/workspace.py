@@ -1,5 +1,7 @@
 """The folder of a run: its files, the results of earlier runs, and the lock that keeps a second run out.
 
+Results are kept by keys, to which versions and digests belong: of libraries, and of our own code.
+
 runs/<name>/
   model.onnx …         the artifacts; each gets its final name only when it is complete
   exported.onnx        the model as torch exported it
@@ -12,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +23,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter
 
+import passes
+from passes.recipe.steps import library_versions
 from passes.weights.files import describe_write_error, replace_when_done
 from passes.worker.platforms import lock
 from pipeline.errors import DISK_ERRORS, UsageError
@@ -153,3 +158,36 @@ def disk_errors(folder: Path) -> Iterator[None]:
             raise
         place = error.filename2 or error.filename or folder
         raise UsageError(describe_write_error(place, error)) from error
+
+
+def own_code_digest() -> str:
+    """Digest of every file of onnxline's packages, data such as audit tables included: any edit makes cached results
+    stale."""
+    return digest_of_packages(Path(passes.__file__).parent, Path(__file__).parent)
+
+
+def digest_of_packages(*packages: Path) -> str:
+    """Digest of the name and content of each file; `__pycache__` is left out."""
+    digest = hashlib.blake2b(digest_size=8)
+    for package in packages:
+        files = {path.relative_to(package).as_posix(): path for path in package.rglob("*") if path.is_file()}
+        for name, path in sorted(files.items()):
+            if path.parent.name != "__pycache__":
+                digest.update(name.encode() + b"\0")
+                digest.update(hashlib.blake2b(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """Digest of the content of a file, read in pieces; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+    except OSError:
+        return ""
+
+
+def versions() -> dict[str, str]:
+    """Name → version of Python and of each library that is installed, sorted."""
+    libraries = library_versions(("onnxline", "torch", "transformers", "safetensors"))
+    return dict(sorted({"python": platform.python_version(), **libraries}.items()))

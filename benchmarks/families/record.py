@@ -14,7 +14,7 @@ from benchmarks.families import detect, measure, truth
 from benchmarks.families.detect import Detection
 from benchmarks.families.measure import OPTIMIZERS, Outcome
 from benchmarks.families.table import Family
-from pipeline.versions import own_code_digest, versions
+from pipeline.workspace import own_code_digest, versions
 
 
 @dataclass(frozen=True, slots=True)

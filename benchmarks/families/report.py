@@ -9,7 +9,7 @@ from typing import Final
 from benchmarks.families.measure import Outcome
 from benchmarks.families.record import Record
 from benchmarks.families.table import Family
-from pipeline.versions import versions
+from pipeline.workspace import versions
 
 MOST_EXTRA: Final = 2.0
 """Nodes per instance that keeping may cost."""

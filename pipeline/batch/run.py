@@ -20,8 +20,7 @@ from pipeline.batch.configs import REPORT, PlannedRun, job_of
 from pipeline.errors import OnnxlineError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobProgress, JobStatus, Outcome, run_jobs
 from pipeline.terminal import Screen
-from pipeline.versions import digest_of_file, own_code_digest, versions
-from pipeline.workspace import Workspace, stamp
+from pipeline.workspace import Workspace, digest_of_file, own_code_digest, stamp, versions
 
 
 @dataclass(frozen=True, slots=True)

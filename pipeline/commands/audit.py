@@ -20,13 +20,12 @@ from passes.audit.target import missing_steps, targets_of, with_inner
 from passes.context import open_context
 from passes.weights.files import replace_when_done, write_errors
 from passes.worker.platforms import available_cores
-from pipeline.commands.shared import add_command
+from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobStatus, choose_executor, run_jobs
-from pipeline.jobs.console import JobsConsole
+from pipeline.jobs.run import JobsConsole
 from pipeline.terminal import Screen, print_json, print_line, print_text
-from pipeline.versions import own_code_digest, versions
-from pipeline.workspace import disk_errors, key_of, stamp
+from pipeline.workspace import disk_errors, key_of, own_code_digest, stamp, versions
 
 NEW: Final = 1
 """Exit code of `--gate` when a finding is not accepted."""
@@ -156,9 +155,6 @@ def _write(path: Path, content: bytes) -> None:
         with replace_when_done(path) as temporary:
             temporary.write_bytes(content)
 
-
-FORMAT_VERSION: Final = 1
-"""Version of the output of `--json`."""
 
 SHOWN: Final = 3
 """Cases listed for a new finding."""

@@ -24,13 +24,10 @@ from passes.structures import structure_of
 from passes.weights.detached import read_model
 from passes.weights.files import save
 from passes.why import file_of
-from pipeline.commands.shared import add_command, print_styled
+from pipeline.commands.shared import FORMAT_VERSION, add_command, print_styled
 from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UsageError
 from pipeline.terminal import ProgressBar, Screen, print_json, print_line
-
-FORMAT_VERSION: Final = 1
-"""Version of the output of `--json`."""
 
 CONFIG_SUFFIXES: Final = (".yaml", ".yml")
 

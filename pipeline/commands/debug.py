@@ -15,7 +15,7 @@ from passes.errors import StepFailed
 from passes.proof.numbers import TOLERANCES, Tolerance
 from passes.suggest import nearest, plural
 from passes.visible import visible_line
-from pipeline.commands.shared import add_command, print_styled
+from pipeline.commands.shared import FORMAT_VERSION, add_command, print_styled
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.terminal import print_json
 from pipeline.workspace import disk_errors
@@ -28,9 +28,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a misspelt name does not
     from pipeline.ir import Graph
     from pipeline.verify.backends import RunnableModel
     from pipeline.verify.divergence import BackendComparison, Divergence, InputValue, ValueStatistics
-
-FORMAT_VERSION: Final = 1
-"""Version of the output of `--json`."""
 
 DIFFERENT: Final = 1
 """Exit code when a value differs."""

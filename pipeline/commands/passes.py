@@ -20,11 +20,8 @@ from passes.policy.known_passes import ALL_GROUPS, DESTROYS, in_group
 from passes.recipe.steps import OWN_STEPS, SINGLE_PASS_LIBRARY, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
-from pipeline.commands.shared import add_command, with_options
+from pipeline.commands.shared import FORMAT_VERSION, add_command, with_options
 from pipeline.terminal import Screen, print_json, print_line
-
-FORMAT_VERSION: Final = 1
-"""Version of the output of `--json`."""
 
 
 def register(app: typer.Typer) -> None:

@@ -1,21 +1,27 @@
-"""`onnxline quantsim CONFIG|MODEL`: the final model, quantized for a simulation, and what that costs."""
+"""Quantization on the command line.
+
+`onnxline quantsim CONFIG|MODEL` quantizes the final model for a simulation, and says what that costs. `onnxline
+encodings MODEL -o OUT` writes the encodings of a quantized model as a file of AIMET's, or goes the other way.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from passes.suggest import bytes_text, plural
-from pipeline.commands.shared import add_command, wishes_of
-from pipeline.terminal import print_text
+from pipeline.commands.shared import add_command, check_output, wishes_of
+from pipeline.errors import UsageError
+from pipeline.terminal import print_line, print_text
 
 if TYPE_CHECKING:
     from pipeline.quantsim import QuantSimResult
     from pipeline.quantsim.report import QuantSimReport
+
 
 WORST = 12
 """How many rows the table shows without `--verbose`."""
@@ -23,6 +29,7 @@ WORST = 12
 
 def register(app: typer.Typer) -> None:
     add_command(app, "quantsim", quantsim)
+    add_command(app, "encodings", encodings)
 
 
 def quantsim(
@@ -99,3 +106,40 @@ def _worst(report: QuantSimReport, most: int | None) -> Iterator[str]:
 
 def _decibels(value: float) -> str:
     return f"{value:.2f} dB" if math.isfinite(value) else "exact" if value > 0 else "zero"
+
+
+def encodings(
+    model: Path,
+    out: Path,
+    apply: Path | None = None,
+    of: Path | None = None,
+    version: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "2.0.0",
+) -> None:
+    """Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file."""
+    from passes.encodings.aimet import aimet_text, read_aimet
+    from passes.encodings.fit import fit_encodings
+    from passes.encodings.from_qdq import read_qdq
+    from passes.weights.detached import read_model
+    from passes.weights.files import save, write_errors
+
+    if apply is not None:
+        from pipeline.quantsim.qdq import insert_qdq
+
+        if of is not None:
+            raise UsageError("encodings: found --of with --apply, where MODEL is the float model itself; leave it out")
+        check_output(out, model)
+        source = read_model(model)
+        given = fit_encodings(read_aimet(apply)[0], source)
+        with write_errors(out):
+            save(insert_qdq(source, given), out)
+    else:
+        quantized = read_model(model)
+        given = read_qdq(quantized)
+        source = quantized if of is None else read_model(of)
+        given = given if of is None else fit_encodings(given, source)
+        constants = {name for name, encoding in given.items() if encoding.axis is not None}
+        constants |= {tensor.name for tensor in source.proto.graph.initializer}
+        constants |= {name for name in given if f"{name}_quantized" in constants}
+        with write_errors(out):
+            out.write_text(aimet_text(given, constants, version), encoding="utf-8")
+    print_line(f"{out}: {plural(len(given), 'encoding')}")

@@ -1,22 +1,32 @@
-"""`onnxline run CONFIG|MODEL`: from a source to a verified model, its IR and its plan; `onnxline check`: what such
-a run would do, or what is wrong with its configuration, before a model is opened."""
+"""What is done with a configuration.
+
+`onnxline init` begins one, and `schema` describes one for editors. `check` says what a run would do, or what is wrong
+before a model is opened; `run` goes from a source to a verified model, its IR and its plan; `train` trains the module
+by recorded steps.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 import typer
 
+from passes.weights.files import write_errors
 from pipeline.commands.shared import add_command, check_output, describe_settings, wishes_of
 from pipeline.errors import UsageError
-from pipeline.terminal import print_line, print_text
+from pipeline.terminal import print_json, print_line, print_text
 
 
 def register(app: typer.Typer) -> None:
     add_command(app, "run", run)
     add_command(app, "check", check)
+    add_command(app, "train", train)
+    add_command(app, "init", init)
+    add_command(app, "schema", schema)
 
 
 def run(
@@ -102,8 +112,7 @@ def check_model(source: str, target: str) -> None:
     """
     from passes.suggest import plural
     from passes.weights.detached import read_model
-    from pipeline.quantsim.profiles import load_target
-    from pipeline.quantsim.target_check import check_target
+    from pipeline.quantsim.profiles import check_target, load_target
 
     table = load_target(target)
     if Path(source).suffix != ".onnx":
@@ -129,3 +138,86 @@ def copy_model(model: Path, path: Path) -> None:
     from passes.weights.files import write_model
 
     write_model(read_model(model), path)
+
+
+def train(
+    source: str,
+    out: Path | None = None,
+    overrides: list[str] | None = None,
+    anew: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Train the model of a configuration and write it as ONNX, or go on with a stopped training."""
+    from pipeline.config import RunConfig
+    from pipeline.stages.check import check_train
+
+    config = RunConfig.from_yaml(source, overrides or ())
+    check_train(config)  # before torch is imported, which takes seconds
+    from pipeline.console import RunConsole
+    from pipeline.train_run import TrainRun
+
+    screen = RunConsole(quiet=quiet)
+    with screen:
+        result = TrainRun(config, out, screen.show, anew=anew).run()
+    training = result.training
+    if training.last_loss is not None:
+        screen.line(f"loss: {training.last_loss:.4f} after {training.steps} steps")
+    for name, value in training.metrics.items():
+        screen.line(f"{name}: {value:.4g}")
+    screen.show_files("files", result.folder, result.files)
+
+
+STARTERS: Final = Path(__file__).with_name("starters")
+
+EXAMPLE: Final = "fuse_attention"
+"""The pass whose example model `init onnx-file` writes where there is no model yet."""
+
+
+class Starter(StrEnum):
+    """A configuration to begin with, by the kind of model."""
+
+    VIT = "vit"
+    LLM = "llm"
+    CNN = "cnn"
+    ONNX_FILE = "onnx-file"
+
+
+def init(
+    kind: Starter,
+    out: Path | None = None,
+) -> None:
+    """Write a commented configuration to begin with; it runs as it is, on a small model with random weights."""
+    target = out or Path(f"{kind}.yaml")
+    _write(target, (STARTERS / f"{kind}.yaml").read_text(encoding="utf-8").replace(f"{kind}.yaml", target.name))
+    print_line(f"wrote {target}")
+    model = target.with_name("model.onnx")
+    if kind is Starter.ONNX_FILE and not model.exists():
+        import onnx
+
+        from passes.catalog.demo import example_of, read_example
+
+        picture = example_of(EXAMPLE)
+        assert picture is not None
+        with write_errors(model):
+            onnx.save(read_example(picture).model, model)
+        print_line(f"wrote {model}, a small attention to try it on; put your own model in its place")
+    print_line(f"next: onnxline run {target}")
+
+
+def _write(target: Path, text: str) -> None:
+    """Write a new file; raises UsageError where it exists already, or its folder cannot be written."""
+    with write_errors(target):
+        try:
+            with target.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise UsageError(f"{target} is there already; name another file with --out") from None
+        except FileNotFoundError:
+            raise UsageError(f"there is no folder {target.parent}; make it, or name another file with --out") from None
+
+
+def schema() -> None:
+    """Write the JSON Schema of a configuration, for editors."""
+    from pipeline.config import json_schema
+
+    print_json(json_schema())

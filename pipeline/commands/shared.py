@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -21,6 +21,10 @@ from pipeline.terminal import Screen, print_text
 if TYPE_CHECKING:
     from passes.step import Repeat, Step
     from pipeline.config import RunConfig
+
+
+FORMAT_VERSION: Final = 1
+"""Version of the output of `--json`; a command whose output changes has one of its own."""
 
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., Any], **settings: Any) -> None:

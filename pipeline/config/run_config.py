@@ -21,7 +21,6 @@ from pydantic import (
 from passes.errors import check_type
 from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
 from passes.visible import HIDDEN
-from pipeline.config.explain import to_config_error
 from pipeline.config.paths import anchor_paths, apply_overrides, describe_absence, is_reference, merge, read_with_bases
 from pipeline.config.quantsim import QuantSimConfig
 from pipeline.config.sections import (
@@ -33,7 +32,7 @@ from pipeline.config.sections import (
     VerifyConfig,
 )
 from pipeline.config.train import TrainConfig
-from pipeline.config.yaml_source import Document, Marks, check_plain, describe, parse_value
+from pipeline.config.yaml_source import Document, Marks, check_plain, describe, parse_value, to_config_error
 from pipeline.errors import ConfigError
 
 SUFFIXES: Final = (".yaml", ".yml")

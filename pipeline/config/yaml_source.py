@@ -1,17 +1,25 @@
-"""Reads YAML strictly, and keeps the file and line of each value beside the plain data."""
+"""Reads YAML strictly, keeps the file and line of each value, and explains mistakes.
+
+An error of pydantic is written anew: the place, what was found, what was expected, what to do.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import Mapping
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from passes.suggest import describe_argument
+from passes.suggest import describe_argument, nearest
 from pipeline.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
@@ -261,3 +269,155 @@ class _YamlReader:
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> str:
         mark = error.problem_mark or error.context_mark
         return f"{self._at(mark)}: not YAML: {error.problem or error.context or 'cannot be parsed'}"
+
+
+def to_config_error(error: ValidationError, root: type[BaseModel], document: Document, title: str) -> ConfigError:
+    """One error for all mistakes of a configuration; `title` is the name of the whole."""
+    lines = explain(error, root, document)
+    if len(lines) == 1:
+        return ConfigError(lines[0])
+    listing = "\n".join(f"  {line}" for line in lines)
+    return ConfigError(f"{title} has {len(lines)} mistakes:\n{listing}")
+
+
+def explain(error: ValidationError, root: type[BaseModel], document: Document) -> list[str]:
+    """One line for each mistake, in the order of the file; errors of the branches of one union count as one."""
+    grouped: dict[tuple[KeyPath, bool], list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        unknown = detail["type"] == "extra_forbidden"
+        loc = detail["loc"]
+        path = _in_data(loc, document)
+        if unknown or detail["type"] == "missing":
+            path = (*_in_data(loc[:-1], document), loc[-1])
+        grouped.setdefault((path, unknown), []).append(detail)
+    lines = [
+        _line(path, details, root, document)
+        for (path, _), details in grouped.items()
+        if not _is_other_branch(path, details, [other for other, _ in grouped])
+    ]
+    return sorted(lines, key=_file_and_line)
+
+
+def _is_other_branch(path: KeyPath, details: Sequence[ErrorDetails], paths: Sequence[KeyPath]) -> bool:
+    """Whether the mistake is that a branch of a union was not taken, where the branch that was has one inside."""
+    names_branch = all(len(detail["loc"]) > len(path) for detail in details)
+    return names_branch and any(len(other) > len(path) and other[: len(path)] == path for other in paths)
+
+
+def _file_and_line(line: str) -> tuple[str, int]:
+    place = re.match(r"(.*?):(\d+): ", line)
+    return (place[1], int(place[2])) if place else ("", 0)
+
+
+def suggest(found: str, known: Sequence[str]) -> str:
+    """`; did you mean 'x'?`, or the list of known names."""
+    listing = f"; expected one of: {', '.join(known)}" if known else "; expected no keys here"
+    return nearest(found, known) or listing
+
+
+def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], document: Document) -> str:
+    detail = details[0]
+    place = document.marks.place(path)
+    above = _key_text(path[:-1])
+    if detail["type"] == "extra_forbidden":
+        key, known = str(path[-1]), keys_at(root, path[:-1])
+        return f"{place}: unknown key {key!r}{f' in {above}' if above else ''}{suggest(key, known)}"
+    if detail["type"] == "missing":
+        return f"{place}: {f'{above}: ' if above else ''}the key {str(path[-1])!r} is missing"
+    name = _key_text(path)
+    title = f"{place}: {name or 'the file'}" if name or re.search(r":\d+$", place) else place
+    if detail["type"] == "value_error":
+        said = str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"]
+        whole = said if said.startswith("found ") else f"found {describe(detail['input'])}, {said}"
+        return f"{title}: {whole}"
+    expected = " or ".join(dict.fromkeys(_expectation(one) for one in details))
+    found = detail["input"]
+    if detail["type"] == "tuple_type" and isinstance(found, str | int):
+        expected += f": [{json.dumps(found)}]"
+    return f"{title}: found {describe(found)}, expected {expected}"
+
+
+def _expectation(detail: ErrorDetails) -> str:
+    rule = EXPECTED.get(detail["type"])
+    if rule is None:  # no section has this type of error today; fall back to pydantic's sentence
+        return detail["msg"].removeprefix("Input should be ")
+    return rule(detail.get("ctx", {}))
+
+
+def _key_text(path: KeyPath) -> str:
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
+
+
+def _in_data(loc: KeyPath, document: Document) -> KeyPath:
+    """The part of pydantic's location that exists in the data; the rest names branches of unions."""
+    here: Any = document.data
+    path: list[Any] = []
+    for key in loc:
+        try:
+            here = here[key]
+        except (KeyError, IndexError, TypeError):
+            continue
+        path.append(key)
+    return tuple(path)
+
+
+def keys_at(root: type[BaseModel], path: KeyPath) -> list[str]:
+    """The keys that the mapping at `path` may have."""
+    here: Any = root
+    for key in path:
+        section = _section(here)
+        if section is not None:
+            field = _fields(section).get(str(key))
+            here = None if field is None else field
+        else:
+            here = _item(here)
+    section = _section(here)
+    return [] if section is None else list(_fields(section))
+
+
+def _fields(section: type[BaseModel]) -> dict[str, Any]:
+    return {field.alias or name: field.annotation for name, field in section.model_fields.items()}
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    return next((one for one in branches if isinstance(one, type) and issubclass(one, BaseModel)), None)
+
+
+def _item(annotation: Any) -> Any:
+    branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    for one in branches:
+        if typing.get_origin(one) is dict:
+            return typing.get_args(one)[1]
+        if typing.get_origin(one) is tuple:
+            return typing.get_args(one)[0]
+    return None
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _says(text: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda _: text
+
+
+EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "int_type": _says("a whole number"),
+    "float_type": _says("a number"),
+    "string_type": _says("text"),
+    "bool_type": _says("true or false"),
+    "dict_type": _says("a mapping"),
+    "model_type": _says("a mapping"),
+    "tuple_type": _says("a list"),
+    "too_short": lambda ctx: f"at least {ctx['min_length']} entries",
+    "too_long": lambda ctx: f"at most {ctx['max_length']} entries",
+    "string_too_short": _says("text that is not empty"),
+    "string_pattern_mismatch": _says("letters, digits, '_', '.' and '-', at most 100 (it names a folder)"),
+    "less_than_equal": lambda ctx: f"at most {ctx['le']:g}",
+    "less_than": lambda ctx: f"less than {ctx['lt']}",
+    "greater_than": lambda ctx: f"more than {ctx['gt']:g}",
+    "greater_than_equal": lambda ctx: f"{ctx['ge']:g} or more",
+    "finite_number": _says("a finite number"),
+    "literal_error": lambda ctx: f"one of {ctx['expected']}",
+}

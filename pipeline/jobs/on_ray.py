@@ -25,7 +25,7 @@ from passes.errors import StepCrashed, StepFailed
 from passes.worker.client import Worker
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs.job import Job, JobStatus, Outcome, here, perform
-from pipeline.versions import own_code_digest, versions
+from pipeline.workspace import own_code_digest, versions
 
 if TYPE_CHECKING:
     import ray

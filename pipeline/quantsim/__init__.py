@@ -2,22 +2,18 @@
 
 run.py          the stages, in order: read this first
 sites.py        the float tensors of a model, and which of them share an encoding
-constants.py    constants of nodes as stored tensors
 placement.py    rules → the format of each tensor, or the reason why it stays in float
-profiles.py     the rules of a target, from its table (target_tables.py) or a file of AIMET (aimet_config.py,
-                conventions.py)
-target_check.py what a target does not take of a model, and what mends it
+profiles.py     the rules of a target, from its table or a file of AIMET (aimet_config.py, conventions.py), and what a
+                target does not take of a model
 calibration.py  ranges of activations, by onnxruntime's calibrators
-encodings.py    ranges and weights → scales and zero points
-adopt.py        the encodings of a file in place of calibrated ones
+encodings.py    ranges and weights → scales and zero points; or the encodings of a file in place of calibrated ones
 qdq.py          the model with QuantizeLinear and DequantizeLinear
 simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
 torch_run.py    its outputs by torch and torchao, as a cross-check
-noise.py        what each step adds, and what has come together at each tensor
-suggest.py      formats of single layers for a target
-sensitivity.py  what each layer alone does to the outputs: its own noise (layer_noise.py) times gradients (gradients.py)
-sizes.py        bytes of the constants
+noise.py        what each step adds, what has come together at each tensor, and what each layer does to the outputs
+gradients.py    layers as torch's operators, by which that is estimated
+suggest.py      formats of single layers for a target, and bytes of the constants
 report.py       what was found, as data
 """
 

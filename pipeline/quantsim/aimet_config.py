@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictFloat, StrictInt, StrictStr, ValidationError, model_validator
 
-from pipeline.config.explain import to_config_error
 from pipeline.config.sections import Section
-from pipeline.config.yaml_source import Document, Marks, describe
+from pipeline.config.yaml_source import Document, Marks, describe, to_config_error
 from pipeline.errors import ConfigError
 
 

@@ -31,7 +31,7 @@ from pipeline.importers.from_onnx.specs import wider_type
 from pipeline.ir import Graph, Op, TensorSpec
 from pipeline.ops import Kind
 from pipeline.quantsim.encodings import Encoding, round_trip
-from pipeline.quantsim.noise import drop_unread_nodes, find_fixed_values
+from pipeline.quantsim.qdq import drop_unread_nodes, find_fixed_values
 from pipeline.runtime.eager import Own, apply
 from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.tensors import as_tensor, to_numpy

@@ -11,6 +11,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.encodings.encoding import Precision
 from passes.graph.op_facts import opset_of
+from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel, detach
 from pipeline.argument_checks import Check, a, expects
 from pipeline.errors import UsageError
@@ -183,6 +184,29 @@ def _rename(names: Any, new_name: Callable[[str], str]) -> None:
     for index, name in enumerate(names):
         if name:
             names[index] = new_name(name)
+
+
+def find_fixed_values(graph: onnx.GraphProto, constants: Collection[str]) -> frozenset[str]:
+    """The values that are computed from `constants` alone, such as a weight behind a Transpose."""
+    fixed = set(constants)
+    for node in graph.node:
+        reads = reads_of(node)
+        if reads and fixed.issuperset(reads):
+            fixed.update(node.output)
+    return frozenset(fixed.difference(constants))
+
+
+def drop_unread_nodes(graph: onnx.GraphProto) -> None:
+    """Remove the nodes whose results no output depends on."""
+    read = {info.name for info in graph.output}
+    kept: list[NodeProto] = []
+    for node in reversed(graph.node):
+        if not read.isdisjoint(node.output):
+            kept.append(node)
+            read.update(reads_of(node))
+    kept.reverse()
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def choose_stems(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:

@@ -20,7 +20,8 @@ from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
 from passes.weights.sessions import Session
 from pipeline.errors import UsageError
-from pipeline.quantsim.noise import find_fixed_values, sqnr_db
+from pipeline.quantsim.noise import sqnr_db
+from pipeline.quantsim.qdq import find_fixed_values
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = Mapping[str, np.ndarray]

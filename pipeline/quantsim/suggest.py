@@ -19,8 +19,8 @@ from onnx import helper
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import FormatsConfig, SuggestConfig
+from pipeline.quantsim.noise import Layer
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, place
-from pipeline.quantsim.sensitivity import Layer
 
 
 def weight_bytes(model: DetachedModel, placement: Placement) -> tuple[int, int]:

@@ -14,8 +14,7 @@ from pipeline.report import ExportReport, PassesReport, Pictures, Report, Runtim
 from pipeline.report.html import page_of, render
 from pipeline.report.model import Quantization
 from pipeline.stages.weight_free import why_not_compared, written_path
-from pipeline.versions import digest_of_file
-from pipeline.workspace import Workspace, key_of
+from pipeline.workspace import Workspace, digest_of_file, key_of
 
 
 @dataclass(slots=True)

@@ -29,8 +29,7 @@ from pipeline.train_run.settings import make_loss, make_optimizer, make_schedule
 from pipeline.train_run.source import TrainSource, open_train_source, quantize
 from pipeline.training import TrainProgram, record_step
 from pipeline.training.checkpoint import replace_tensors
-from pipeline.versions import versions
-from pipeline.workspace import Workspace, make_folder
+from pipeline.workspace import Workspace, make_folder, versions
 
 STATES: Final = "train.safetensors"
 """The states of the step, from which a training goes on."""

@@ -24,8 +24,7 @@ from pipeline.config import (
 from pipeline.errors import UsageError
 from pipeline.export.user_code import load_function
 from pipeline.training.batch import LossFunction
-from pipeline.versions import digest_of_file, own_code_digest, versions
-from pipeline.workspace import key_of
+from pipeline.workspace import digest_of_file, key_of, own_code_digest, versions
 
 
 def training_key(config: RunConfig, train: TrainConfig, quantized: Path | None) -> str:

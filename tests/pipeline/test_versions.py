@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.versions import digest_of_file, digest_of_packages
+from pipeline.workspace import digest_of_file, digest_of_packages
 
 
 @pytest.mark.parametrize("file", ["code.py", "tables/lib-1.txt", "planted/one.onnxtxt", "html/page.j2"])

@@ -3,9 +3,9 @@
 page.py        what the page shows, as data, and as HTML: page.html.j2 with page.css and page.js inlined
 headline.py    the verdict and the numbers at the top
 timeline.py    a row for each pass: the operators of the model after it, and what the pass changed
-figures.py     structures, and drawings, equal ones only once  layout.py  where each box goes
-layers.py      error and SQNR by layer        quantization.py  what quantization costs, where, and in sizes
-words.py       numbers as text
+figures.py     structures, and drawings, equal ones only once, with the place of each box
+curves.py      error and SQNR by layer, ratios along the model, the loss of a training
+quantization.py  what quantization costs, where, and in sizes
 """
 
 from __future__ import annotations

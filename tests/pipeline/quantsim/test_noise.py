@@ -9,10 +9,9 @@ from onnx.reference import ReferenceEvaluator
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.noise import find_fixed_values, measure_noise, sqnr_db
+from pipeline.quantsim.noise import estimate_sensitivity, measure_noise, sqnr_db
 from pipeline.quantsim.placement import place
-from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.sensitivity import estimate_sensitivity
+from pipeline.quantsim.qdq import find_fixed_values, insert_qdq
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 from tests.pipeline.quantsim.test_qdq import RANGES
 

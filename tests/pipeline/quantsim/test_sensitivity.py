@@ -14,9 +14,8 @@ from pipeline.errors import Unsupported
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.gradients import Backward
-from pipeline.quantsim.noise import measure_noise
+from pipeline.quantsim.noise import count_needed_samples, estimate_sensitivity, find_layers, measure_noise
 from pipeline.quantsim.placement import place
-from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.sites import declare_types, find_sites
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.errors import UsageError
-from pipeline.quantsim.profiles import TARGETS, load_target
-from pipeline.quantsim.target_check import check_target
+from pipeline.quantsim.profiles import TARGETS, check_target, load_target
 from tests.support.onnx_models import detached
 
 
