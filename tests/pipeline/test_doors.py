@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
+from passes.weights.detached import detach
 from pipeline.batch import read_configs, run_batch
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
@@ -18,12 +20,14 @@ from pipeline.optimize import optimize, run
 from pipeline.quantsim import QuantSim, compare_values, find_jump, insert_qdq
 from pipeline.report.arena_picture import draw_arena
 from pipeline.report.html import render
-from tests.pipeline.quantsim.pictures_of_qdq import mlp
 
 ODD = (torch.zeros(2), [torch.zeros(1)], 3.5, object(), np.zeros(2), {1: None}, [1])
 
 CONFIG = RunConfig.from_mapping({"model": {"onnx": "m.onnx"}})
 JOB, ONE = Job("a", print), LocalProcesses(1)
+MODEL = detach(
+    onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> g (float[2] x) => (float[2] y) { y = Relu(x) }')
+)
 TABLE = Path("never-written.jsonl")
 
 DOORS: dict[str, Callable[[Any], object]] = {
@@ -44,9 +48,9 @@ DOORS: dict[str, Callable[[Any], object]] = {
     "QuantSim": lambda odd: QuantSim(odd),
     "QuantSim progress": lambda odd: QuantSim(CONFIG, progress=odd),
     "insert_qdq model": lambda odd: insert_qdq(odd, {}),
-    "insert_qdq encodings": lambda odd: insert_qdq(mlp(), odd),
-    "compare_values model": lambda odd: compare_values(odd, mlp(), []),
-    "compare_values samples": lambda odd: compare_values(mlp(), mlp(), [odd] if isinstance(odd, list) else odd),
+    "insert_qdq encodings": lambda odd: insert_qdq(MODEL, odd),
+    "compare_values model": lambda odd: compare_values(odd, MODEL, []),
+    "compare_values samples": lambda odd: compare_values(MODEL, MODEL, [odd] if isinstance(odd, list) else odd),
     "find_jump": lambda odd: find_jump(odd),
     "render": lambda odd: render(odd),
     "draw_arena": lambda odd: draw_arena(odd),

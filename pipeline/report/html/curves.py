@@ -38,19 +38,10 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRow:
-    layer: str
-    op: str
-    dtype: str
-    error: str
-    sqnr: str
-
-
-@dataclass(frozen=True, slots=True)
 class LayerPlot:
     """`curves` are empty where all layers are equal in every bit, and of one layer, which the table shows."""
 
-    rows: tuple[LayerRow, ...]
+    rows: tuple[LayerErrors, ...]
     curves: tuple[Curve, ...]
     labels: tuple[Tick, ...]
     equal: int
@@ -60,13 +51,13 @@ def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
     """The plot of the layers; None if no layer was compared."""
     if not layers:
         return None
-    rows = tuple(map(_row, layers))
+    rows = tuple(layers)
     equal = sum(math.isinf(layer.errors.sqnr_db) and layer.errors.sqnr_db > 0 for layer in layers)
     if equal == len(layers) or len(layers) == 1:
         return LayerPlot(rows, (), (), equal)
     wide = (RIGHT - LEFT) / max(len(layers) - 1, 1)
     places = [LEFT + place * wide for place in range(len(layers))]
-    labels = _labels([Tick(place, row.layer) for place, row in zip(places, rows, strict=True)])
+    labels = _labels([Tick(place, row.layer or row.before) for place, row in zip(places, rows, strict=True)])
     errors = [math.log10(layer.errors.max_abs) if 0 < layer.errors.max_abs < math.inf else None for layer in layers]
     ratios = [layer.errors.sqnr_db if math.isfinite(layer.errors.sqnr_db) else None for layer in layers]
     curves = (
@@ -100,11 +91,6 @@ def _labels(layers: Sequence[Tick]) -> tuple[Tick, ...]:
     return tuple(
         Tick(tick.place, shorten_label(tick.text)) for tick in numbered[:: math.ceil(len(numbered) / MOST_LABELS)]
     )
-
-
-def _row(layer: LayerErrors) -> LayerRow:
-    sqnr = "equal" if layer.errors.sqnr_db == math.inf else f"{layer.errors.sqnr_db:.1f} dB"
-    return LayerRow(layer.layer or layer.before, layer.op, layer.dtype, f"{layer.errors.max_abs:.2e}", sqnr)
 
 
 def _curve(
@@ -141,57 +127,24 @@ LABELS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseRow:
-    """`width` is in percent of the longest phase."""
-
-    name: str
-    seconds: str
-    width: float
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingView:
     """`curve` is None where fewer than two steps were done. `pooled` is how many steps a point of it stands for."""
 
-    sentence: str
-    phases: tuple[PhaseRow, ...]
+    data: TrainingReport
     curve: Curve | None
     labels: tuple[Tick, ...]
     pooled: int
-    facts: tuple[tuple[str, str], ...]
 
 
 def training_view(training: TrainingReport | None) -> TrainingView | None:
     """The view of a training; None where there was none."""
     if training is None:
         return None
-    longest = max((phase.seconds for phase in training.phases), default=0.0) or 1.0
-    rows = tuple(
-        PhaseRow(phase.name, _duration(phase.seconds), round(100 * phase.seconds / longest, 3), phase.detail)
-        for phase in training.phases
-    )
-    facts = {
-        "loss": training.loss,
-        "optimizer": training.optimizer,
-        "trained numbers": f"{training.parameters:,}",
-        "a step": f"{training.ops:,} ops, forward, backward and update",
-        **{name: f"{value:.4g}" for name, value in training.metrics.items()},
-        **({"ONNX": training.onnx} if training.onnx else {}),
-    }
     pooled = math.ceil(len(training.losses) / POINTS) or 1
     means = [fmean(losses) for losses in _pool([point.loss for point in training.losses], pooled)]
     curve = _loss_curve(means) if len(means) > 1 else None
     last = training.losses[-1].step if training.losses else 0
-    return TrainingView(_sentence(training), rows, curve, _step_labels(last), pooled, tuple(facts.items()))
-
-
-def _sentence(training: TrainingReport) -> str:
-    if training.last_loss is None:
-        return "No step was done."
-    first = training.losses[0].loss
-    last = f"the mean of the last is {training.last_loss:.4f}"
-    return f"{training.steps:,} steps; the loss of the first was {first:.4f}, {last}."
+    return TrainingView(training, curve, _step_labels(last), pooled)
 
 
 def _pool(losses: Sequence[float], count: int) -> list[Sequence[float]]:
@@ -231,5 +184,6 @@ def _step_labels(steps: int) -> tuple[Tick, ...]:
     return tuple(Tick(LEFT + (mark - 1) / (steps - 1) * (RIGHT - LEFT), f"{mark:,}") for mark in marks)
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """`500 ms` or `2.00 s`."""
     return milliseconds_text(seconds) if seconds < 1 else seconds_text(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +23,16 @@ from pipeline.argument_checks import a, expects
 from pipeline.errors import SourceError
 from pipeline.planning import decode_plans
 from pipeline.report.arena_picture import draw_arena
-from pipeline.report.html.curves import LayerPlot, TrainingView, layer_plot, training_view
+from pipeline.report.html.curves import LayerPlot, TrainingView, duration_text, layer_plot, training_view
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, NameTable, headline_of, name_tables
-from pipeline.report.html.quantization import QuantizationView, quantization_view
+from pipeline.report.html.quantization import (
+    QuantizationView,
+    percent_text,
+    quantization_view,
+    ratio_text,
+    role_of,
+)
 from pipeline.report.html.timeline import Timeline, error_text, seconds_text, timeline_of, worst_of
 from pipeline.report.model import NodeRow, Pictures, Quantization, Report
 
@@ -182,6 +189,8 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters |= {"db": ratio_text, "percent": percent_text, "role": role_of, "duration": duration_text}
+    environment.globals["infinity"] = math.inf
     environment.policies["json.dumps_function"] = lambda data, **settings: json.dumps(visible_data(data), **settings)
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     return environment

@@ -3,85 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from passes.suggest import bytes_text, plural
 from pipeline.report.html.curves import Curve, Tick, ratio_curve, ratio_labels
 from pipeline.report.html.headline import Card
-from pipeline.report.model import Quantization, QuantizedLayer, QuantizedStructure, QuantizedTensor
-
-MOST_LAYERS: Final = 16
-"""Bars of layers; the table below has all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """`width` in percent of the greatest share."""
-
-    name: str
-    note: str
-    ratio: str
-    share: str
-    width: float
-    is_part: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PartRow:
-    """Q, K and V of one attention, or what else the parts of a structure are."""
-
-    structure: str
-    cells: tuple[PartCell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PartCell:
-    role: str
-    precision: str
-    alone: str
-    in_all: str
-    outputs: str
-
-
-@dataclass(frozen=True, slots=True)
-class StructureCells:
-    """`worst` is the tensor that the structure's worst step makes, `alone` what that step leaves."""
-
-    kind: str
-    name: str
-    worst: str
-    alone: str
-    in_all: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorCells:
-    name: str
-    op: str
-    precision: str
-    alone: str
-    in_all: str
+from pipeline.report.model import Quantization, QuantizedLayer, QuantizedTensor
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationView:
-    """`curves`: alone and in all, along the model, on one axis; `labels`: the modules under that axis."""
+    """What quantization.html.j2 shows beside the data itself.
 
+    parts: structure → its tensors, each with the layer that it is, or None. tensors: worst first. curves: alone and in
+    all, along the model, on one axis; `labels`: the modules under that axis.
+    """
+
+    data: Quantization
     cards: tuple[Card, ...]
     sentence: str
-    bars: tuple[Bar, ...]
-    more_layers: int
-    parts: tuple[PartRow, ...]
-    structures: tuple[StructureCells, ...]
+    parts: Mapping[str, Sequence[tuple[QuantizedTensor, QuantizedLayer | None]]]
+    tensors: tuple[QuantizedTensor, ...]
     curves: tuple[Curve, ...]
     labels: tuple[Tick, ...]
-    tensors: tuple[TensorCells, ...]
-    left_in_float: tuple[tuple[str, int], ...]
-    suggestion: str
-    suggested_rules: str
-    notes: tuple[str, ...]
 
 
 def quantization_view(data: Quantization | None) -> QuantizationView | None:
@@ -89,31 +35,26 @@ def quantization_view(data: Quantization | None) -> QuantizationView | None:
     if data is None:
         return None
     known = [row for row in data.tensors if math.isfinite(row.local_db) or math.isfinite(row.total_db)]
-    worst = sorted(data.tensors, key=lambda row: row.local_db)
+    layers = {layer.layer: layer for layer in data.layers}
+    parts: dict[str, list[tuple[QuantizedTensor, QuantizedLayer | None]]] = {}
+    for tensor in data.tensors:
+        if tensor.part:
+            parts.setdefault(tensor.part.rpartition(" ")[0], []).append((tensor, layers.get(tensor.tensor)))
     return QuantizationView(
+        data=data,
         cards=tuple(_cards(data)),
         sentence=_sentence(data),
-        bars=tuple(_bars(data.layers)),
-        more_layers=max(len(data.layers) - MOST_LAYERS, 0),
-        parts=tuple(_parts(data)),
-        structures=tuple(map(_structure, data.structures)),
+        parts=parts,
+        tensors=tuple(sorted(data.tensors, key=lambda row: row.local_db)),
         curves=_curves(known),
         labels=ratio_labels([row.module for row in known]) if len(known) > 1 else (),
-        tensors=tuple(
-            TensorCells(_label(row.module, row.tensor), row.op, row.precision, _db(row.local_db), _db(row.total_db))
-            for row in worst
-        ),
-        left_in_float=tuple(sorted(data.left_in_float.items(), key=lambda entry: -entry[1])),
-        suggestion=data.suggestion.partition("\n")[0],
-        suggested_rules=data.suggestion.partition("\n")[2],
-        notes=data.notes,
     )
 
 
 def _cards(data: Quantization) -> Iterable[Card]:
     for output in data.outputs:
-        device = f"{_db(output.device_db)} with all optimizations, " if output.device_db is not None else ""
-        yield Card(f"SQNR of {output.name}", _db(output.sqnr_db), f"{device}max abs error {output.max_abs:.1e}")
+        device = f"{ratio_text(output.device_db)} with all optimizations, " if output.device_db is not None else ""
+        yield Card(f"SQNR of {output.name}", ratio_text(output.sqnr_db), f"{device}max abs error {output.max_abs:.1e}")
     before, after = data.weight_bytes, data.quantized_weight_bytes
     saved = f"{1 - after / before:.0%} less" if before else ""
     number, unit = bytes_text(before).split()
@@ -133,15 +74,15 @@ def _sentence(data: Quantization) -> str:
         covered += data.layers[count].share
         count += 1
     first = data.layers[0]
-    name = _label(first.module, first.layer)
+    name = first.module or first.layer
     elsewhere = _elsewhere(data)
     if elsewhere:
         return elsewhere
     if count == 1:
-        return f"{name} dominates: {_percent(first.share)} of what all layers add to the noise of the outputs."
+        return f"{name} dominates: {percent_text(first.share)} of what all layers add to the noise of the outputs."
     return (
-        f"{plural(count, 'layer')} of {len(data.layers)} make {_percent(covered)} of what all layers add to the noise "
-        f"of the outputs; the most is {name} with {_percent(first.share)}."
+        f"{plural(count, 'layer')} of {len(data.layers)} make {percent_text(covered)} of what all layers add to the "
+        f"noise of the outputs; the most is {name} with {percent_text(first.share)}."
     )
 
 
@@ -153,9 +94,9 @@ def _elsewhere(data: Quantization) -> str:
         return ""
     worst = min(data.tensors, key=lambda row: row.local_db)
     return (
-        f"The layers below do not explain the noise: together they leave {_db(-10 * math.log10(power))}, and the "
-        f"outputs have {_db(min(outputs))}. The worst step is {worst.op} {_label(worst.module, worst.tensor)}, with "
-        f"{_db(worst.local_db)} alone."
+        f"The layers below do not explain the noise: together they leave {ratio_text(-10 * math.log10(power))}, and "
+        f"the outputs have {ratio_text(min(outputs))}. The worst step is {worst.op} {worst.module or worst.tensor}, with "
+        f"{ratio_text(worst.local_db)} alone."
     )
 
 
@@ -165,62 +106,22 @@ FAR_DB: Final = 10.0
 """Steps that are no products are not among the layers; up to here the order of layers is still the answer."""
 
 
-def _bars(layers: Sequence[QuantizedLayer]) -> Iterable[Bar]:
-    greatest = max((layer.share for layer in layers), default=0) or 1
-    for layer in layers[:MOST_LAYERS]:
-        name = _label(layer.module, layer.layer)
-        note = _role(layer.part) or (f"{layer.op} {layer.layer}" if layer.module else layer.op)
-        yield Bar(
-            name,
-            note,
-            _db(layer.sqnr_db),
-            _percent(layer.share),
-            round(100 * layer.share / greatest, 2),
-            bool(layer.part),
-        )
-
-
-def _parts(data: Quantization) -> Iterable[PartRow]:
-    layers = {layer.layer: layer for layer in data.layers}
-    rows: dict[str, list[PartCell]] = {}
-    for tensor in data.tensors:
-        if not tensor.part:
-            continue
-        structure = tensor.part.rpartition(" ")[0]
-        layer = layers.get(tensor.tensor)
-        cell = PartCell(
-            _role(tensor.part),
-            tensor.precision,
-            _db(tensor.local_db),
-            _db(tensor.total_db),
-            _db(layer.sqnr_db) if layer else "–",
-        )
-        rows.setdefault(structure, []).append(cell)
-    return (PartRow(structure, tuple(cells)) for structure, cells in rows.items())
-
-
-def _structure(row: QuantizedStructure) -> StructureCells:
-    return StructureCells(row.kind, row.name, row.worst, _db(row.local_db), _db(row.total_db))
-
-
 def _curves(tensors: Sequence[QuantizedTensor]) -> tuple[Curve, ...]:
     if len(tensors) < 2:
         return ()
     return ratio_curve("alone", [row.local_db for row in tensors], "in all", [row.total_db for row in tensors])
 
 
-def _role(part: str) -> str:
+def role_of(part: str) -> str:
     """`Q` of `qkv layers.0 q`."""
     return part.rpartition(" ")[2].upper()
 
 
-def _label(module: str, name: str) -> str:
-    return module or name
-
-
-def _percent(share: float) -> str:
+def percent_text(share: float) -> str:
+    """In whole percents."""
     return f"{share:.0%}" if share >= 0.01 else "< 1%"
 
 
-def _db(value: float) -> str:
+def ratio_text(value: float) -> str:
+    """`12.3 dB`; `exact` where nothing differs, and `zero` where there is no signal."""
     return f"{value:.1f} dB" if math.isfinite(value) else "exact" if value > 0 else "zero"

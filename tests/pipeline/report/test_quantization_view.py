@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,19 +48,31 @@ def test_the_layers_that_make_most_of_the_noise_are_named() -> None:
     assert view.sentence == (
         "2 layers of 3 make 95% of what all layers add to the noise of the outputs; the most is layers.0.q with 60%."
     )
-    assert [(bar.name, bar.note, bar.share, bar.width) for bar in view.bars] == [
-        ("layers.0.q", "Q", "60%", 100.0),
-        ("head", "Gemm d", "35%", 58.33),
-        ("e", "Gemm", "5%", 8.33),
-    ]
     assert [card.value for card in view.cards] == ["17.5 dB", "4.0 → 1.0 MiB", "7 of 9"]
 
 
-def test_a_structure_has_its_worst_step_and_its_result() -> None:
-    view = quantization_view(FOUND)
-    assert view is not None
-    (row,) = view.structures
-    assert (row.kind, row.name, row.worst, row.alone, row.in_all) == ("gelu", "layers.0.act", "s", "12.0 dB", "exact")
+def page_text(tmp_path: Path, data: Quantization = FOUND) -> str:
+    return render(page_of(report(), pictures(), tmp_path, data))
+
+
+def test_layers_are_bars_of_the_greatest_share(tmp_path: Path) -> None:
+    bar = re.compile(
+        r"<b>([^<]*)</b> <small[^>]*>([^<]*)</small>.*?width:([\d.]+)%.*?cell\">([^<]*)</span>.*?>([^<]*)<"
+    )
+    section = page_text(tmp_path).partition("What dominates")[2]
+    assert bar.findall(section)[:3] == [
+        ("layers.0.q", "Q", "100.0", "60%", "20.0 dB"),
+        ("head", "Gemm d", "58.33", "35%", "22.0 dB"),
+        ("e", "Gemm", "8.33", "5%", "35.0 dB"),
+    ]
+
+
+def cells(*texts: str) -> str:
+    return "".join(f"<td>{text}</td>" for text in texts)
+
+
+def test_a_structure_has_its_worst_step_and_its_result(tmp_path: Path) -> None:
+    assert cells("gelu", "layers.0.act", "s", "12.0 dB", "exact") in page_text(tmp_path)
 
 
 def test_a_step_that_is_no_layer_is_named_where_layers_do_not_explain_the_noise() -> None:
@@ -78,18 +91,18 @@ def test_what_is_not_known_is_said() -> None:
     assert quantization_view(None) is None
 
 
-def test_parts_are_rows_of_their_own_and_tensors_are_worst_first() -> None:
+def test_parts_are_rows_of_their_own_and_tensors_are_worst_first(tmp_path: Path) -> None:
+    html = page_text(tmp_path)
+    assert cells("qkv layers.0", "Q", "uint8", "40.0 dB", "30.0 dB", "20.0 dB") in html
+    rows = (
+        cells("layers.0", "Add", "uint8", "12.0 dB", "11.0 dB"),
+        cells("layers.0.q", "MatMul", "uint8", "40.0 dB", "30.0 dB"),
+        cells("y", "Relu", "uint8", "exact", "20.0 dB"),
+    )
+    places = [html.index(text) for text in rows]
+    assert places == sorted(places)
     view = quantization_view(FOUND)
     assert view is not None
-    (attention,) = view.parts
-    (cell,) = attention.cells
-    assert attention.structure == "qkv layers.0"
-    assert (cell.role, cell.alone, cell.in_all, cell.outputs) == ("Q", "40.0 dB", "30.0 dB", "20.0 dB")
-    assert [(row.name, row.alone) for row in view.tensors] == [
-        ("layers.0", "12.0 dB"),
-        ("layers.0.q", "40.0 dB"),
-        ("y", "exact"),
-    ]
     alone, in_all = view.curves
     assert [tick.text for tick in alone.ticks] == ["10 dB", "20 dB", "30 dB", "40 dB", "equal"]
     assert alone.points[2][1] == 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,6 @@ def test_the_curve_has_a_point_for_each_step_on_a_round_axis() -> None:
         (944.0, pytest.approx(120.0)),
     )
     assert [(label.text, label.place) for label in view.labels] == [("1", 64.0), ("2", 504.0), ("3", 944.0)]
-    assert view.sentence == "3 steps; the loss of the first was 2.0000, the mean of the last is 1.5000."
 
 
 def test_an_axis_begins_at_zero_where_that_is_near() -> None:
@@ -66,28 +66,29 @@ def test_many_steps_are_points_of_their_means() -> None:
     assert [label.text for label in view.labels] == ["1", "241", "481", "720", "960", "1,200"]
 
 
-def test_phases_are_bars_of_the_longest() -> None:
-    view = training_view(FOUND)
-    assert view is not None
-    assert [(row.name, row.seconds, row.width) for row in view.phases] == [
-        ("Trace", "2.00 s", 100.0),
-        ("Replay", "500 ms", 25.0),
-    ]
+def page_text(tmp_path: Path, training: TrainingReport = FOUND) -> str:
+    trained = replace(report(), export=None, structures=(), marks=(), runtime=None, training=training)
+    return html_of(trained, Pictures(), tmp_path)
 
 
-def test_a_training_of_one_step_has_no_curve() -> None:
+def test_phases_are_bars_of_the_longest(tmp_path: Path) -> None:
+    bar = re.compile(r"<b>(\w+)</b> <small>[^<]*</small>.*?width:([\d.]+)%.*?cell\">([^<]*)</span>")
+    section = page_text(tmp_path).partition("Phases of the train step")[2]
+    assert bar.findall(section) == [("Trace", "100.0", "2.00 s"), ("Replay", "25.0", "500 ms")]
+
+
+def test_a_training_of_one_step_has_no_curve(tmp_path: Path) -> None:
     view = training_view(replace(FOUND, losses=FOUND.losses[:1]))
     assert view is not None
     assert view.curve is None
-    nothing = training_view(replace(FOUND, steps=0, losses=(), last_loss=None))
-    assert nothing is not None
-    assert nothing.sentence == "No step was done."
+    assert "No step was done." in page_text(tmp_path, replace(FOUND, steps=0, losses=(), last_loss=None))
 
 
 def test_the_page_and_the_file_have_the_training(tmp_path: Path) -> None:
     trained = replace(report(), export=None, structures=(), marks=(), runtime=None, training=FOUND)
-    html = html_of(trained, Pictures(), tmp_path)
+    html = page_text(tmp_path)
     assert 'id="training"' in html
+    assert "3 steps; the loss of the first was 2.0000, the mean of the last is 1.5000." in html
     assert "<title>✓ trained · made_up</title>" in html
     assert 'points="64.0,0.0 504.0,60.0 944.0,120.0"' in html
     for text in ("Trace", "Replay", "adamw(lr=0.003)", "0.9877", "1,234"):
