@@ -1,8 +1,7 @@
 """Models by hand: layers that emit to the IR, and their training by recorded steps.
 
-builder.py       the Builder that modules emit to, and IR tensors     storage.py     parameters and buffers
-functional.py    the operations of a `forward`                        module.py      Module and Sequential
-layers.py        the layers of torch.nn                               losses.py      losses
+builder.py       the Builder that modules emit to, and IR tensors     functional.py  the operations of a `forward`
+module.py        Module, Sequential, parameters and buffers, emit     layers.py      the layers and losses of torch.nn
 optimizers.py    optimizers as data                                   model.py       add, compile, fit, evaluate
 fit.py           the loop over steps, for any train program
 
@@ -18,24 +17,25 @@ from pipeline.authoring.layers import (
     GELU,
     BatchNorm2d,
     Conv2d,
+    CrossEntropyLoss,
     Dropout,
     Embedding,
     Flatten,
     LayerNorm,
     Linear,
     LogSoftmax,
+    LossModule,
     MaxPool2d,
+    MSELoss,
     ReLU,
     Sigmoid,
     SiLU,
     Softmax,
     Tanh,
 )
-from pipeline.authoring.losses import CrossEntropyLoss, LossModule, MSELoss
 from pipeline.authoring.model import Evaluation, Model
-from pipeline.authoring.module import Module, Sequential
+from pipeline.authoring.module import Buffer, Module, Parameter, Sequential, emit
 from pipeline.authoring.optimizers import SGD, Adam, AdamW, OptimizerSpec
-from pipeline.authoring.storage import Buffer, Parameter
 
 __all__ = [
     "GELU",
@@ -72,5 +72,6 @@ __all__ = [
     "Tanh",
     "TrainingHistory",
     "TrainingLoop",
+    "emit",
     "functional",
 ]
