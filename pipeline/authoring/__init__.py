@@ -1,6 +1,7 @@
 """Models by hand: layers that emit to the IR, and their training by recorded steps.
 
-builder.py       the Builder that modules emit to, and IR tensors     functional.py  the operations of a `forward`
+builder.py       the Builder that modules emit to                     functional.py  the operations of a `forward`
+tensors.py       IR tensors, and what arguments have to be            forms.py       torch's functions on IR tensors
 module.py        Module, Sequential, parameters and buffers, emit     layers.py      the layers and losses of torch.nn
 optimizers.py    optimizers as data                                   model.py       add, compile, fit, evaluate
 fit.py           the loop over steps, for any train program
@@ -11,7 +12,7 @@ No gradient is written here: a graph that was emitted is a module by `training.a
 from __future__ import annotations
 
 from pipeline.authoring import functional
-from pipeline.authoring.builder import IRTensor, ModelBuilder
+from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.fit import FitLimits, StepRecord, TrainingHistory, TrainingLoop
 from pipeline.authoring.layers import (
     GELU,
@@ -36,6 +37,7 @@ from pipeline.authoring.layers import (
 from pipeline.authoring.model import Evaluation, Model
 from pipeline.authoring.module import Buffer, Module, Parameter, Sequential, emit
 from pipeline.authoring.optimizers import SGD, Adam, AdamW, OptimizerSpec
+from pipeline.authoring.tensors import IRTensor
 
 __all__ = [
     "GELU",

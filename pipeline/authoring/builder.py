@@ -1,20 +1,15 @@
-"""`ModelBuilder`, to which modules emit, and `IRTensor`, which stands for a value of its graph.
+"""`ModelBuilder`, to which modules emit.
 
-An IRTensor has a shape and a dtype and no numbers. torch's functions and methods take it: what they call, down to the
-operators of torch, is added to the graph. torch itself says which operators these are, and what their results look
-like, since the same call is made on tensors of the device meta. So a `forward` that computes with tensors emits too.
+What torch's functions call for IR tensors, down to the operators of torch, is added to the graph. torch itself says
+which operators these are, and what their results look like, since the same call is made on tensors of the device meta.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,8 +17,9 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.utils import _pytree as pytree
 
-from pipeline.argument_checks import FLAG, FUNCTION, MAPPING, NUMBER, PATH, TEXT, WHOLE, Check, a, expects_annotated
-from pipeline.errors import OnnxlineError, Unsupported, UsageError
+from pipeline.authoring.forms import FORMS
+from pipeline.authoring.tensors import DTYPES, IRTensor, check_dtype, name_of, spec_of, text_of
+from pipeline.errors import OnnxlineError, UsageError
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.importers.from_torch.region import Arguments
 from pipeline.importers.from_torch.tensors import TensorPayload
@@ -32,27 +28,11 @@ from pipeline.ir.builder import GraphFacts, assemble
 from pipeline.ir.graph import parts
 from pipeline.ops import GraphBuilder
 from pipeline.ops.aten import is_call
-from pipeline.runtime.tensors import dtype_name, torch_dtype
-
-FLOATS: Final = ("float32", "float64")
-"""The dtypes that layers compute in."""
-
-DTYPES: Final = (*FLOATS, "int64", "int32", "bool")
-
-
-def check_dtype(dtype: str, allowed: Sequence[str], what: str) -> str:
-    """`dtype`, if it is one of `allowed`.
-
-    Raises:
-        Unsupported: it is another one.
-    """
-    if dtype not in allowed:
-        raise Unsupported(f"{what} has the dtype {dtype}, which is not handled; expected one of {', '.join(allowed)}")
-    return dtype
+from pipeline.runtime.tensors import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorCall:
+class MetaCall:
     """A call of an operator of torch, on tensors of the device meta."""
 
     target: Any
@@ -61,7 +41,7 @@ class OperatorCall:
     result: Any
 
 
-class OperatorCalls(ProxyTorchDispatchMode):
+class MetaCalls(ProxyTorchDispatchMode):
     """Lists the operators that a function calls, before torch takes them apart (`aten.linear`, not `aten.addmm`).
 
     Calls are seen there by torch's own modes alone, so this is one of them (torch 2.13).
@@ -69,13 +49,13 @@ class OperatorCalls(ProxyTorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__(PythonKeyTracer(), "real", pre_dispatch=True)
-        self.calls: list[OperatorCall] = []
+        self.calls: list[MetaCall] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.calls.append(OperatorCall(func, args, kwargs or {}, result))
+        self.calls.append(MetaCall(func, args, kwargs or {}, result))
         return result
 
 
@@ -138,6 +118,15 @@ class ModelBuilder(GraphBuilder):
             del self.scopes[depth:]
 
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a function of torch gives for IR tensors: by its form in `FORMS` if it has one, else by what it calls.
+
+        Raises:
+            UsageError: an operand does not fit, or torch refuses the call.
+        """
+        form = FORMS.get(function)
+        return form(self, *args, **kwargs) if form else self.record(function, args, kwargs)
+
+    def record(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a function of torch gives for IR tensors: the operators that it calls are added to the graph.
 
         Raises:
@@ -155,7 +144,7 @@ class ModelBuilder(GraphBuilder):
 
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, IRTensor | torch.Tensor)]
         own_args, own_kwargs = pytree.tree_map(stand_in, (tuple(args), dict(kwargs)))
-        with torch.no_grad(), enable_python_dispatcher(), OperatorCalls() as recorder:
+        with torch.no_grad(), enable_python_dispatcher(), MetaCalls() as recorder:
             try:
                 result = function(*own_args, **own_kwargs)
             except Exception as error:
@@ -214,7 +203,7 @@ class ModelBuilder(GraphBuilder):
         """The vid of a parameter or a buffer, which is declared when it is first read."""
         add = self.param if isinstance(stored, nn.Parameter) else self.state if self.training else self.const
         data = stored.detach()
-        return add(self.unique_name(self._names[id(stored)][0]), _spec_of(data), TensorPayload(data))
+        return add(self.unique_name(self._names[id(stored)][0]), spec_of(data), TensorPayload(data))
 
     def unique_name(self, name: str) -> str:
         """`name`, or with a number after it where it was given before."""
@@ -242,9 +231,9 @@ class ModelBuilder(GraphBuilder):
                 f"a parameter or buffer of shape {list(item.shape)} is read that no module of the model holds; "
                 "expected it as an attribute of a Module, or in a list that is one"
             )
-        return IRTensor(self, self.const(self.name_here("const"), _spec_of(item), TensorPayload(item)))
+        return IRTensor(self, self.const(self.name_here("const"), spec_of(item), TensorPayload(item)))
 
-    def _emit_call(self, call: OperatorCall, operands: dict[int, IRTensor]) -> None:
+    def _emit_call(self, call: MetaCall, operands: dict[int, IRTensor]) -> None:
         """Add an operator of torch, and put its results into `operands`, by the ids of the tensors that stand for them.
 
         Raises:
@@ -263,7 +252,7 @@ class ModelBuilder(GraphBuilder):
             self._check_axis(IRTensor(self, arguments.inputs[0]), dim, results[0].dim())
         name = self.name_here(label)
         names = [name] if len(results) == 1 else [f"{name}_{place}" for place in range(len(results))]
-        declared = [(own, _spec_of(meta)) for own, meta in zip(names, results, strict=True)]
+        declared = [(own, spec_of(meta)) for own, meta in zip(names, results, strict=True)]
         vids = self.emit(operator.kind, arguments.inputs, declared, attrs, name=name, origin=self._path)
         operands |= {id(meta): IRTensor(self, vid) for meta, vid in zip(results, vids, strict=True)}
 
@@ -274,185 +263,11 @@ class ModelBuilder(GraphBuilder):
             raise self.refusal(f"found axis {dim} of {text_of(x)}, expected {-limit} to {limit - 1}")
 
 
-def _delegated(name: str) -> Callable[..., Any]:
-    """torch's method of this name, such as `__add__`, as one of IR tensors."""
-
-    def method(self: IRTensor, *args: Any) -> Any:
-        return _call(getattr(torch.Tensor, name), self, *args)
-
-    return method
-
-
-class IRTensor:
-    """A value of a graph that is being built, with the methods of a tensor of torch."""
-
-    def __init__(self, builder: ModelBuilder, vid: int | None = None, stored: torch.Tensor | None = None) -> None:
-        """`stored`: the parameter or buffer that it stands for, which is declared when it is first read."""
-        self.builder = builder
-        self._vid, self._first, self._stored = vid, vid, stored
-
-    @property
-    def vid(self) -> int:
-        """Its number in the graph."""
-        if self._vid is None:
-            assert self._stored is not None
-            self._vid = self._first = self.builder.declare(self._stored)
-        return self._vid
-
-    @vid.setter
-    def vid(self, vid: int) -> None:
-        self._vid = vid
-
-    @property
-    def first_vid(self) -> int:
-        """The number of its value before anything was written to it."""
-        return self.vid if self._first is None else self._first
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the graph declares it."""
-        return self._vid is not None
-
-    @property
-    def is_buffer(self) -> bool:
-        """Whether it stands for a buffer of a module."""
-        return self._stored is not None and not isinstance(self._stored, nn.Parameter)
-
-    @property
-    def spec(self) -> TensorSpec:
-        return _spec_of(self._stored) if self._stored is not None else self.builder.spec(self.vid)
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size(self.spec.sizes)
-
-    @property
-    def dtype(self) -> str:
-        return self.spec.dtype
-
-    @property
-    def rank(self) -> int:
-        return self.spec.rank
-
-    def __repr__(self) -> str:
-        return f"IRTensor({text_of(self)})"
-
-    def __getattr__(self, name: str) -> Any:
-        """torch's method or property of this name; one that writes in place writes to a buffer alone."""
-        held = inspect.getattr_static(torch.Tensor, name, None)
-        if held is None or name.startswith("__"):
-            raise AttributeError(f"an IR tensor has no {name!r}")
-        if not callable(held):
-            return self.builder.call(getattr, (self, name), {})
-        if name.endswith("_") and hasattr(torch.Tensor, name[:-1]):
-            return lambda *args, **kwargs: self.builder.write(self, getattr(self, name[:-1])(*args, **kwargs))
-        return partial(_call, getattr(torch.Tensor, name), self)
-
-    def copy_(self, source: IRTensor) -> IRTensor:
-        """Let a buffer have the value of `source` when a step is done."""
-        return self.builder.write(self, source)
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Callable[..., Any], _: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        return _call(function, *args, **(kwargs or {}))
-
-    def __bool__(self) -> Any:
-        raise self.builder.refusal(
-            "an IR tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or settings"
-        )
-
-    __float__ = __int__ = __bool__
-
-    __add__, __radd__, __sub__, __rsub__, __mul__, __rmul__, __truediv__, __rtruediv__ = (
-        _delegated(f"__{name}__") for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
-    )
-    __matmul__, __rmatmul__, __pow__, __rpow__, __neg__, __abs__, __getitem__, __len__, __iter__ = (
-        _delegated(f"__{name}__")
-        for name in ("matmul", "rmatmul", "pow", "rpow", "neg", "abs", "getitem", "len", "iter")
-    )
-    __lt__, __le__, __gt__, __ge__ = (_delegated(f"__{name}__") for name in ("lt", "le", "gt", "ge"))
-
-
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A function of torch on IR tensors: by its form in `functional.FORMS` if it has one, else by what it calls."""
-    from pipeline.authoring.functional import FORMS  # here, since functional needs IR tensors
-
-    found = next(item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, IRTensor))
-    form = FORMS.get(function)
-    return form(found.builder, *args, **kwargs) if form else found.builder.call(function, args, kwargs)
-
-
 def label_of(kind: str) -> str:
     """How names and messages call an op: `aten.add.Tensor` is add."""
     return kind.split(".")[1] if is_call(kind) else kind.lower()
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """How messages call a function of torch: `__add__` is add."""
-    return getattr(function, "__name__", str(function)).strip("_")
-
-
-def text_of(tensor: IRTensor | torch.Tensor) -> str:
-    """Dtype and shape, such as float32[2, 3]."""
-    spec = tensor.spec if isinstance(tensor, IRTensor) else _spec_of(tensor)
-    return f"{spec.dtype}{list(spec.shape)}"
-
-
-def _spec_of(data: torch.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(data.shape), dtype_name(data.dtype))
-
-
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
-
-
-Tensor: TypeAlias = IRTensor | torch.Tensor
-"""What a `forward` and the operations of `functional` take: the same code emits to a graph, or computes."""
-
-Operand: TypeAlias = Tensor | float
-"""What an elementwise operation takes."""
-
-Pair: TypeAlias = int | tuple[int, int]
-"""A number for height and width, or one for each."""
-
-
-def _are_sizes(item: object) -> bool:
-    return isinstance(item, tuple | list) and all(type(size) is int for size in item)
-
-
-def is_finite_number(item: object) -> bool:
-    """Whether `item` is a number that is finite."""
-    return isinstance(item, int | float) and math.isfinite(item)
-
-
-typed: Final = expects_annotated(
-    {
-        "bool": FLAG,
-        "int": WHOLE,
-        "float": NUMBER,
-        "str": TEXT,
-        "str | Path": PATH,
-        "Path": a(Path, "a Path"),
-        "Observer": FUNCTION,
-        "Schedule": FUNCTION,
-        "Mapping[str, torch.Tensor]": MAPPING,
-        "TensorSpec": a(TensorSpec, "a TensorSpec"),
-        "torch.Tensor": a(torch.Tensor, "a tensor"),
-        "Tensor": a((IRTensor, torch.Tensor), "an IR tensor, or a tensor of torch"),
-        "Operand": a((IRTensor, torch.Tensor, int, float), "an IR tensor, a tensor of torch or a number"),
-        "Sequence[Tensor]": Check(
-            lambda item: isinstance(item, tuple | list) and bool(item), "IR tensors, one at least"
-        ),
-        "Sequence[int]": Check(_are_sizes, "whole numbers, such as (2, 3)"),
-        "Pair": Check(lambda item: type(item) is int or _are_sizes(item), "a whole number or a pair of them"),
-        "int | Sequence[int]": Check(lambda item: type(item) is int or _are_sizes(item), "a whole number, or several"),
-        "tuple[float, float]": Check(
-            lambda item: isinstance(item, tuple | list) and len(item) == 2 and all(map(NUMBER.accepts, item)),
-            "two numbers",
-        ),
-    }
-)
-"""A decorator for what users of this room call: an argument of another type than its annotation is refused."""

@@ -14,14 +14,14 @@ from torch import nn
 
 from passes.suggest import describe_argument
 from pipeline.argument_checks import FLAG, NUMBER, WHOLE, Check
-from pipeline.authoring.builder import FLOATS, IRTensor, check_dtype, text_of
 from pipeline.authoring.module import Module
+from pipeline.authoring.tensors import FLOATS, IRTensor, check_dtype, text_of
 from pipeline.errors import UsageError
 from pipeline.ir import TensorSpec
 from pipeline.runtime.tensors import torch_dtype
 
 
-class Layer(Module):
+class TorchLayer(Module):
     """A layer of torch.nn. It takes the arguments of torch's class, but a dtype by its name, such as "float64"."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -114,19 +114,19 @@ CHECKS: Final[Mapping[str, Check]] = {
 """Name of an argument → what it has to be, in whatever layer has it."""
 
 
-class Linear(Layer, nn.Linear): ...
+class Linear(TorchLayer, nn.Linear): ...
 
 
-class Conv2d(Layer, nn.Conv2d): ...
+class Conv2d(TorchLayer, nn.Conv2d): ...
 
 
-class Embedding(Layer, nn.Embedding): ...
+class Embedding(TorchLayer, nn.Embedding): ...
 
 
-class LayerNorm(Layer, nn.LayerNorm): ...
+class LayerNorm(TorchLayer, nn.LayerNorm): ...
 
 
-class BatchNorm2d(Layer, nn.BatchNorm2d):
+class BatchNorm2d(TorchLayer, nn.BatchNorm2d):
     def _check_input_dim(self, input: Any) -> None:
         if isinstance(input, IRTensor) and input.rank != 4:
             expected = f"[batch, {self.num_features}, height, width]"
@@ -134,36 +134,36 @@ class BatchNorm2d(Layer, nn.BatchNorm2d):
         super()._check_input_dim(input)
 
 
-class MaxPool2d(Layer, nn.MaxPool2d): ...
+class MaxPool2d(TorchLayer, nn.MaxPool2d): ...
 
 
-class Dropout(Layer, nn.Dropout): ...
+class Dropout(TorchLayer, nn.Dropout): ...
 
 
-class Flatten(Layer, nn.Flatten): ...
+class Flatten(TorchLayer, nn.Flatten): ...
 
 
-class Softmax(Layer, nn.Softmax):
+class Softmax(TorchLayer, nn.Softmax):
     defaults = {"dim": -1}  # noqa: RUF012
 
 
-class LogSoftmax(Layer, nn.LogSoftmax):
+class LogSoftmax(TorchLayer, nn.LogSoftmax):
     defaults = {"dim": -1}  # noqa: RUF012
 
 
-class GELU(Layer, nn.GELU): ...
+class GELU(TorchLayer, nn.GELU): ...
 
 
-class ReLU(Layer, nn.ReLU): ...
+class ReLU(TorchLayer, nn.ReLU): ...
 
 
-class Tanh(Layer, nn.Tanh): ...
+class Tanh(TorchLayer, nn.Tanh): ...
 
 
-class Sigmoid(Layer, nn.Sigmoid): ...
+class Sigmoid(TorchLayer, nn.Sigmoid): ...
 
 
-class SiLU(Layer, nn.SiLU): ...
+class SiLU(TorchLayer, nn.SiLU): ...
 
 
 class LossModule(Module):
@@ -174,11 +174,11 @@ class LossModule(Module):
         return target_of(self, output)
 
 
-class MSELoss(Layer, nn.MSELoss, LossModule):
+class MSELoss(TorchLayer, nn.MSELoss, LossModule):
     """The mean of the squared differences."""
 
 
-class CrossEntropyLoss(Layer, nn.CrossEntropyLoss, LossModule):
+class CrossEntropyLoss(TorchLayer, nn.CrossEntropyLoss, LossModule):
     """The mean loss of logits [batch, classes, ...] for classes [batch, ...] of int64."""
 
 

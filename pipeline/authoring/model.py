@@ -10,11 +10,12 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
-from pipeline.authoring.builder import FLOATS, IRTensor, ModelBuilder, typed
+from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.fit import Batches, FitLimits, Schedule, TrainingHistory, TrainingLoop
 from pipeline.authoring.layers import LossModule, target_of
 from pipeline.authoring.module import Module, Sequential, check_module, check_state_dict, emit
 from pipeline.authoring.optimizers import OptimizerSpec
+from pipeline.authoring.tensors import FLOATS, IRTensor, typed
 from pipeline.console import RunConsole
 from pipeline.errors import UsageError
 from pipeline.events import Observer, PhaseEnded

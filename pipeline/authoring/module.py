@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from passes.suggest import describe_argument, nearest
-from pipeline.authoring.builder import IRTensor, ModelBuilder, Tensor
+from pipeline.authoring.builder import ModelBuilder
+from pipeline.authoring.tensors import IRTensor, Tensor
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.swapped_tensors import swapped_tensors
@@ -51,15 +52,15 @@ class Module(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_row = isinstance(value, list | tuple) and value and all(isinstance(part, nn.Module) for part in value)
-        super().__setattr__(name, nn.ModuleList(value) if is_row else value)
+        super().__setattr__(name, nn.ModuleList(value) if is_row else value)  # type: ignore[arg-type]
         if isinstance(value, nn.Module) and hasattr(nn.Module, name):
             self.__dict__[name] = value  # before the method of torch that has the name
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        found = next((item for item in inputs if isinstance(item, IRTensor)), None)
-        if found is None or found.builder.path_of(self) is not None:
+        builder = next((item.builder for item in inputs if isinstance(item, IRTensor)), None)
+        if not isinstance(builder, ModelBuilder) or builder.path_of(self) is not None:
             return super().__call__(*inputs, **named)
-        return emit(found.builder, self, *inputs, **named)
+        return emit(builder, self, *inputs, **named)
 
     def emit(self, builder: ModelBuilder, *inputs: Tensor) -> IRTensor:
         """Add what the module computes to the graph of `builder`.
