@@ -73,8 +73,8 @@ FIELDS = {pytree.MappingKey: "key", pytree.SequenceKey: "idx", pytree.GetAttrKey
 def parameter_names(module: nn.Module) -> tuple[list[str], bool]:
     """The names of forward's parameters, and whether it takes any other keyword too."""
     parameters = inspect.signature(module.forward).parameters.values()
-    named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    return named, any(each.kind is each.VAR_KEYWORD for each in parameters)
+    named = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def input_tensors(module: nn.Module, example: Example) -> dict[str, torch.Tensor]:

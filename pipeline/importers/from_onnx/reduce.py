@@ -6,11 +6,9 @@ import math
 
 import numpy as np
 
-from pipeline.importers.from_onnx.moves import emit_expand, emit_reshape, expand, move, reshape, with_constant
-from pipeline.importers.from_onnx.node import Importer, Node, read_number
+from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.importers.from_onnx.shape import emit_expand, emit_reshape, expand, move, reshape, with_constant
 from pipeline.ir.graph import Attr, TensorSpec, TorchConst
-
-EPSILON = read_number("epsilon", 1e-5)
 
 
 def reduction(operator: str) -> Importer:
@@ -88,10 +86,7 @@ def in_floats(operator: str, alone: str = "", **given: Attr) -> Importer:
     def importer(node: Node) -> None:
         axes = node.integers(1, "axes")
         if reduces_nothing(node, axes):
-            if alone:
-                node.emit(alone, node.operands(0))
-            else:
-                node.alias(node.operand(0))
+            node.emit(alone, node.operands(0)) if alone else node.alias(node.operand(0))
             return
         call = {**given, **along(node, axes)}
         if "float" in node.spec(0).dtype:
@@ -196,6 +191,10 @@ def cumulate(operator: str, first: int) -> Importer:
     return importer
 
 
+def epsilon(node: Node) -> float:
+    return node.attributes.number("epsilon", 1e-5)
+
+
 def layer_norm(node: Node) -> None:
     """LayerNormalization and RMSNormalization: over every axis from `axis` on."""
     x, *weights = node.operands()
@@ -204,7 +203,7 @@ def layer_norm(node: Node) -> None:
         if node.vid_spec(vid).shape != over:
             weights[at] = expand(node, vid, over)
     operator = "aten.layer_norm.default" if node.kind == "LayerNormalization" else "aten.rms_norm.default"
-    node.emit_first(operator, [x, *weights], {"normalized_shape": over, "eps": EPSILON(node)})
+    node.emit_first(operator, [x, *weights], {"normalized_shape": over, "eps": epsilon(node)})
 
 
 def batch_norm(node: Node) -> None:
@@ -214,14 +213,23 @@ def batch_norm(node: Node) -> None:
     if not node.attributes.flag("spatial", True):
         raise node.refusal("it has spatial = 0, a mean for each element of a sample; expected one for each channel")
     node.attributes.settle("momentum")  # of training alone
-    stored: dict[str, Attr] = {"training": False, "momentum": 0.0, "eps": EPSILON(node), "cudnn_enabled": False}
+    stored: dict[str, Attr] = {
+        "training": False,
+        "momentum": 0.0,
+        "eps": epsilon(node),
+        "cudnn_enabled": False,
+    }
     node.emit_first("aten.batch_norm.default", node.operands(), stored)
 
 
 def instance_norm(node: Node) -> None:
     """One group for each channel; torch's own instance_norm refuses a single element in space."""
     channels = node.spec(0).sizes[1]
-    node.emit("aten.group_norm.default", node.operands(), {"num_groups": channels, "eps": EPSILON(node)})
+    node.emit(
+        "aten.group_norm.default",
+        node.operands(),
+        {"num_groups": channels, "eps": epsilon(node)},
+    )
 
 
 def group_norm(node: Node) -> None:
@@ -230,7 +238,7 @@ def group_norm(node: Node) -> None:
     groups = node.attributes.integer("num_groups", 1)
     if node.opset < 21:
         weights = [per_channel(node, vid, groups) for vid in weights]
-    node.emit("aten.group_norm.default", [x, *weights], {"num_groups": groups, "eps": EPSILON(node)})
+    node.emit("aten.group_norm.default", [x, *weights], {"num_groups": groups, "eps": epsilon(node)})
 
 
 def per_channel(node: Node, vid: int, groups: int) -> int:

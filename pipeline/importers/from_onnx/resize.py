@@ -13,8 +13,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.importers.from_onnx.moves import by_places, move, reshape
 from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.importers.from_onnx.shape import by_places, move, reshape
 from pipeline.ir.graph import Attr, TensorSpec
 
 
@@ -63,7 +63,7 @@ def resize_by(node: Node, how: Resampling, scales: tuple[Fraction, ...], axes: t
 def find_operator(
     how: Resampling, before: TensorSpec, after: TensorSpec, scales: tuple[Fraction, ...]
 ) -> tuple[str, dict[str, Attr]] | None:
-    """Torch's operator for all axes of an image, and what it takes beside the sizes; None where it has none."""
+    """Torch's operator for all axes of an image, and what it takes as well as the sizes; None where it has none."""
     dims = before.rank - 2
     rows = list(zip(before.sizes, after.sizes, scales, strict=True))
     if dims not in (1, 2, 3) or "float" not in before.dtype or any(row[0] != row[1] for row in rows[:2]):
@@ -122,7 +122,7 @@ def positive(node: Node, scale: float) -> Fraction:
 def nearest_elements(how: Resampling, size: int, new_size: int, scale: Fraction) -> np.ndarray:
     """The element next to each place, in numbers without rounding."""
     length, half = scale * size, Fraction(1, 2)
-    if abs(length - new_size) < 1e-6:  # a scale in float32 that was meant to give a whole number
+    if abs(length - new_size) < 1e-6:  # a scale in float32 that was meant to give an integer
         length = Fraction(new_size)
     offset = -half
     if how.coordinates == "half_pixel_symmetric":

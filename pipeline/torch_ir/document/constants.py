@@ -1,4 +1,4 @@
-"""The values of constants in JSON, exact to the bit, and large ones in a safetensors file beside it.
+"""The values of constants in JSON, exact to the bit, and large ones in a safetensors file next to it.
 
     {"data": [[1.0, 0.0]], "dtype": "float32"}                            as pytorch-ir writes it
     {"data": [1.0, "nan"], "dtype": "float32", "bytes": "0000803f…"}      the bytes count: JSON has no such number
@@ -21,9 +21,7 @@ from pydantic import Field, StrictInt, StrictStr
 from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir.graph import DTYPE_BITS
 from pipeline.runtime.tensors import dtype_name, resolve_views
-from pipeline.torch_ir.document.parse import explain_as, parse
-from pipeline.torch_ir.errors import SerializationError, Unexpected
-from pipeline.torch_ir.validation import a_type
+from pipeline.torch_ir.errors import SerializationError, Unexpected, a_type, explain_as, parse
 
 THRESHOLD = 4096
 """Bytes: larger constants go to a file of their own."""
@@ -52,9 +50,9 @@ class _ConstantData:
 
 
 def write_constant(
-    key: str, tensor: torch.Tensor, beside: dict[str, torch.Tensor] | None = None, threshold: float = THRESHOLD
+    key: str, tensor: torch.Tensor, apart: dict[str, torch.Tensor] | None = None, threshold: float = THRESHOLD
 ) -> dict[str, Any]:
-    """One constant. With `beside`, the bytes of one over `threshold` are put there; the caller names the `file`.
+    """One constant. With `apart`, the bytes of one over `threshold` are put there; the caller names the `file`.
 
     Raises:
         SerializationError: it holds no values, as on meta, or is no tensor.
@@ -69,8 +67,8 @@ def write_constant(
     if not _dense(tensor):
         facts["view"] = list(tensor.shape)
         tensor = _span_memory(tensor)
-    if beside is not None and tensor.nbytes > threshold:
-        beside[key] = raw_bytes(tensor)
+    if apart is not None and tensor.nbytes > threshold:
+        apart[key] = raw_bytes(tensor)
         return {"key": key, "shape": list(tensor.shape), **facts}
     if not tensor.numel():
         facts["shape"] = list(tensor.shape)
@@ -80,7 +78,7 @@ def write_constant(
 
 
 def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    """The tensor that `write_constant` wrote; `files` holds what the files beside the JSON contain.
+    """The tensor that `write_constant` wrote; `files` holds what the files next to the JSON contain.
 
     Raises:
         Unexpected: a dtype that torch has not, a file that lacks the constant, or data of another size.
