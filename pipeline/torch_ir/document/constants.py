@@ -57,10 +57,7 @@ def write_constant(
     Raises:
         SerializationError: it holds no values, as on meta, or is no tensor.
     """
-    if not isinstance(tensor, torch.Tensor) or not holds_values(tensor):
-        found = "a tensor on meta" if getattr(tensor, "is_meta", False) else a_type(tensor)
-        raise SerializationError(f"constant {key!r}: found {found}, expected one with values; give one, or remove it")
-    tensor = materialize_on_cpu(tensor)
+    tensor = materialize_on_cpu(with_values(key, tensor))
     facts: dict[str, Any] = {"dtype": dtype_name(tensor.dtype)}
     if not tensor.is_contiguous():
         facts["strides"] = list(tensor.stride())
@@ -75,6 +72,17 @@ def write_constant(
     if not _is_exact_in_json(tensor):
         facts |= {"bytes": bytes(raw_bytes(tensor).tolist()).hex(), "shape": list(tensor.shape)}
     return {"data": _to_list(tensor), **facts}
+
+
+def with_values(key: str, tensor: Any) -> torch.Tensor:
+    """
+    Raises:
+        SerializationError: the constant holds no values, as on meta, or is no tensor.
+    """
+    if isinstance(tensor, torch.Tensor) and holds_values(tensor):
+        return tensor
+    found = "a tensor on meta" if getattr(tensor, "is_meta", False) else a_type(tensor)
+    raise SerializationError(f"constant {key!r}: found {found}, expected one with values; give one, or remove it")
 
 
 def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
