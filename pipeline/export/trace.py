@@ -357,7 +357,8 @@ DATA_DEPENDENT = re.compile("data-dependent|DataDependent")
 ADVICE = (
     (
         DATA_DEPENDENT,
-        "an `if`, a loop or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
+        "an `if`, a loop or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size; where "
+        "an input decides it, as a grid of image patches does, hold its value in a module around the model",
     ),
     (
         re.compile("Couldn't swap"),

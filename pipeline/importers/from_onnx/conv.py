@@ -162,29 +162,31 @@ def average_pool(node: Node) -> None:
     spec, out = node.spec(0), node.output()
     if not out.numel:
         node.alias(node.constant_operand(np.zeros(out.sizes, out.dtype)))
-    elif (call := average(node, node.operand(0), out, window, include)) is not None:
-        node.emit(*call)
+    elif set(window.dilations) == {1}:
+        node.emit(*average(node, node.operand(0), out, window, include))
     else:
         total = sum_windows(node, node.operand(0), window)
         counts = count_elements(spec, out, window, window if include else window.without_pads)
         node.emit("aten.div.Tensor", [total, node.constant_operand(counts.astype(spec.dtype))])
 
 
-def average(node: Node, vid: int, out: TensorSpec, window: Window, include: bool) -> Call | None:
-    """Torch's means of windows over `vid`, of which the pads count where `include` says so; None where it has none."""
-    spec, is_padded = node.vid_spec(vid), include and window.begins != window.ends
-    inner = window.without_pads if is_padded else window
-    if is_padded:
-        rows = zip(spec.sizes[2:], window.begins, window.ends, strict=True)
-        spec = TensorSpec((*spec.sizes[:2], *map(sum, rows)), spec.dtype)
-    ceil_mode = find_ceil_mode(inner, spec, out)
-    if ceil_mode is None or set(window.dilations) != {1}:
-        return None
-    if is_padded:
-        vid = pad_sides(node, vid, window, 0.0)
-    excludes: dict[str, Attr] = {} if include or not any(inner.begins) else {"count_include_pad": False}
+def average(node: Node, vid: int, out: TensorSpec, window: Window, include: bool) -> Call:
+    """The means of windows over `vid`, of which the pads count where `include` says so."""
+    spec = node.vid_spec(vid)
     operator = f"aten.avg_pool{count_axes(node, len(window.kernel))}d.default"
-    return operator, [vid], {**pool_attrs(inner, ceil_mode=ceil_mode), **excludes}
+    if include and window.begins != window.ends:
+        vid, counted = pad_sides(node, vid, window, 0.0), window.without_pads
+        return average(node, vid, out, counted, include)
+    ceil_mode = find_ceil_mode(window, spec, out)
+    if ceil_mode is not None:
+        excludes: dict[str, Attr] = {} if include or not any(window.begins) else {"count_include_pad": False}
+        return operator, [vid], {**pool_attrs(window, ceil_mode=ceil_mode), **excludes}
+    counts = count_elements(spec, out, window, window if include else window.without_pads)
+    padded = pad_sides(node, vid, window.to_fit(spec.sizes[2:], out.sizes[2:]), 0.0)
+    means = node.step(operator, [padded], out, pool_attrs(window.without_pads, ceil_mode=False))
+    with np.errstate(divide="ignore"):  # a window over pads alone has no mean
+        share = (math.prod(window.kernel) / counts).astype(spec.dtype)
+    return "aten.mul.Tensor", [means, node.constant_operand(share)], {}
 
 
 def sum_windows(node: Node, vid: int, window: Window) -> int:
@@ -259,11 +261,11 @@ def lp_pool(node: Node) -> None:
     spec, out = node.spec(0), node.output()
     sizes = node.step("aten.abs.default", node.operands(0), spec)
     powers = node.step("aten.pow.Tensor_Scalar", [sizes], spec, {"exponent": power})
-    call = None if node.attributes.flag("ceil_mode") else average(node, powers, out, window, True)
-    if call is None:
+    if node.attributes.flag("ceil_mode") or set(window.dilations) - {1}:
         total = sum_windows(node, powers, window)
     else:
-        mean = node.step(call[0], call[1], out, call[2])
+        operator, operands, attrs = average(node, powers, out, window, True)
+        mean = node.step(operator, operands, out, attrs)
         total = node.step("aten.mul.Tensor", [mean], out, {"other": math.prod(window.kernel)})
     node.emit("aten.pow.Tensor_Scalar", [total], {"exponent": 1 / power})
 
@@ -277,9 +279,8 @@ def local_response_norm(node: Node) -> None:
     squares = node.step("aten.mul.Tensor", node.operands(0, 0), spec)
     squares = reshape(node, squares, table.sizes)
     window = Window((size, 1), (1, 1), (1, 1), ((size - 1) // 2, 0), (size // 2, 0))
-    call = average(node, squares, table, window, True)
-    assert call is not None  # each channel has a window
-    mean = reshape(node, node.step(call[0], call[1], table, call[2]), spec.sizes)
+    operator, operands, attrs = average(node, squares, table, window, True)
+    mean = reshape(node, node.step(operator, operands, table, attrs), spec.sizes)
     scaled = node.step("aten.mul.Tensor", [mean], spec, {"other": alpha})
     base = node.step("aten.add.Tensor", [scaled], spec, {"other": bias})
     power = node.step("aten.pow.Tensor_Scalar", [base], spec, {"exponent": beta})

@@ -36,7 +36,7 @@ OR_NULL = BeforeValidator(lambda item: {} if item is None else item)
 """An empty object may be null in a file of pytorch-ir."""
 
 
-def _refuse(self: ArgumentView | TensorView, *_: Any, **__: Any) -> Any:
+def _refuse(self: Any, *_: Any, **__: Any) -> Any:
     raise TypeError(self.advice)
 
 

@@ -100,7 +100,7 @@ class Engine:
         """
         kept = {name: tensor for name, tensor in self.states().items() if name not in given}
         if self._writing is not None:  # to what, only the run shows
-            kept = {name: kept.get(name, tensor.clone()) for name, tensor in stored.items()}
+            kept = {**{name: tensor.clone() for name, tensor in stored.items()}, **kept}
             inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         # With other strides than those of the trace a run would copy the states, and write to the copies.
         kept = {name: as_traced(tensor, self._stored[name]) for name, tensor in kept.items()}
@@ -216,8 +216,6 @@ def _never(own: Own, writing: Op | None) -> str:
         )
     return ""
 
-
-Tensors = Mapping[str, torch.Tensor]
 
 NOT_LOADED = (
     "Weights not loaded. Call load_weights() or load_weights_from_state_dict() first, or give IRExecutor weights"
