@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeAlias
 import torch
 from pydantic import Field, StrictInt, StrictStr
 
-from pipeline.importers.from_torch.tensors import holds_values
+from pipeline.importers.from_torch.tensors import holds_values, is_dense
 from pipeline.ir.graph import DTYPE_BITS
 from pipeline.runtime.tensors import dtype_name, resolve_views
 from pipeline.torch_ir.errors import SerializationError, Unexpected, a_type, explain_as, parse
@@ -61,7 +61,7 @@ def write_constant(
     facts: dict[str, Any] = {"dtype": dtype_name(tensor.dtype)}
     if not tensor.is_contiguous():
         facts["strides"] = list(tensor.stride())
-    if not _dense(tensor):
+    if not is_dense(tensor):
         facts["view"] = list(tensor.shape)
         tensor = _span_memory(tensor)
     if apart is not None and tensor.nbytes > threshold:
@@ -145,18 +145,6 @@ def _span_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The memory from the first element to the last, as a vector."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((span,), (1,))
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    """Whether it is a permutation of a contiguous tensor; results of `expand` and `[::2]` are not."""
-    if not tensor.numel():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _is_exact_in_json(tensor: torch.Tensor) -> bool:

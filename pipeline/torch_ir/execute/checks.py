@@ -18,12 +18,11 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.export.tree import not_dense
-from pipeline.importers.from_torch.tensors import copy_with_strides, extent, meet
+from pipeline.importers.from_torch.tensors import copy_with_strides, extent, is_dense, meet
 from pipeline.ir import Graph, InputRef, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.ir.graph import parts
 from pipeline.lowering.traced_order import AS_STRIDED
-from pipeline.ops import Layout
 from pipeline.ops.aten.views import MOVES
 from pipeline.runtime.result_check import find_mismatch
 from pipeline.runtime.run_errors import place_of
@@ -216,7 +215,7 @@ def find_other_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) 
     values = [value for value in values if value.name in tensors]
     for value, strides in zip(values, _traced_strides(graph, values, tensors), strict=True):
         tensor = tensors[value.name]
-        if _has_strides(tensor, strides) or (value.role is not Role.INPUT and _dense(tensor.shape, strides)):
+        if _has_strides(tensor, strides) or (value.role is not Role.INPUT and _is_dense(tensor.shape, strides)):
             continue
         yield (
             f"{'input' if value.role is Role.INPUT else 'weight'} {value.name!r}: found strides "
@@ -258,10 +257,8 @@ def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     return not tensor.numel() or all(size == 1 or own == wanted for size, own, wanted in axes)
 
 
-def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements with these strides leave no gap, and are all distinct."""
-    like = torch.empty_strided(tuple(shape), tuple(strides), dtype=torch.int8, device="meta")
-    return extent(like) == like.numel() and Layout(tuple(shape), tuple(strides)).is_distinct
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    return is_dense(torch.empty_strided(tuple(shape), tuple(strides), dtype=torch.int8, device="meta"))
 
 
 ROWS = frozenset({"aten.embedding.default", "aten.linear.default"})
