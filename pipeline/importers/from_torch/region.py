@@ -41,12 +41,13 @@ Meaning: TypeAlias = int | Several | Graph | Number
 class Arguments:
     """The inputs and bodies of one op, collected while its arguments are read."""
 
-    def __init__(self, meaning: Callable[[Node], Meaning]) -> None:
+    def __init__(self, meaning: Callable[[Any], Meaning]) -> None:
+        """`meaning`: of a node, or of a tensor where a call is read that no graph of torch has."""
         self.inputs: list[int] = []
         self.bodies: list[Graph] = []
         self._meaning = meaning
 
-    def read(self, node: Node, operator: Operator) -> dict[str, Attr]:
+    def read(self, node: Any, operator: Operator) -> dict[str, Attr]:
         """The arguments of `node` by name, in the order of the schema; None where that is the default is left out.
 
         Raises:
@@ -62,7 +63,7 @@ class Arguments:
 
     def _item(self, item: Any) -> Attr:
         kind = type(item)
-        if kind is Node:
+        if kind is Node or isinstance(item, torch.Tensor):
             return self._of(self._meaning(item))
         if kind in AS_THEY_ARE:
             return item
