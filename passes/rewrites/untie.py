@@ -21,7 +21,7 @@ from passes.graph.index import GraphIndex, replace_all_uses_with, replace_entrie
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
 from passes.provenance.weight_origins import free_name
-from passes.step import Description, PassResult, Step, structure
+from passes.step import Description, PassResult, Step, structure, values
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -81,7 +81,7 @@ class Tie(Step):
 
     name: str = field(default="tie", init=False)
     source: str = field(default="onnxline", init=False)
-    description: ClassVar[Description] = structure(
+    description: ClassVar[Description] = values(
         "Store a matrix once that is stored several times, also where one copy is transposed"
     )
 

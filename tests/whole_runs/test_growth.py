@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -65,7 +66,7 @@ def test_the_search_for_q_k_and_v_in_an_unrolled_recurrence(step: str) -> None:
     assert structure is not None
     models = [detached(_recurrence(count, RECURRENCES[step])) for count in SIZES]
     assert [len(structure.find(model).instances) for model in models] == [1, 1, 1]
-    growth = _growth([_lines_of(lambda model=model: structure.find(model)) for model in models])
+    growth = _growth([_lines_of(partial(structure.find, model)) for model in models])
     assert growth < MOST, growth
 
 
