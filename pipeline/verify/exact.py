@@ -1,8 +1,8 @@
 """What a model computes in float64, and whether a difference in float32 is rounding of both results.
 
 E[x²] − E[x]² loses as many digits as the two have in common, and another order of the same sums loses others. So two
-right results may differ by more than any tolerance that knows the dtype alone. A computation in float64 tells: a result
-that is about as near to it as the reference is (or nearer) differs from the reference by rounding.
+right results may differ by more than any tolerance that knows the dtype alone. A computation in float64 decides: where
+its distance from a result is at most about its distance from the reference, the two differ by rounding.
 """
 
 from __future__ import annotations
