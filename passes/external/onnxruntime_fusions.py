@@ -15,6 +15,7 @@ import onnx
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import ask, refuse_unknown
+from passes.external.pass_tables import read_table
 from passes.external.through_files import give_back_inputs, through_files, write
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
@@ -27,20 +28,6 @@ OPT_LEVELS: Final = (0, 1, 2, 99)
 
 SWITCH: Final = "enable_"
 """What the name of a switch begins with."""
-
-DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "enable_attention": ("qkv", "attention"),
-    "enable_packed_qkv": ("qkv",),
-    "enable_packed_kv": ("qkv",),
-    "enable_rotary_embeddings": ("rope",),
-    "enable_skip_layer_norm": ("residual", "layernorm", "rmsnorm"),
-    "enable_embed_layer_norm": ("embedding", "layernorm"),
-    "enable_layer_norm": ("layernorm", "rmsnorm"),
-    "enable_gelu": ("gelu",),
-    "enable_bias_gelu": ("gelu",),
-    "enable_gelu_approximation": ("gelu",),
-    "enable_gemm_fast_gelu": ("gelu",),
-}
 
 ENUMS: Final[Mapping[str, str]] = {
     "attention_mask_format": "AttentionMaskFormat",
@@ -72,7 +59,7 @@ class OnnxRuntimeFusions(CompositeStep):
     source: str = field(default="onnxruntime", init=False)
     description: ClassVar[Description] = values("Run onnxruntime's fusions for transformers")
     limits: ClassVar[tuple[str, ...] | None] = ()
-    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = read_table("onnxruntime_fusions").destroys
     hands_on_options: ClassVar[bool] = True
 
     @classmethod

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+ANYTHING = "…"
+
 EXIT_CODE = re.compile(r"\[exit code (\d+)\]")
 
 
@@ -34,14 +36,25 @@ def _command(part: str) -> Command:
 
 
 def missing_line(shown: tuple[str, ...], written: str) -> str | None:
-    """The first line of `shown` that does not come in `written`, in this order; None if all do. Blanks and the frames
-    of tables are no matter."""
-    lines = iter([_without_frames(line) for line in written.splitlines()])
+    """The first line of `shown` that does not come in `written` where the page has it; None if all do.
+
+    `…` alone stands for any lines, and within a line for any text. Without it, line follows line, the first one is first
+    and the last one last. Blanks and the frames of tables are no matter. A command of which a page shows nothing may
+    write anything.
+    """
+    lines = [line for line in map(_without_frames, written.splitlines()) if line]
+    place, may_skip = 0, False
     for line in shown:
-        pattern = re.compile(".*".join(re.escape(piece) for piece in _without_frames(line).split("…")))
-        if not any(pattern.fullmatch(written_line) for written_line in lines):
+        if line.strip() == ANYTHING:
+            may_skip = True
+            continue
+        pattern = re.compile(".*".join(re.escape(piece) for piece in _without_frames(line).split(ANYTHING)))
+        candidates = range(place, len(lines) if may_skip else min(place + 1, len(lines)))
+        found = next((at for at in candidates if pattern.fullmatch(lines[at])), None)
+        if found is None:
             return line
-    return None
+        place, may_skip = found + 1, False
+    return None if may_skip or not shown or place == len(lines) else f"the end of the page's lines before {lines[place]!r}"
 
 
 def _without_frames(line: str) -> str:
