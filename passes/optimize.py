@@ -172,7 +172,7 @@ def _check_values(feeds: Sequence[object], sizes: Sequence[object], timeout_s: o
             raise UsageError(f"feeds holds {type(draw).__name__}, expected mappings of an input's name to its array")
     for size in sizes:
         if not _is_number(size) or size != int(size) or size < 1:
-            raise UsageError(f"sizes holds {size!r}, expected whole numbers from 1 on")
+            raise UsageError(f"sizes holds {size!r}, expected integers of 1 or more")
     check_limits(timeout_s, memory_gib)
 
 

@@ -126,7 +126,7 @@ def _check_sizes(step: OnnxRuntimeFusions) -> None:
     for name in ("num_heads", "hidden_size"):
         value = getattr(step, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise PolicyError(f"{step.name}: {name} is {value!r}; expected a whole number, 0 to read it from the graph")
+            raise PolicyError(f"{step.name}: {name} is {value!r}; expected an integer, 0 to read it from the graph")
     heads, hidden = step.num_heads, step.hidden_size
     if bool(heads) != bool(hidden) or (heads and hidden % heads):
         raise PolicyError(

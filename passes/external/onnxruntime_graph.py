@@ -21,7 +21,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, texts
-from passes.external.pass_tables import read_table
+from passes.external.pass_tables import TABLES, read_groups, read_table
 from passes.external.through_files import through_files
 from passes.graph.traversal import every_node
 from passes.step import CompositeStep, Description, PassResult, values
@@ -191,32 +191,5 @@ LEVELS: Final[Mapping[str, str]] = {
 NOTHING: Final = "disabled"
 """The level at which a session loads a model and optimizes nothing. No step has it."""
 
-RULES: Final[Mapping[str, tuple[str, ...]]] = {
-    "Level1_RuleBasedTransformer": (
-        "EliminateIdentity",
-        "EliminateSlice",
-        "UnsqueezeElimination",
-        "EliminateDropout",
-        "ExpandElimination",
-        "CastElimination",
-        "CastChainElimination",
-        "PreShapeNodeElimination",
-        "NoopElimination",
-        "DivMulFusion",
-        "FuseReluClip",
-        "GemmSumFusion",
-        "GemmTransposeFusion",
-        "NotWhereFusion",
-        "ConvAddFusion",
-        "ConvMulFusion",
-        "ConvBNFusion",
-        "Pad_Fusion",
-        "MatMul_BatchNormalization_Fusion",
-        "ClipQuantRewrite",
-        "ReluQuantRewrite",
-        "LabelEncoderFusion",
-    ),
-    "Level2_RuleBasedTransformer": ("ClipQuantRewrite", "ReluQuantRewrite", "GemmTransposeFusion"),
-}
-"""Transformer → the rewrite rules that it applies. No release lists them: the names come from onnxruntime's sources,
-and a name that a release does not have is without effect."""
+RULES: Final = read_groups(TABLES / "onnxruntime_rules.txt")
+"""Transformer → the rewrite rules that it applies."""

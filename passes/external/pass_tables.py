@@ -40,3 +40,14 @@ def read_table(library: str) -> PassTable:
         if kinds.endswith(OF_EQUALS):
             equals.append(name)
     return PassTable(describes, destroys, tuple(equals))
+
+
+def read_groups(file: Path) -> dict[str, tuple[str, ...]]:
+    """Group → its words: a line `group:`, then indented lines of words."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.endswith(":"):
+            groups[line.removesuffix(":")] = ()
+        elif line.startswith(" "):
+            groups[list(groups)[-1]] += tuple(line.split())
+    return groups

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from passes.advisories.known import QUARANTINE, quarantined_passes
+from passes.external.pass_tables import read_groups
 from passes.recipe.steps import STEP_TYPES
 
 
@@ -34,18 +35,7 @@ def groups_of(pass_name: str) -> tuple[str, ...]:
     return tuple(group for group in ALL_GROUPS if in_group(group, pass_name))
 
 
-def _read_groups() -> dict[str, tuple[str, ...]]:
-    """Group → globs, of the text next to this file: a name with a colon, then indented lines of globs."""
-    groups: dict[str, tuple[str, ...]] = {}
-    for line in Path(__file__).with_name("groups.txt").read_text(encoding="utf-8").splitlines():
-        if line.endswith(":"):
-            groups[line.removesuffix(":")] = ()
-        elif line.startswith(" "):
-            groups[list(groups)[-1]] += tuple(line.split())
-    return groups
-
-
-GROUPS: Final[Mapping[str, tuple[str, ...]]] = _read_groups()
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = read_groups(Path(__file__).with_name("groups.txt"))
 """Group → globs over names of passes, in lower case. A pass may be in several groups, or in none."""
 
 ALL_GROUPS: Final = (*GROUPS, QUARANTINE)

@@ -38,23 +38,42 @@ def _command(part: str) -> Command:
 def missing_line(shown: tuple[str, ...], written: str) -> str | None:
     """The first line of `shown` that does not come in `written` where the page has it; None if all do.
 
-    `…` alone stands for any lines, and within a line for any text. Without it, line follows line, the first one is first
-    and the last one last. Blanks and the frames of tables are no matter. A command of which a page shows nothing may
+    `…` alone stands for any lines, and within a line for any text. Without it line follows line, from the first line
+    written to the last. Blanks and the frames of tables are no matter. A command of which a page shows nothing may
     write anything.
     """
     lines = [line for line in map(_without_frames, written.splitlines()) if line]
-    place, may_skip = 0, False
+    blocks: list[list[str]] = [[]]
     for line in shown:
         if line.strip() == ANYTHING:
-            may_skip = True
-            continue
-        pattern = re.compile(".*".join(re.escape(piece) for piece in _without_frames(line).split(ANYTHING)))
-        candidates = range(place, len(lines) if may_skip else min(place + 1, len(lines)))
-        found = next((at for at in candidates if pattern.fullmatch(lines[at])), None)
-        if found is None:
-            return line
-        place, may_skip = found + 1, False
-    return None if may_skip or not shown or place == len(lines) else f"the end of the page's lines before {lines[place]!r}"
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    place = 0
+    for number, block in enumerate(blocks):
+        last = len(lines) - len(block)
+        starts = range(place, last + 1)
+        if number == 0:
+            starts = range(1)
+        elif number == len(blocks) - 1 and block:
+            starts = range(max(last, 0), last + 1)
+        misses = [(_count_alike(block, lines[start:]), start) for start in starts] or [(0, 0)]
+        alike, start = max(misses, key=lambda found: (found[0], -found[1]))
+        if alike < len(block):
+            return block[alike]
+        place = start + len(block)
+    if shown and len(blocks) == 1 and place < len(lines):
+        return f"(the page ends before) {lines[place]}"
+    return None
+
+
+def _count_alike(block: list[str], lines: list[str]) -> int:
+    """How many lines of `block` are those of `lines`, from the first of both."""
+    for place, line in enumerate(block):
+        pattern = ".*".join(re.escape(piece) for piece in _without_frames(line).split(ANYTHING))
+        if place >= len(lines) or not re.fullmatch(pattern, lines[place]):
+            return place
+    return len(block)
 
 
 def _without_frames(line: str) -> str:
