@@ -37,6 +37,7 @@ from pipeline.torch_ir.tree import CallSignature, dim_names, inputs_of, signatur
 
 
 def is_meta_tensor(tensor: Any) -> bool:
+    """Whether a value is a tensor on meta."""
     return isinstance(tensor, torch.Tensor) and tensor.is_meta
 
 

@@ -16,6 +16,7 @@ import onnxline
 import passes
 from onnxline.bisect import bisect
 from tests.support.onnx_models import biased_attention
+from tests.support.paths import ROOT
 
 DOORS: Final[dict[str, Callable[..., Any]]] = {
     "onnxline.optimize": onnxline.optimize,
@@ -63,3 +64,11 @@ def test_the_example_runs_as_it_is_shown(name: str, tmp_path: Path, monkeypatch:
     report: list[str] = []
     doctest.DocTestRunner().run(example, out=report.append)
     assert not report, "".join(report)
+
+
+def test_the_files_of_which_ruff_reads_the_docstrings_are_there() -> None:
+    """A file that has moved would be left out in silence."""
+    names = re.findall(r'^"!\{(.+)\}\.py" = \["D"\]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0].split(",")
+    assert [name for name in names if not (ROOT / f"{name}.py").is_file()] == []
+    homes = {Path(inspect.getsourcefile(inspect.unwrap(door)) or "").resolve() for door in DOORS.values()}
+    assert homes <= {ROOT / f"{name}.py" for name in names}

@@ -253,10 +253,8 @@ def execute_ir(
 
     Example:
         >>> import onnxline, torch
-        >>> with torch.device("meta"):
-        ...     ir = onnxline.extract_ir(torch.nn.Linear(4, 2), (torch.empty(1, 4),))
-        >>> weights = {"weight": torch.ones(2, 4), "bias": torch.zeros(2)}
-        >>> onnxline.execute_ir(ir, (torch.ones(1, 4),), weights)
+        >>> ir = onnxline.extract_ir(torch.nn.Linear(4, 2, device="meta"), (torch.empty(1, 4, device="meta"),))
+        >>> onnxline.execute_ir(ir, (torch.ones(1, 4),), {"weight": torch.ones(2, 4), "bias": torch.zeros(2)})
         (tensor([[4., 4.]]),)
     """
     if weights is None and weights_path is not None:
