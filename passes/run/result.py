@@ -25,6 +25,8 @@ from passes.weights.files import write_model
 
 
 class Status(StrEnum):
+    """What became of a step."""
+
     RAN = "ran"
     SKIPPED = "skipped"
     REVERTED = "reverted"
