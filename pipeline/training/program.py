@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,6 +174,22 @@ class TrainProgram(ProcessBound):
             UsageError: there is no such file, or it is of another program.
         """
         self.restore(read_snapshot(Path(path), self._compiled.states()))
+
+    def tensors(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """All that the next step reads, by the names of values: the batch, states and constants."""
+        return {**self._sources.constants, **self.snapshot().states, **self._layout.tensors(batch)}
+
+    def walk(self, batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
+        """Do a step launch by launch, and yield each value that one computes with its name; for debugging.
+
+        What is yielded is memory of the plan, which a later launch may write to.
+        """
+        plan = self._compiled.plan
+        feed = {name: self._layout.tensors(batch)[name] for name in self._names}
+        for index, results in self._compiled.context.walk(feed):
+            yield from (
+                (plan.slots[vid].name, result) for vid, result in zip(plan.calls[index].out_vids, results, strict=True)
+            )
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """`{"module": …, "optimizer": …}`, each as torch's own `load_state_dict` takes it. Copies."""
