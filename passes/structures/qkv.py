@@ -156,7 +156,7 @@ def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], 
 
 
 def _behind_bias(view: GraphView, name: str) -> str:
-    """The sum with a constant that is the only reader of `name`, else `name`: product and sum may become a Gemm."""
+    """The sum with a constant that is the only reader of `name`, else `name`: product and sum may become one node."""
     readers = view.consumers.get(name, [])
     if len(readers) == 1 and readers[0].op_type == "Add" and any(map(view.is_constant, readers[0].input)):
         return readers[0].output[0]
@@ -166,8 +166,8 @@ def _behind_bias(view: GraphView, name: str) -> str:
 def _behind_reshape(view: GraphView, name: str) -> str:
     """The output of the Reshape that is the only reader of `name`, else `name`.
 
-    A Gemm takes matrices. For other ranks a pass puts the Gemm between two Reshapes, and may merge the
-    second with this Reshape.
+    A product with a bias takes matrices. For other ranks a pass puts it between two Reshapes, and may merge the second
+    with this Reshape.
     """
     readers = view.consumers.get(name, [])
     if len(readers) == 1 and readers[0].op_type == "Reshape" and view.dims(readers[0].output[0]) is not None:
