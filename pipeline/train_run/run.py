@@ -45,7 +45,7 @@ MODEL: Final = "model.onnx"
 """The trained model, as the main job has left it."""
 
 MAIN_JOB, SIMULATION = "onnx", "quantsim"
-"""The folders of the main job behind the training, and of the simulation of quantization in front of it."""
+"""The folders of the main job after the training, and of the simulation of quantization before it."""
 
 EARLIER: Final = "earlier"
 """The folder of what trainings of other settings have left, each in a folder with its number."""
@@ -53,7 +53,7 @@ EARLIER: Final = "earlier"
 STAGE: Final = "train"
 
 END: Final = object()
-"""Stands behind the last batch of an epoch."""
+"""Marks the end of an epoch's batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class TrainRun:
         return self._finish(source, program, history)
 
     def _finish(self, source: TrainSource, program: TrainProgram, history: TrainingHistory) -> TrainResult:
-        """What comes behind the steps: weights, numbers, ONNX, and the report, also of a failure on that way."""
+        """What follows the steps: weights, numbers, ONNX, and the report, also of a failure on the way."""
         training = self._describe(program, history)
         try:
             program.write_back()
@@ -201,7 +201,7 @@ class TrainRun:
             make_folder(aside)
             for file in found:
                 file.rename(aside / file.name)
-            self._send(Note(f"this training begins anew; the files of the one before are in {aside}"))
+            self._send(Note(f"this training begins anew; the files of the previous training are in {aside}"))
         self._workspace.save(STAGE, key, self._config.name)
 
     def _first_batch(self) -> Any:
@@ -266,7 +266,7 @@ class TrainRun:
             last_loss=history.last_loss if points else None,
             loss=self._train.loss,
             optimizer=f"{self._train.optimizer.name}({settings})",
-            parameters=sum(one.numel() for one in program.module.parameters() if one.requires_grad),
+            parameters=sum(param.numel() for param in program.module.parameters() if param.requires_grad),
             ops=len(program.graph.ops),
             phases=phases,
             losses=points,

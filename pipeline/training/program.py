@@ -211,7 +211,7 @@ class TrainProgram(ProcessBound):
 
     @expects(module=a(nn.Module, "an nn.Module"))
     def write_to(self, module: nn.Module) -> None:
-        """Give `module`, the one of this program or a copy of it, the parameters and buffers of this program."""
+        """Give `module`, which is that of this program or a copy, the parameters and buffers of this program."""
         states = self._compiled.states()
         with torch.no_grad():
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -273,8 +273,8 @@ class TrainProgram(ProcessBound):
     def _refuse_other_batch(self, feed: Mapping[str, torch.Tensor]) -> None:
         for name, example in self._example.items():
             forms = [
-                f"{dtype_name(one.dtype)}{list(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
-                for one in (feed.get(name), example)
+                f"{dtype_name(item.dtype)}{list(item.shape)}" if isinstance(item, torch.Tensor) else type(item).__name__
+                for item in (feed.get(name), example)
             ]
             if forms[0] != forms[1]:
                 raise UsageError(

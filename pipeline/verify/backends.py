@@ -31,7 +31,7 @@ Runner = Callable[[Feeds], dict[str, np.ndarray]]
 """Feeds by input name → outputs by output name."""
 
 VALUES_AT_ONCE: Final = 64
-"""Values that one session of onnxruntime returns beside the outputs; all of a large model would not fit into memory."""
+"""Further outputs of one session of onnxruntime; all values of a large model would not fit into memory."""
 
 
 class RunnableModel(Protocol):

@@ -200,7 +200,7 @@ def test_a_failed_training_lists_no_file_of_another_one(folder: Path) -> None:
     assert all((out / name).read_bytes() == data for name, data in kept.items())  # nothing was trained
     with pytest.raises(NotFinite):
         run(settings(folder, batches="net.py:breaking"), out)
-    assert f"the files of the one before are in {out / 'earlier' / '1'}" in (out / "log.txt").read_text()
+    assert f"the files of the previous training are in {out / 'earlier' / '1'}" in (out / "log.txt").read_text()
     report = json.loads((out / "report.json").read_text())
     assert (report["exit_code"], report["training"]["steps"]) == (1, 2)
     states = ["train.safetensors", "train.safetensors.history.json"]
