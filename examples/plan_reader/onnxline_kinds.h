@@ -159,7 +159,8 @@
     KIND(Multinomial, 2108) \
     KIND(Dropout, 2109) \
     KIND(Quantize, 2110) \
-    KIND(Dequantize, 2111)
+    KIND(Dequantize, 2111) \
+    KIND(StableTopk, 2112)
 
 #define ONNXLINE_ENTRY(name, number) ONNXLINE_KIND_##name = number,
 enum onnxline_kind { ONNXLINE_KINDS(ONNXLINE_ENTRY) };

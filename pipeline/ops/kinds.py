@@ -180,3 +180,4 @@ class Kind(IntEnum):
     Dropout = 2109
     Quantize = 2110
     Dequantize = 2111
+    StableTopk = 2112
