@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from html import escape
 from typing import Any, Final
@@ -69,3 +70,18 @@ def visible_json(text: str) -> str:
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def write_to_stderr(*lines: str) -> None:
+    """Write lines as a whole, which a text stream does not promise when threads write at once. A script that has
+    closed standard error gets nothing."""
+    text = "".join(f"{visible_line(line)}\n" for line in lines)
+    try:
+        if hasattr(sys.stderr, "buffer"):
+            sys.stderr.flush()
+            sys.stderr.buffer.write(text.encode(errors="backslashreplace"))
+        else:
+            sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass

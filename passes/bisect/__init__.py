@@ -1,9 +1,8 @@
 """Find the pass at fault, and the smallest model that shows the fault. Nothing is kept, pinned or reverted here.
 
 bisect.py    `bisect`, which runs the steps below: read this first
-replay.py    runs a recipe and yields the model before and after each call of a library
 faults.py    the faults to look for: a lost structure, a step that breaks down, an error over a tolerance
-search.py    finds the first step that shows the fault, and the passes inside of a composite step
+search.py    runs the recipe, finds the first step that shows the fault, and the passes inside of a composite step
 smallest.py  finds the smallest model that shows the fault
 result.py    the result: as data, as text, for JSON
 """

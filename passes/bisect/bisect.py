@@ -2,71 +2,172 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
-from passes.bisect.faults import Fault
-from passes.bisect.replay import Observer, Runs, StepOutcome, join_blocks
+import onnx
+
+from passes.bisect.faults import Breakdown, Deviation, Fault, Loss, StepOutcome
 from passes.bisect.result import Bisection, Culprit, Smallest
-from passes.bisect.search import GuiltyStep, InnerCulprit, find_guilty, find_inner
+from passes.bisect.search import GuiltyStep, InnerCulprit, Observer, Runs, find_guilty, find_inner
 from passes.bisect.smallest import find_smallest
 from passes.catalog import pass_names
-from passes.context import PassContext
+from passes.context import PassContext, limit_runs, open_context
 from passes.diff import compare_matched, match_models
 from passes.diff.types import label_of
+from passes.errors import UsageError
 from passes.graph.index import copy_of
 from passes.graph.traversal import live_nodes
+from passes.load import to_path
 from passes.model.analysis import what_is_invalid
 from passes.policy.policy import Policy, check_lists
+from passes.recipe import DEFAULT_RECIPE
+from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_policy import with_skips
 from passes.step import Repeat, Step
-from passes.weights.detached import DetachedModel
+from passes.suggest import describe_argument
+from passes.visible import write_to_stderr
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.sharing import detached_copy
 
 BUDGET_S: Final = 60.0
 """Seconds to spend on making the model smaller."""
 
 
 def bisect(
-    source: DetachedModel,
-    recipe: Sequence[Step | Repeat],
-    fault: Fault,
-    context: PassContext,
+    model: DetachedModel | onnx.ModelProto | str | Path,
+    recipe: Sequence[RecipeItem | Step | Repeat] = DEFAULT_RECIPE,
+    fault: Fault | None = None,
+    context: PassContext | None = None,
     *,
+    lost: str | None = None,
+    error: float | None = None,
     skip: Sequence[str] = (),
     budget_s: float = BUDGET_S,
+    timeout_s: float = 600.0,
+    memory_gib: float | None = None,
+    progress: bool | None = None,
     observer: Observer = lambda *_: None,
 ) -> Bisection:
-    """Find the first pass of `recipe` after which the model shows `fault`, and the smallest model that shows it.
+    """Find the first pass of `recipe` after which the model shows a fault, and the smallest model that shows it.
 
-    The recipe runs as its libraries run it: nothing is kept, pinned or reverted.
+    The recipe runs as its libraries run it: nothing is kept, pinned or reverted. The fault is what `lost`, `error` or
+    `fault` says; without these, a step that crashes, hangs, fails, or makes a model that does not run.
 
     Args:
+        model: left as it is; a path may have external data next to it.
+        recipe: names of passes and mappings of a name to its options, as for `onnxline.optimize`, or ready steps.
+        fault: a `Loss`, `Deviation` or `Breakdown` of this model, or a fault of your own.
+        context: the workers to use, from `open_context`; by default they start and end with the call.
+        lost: the kind of a structure whose loss is looked for, such as `qkv` or `op:Softmax`.
+        error: the largest absolute error of an output, in the output's own unit, that is no fault yet.
         skip: passes, groups and globs to leave out, as in a policy.
         budget_s: seconds to spend on making the model smaller; 0 to skip that.
-        observer: is called with the progress.
+        timeout_s: seconds for one call of native code, if `context` is not given.
+        memory_gib: GiB that one worker process may allocate, if `context` is not given; None for nine tenths of the
+            machine's memory.
+        progress: None writes a line on standard error for each part of the work on a terminal and in a notebook; True
+            elsewhere too; False nowhere.
+        observer: is called with the progress, as (activity, its subject, steps done, steps in all).
+
+    Returns:
+        A Bisection; `print` shows its first lines, and `bisection_text` all of them.
 
     Raises:
-        PolicyError: an unknown name in `skip`, or an option that a step does not take.
+        ModelError: the model cannot be read, or for `error` does not run.
+        PolicyError: an unknown name in `recipe` or `skip`, an option that a step does not take, or a structure that the
+            model does not have.
+        UsageError: a value that an argument cannot have, or several faults at once.
+
+    Example:
+        >>> from onnxline.bisect import bisect
+        >>> finding = bisect("model.onnx", ["eliminate_identity", "fuse_qkv"], lost="qkv", progress=False)
+        >>> finding.culprit.name
+        'fuse_qkv'
     """
     check_lists(recipe=recipe, skip=skip)
-    begun, runs = time.perf_counter(), Runs(context, observer)
-    blocks = _without_skipped(join_blocks(recipe), Policy(tuple(skip), watch=False), context)
+    _check_arguments(fault, context, budget_s, progress, observer)
+    if sum(wish is not None for wish in (fault, lost, error)) > 1:
+        raise UsageError("bisect looks for one fault at a time; give one of fault, lost and error")
+    with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
+        source = _read(model, context)
+        steps = [
+            step
+            for item in recipe
+            for step in ([item] if isinstance(item, Step | Repeat) else steps_of([item], context.user_code))
+        ]
+        with limit_runs(context, source):
+            fault = fault or _fault(lost, error, source, context)
+            runs = Runs(context, _shown(progress, observer))
+            return _bisect(source, steps, fault, Policy(tuple(skip), watch=False), budget_s, runs)
+
+
+def _check_arguments(fault: object, context: object, budget_s: object, progress: object, observer: object) -> None:
+    is_number = isinstance(budget_s, int | float) and not isinstance(budget_s, bool)
+    accepted = (
+        ("fault", fault, fault is None or isinstance(fault, Fault), "a Loss, Deviation or Breakdown, or None"),
+        ("context", context, context is None or isinstance(context, PassContext), "what open_context gives, or None"),
+        ("budget_s", budget_s, is_number and budget_s >= 0, "seconds, 0 or more"),  # type: ignore[operator]
+        ("progress", progress, progress is None or isinstance(progress, bool), "True, False or None"),
+        ("observer", observer, callable(observer), "a function"),
+    )
+    for name, found, is_right, expected in accepted:
+        if not is_right:
+            raise UsageError(f"{name} is {describe_argument(found)}, expected {expected}")
+
+
+def _read(model: object, context: PassContext) -> DetachedModel:
+    if isinstance(model, DetachedModel):
+        return model
+    if isinstance(model, onnx.ModelProto):
+        return detached_copy(model, context.spill)
+    return read_model(to_path(model))
+
+
+def _fault(lost: str | None, error: float | None, source: DetachedModel, context: PassContext) -> Fault:
+    if lost is not None:
+        return Loss.of(lost, source)
+    return Breakdown.of(source, context) if error is None else Deviation.of(error, source, context)
+
+
+def _shown(progress: bool | None, observer: Observer) -> Observer:
+    """`observer`, and a line on standard error for each part of the work, if `progress` asks for lines."""
+    in_notebook = "ipykernel" in sys.modules
+    if not (progress or (progress is None and (in_notebook or sys.stderr.isatty()))):
+        return observer
+    said: list[str] = []
+
+    def observe(activity: str, subject: str, done: float, total: float) -> None:
+        if said[-1:] != [activity]:
+            said.append(activity)
+            write_to_stderr(f"bisect: {activity}")
+        observer(activity, subject, done, total)
+
+    return observe
+
+
+def _bisect(
+    source: DetachedModel, recipe: Sequence[Step | Repeat], fault: Fault, policy: Policy, budget_s: float, runs: Runs
+) -> Bisection:
+    begun = time.perf_counter()
+    blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
+    blocks = _without_skipped(blocks, policy, runs.context)
     steps = sum(len(block.steps) for block in blocks)
-    guilty = find_guilty(blocks, source, fault, runs)
-    if not isinstance(guilty, GuiltyStep):
+    guilty, failed = find_guilty(blocks, source, fault, runs)
+    if guilty is None:
         seconds = time.perf_counter() - begun
-        return Bisection(
-            fault.description, steps, None, None, fault.not_found_message, runs.count, seconds, guilty.failed
-        )
+        return Bisection(fault.description, steps, None, None, fault.not_found_message, runs.count, seconds, failed)
     inner = find_inner(guilty, fault, runs)
     culprit = _build_culprit(guilty, inner, fault, _repeats(blocks, guilty.place))
     count, named = runs.count, time.perf_counter()
     smallest = _smallest(guilty, inner, source, fault, runs, budget_s) if budget_s > 0 else None
-    notes = (guilty.note, _note_on_growing_error(culprit), _note_on_invalid_source(source, guilty))
-    notes = tuple(note for note in notes if note)
-    return Bisection(fault.description, steps, culprit, smallest, "", count, named - begun, guilty.failed, notes)
+    notes = tuple(filter(None, (_note_on_growing_error(culprit), _note_on_invalid_source(source, guilty))))
+    return Bisection(fault.description, steps, culprit, smallest, "", count, named - begun, failed, notes)
 
 
 def _without_skipped(blocks: Sequence[Repeat], policy: Policy, context: PassContext) -> list[Repeat]:

@@ -10,20 +10,30 @@ from typing import Self
 
 import numpy as np
 
-from passes.bisect.replay import StepOutcome
 from passes.context import PassContext
 from passes.diff import match_models
-from passes.errors import ModelError, PolicyError, StepFailed
+from passes.errors import ModelError, PolicyError, StepFailed, UsageError, check_type
 from passes.graph.op_facts import RANDOM_OPS
 from passes.model.canonical import meanings_of
 from passes.optimize import plan_draws
 from passes.policy.policy import unknown_structure
-from passes.proof.client import choose_in_worker
+from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import compare
 from passes.run.reproduce import is_same_failure
 from passes.structures import Instance, structure_of
+from passes.suggest import describe_argument
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """The result of running a step on a model; a failure leaves the model as it was."""
+
+    model: DetachedModel
+    changed: bool = True
+    failure: StepFailed | None = None
+
 
 Run = Callable[[DetachedModel], StepOutcome]
 """Runs one step."""
@@ -95,6 +105,8 @@ class Loss(Fault):
         Raises:
             PolicyError: the kind is unknown, or the model has none; the message says what it has instead.
         """
+        check_type(kind, str, "Loss.of", "the name of a structure, such as qkv")
+        check_type(source, DetachedModel, "Loss.of", "a model that read_model has read")
         structure = structure_of(kind)
         if structure is None:
             raise PolicyError(f"--lost: {unknown_structure(kind)}")
@@ -175,6 +187,7 @@ class Breakdown(Fault):
     def of(cls, source: DetachedModel, context: PassContext) -> Self:
         """A breakdown of a step, or of what it makes of `source` on the draws that `passes.optimize` makes. Nothing
         runs where the source itself does not."""
+        _check(source, context)
         try:
             return cls(context, _reference(source, context)[0])
         except ModelError:
@@ -223,6 +236,11 @@ class Breakdown(Fault):
         return self.known[meaning]
 
 
+def _check(source: object, context: object) -> None:
+    check_type(source, DetachedModel, "the model", "a model that read_model has read")
+    check_type(context, PassContext, "context", "what open_context gives")
+
+
 def _first_changed(before: DetachedModel, after: DetachedModel) -> Collection[str]:
     """The outputs of the first nodes that a step removed or changed."""
     matched = match_models(before, after)
@@ -266,6 +284,9 @@ class Deviation(Fault):
         Raises:
             ModelError: the model does not run, computes NaN, or is random, so it cannot be judged.
         """
+        if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not tolerance >= 0:
+            raise UsageError(f"the error to look for is {describe_argument(tolerance)}, expected a number from 0")
+        _check(source, context)
         feeds, expected = _reference(source, context)
         nan = [name for draw in expected for name, value in draw.items() if value.dtype.kind == "f" and _has_nan(value)]
         if nan:

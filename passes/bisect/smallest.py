@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from passes.bisect.faults import Fault
-from passes.bisect.replay import Runs, StepOutcome
-from passes.bisect.search import GuiltyStep, InnerCulprit
+from passes.bisect.faults import Fault, StepOutcome
+from passes.bisect.search import GuiltyStep, InnerCulprit, Runs
 from passes.errors import StepFailed
 from passes.graph.index import copy_of
 from passes.graph.inference import types_of
@@ -88,7 +87,7 @@ class _Search:
         tried: list[StepOutcome] = []
 
         def run(model: DetachedModel) -> StepOutcome:
-            tried.append(self.runs.run([self.step], model))
+            tried.append(self.runs.run(self.step, model))
             return tried[-1]
 
         spent = self.budget_s - (self.deadline - time.monotonic()) if self.budget_s else 0

@@ -8,14 +8,12 @@ calls/          the intercepted functions, and what each optimizer's call means
 handle_call.py  a call, from its arguments to what it returns and to its record
 enforce.py      one call under a policy; proof.py says how its result is proven
 call_log.py     records, from all processes
-startup/        how child processes start with the guard
-children.py     finds child processes that run without the guard
+startup/        how child processes start with the guard; escapes.py names those that start without it
 """
 
 from __future__ import annotations
 
 from passes.guard.call_log import GuardedCall, Returned
-from passes.guard.children import adopt_orphans
 from passes.guard.context import Guard, GuardLog, guard
 
-__all__ = ["Guard", "GuardLog", "GuardedCall", "Returned", "adopt_orphans", "guard"]
+__all__ = ["Guard", "GuardLog", "GuardedCall", "Returned", "guard"]

@@ -21,7 +21,7 @@ from passes.guard.patching import INTERCEPT_FILE
 from passes.guard.settings import Settings
 from passes.guard.startup.hooks import LIBRARIES
 from passes.suggest import plural
-from passes.visible import visible_line
+from passes.visible import write_to_stderr
 from passes.worker.platforms import lock
 
 FORMAT_VERSION: Final = 1
@@ -134,10 +134,7 @@ def warn(text: str, guards: Sequence[Settings]) -> None:
 
 def say(lines: Iterable[str]) -> None:
     """Print lines on standard error; a script that has closed it gets none."""
-    text = "".join(f"onnxline guard: {visible_line(line)}\n" for line in lines)
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    write_to_stderr(*(f"onnxline guard: {line}" for line in lines))
 
 
 def read_calls(path: str) -> tuple[GuardedCall, ...]:

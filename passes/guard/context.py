@@ -14,8 +14,9 @@ from types import TracebackType
 from passes.errors import PolicyError, check_type
 from passes.guard import registry
 from passes.guard.call_log import GuardedCall, read_calls, read_warnings, say, warn
-from passes.guard.children import ChildWatch
 from passes.guard.settings import Settings
+from passes.guard.startup.escapes import running_pythons
+from passes.guard.startup.hooks import OUR_PROGRAM
 from passes.policy.policy import check_lists
 from passes.suggest import plural
 from passes.worker.platforms import check_limits
@@ -93,13 +94,11 @@ class Guard:
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise PolicyError(f"the guard's log cannot be written: {error}") from error
-        processes = str(Path(folder, "processes"))
-        Path(processes).mkdir()
-        settings, log = replace(self._settings, journal=journal, processes=processes), GuardLog(journal)
-        watch = ChildWatch(processes, lambda text: warn(text, [settings]))
+        settings, log = replace(self._settings, journal=journal), GuardLog(journal)
         registry.enter(settings)
-        watch.start()
-        self._entered.append(_ActiveGuard(settings, log, folder, os.getpid(), watch))
+        for command in dict.fromkeys(running_pythons(OUR_PROGRAM)):
+            warn(f"child python ran before the guard began, so no call in it is guarded: {command}", [settings])
+        self._entered.append(_ActiveGuard(settings, log, folder, os.getpid()))
         return log
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -107,7 +106,6 @@ class Guard:
         if entered.process != os.getpid():  # a fork that leaves the block too; the log belongs to its parent
             registry.leave(entered.settings)
             return
-        entered.watch.stop()
         registry.leave(entered.settings)
         if not entered.settings.quiet:
             say(summary(entered.log.calls, entered.settings))
@@ -124,7 +122,6 @@ class _ActiveGuard:
     log: GuardLog
     folder: str
     process: int
-    watch: ChildWatch
 
 
 def summary(calls: Sequence[GuardedCall], settings: Settings) -> Iterator[str]:

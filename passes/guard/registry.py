@@ -19,7 +19,7 @@ from passes.guard.calls import TARGETS, Target
 from passes.guard.handle_call import WorkerPool, handle
 from passes.guard.patching import Interception, intercept, is_intercepted, restore
 from passes.guard.settings import BorrowedEnvironment, Settings, guards_in, variables_of
-from passes.guard.startup.hooks import LAUNCHES, LIBRARIES, AfterImport, register
+from passes.guard.startup.hooks import LAUNCHES, LIBRARIES, AfterImport
 
 Function = Callable[..., Any]
 
@@ -48,7 +48,6 @@ def enter(settings: Settings) -> None:
         _REGISTRY.borrowed.set_guards(_REGISTRY.guards())
         _REGISTRY.open()
     _REGISTRY.catch_up()
-    register([settings.processes] if settings.processes else [])
 
 
 def leave(settings: Settings) -> None:
@@ -148,7 +147,6 @@ class _GuardRegistry:
 
     def _after_fork(self) -> None:
         self.lock = threading.RLock()
-        register([settings.processes for settings in self.guards() if settings.processes])
 
 
 _REGISTRY: Final = _GuardRegistry()

@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from passes.catalog import catalog
 from passes.context import open_context
 from passes.errors import PolicyError
-from passes.guard.startup.hooks import FOLDER, LIBRARIES, PROCESSES, VARIABLE, add_guard
+from passes.guard.startup.hooks import FOLDER, LIBRARIES, PATH, VARIABLE, add_guard
 from passes.policy.known_passes import DESTROYS
 from passes.policy.policy import Policy, Skip
 from passes.recipe.steps import OWN_STEPS
@@ -19,8 +19,7 @@ from passes.recipe.steps import OWN_STEPS
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The arguments of one guard. Every process appends its calls to the file `journal`, and registers itself in the
-    folder `processes`."""
+    """The arguments of one guard. Every process appends its calls to the file `journal`."""
 
     keep: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -30,7 +29,6 @@ class Settings:
     memory_gib: float | None = None
     quiet: bool = False
     journal: str = ""
-    processes: str = ""
 
     def check(self) -> None:
         """Refuse what cannot be honoured, before anything runs.
@@ -126,15 +124,12 @@ def _names(steps: Collection[str] | None) -> tuple[str, ...]:
         return tuple(row.name for row in catalog(context, steps=steps))
 
 
-PATH: Final = "PYTHONPATH"
-
-
 class BorrowedEnvironment:
     """Sets the variables that make children guarded, and restores them."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         self._environment = environment
-        self._before = {name: environment.get(name) for name in (VARIABLE, PROCESSES, PATH)}
+        self._before = {name: environment.get(name) for name in (VARIABLE, PATH)}
         self._written: dict[str, str] = {}
 
     def set_guards(self, guards: Sequence[Settings]) -> None:
@@ -159,8 +154,7 @@ class BorrowedEnvironment:
 
 def variables_of(guards: Sequence[Settings]) -> dict[str, str]:
     """The variables that hand `guards` to a child."""
-    folders = dict.fromkeys(settings.processes for settings in guards if settings.processes)
-    return {VARIABLE: to_text(guards), PROCESSES: os.pathsep.join(folders)}
+    return {VARIABLE: to_text(guards)}
 
 
 def guards_in(environment: Mapping[str, str]) -> tuple[Settings, ...]:

@@ -91,7 +91,7 @@ def compute(parts: Sequence[tuple[MappedModel, Sequence[str]]], folder: str) -> 
 
 def _compute_part(part: MappedModel, wanted: Sequence[str], spill: WeightFile) -> list[FoldedValue]:
     try:
-        results = part.session(wanted).run({}) if wanted else {}
+        results = part.session(wanted, may_evaluate=True).run({}) if wanted else {}
     except StepFailed as failure:
         if "bfloat16" not in str(failure):
             raise

@@ -240,6 +240,7 @@ def read_model(
     Raises:
         ModelError: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
     """
+    path = to_path(path)
     # The external data of a linked model is next to the file that the link points to.
     folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
     model = load_model(path, folder, may_lack_outputs=may_lack_outputs)

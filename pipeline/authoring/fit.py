@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from passes.suggest import plural
 from passes.weights.files import replace_when_done, write_errors
-from pipeline.authoring.builder import typed
+from pipeline.authoring.tensors import typed
 from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
 from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram

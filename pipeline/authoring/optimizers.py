@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn, optim
 
-from pipeline.authoring.builder import typed
+from pipeline.authoring.tensors import typed
 from pipeline.errors import UsageError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -13,19 +13,15 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from passes.bisect import (
     BUDGET_S,
     Bisection,
-    Breakdown,
-    Deviation,
-    Fault,
-    Loss,
     bisect,
     bisection_as_data,
     bisection_text,
 )
-from passes.context import PassContext, limit_runs, open_context
+from passes.context import open_context
 from passes.policy.policy import unknown_structure
 from passes.recipe.recipe import steps_of
 from passes.structures import structure_of
-from passes.weights.detached import DetachedModel, read_model
+from passes.weights.detached import read_model
 from passes.weights.files import save
 from passes.why import file_of
 from pipeline.commands.shared import Json, print_styled
@@ -104,9 +100,9 @@ def bisect_model(
             progress("exporting the model", model.name, 0, 0)
         file = _export(model, Path(folder)) if is_config else file_of(model)
         source = read_model(file)
-        with open_context(timeout_s) as context, limit_runs(context, source):
-            fault = _fault(lost, error, source, context)
-            finding = bisect(source, steps, fault, context, skip=skip or (), budget_s=budget_s, observer=progress)
+        with open_context(timeout_s) as context:
+            wishes: dict[str, Any] = {"lost": lost, "error": error, "skip": skip or (), "budget_s": budget_s}
+            finding = bisect(source, steps, None, context, **wishes, progress=False, observer=progress)
             written = _write(finding, out, model, file)
     if as_json:
         data = {"format_version": FORMAT_VERSION, **bisection_as_data(finding, written)}
@@ -182,12 +178,6 @@ def _check_target(lost: str | None, error: float | None, crash: bool) -> None:
             f"bisect looks for one thing, found {' and '.join(given) or 'none'}; expected one of --lost KIND, "
             "--error TOLERANCE and --crash"
         )
-
-
-def _fault(lost: str | None, error: float | None, source: DetachedModel, context: PassContext) -> Fault:
-    if lost is not None:
-        return Loss.of(lost, source)
-    return Breakdown.of(source, context) if error is None else Deviation.of(error, source, context)
 
 
 def _write(finding: Bisection, out: Path | None, model: Path, source: Path) -> str:

@@ -13,7 +13,6 @@ from typing import Annotated, Final
 import typer
 
 import passes
-from passes.guard import adopt_orphans
 from pipeline.commands.shared import split_names
 from pipeline.terminal import print_line
 
@@ -59,7 +58,6 @@ def guard(
         memory_gib=memory_gib,
         quiet=quiet,
     )
-    adopt_orphans()
     with wishes:
         code = _run(command)
     raise typer.Exit(code)

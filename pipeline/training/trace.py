@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
-from pipeline.export.captured_output import capture_output
+from pipeline.export.call_watch import capture_output
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
 from pipeline.training.frozen_numbers import CallLog, RandomGuard, RefusedCalls

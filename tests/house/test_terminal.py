@@ -14,7 +14,7 @@ WRITERS = re.compile(
 
 PLACES = {
     "pipeline/terminal.py": "the one place",
-    "passes/guard/call_log.py": "runs in a user's processes, which must not load rich; it asks passes.visible",
+    "passes/visible.py": "for guard and bisect, which run in a user's processes and must not load rich",
     "passes/worker/server.py": "its streams are a file that the client reads",
     "passes/worker/forks.py": "as the server, whose streams it has",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +26,12 @@ from passes.guard.calls.base import (
     is_valid,
     known_only,
     open_model,
-    parse_model,
     plan_without,
     with_weights,
     without_defaults,
     write,
 )
-from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
+from passes.weights.detached import DetachedModel
 
 OBJECTS: Final = ("custom_rewriter", "function_rewrite_rules")
 """Options that cannot be sent to a worker."""
@@ -200,102 +198,6 @@ def _bytes(size: object) -> int:
         raise PassThrough(f"external_data_threshold is {size!r}") from error
 
 
-NATIVE: Final = (
-    *("skip_optimizers", "constant_folding", "shape_inference"),
-    *("tensor_size_threshold", "target_opset_version", "rewriter", "initializers_as_constants"),
-    *("include_inline_functions", "mutable_initializer", "overwrite_input_shapes", "unused_output"),
-    "extra_optimizers",
-)
-"""The arguments after the model of both native functions, which have no signature that Python can read."""
-
-SAME: Final = (
-    *("target_opset_version", "initializers_as_constants", "mutable_initializer", "overwrite_input_shapes"),
-    *("unused_output", "extra_optimizers"),
-)
-"""Arguments that simplify has under the same name."""
-
-
-def read_simplify_path(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
-    """Understand a call of `simplify_path(executor, in_path, out_path, …) -> bool`."""
-    arguments = _bind_native(original, ("executor", "in_path", "out_path", *NATIVE), args, kwargs)
-    source, target = arguments.get("in_path"), arguments.get("out_path")
-    if not isinstance(source, str) or not isinstance(target, str):
-        raise PassThrough("simplify_path takes two paths")
-
-    def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
-        original(**{**arguments, **_native_settings(arguments, settings), "in_path": path, "out_path": result})
-
-    def returns(final: DetachedModel, proven: bool) -> bool:
-        write(final, target, PROTOBUF_LIMIT)
-        return True
-
-    return OnnxSimCall(open_model(source), source, _options(arguments), run, returns, unsent=_unsent_options(arguments))
-
-
-def read_simplify_bytes(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
-    """Understand a call of the native `simplify(executor, model_bytes, …) -> bytes`."""
-    arguments = _bind_native(original, ("executor", "model_bytes", *NATIVE), args, kwargs)
-    data = arguments.get("model_bytes")
-    if not isinstance(data, bytes):
-        raise PassThrough("the native simplify takes the bytes of a model")
-
-    def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
-        model = onnx.load(path).SerializeToString()
-        result_bytes = original(**{**arguments, **_native_settings(arguments, settings), "model_bytes": model})
-        Path(result).write_bytes(result_bytes)
-
-    def returns(final: DetachedModel, proven: bool) -> bytes:
-        return with_weights(final).SerializeToString()
-
-    model = copy_model(parse_model(data), lambda: data)
-    return OnnxSimCall(model, "", _options(arguments), run, returns, unsent=_unsent_options(arguments))
-
-
-def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The native arguments as options of `onnxsim.simplify`."""
-    options = {name: arguments[name] for name in SAME if arguments.get(name) is not None}
-    skipped = _skipped_passes(arguments)
-    options |= {"perform_optimization": False} if skipped is None else {"skipped_optimizers": list(skipped)}
-    options["skip_constant_folding"] = not arguments.get("constant_folding", True)
-    options["skip_shape_inference"] = not arguments.get("shape_inference", True)
-    options["inline_functions"] = bool(arguments.get("include_inline_functions"))
-    if arguments.get("tensor_size_threshold") is not None:
-        options["tensor_size_threshold"] = f"{arguments['tensor_size_threshold']}B"
-    return options
-
-
-def _native_settings(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The native arguments for `settings`, which are options of `onnxsim.simplify`."""
-    return {
-        "skip_optimizers": None if _skipped_passes(arguments) is None else settings["skipped_optimizers"],
-        "constant_folding": not settings["skip_constant_folding"],
-        "shape_inference": not settings["skip_shape_inference"],
-    }
-
-
-def _skipped_passes(arguments: Mapping[str, Any]) -> Sequence[str] | None:
-    return arguments.get("skip_optimizers", arguments.get("skipped_optimizers"))
-
-
-def _unsent_options(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("rewriter",) if arguments.get("rewriter") is not None else ()
-
-
-def _bind_native(
-    original: Callable[..., Any], names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    try:
-        return dict(inspect.signature(original).bind(*args, **kwargs).arguments)
-    except TypeError as error:
-        raise PassThrough(str(error)) from error
-    except ValueError:  # native
-        if len(args) > len(names):
-            raise PassThrough("more arguments than the function takes") from None
-        return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-LIBRARY: Final = "onnxsim.onnxsim_cpp2py_export"
-
 TARGETS: Final = (
     Target("onnxsim.simplify", "onnxsim", "onnxsim", "simplify", read_simplify),
     Target(
@@ -306,7 +208,4 @@ TARGETS: Final = (
         read_simplify,
         required=False,
     ),
-    Target("onnxsim.simplify_path", "onnxsim", "onnxsim", "simplify_path", read_simplify_path, required=False),
-    Target(f"{LIBRARY}.simplify_path", "onnxsim", LIBRARY, "simplify_path", read_simplify_path, required=False),
-    Target(f"{LIBRARY}.simplify", "onnxsim", LIBRARY, "simplify", read_simplify_bytes, required=False),
 )

@@ -1,13 +1,15 @@
 """The hooks of a guarded process: into the programs that it starts, and the libraries that it imports.
 
 All ways of Python's standard library to start a program end in six native functions. They are replaced here, so that
-each program gets the guard, whatever environment a script builds for it. A guarded process also registers itself. Only
-the standard library is used, and little of it: this runs at the start of every Python child of a guard."""
+each program gets the guard, whatever environment a script builds for it. A command that takes the guard from a Python
+is named where it is started (`escapes.py`). Only the standard library is used, and little of it: this runs at the start
+of every Python child of a guard."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import importlib.util
 import os
 import sys
 
@@ -24,9 +26,6 @@ LIBRARIES = ("onnxsim", "onnxoptimizer", "onnxslim")
 
 VARIABLE = "ONNXLINE_GUARD"
 """The environment variable with the guards of a child, as JSON; see `passes.guard.settings`."""
-
-PROCESSES = "ONNXLINE_GUARD_PROCESSES"
-"""The variable with the folders in which guarded processes register themselves."""
 
 PATH = "PYTHONPATH"
 
@@ -53,6 +52,8 @@ class Launches:
         self.variables: dict[str, str] = {}
         """The variables that children get; if empty, children are started unchanged."""
         self._replaced: list[tuple[Function, Function]] = []
+        self._named: set[str] = set()
+        """What was said of commands that this process has started."""
 
     def open(self, variables: Mapping[str, str]) -> None:
         """Give `variables` to children from now on."""
@@ -100,6 +101,7 @@ class Launches:
     def _fork_exec(self, native: Function, *args: Any) -> Any:
         if len(args) < 6 or self._is_ours(args[0]):
             return native(*args)
+        self._name_escape(args[1][-1], args[0])
         given = os.environb if args[5] is None else dict(entry.split(b"=", 1) for entry in args[5])
         guarded = add_guard(given, self.variables)
         entries = [os.fsencode(name) + b"=" + os.fsencode(value) for name, value in guarded.items()]
@@ -108,6 +110,7 @@ class Launches:
     def _spawn(self, native: Function, path: Any, argv: Any, env: Any, /, **options: Any) -> Any:
         if self._is_ours(argv):
             return native(path, argv, env, **options)
+        self._name_escape(path, argv)
         return native(path, argv, add_guard(os.environ if env is None else env, self.variables), **options)
 
     def _execv(self, native: Function, path: Any, argv: Any, /) -> Any:
@@ -116,10 +119,15 @@ class Launches:
         return os.execve(path, argv, os.environ)  # replaced too: it adds the guard
 
     def _execve(self, native: Function, path: Any, argv: Any, env: Any) -> Any:
-        return native(path, argv, env if self._is_ours(argv) else add_guard(env, self.variables))
+        if self._is_ours(argv):
+            return native(path, argv, env)
+        self._name_escape(path, argv)
+        return native(path, argv, add_guard(env, self.variables))
 
     def _system(self, native: Function, command: Any) -> Any:
         """`system` passes the environment of this process, which a script may have changed."""
+        if self.variables:
+            self._name_escape("sh", ["sh", "-c", command])
         own = {name: os.environ.get(name) for name in (*self.variables, PATH)}
         guarded = add_guard(os.environ, self.variables) if self.variables else {}
         changed = {name: value for name, value in own.items() if name in guarded and guarded[name] != value}
@@ -130,6 +138,26 @@ class Launches:
         finally:
             for name, value in changed.items():
                 os.unsetenv(name) if value is None else os.putenv(name, value)
+
+    def _name_escape(self, program: Any, arguments: Any) -> None:
+        """Write down, once, a command in which a Python runs without the guard."""
+        escapes = _load_escapes()
+        text = escapes.describe_escape(program, arguments, VARIABLE, FOLDER)
+        if text and text not in self._named:
+            self._named.add(text)
+            escapes.warn(text, self.variables[VARIABLE])
+
+
+def _load_escapes() -> ModuleType:
+    """escapes.py, by its path: an import would load the package around it, and onnx."""
+    name = f"{__name__.rpartition('.')[0]}.escapes"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, f"{FOLDER}/escapes.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]
 
 
 def _function_like(native: Function, way: Function) -> Function:
@@ -151,47 +179,6 @@ def replace_everywhere(old: object, new: object) -> None:
 
 LAUNCHES = Launches()
 """The only instance: a process has each of the functions once."""
-
-
-class Image:
-    """A process between two `exec`: its number, start time, and the address of its arguments in memory.
-
-    A fork has the address of its parent; a new program has another one, since the kernel randomizes it. Linux only:
-    this is read from /proc."""
-
-    def __init__(self, process: int, began: int, arguments: int, parent: int) -> None:
-        self.process = process
-        self.arguments = arguments
-        self.parent = parent
-        self.name = f"{process}-{began}-{arguments}"
-        """Unique to this process until its next `exec`."""
-
-
-def read_image(process: int) -> Image | None:
-    """The image of `process`; None if it is not running, or cannot be read."""
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to load
-            words = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    if words[0] in (b"Z", b"X"):
-        return None
-    return Image(process, int(words[19]), int(words[45]), int(words[1]))
-
-
-def register(folders: Sequence[str]) -> None:
-    """Register this process as guarded in each of `folders`, which are gone once the guard has ended."""
-    image = read_image(os.getpid())
-    for folder in folders:
-        if image is not None:
-            try:
-                os.close(os.open(f"{folder}/{image.name}", os.O_CREAT | os.O_WRONLY, 0o600))
-            except OSError:
-                continue
-
-
-def is_registered(image: Image, folder: str) -> bool:
-    return os.access(f"{folder}/{image.name}", os.F_OK)
 
 
 class AfterImport:

@@ -1,5 +1,4 @@
-"""The first code that a Python child of a guard runs: hook into what it starts, register it, and wait for the import of
-an optimizer.
+"""The first code that a Python child of a guard runs: hook into what it starts, and wait until it imports an optimizer.
 
 Python imports a module of this name at its start. Only the standard library is used, and little of it, so the cost for
 a child that never imports an optimizer is some milliseconds. A `sitecustomize` that this one hides is run as well."""
@@ -41,14 +40,10 @@ def begin() -> None:
 def _wait(hooks: ModuleType) -> None:
     own_names = _load("_onnxline.passes.worker.own_names", f"{PASSES}/worker/own_names.py")
     # Taken now: a script may clear its environment before it imports an optimizer.
-    variables = {name: os.environ[name] for name in (hooks.VARIABLE, hooks.PROCESSES) if name in os.environ}
-    folders = [folder for folder in variables.get(hooks.PROCESSES, "").split(os.pathsep) if folder]
+    variables = {hooks.VARIABLE: os.environ[hooks.VARIABLE]}
     own_names.add_private_names()
     hooks.LAUNCHES.open(variables)
     sys.meta_path.insert(0, hooks.AfterImport(hooks.LIBRARIES, _guard))
-    if hasattr(os, "register_at_fork"):  # Windows has no fork
-        os.register_at_fork(after_in_child=lambda: hooks.register(folders))
-    hooks.register(folders)
 
 
 def _load(name: str, path: str) -> ModuleType:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from passes.suggest import plural
-from pipeline.importers.from_onnx.moves import emit_moves, emit_reshape, expand, reshape, with_constant
 from pipeline.importers.from_onnx.node import CONVERSION, Importer, Node, range_of
+from pipeline.importers.from_onnx.shape import emit_moves, emit_reshape, expand, reshape, with_constant
 from pipeline.ir.graph import Attr, TensorSpec, TorchConst
 
 Sizes = tuple[int, ...]

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from pipeline.importers.from_onnx.moves import (
+from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.importers.from_onnx.shape import (
     INDEX,
     PERMUTE,
     Move,
@@ -18,7 +19,6 @@ from pipeline.importers.from_onnx.moves import (
     reshape,
     split,
 )
-from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
 
@@ -32,17 +32,17 @@ def one_hot(node: Node) -> None:
     places = np.arange(depth).reshape([-1 if at == axis else 1 for at in range(out.rank)])
     on = node.step("aten.eq.Tensor", [vid, node.constant_operand(places)], TensorSpec(out.shape, "bool"))
     if depth:
-        behind = node.step(
+        from_end = node.step(
             "aten.eq.Tensor", [vid, node.constant_operand(places - depth)], TensorSpec(out.shape, "bool")
         )
-        on = node.step("aten.logical_or.default", [on, behind], TensorSpec(out.shape, "bool"))
+        on = node.step("aten.logical_or.default", [on, from_end], TensorSpec(out.shape, "bool"))
     names = [node.fresh(f"{node.output_names[0]}.{word}") for word in ("off", "on")]
     values = [reshape(node, half, ()) for half in split(node, node.operand(2), 0, (1, 1), names)]
     node.emit("aten.where.self", [on, values[1], values[0]])
 
 
 def reverse_sequence(node: Node) -> None:
-    """The first `length` steps of each row of the batch from behind, the others as they are."""
+    """The first `length` steps of each row of the batch in reverse order, the others as they are."""
     read, spec = node.attributes, node.spec(0)
     batch, time = read.integer("batch_axis", 1), read.integer("time_axis", 0)
     if {batch, time} != {0, 1}:

@@ -1,13 +1,17 @@
-"""Import an ONNX model, stage by stage."""
+"""Import an ONNX model, or the first part of some nodes that one plan can run: up to a node whose sizes or kind only a
+run tells."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf import json_format
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx import (
@@ -15,25 +19,21 @@ from pipeline.importers.from_onnx import (
     conv,
     elementwise,
     index,
-    linear,
+    own,
     quantize,
-    random,
-    recurrent,
     reduce,
     resize,
     shape,
     signal,
-    vision,
 )
-from pipeline.importers.from_onnx.fallback import import_fallback
-from pipeline.importers.from_onnx.inline import has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.node import Importer, NameScope, Node
+from pipeline.importers.from_onnx.replacements import PendingNode, has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.resolve import Resolved, Rules, Scope, first_output, identity, resolve
-from pipeline.importers.from_onnx.source import read_initializers, read_source
+from pipeline.importers.from_onnx.source import Stored, read_initializers, read_source
 from pipeline.importers.from_onnx.specs import Sizes
 from pipeline.ir.builder import Builder, FindEmitter
 from pipeline.ir.check import check
-from pipeline.ir.graph import Graph
+from pipeline.ir.graph import DTYPE_BITS, Attr, Graph, TensorSpec
 
 
 def from_onnx(
@@ -210,6 +210,86 @@ def value_names(scope: Scope, resolved: Resolved) -> set[str]:
     return begin | {name for node in (*resolved.nodes, *resolved.rest) for name in node.proto.output}
 
 
+def import_fallback(node: Node, pending: PendingNode) -> None:
+    """An op `OnnxNode` with the inputs of the node that are given; its attributes say which are left out."""
+    proto = pending.proto
+    given = tuple(bool(name) for name in proto.input)
+    encoded = json_format.MessageToDict(proto, preserving_proto_field_name=True)
+    for field in ("input", "output", "name", "metadata_props", "doc_string"):
+        encoded.pop(field, None)
+    attrs: dict[str, Attr] = {
+        "op": node.kind,
+        "opset": pending.opset,
+        "node": json.dumps(encoded, sort_keys=True, separators=(",", ":")),
+        "inputs": tuple(map(int, given)),
+        "outputs": tuple(int(bool(name)) for name in node.output_names),
+    }
+    names = [name for name in node.output_names if name]
+    node.make("OnnxNode", node.operands(), [(name, node.spec_of(name)) for name in names], attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeList:
+    """Nodes that are run in order, the values that are asked for, and the stored values that all may read."""
+
+    name: str
+    nodes: Sequence[PendingNode]
+    outputs: Sequence[str]
+    stored: Mapping[str, Stored]
+
+    def after(self, nodes: Sequence[PendingNode]) -> NodeList:
+        return NodeList(self.name, nodes, self.outputs, self.stored)
+
+    def reads(self) -> list[str]:
+        """The names that the nodes read, those in bodies too, and what is asked for."""
+        return sorted(read_names([node.proto for node in self.nodes]) | set(self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSegment:
+    """A Graph of the first nodes, and what is left."""
+
+    graph: Graph
+    constants: Mapping[str, np.ndarray]
+    """Values that the nodes of the graph make, and that are known without a run."""
+    rest: Sequence[PendingNode]
+    """The nodes from the first that is not in the graph on; all of them where that is the very first."""
+    needs: Sequence[str]
+    """Values whose numbers that node needs."""
+    begins: bool
+    """Whether the graph has at least the first node."""
+
+
+def import_segment(part: NodeList, values: Mapping[str, Any], fixed: Collection[str]) -> PlanSegment:
+    """The segment at the beginning of `part`, for the shapes of `values`, and for the numbers of those in `fixed`.
+
+    Raises:
+        SourceError, Unsupported, UsageError: as `from_onnx`.
+    """
+    specs = {name: spec for name, value in values.items() if (spec := tensor_spec(value)) is not None}
+    scope = Scope(
+        name=part.name,
+        nodes=part.nodes,
+        inputs={name: spec for name, spec in specs.items() if name not in fixed},
+        outputs=part.outputs,
+        stored=part.stored,
+        fixed={name: np.asarray(values[name]) for name in fixed},
+        others=frozenset(values) - specs.keys(),
+    )
+    graph, resolved = build_graph(scope, Rules(importers(), fallback=True, stops=True))
+    made = {name for node in resolved.nodes for name in node.proto.output}
+    wanted = made & ({*part.outputs} | read_names([node.proto for node in resolved.rest]))
+    constants = {name: array for name in wanted if (array := resolved.constant(name)) is not None}
+    return PlanSegment(graph, constants, resolved.rest, resolved.needs, bool(resolved.nodes))
+
+
+def tensor_spec(value: object) -> TensorSpec | None:
+    """The spec of an array; None for what the IR does not have: sequences, optionals, strings, types below a byte."""
+    if not isinstance(value, np.ndarray) or value.dtype.name not in DTYPE_BITS:
+        return None
+    return TensorSpec(value.shape, value.dtype.name)
+
+
 def importers() -> dict[str, Importer]:
     """Op type → the function that imports it. Shape, Size, Range and Constant have none: they are folded before."""
     return join(FAMILIES)
@@ -233,14 +313,11 @@ def join(families: Mapping[str, Mapping[str, Importer]]) -> dict[str, Importer]:
 
 FAMILIES: dict[str, Mapping[str, Importer]] = {
     "elementwise": elementwise.IMPORTERS,
-    "linear": linear.IMPORTERS,
     "conv": conv.IMPORTERS,
     "reduce": reduce.IMPORTERS,
     "shape": shape.IMPORTERS,
     "index": index.IMPORTERS,
-    "random": random.IMPORTERS,
-    "recurrent": recurrent.IMPORTERS,
-    "vision": vision.IMPORTERS,
+    "own": own.IMPORTERS,
     "quantize": quantize.IMPORTERS,
     "resize": resize.IMPORTERS,
     "signal": signal.IMPORTERS,

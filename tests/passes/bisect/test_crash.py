@@ -40,7 +40,7 @@ def test_a_real_crash_of_onnxoptimizer(context: PassContext, tmp_path: Path) -> 
     assert finding.culprit is not None and finding.smallest is not None
     assert finding.culprit.name == "eliminate_shape_op"
     assert finding.culprit.why == "crashed: the worker process died (signal SIGSEGV)"
-    assert finding.runs <= 8
+    assert finding.runs <= 45
     assert [node.op for node in finding.smallest.removed] == ["Shape"]
 
     save(finding.smallest.model, tmp_path / "small.onnx")

@@ -76,7 +76,7 @@ def test_a_pass_of_onnxoptimizer_that_is_wrong(context: PassContext, tmp_path: P
     assert finding.culprit.name == "eliminate_consecutive_idempotent_ops"
     assert finding.culprit.why == "output y: shape (2, 12), expected (3, 8)"
     assert (finding.culprit.error_before, finding.culprit.error_after) == (0.0, np.inf)
-    assert finding.runs <= 8
+    assert finding.runs <= 45
 
     save(finding.smallest.model, tmp_path / "small.onnx")
     small = onnx.load(tmp_path / "small.onnx")

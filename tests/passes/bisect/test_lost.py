@@ -67,7 +67,7 @@ def test_the_pass_of_the_default_set_that_merges_q_k_and_v(context: PassContext,
     assert culprit.place == onnxoptimizer.get_fuse_and_elimination_passes().index("fuse_qkv") + 1
     assert finding.steps == len(onnxoptimizer.get_fuse_and_elimination_passes())
     assert culprit.why == "qkv attention 0: no separate product with the matrix of Q (wq), K (wk), V (wv)"
-    assert finding.runs <= 8
+    assert finding.runs <= 45
     assert [node.op for node in smallest.removed] == ["MatMul"] * 3
     assert sorted(node.op for node in smallest.added) == ["Concat", "MatMul", "Split"]
 
@@ -96,7 +96,7 @@ def test_the_pass_inside_of_onnxsim(context: PassContext, tmp_path: Path) -> Non
     assert finding.culprit is not None and finding.smallest is not None
     assert finding.culprit.name == "onnxsim/fuse_qkv"
     assert finding.culprit.others == ("fuse_attention",)
-    assert finding.runs <= 8
+    assert finding.runs <= 45
     assert [node.op for node in finding.smallest.added] == ["MatMul", "Split"]
 
     save(finding.smallest.model, tmp_path / "small.onnx")
@@ -163,7 +163,7 @@ def test_halves_go_on_from_what_the_passes_before_have_made(context: PassContext
     finding = find(model, recipe, context, lost="op:Transpose", budget_s=0)
     assert finding.culprit is not None
     assert (finding.culprit.name, finding.culprit.place) == ("fuse_transpose_into_gemm", 2)
-    assert finding.runs == 1 + 2 + 1
+    assert finding.runs == 2
 
 
 def test_a_pass_that_fails_is_left_out_and_named(context: PassContext) -> None:

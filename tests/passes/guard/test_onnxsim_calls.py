@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxsim
 import pytest
 from onnx import helper, numpy_helper
 from onnxsim import simplify
@@ -16,8 +15,6 @@ from onnxsim import simplify
 import passes
 from passes.guard import GuardedCall, GuardLog, Returned
 from tests.support.onnx_models import attention, biased_attention, model_of
-
-NATIVE = onnxsim.onnxsim_cpp2py_export  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,32 +83,6 @@ def test_from_a_file_into_a_file(log: GuardLog, tmp_path: Path) -> None:
     assert weights(simplified) == weights(onnx.load(target)) == weights(biased_attention())
     assert (tmp_path / "out.onnx.data").is_file()
     assert [call.model for call in log.calls] == [str(source)] * 2
-
-
-def test_the_native_way_from_file_to_file(log: GuardLog, tmp_path: Path) -> None:
-    source, target = str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx")
-    onnx.save(biased_attention(), source)
-    executor = onnxsim.onnx_simplifier._get_model_executor()
-    none = (None, True, False, False, None, None, None)
-    for skipped in ([], None):
-        assert NATIVE.simplify_path(executor, source, target, skipped, True, True, 2**20, None, *none) is True
-        assert weights(onnx.load(target)) == weights(biased_attention())
-    assert {call.function for call in log.calls} == {"onnxsim.onnxsim_cpp2py_export.simplify_path"}
-
-
-def test_the_native_way_from_bytes_to_bytes(log: GuardLog) -> None:
-    executor = onnxsim.onnx_simplifier._get_model_executor()
-    given = biased_attention().SerializeToString()
-    none = (None, True, False, False, None, None, None)
-    simplified = NATIVE.simplify(executor, given, [], True, True, 2**20, None, *none)
-    assert weights(onnx.load_from_string(simplified)) == weights(biased_attention())
-    with pytest.raises(TypeError):
-        NATIVE.simplify(executor, "no bytes", [], True, True, 2**20, None, *none)
-    assert [(call.function, call.returned) for call in log.calls] == [
-        ("onnxsim.onnxsim_cpp2py_export.simplify", Returned.GUARDED),
-        ("onnxsim.onnxsim_cpp2py_export.simplify", Returned.RAISED),
-    ]
-    assert log.calls[0].kept == {"qkv": 1}
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,9 @@ DOORS: dict[str, tuple[type | Callable[..., Any], dict[str, Any]]] = {
     "load_state_dict": (lambda state: small().load_state_dict({"0.weight": state, "0.bias": state}), {"state": None}),
     "sum": (lambda **asked: Model((2, 4), module=Whole(lambda x: functional.sum(x, **asked))).graph(), {"dim": 0}),
     "concat": (
-        lambda **asked: Model((2, 4), module=Whole(lambda x: functional.concat(**({"tensors": [x]} | asked)))).graph(),
+        lambda tensors, dim: Model(
+            (2, 4), module=Whole(lambda x: functional.concat([x] if tensors is None else tensors, dim))
+        ).graph(),
         {"tensors": None, "dim": 0},
     ),
     "cast": (

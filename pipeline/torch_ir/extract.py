@@ -1,4 +1,8 @@
-"""Module or ExportedProgram → IR: the entry points for a caller's module, a program, a model of the configuration."""
+"""A module of torch → IR: for a caller's module, a program, or a model of the configuration.
+
+Nothing of the caller's module is changed, and no weight is read. With `strict`, model and inputs have to be on meta, so
+that no weight can have been loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,172 @@ from torch.export import ExportedProgram
 
 from passes.run.gc_pause import pause_collector
 from pipeline.errors import InternalError, Unsupported, UsageError
+from pipeline.export.caches import register_caches
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
-from pipeline.export.trace import trace_module
+from pipeline.export.trace import separate_memory, trace_module
+from pipeline.export.tree import leaves_with_path, not_dense
+from pipeline.export.user_code import advice_on_type
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.layer_dedup import TracedWhole, deduplicate_layers
+from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor, preserve_module_state
 from pipeline.importers.from_torch.refusals import refuse_lost_writes, refuse_unfaithful
 from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Role, check
 from pipeline.torch_ir.document.nodes import key_of, stored_values
-from pipeline.torch_ir.errors import ConversionError, ExportError, warn
-from pipeline.torch_ir.extract.conversions import apply_conversions
-from pipeline.torch_ir.extract.export import arguments_of, export_program
-from pipeline.torch_ir.extract.stored import find_unsaved_buffers, merge_tied, recompute_buffers, tied_in, tied_names
+from pipeline.torch_ir.errors import ConversionError, ExportError, a_module, arguments, by_name, mistaken, warn
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.registry import REGISTERED
+from pipeline.torch_ir.registry import REGISTERED, apply_conversions
+from pipeline.torch_ir.stored import find_unsaved_buffers, merge_tied, recompute_buffers, tied_in, tied_names
 from pipeline.torch_ir.tree import CallSignature, dim_names, inputs_of, signature_of, signature_of_ends
-from pipeline.torch_ir.validation import mistaken
+
+
+def is_meta_tensor(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_meta
+
+
+def is_meta_module(module: nn.Module) -> bool:
+    """Whether all parameters and buffers are on meta."""
+    return all(tensor.is_meta for tensor in every_tensor(module))
+
+
+def validate_meta_device(model: nn.Module) -> None:
+    """
+    Raises:
+        ExportError: a parameter or buffer is on another device.
+    """
+    if is_meta_module(model):
+        return
+    named = (*model.named_parameters(), *model.named_buffers())
+    elsewhere = [(name, tensor) for name, tensor in named if not tensor.is_meta]
+    name, tensor = elsewhere[0]
+    raise ExportError(
+        "Model must be on meta device for weight-free IR extraction: "
+        f"{len(elsewhere)} tensor(s) are not, first {name} on {tensor.device}; {ON_META}"
+    )
+
+
+def validate_inputs_meta(inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
+    """
+    Raises:
+        ExportError: a tensor among `inputs` and `kwargs`, however nested, is on another device.
+    """
+    named = leaves_with_path((inputs, dict(kwargs or {})))
+    elsewhere = [(path, leaf) for path, leaf in named if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
+    if elsewhere:
+        (half, *path), tensor = elsewhere[0]
+        place = f"at index {'.'.join(path)}" if half == "0" else repr(".".join(path))
+        raise ExportError(
+            f"Input tensor {place} must be on meta device: {len(elsewhere)} tensor(s) of the inputs are not, "
+            f"this one is on {tensor.device}; {ON_META}"
+        )
+
+
+def validate_inputs_dense(inputs: Any) -> None:
+    """
+    Raises:
+        ExportError: a tensor among `inputs`, however nested, is sparse, nested or quantized.
+    """
+    leaves = ((_place(path), leaf) for path, leaf in leaves_with_path(inputs))
+    found = [(place, not_dense(leaf)) for place, leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if said := [f"{place} is {other}" for place, other in found if other]:
+        raise ExportError(f"an IR takes dense tensors; {'; '.join(said)}")
+
+
+def _place(path: Sequence[str]) -> str:
+    """A call is (args, kwargs): `argument 0`, `argument 1.x`, `argument 'scale'`."""
+    half, first, *rest = path
+    return ".".join([f"argument {first if half == '0' else repr(first)}", *rest])
+
+
+ON_META = 'make it under torch.device("meta") or by .to("meta"), or pass strict=False to extract from real tensors'
+
+
+def export_model(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    strict: bool = True,
+) -> ExportedProgram:
+    """torch.export's program of `model`, with the conditions of `extract_ir`.
+
+    Raises:
+        ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
+    """
+    args, named = arguments_of(model, example_inputs, kwargs, strict)
+    return export_program(model, args, named, dynamic_shapes)
+
+
+def export_program(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
+) -> ExportedProgram:
+    """Export a call with the arguments that `arguments_of` returns; `model` is not changed.
+
+    Raises:
+        ExportError: torch.export does not take the model.
+    """
+    try:
+        with preserve_module_state(model):
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    except Exception as error:
+        if advice := advice_on_type(error):
+            raise ExportError(f"Failed to export model: {advice}") from error
+        raise ExportError(
+            f"Failed to export model: {type(error).__name__}: {error}\n"
+            "torch.export has to trace the whole forward; the line above says where it could not"
+        ) from error
+
+
+def arguments_of(
+    model: nn.Module, example_inputs: Sequence[Any], kwargs: Mapping[str, Any] | None, strict: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) for the tracer: dense tensors, all distinct. A single tensor is taken as the only argument.
+
+    With `strict` they and the model have to be on meta.
+
+    Raises:
+        ExportError: they are no arguments, or not dense, or not on meta; the model is no module of Python; or autocast
+            is on around the call.
+    """
+    _refuse_autocast()
+    _refuse_scripted(a_module(model, ExportError))
+    register_caches(model)
+    args = arguments("example_inputs", example_inputs, ExportError)
+    given = (args, {} if kwargs is None else dict(by_name("kwargs", kwargs, ExportError)))
+    validate_inputs_dense(given)
+    if strict:
+        validate_meta_device(model)
+        validate_inputs_meta(*given)
+    return separate_memory(model, given)
+
+
+def _refuse_autocast() -> None:
+    """
+    Raises:
+        ExportError: autocast is on around the caller; a trace has none of its casts.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        raise ExportError(
+            "autocast is on around the extraction, and a graph has only what the model itself does: "
+            "put `with torch.autocast(...)` into the model's forward, or extract outside of it"
+        )
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    """
+    Raises:
+        ExportError: `model`, or a module in it, is one of TorchScript, which torch.export does not read.
+    """
+    scripted = next((module for module in every_module(model) if isinstance(module, torch.jit.ScriptModule)), None)
+    if scripted is None:
+        return
+    path = next(path for path, module in every_path(model) if module is scripted)
+    hints = {torch.jit.ScriptModule: "give the module that it was scripted or traced from"}
+    what = f"model, in {path!r}" if path else "model"
+    raise mistaken(what, scripted, "modules of Python, which torch.export can trace", ExportError, hints)
 
 
 def extract_ir(

@@ -93,7 +93,7 @@ def _twins(graph: Graph) -> dict[int, int]:
 
 def _others(names: Mapping[int, list[str]]) -> dict[str, list[str]]:
     groups = [group for group in names.values() if len(group) > 1]
-    return {name: [one for one in group if one != name] for group in groups for name in group}
+    return {name: [twin for twin in group if twin != name] for group in groups for name in group}
 
 
 def _find_shared(model: nn.Module) -> set[int]:
@@ -142,7 +142,7 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, Fill]]:
 
 
 def _on_meta(module: nn.Module) -> bool:
-    return bool(module._non_persistent_buffers_set) and any(one.is_meta for one in _lasting(module).values())
+    return bool(module._non_persistent_buffers_set) and any(buffer.is_meta for buffer in _lasting(module).values())
 
 
 def _lasting(module: nn.Module) -> dict[str, torch.Tensor]:

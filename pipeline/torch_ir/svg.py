@@ -12,8 +12,7 @@ from pipeline.ir import Graph, Role
 from pipeline.report import Box, BoxKind, Drawing, Wire
 from pipeline.report.html.layout import lay_out
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.picture.mermaid import STORED, refuse_other_counts, short, sizes
-from pipeline.torch_ir.picture.modules import ModuleBox, parts_of
+from pipeline.torch_ir.picture import STORED, ModuleBox, parts_of, refuse_other_counts, short, sizes
 
 BAR: Final = 22.0
 """Height of a frame's title."""
@@ -28,7 +27,7 @@ def ir_to_svg(ir: IR, max_nodes: int = 150, include_weights: bool = True) -> str
     """The graph as SVG: at most `max_nodes` boxes, with modules folded as far as that takes.
 
     Raises:
-        UsageError: it is no IR, or `max_nodes` is no whole number of 0 or more.
+        UsageError: it is no IR, or `max_nodes` is no integer of 0 or more.
     """
     refuse_other_counts("max_nodes", max_nodes)
     graph = an_ir(ir, UsageError).graph
