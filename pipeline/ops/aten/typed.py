@@ -152,6 +152,11 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     Kind.Bernoulli: "onnxline.bernoulli.default(T self, s dtype, i seed)",
     Kind.Multinomial: "onnxline.multinomial.default(T self, i count, s dtype, i seed)",
     Kind.Dropout: "onnxline.dropout.default(T self, f ratio, i seed)",
+    # of matrices
+    Kind.Inverse: "linalg_inv.default(T A)",
+    Kind.Cdist: "cdist.default(T x1, T x2, n p=2, i? compute_mode=None)",
+    Kind.Triu: "triu.default(T self, i diagonal=0)",
+    Kind.Tril: "tril.default(T self, i diagonal=0)",
     # along axes
     Kind.Sum: "sum.dim_IntList(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
     Kind.Mean: "mean.dim(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
