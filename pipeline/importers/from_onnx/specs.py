@@ -344,8 +344,8 @@ ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
 
 LIKE_FIRST = (
     "GroupNormalization", "SimplifiedLayerNormalization", "com.microsoft::BiasGelu", "com.microsoft::FastGelu",
-    "com.microsoft::Gelu", "com.microsoft::Inverse", "com.microsoft::QuickGelu", "com.microsoft::SkipLayerNormalization",
-    "com.microsoft::SkipSimplifiedLayerNormalization", "com.microsoft::Trilu",
+    "com.microsoft::Gelu", "com.microsoft::Inverse", "com.microsoft::QuickGelu",
+    "com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization", "com.microsoft::Trilu",
 )  # fmt: skip
 
 OWN_SHAPES: dict[str, Callable[[onnx.NodeProto, Specs, Constants], dict[str, TensorSpec]]] = {
