@@ -126,7 +126,7 @@ def _describe_trace(traced: TracedStep) -> str:
 
 
 def _capture(compiled: CompiledProgram, feed: Mapping[str, torch.Tensor], recorder: PhaseRecorder) -> Capture:
-    """Warm up and record. One call does both, so the events of the second come together, behind it."""
+    """Warm up and record. One call does both, so the events of the second come together, after it."""
     recorder.begin("Warmup")
     start = time.perf_counter()
     capture = compiled.capture(feed, mode="train")
