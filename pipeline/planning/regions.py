@@ -19,10 +19,9 @@ from typing import Final
 from passes.suggest import bytes_text, nearest, plural
 from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import UsageError
-from pipeline.planning.arena import Block, Lifetime
+from pipeline.planning.arena import Block, Lifetime, align, assign_offsets
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence, check_regions
 from pipeline.planning.occupancy import Occupant, occupants
-from pipeline.planning.packing import align, assign_offsets
 from pipeline.planning.plan import ExecutionPlan
 
 SHOWN: Final = 3

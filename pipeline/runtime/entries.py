@@ -15,15 +15,14 @@ from pipeline.argument_checks import FLAG, MAPPING, TEXT, a_mapping, expects
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph, Payload, Role, TensorSpec
 from pipeline.planning import ExecutionPlan
+from pipeline.runtime.binding import ProcessBound
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import PackedMemory
-from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.program import BoundProgram
-from pipeline.runtime.slots import Feed, new_memory
+from pipeline.runtime.slots import Feed, Weights, new_memory, with_weights
 from pipeline.runtime.states import StateTable
-from pipeline.runtime.weights import Weights, with_weights
 
 
 class EntryPoint(Replayable):

@@ -24,8 +24,7 @@ from pipeline.runtime.compile import A_GRAPH, bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import PackedMemory
 from pipeline.runtime.program import BoundProgram
-from pipeline.runtime.slots import Feed, refuse_unreadable
-from pipeline.runtime.weights import Weights, with_weights
+from pipeline.runtime.slots import Feed, Weights, refuse_unreadable, with_weights
 
 Buckets = Mapping[str, Sequence[int]]
 

@@ -12,7 +12,7 @@ from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall
 from pipeline.ops import Kind, unpack
-from pipeline.planning.check.residences import wrong_residences
+from pipeline.planning.check.meaning import shows_its_operand
 from pipeline.planning.check.shadow_memory import (
     ARENA,
     ByteRange,
@@ -21,9 +21,9 @@ from pipeline.planning.check.shadow_memory import (
     place,
     roots_of,
     strides_of,
+    wrong_residences,
 )
 from pipeline.planning.check.tables import GIVEN, outside, unused_bytes, wrong_peak, wrong_tables
-from pipeline.planning.check.view_semantics import shows_its_operand
 from pipeline.planning.plan import ExecutionPlan
 
 LISTED = 20

@@ -10,8 +10,7 @@ from functools import partial
 import torch
 
 from pipeline.errors import OnnxlineError, UsageError
-from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory
-from pipeline.runtime.capture.dispatch import make_guard, set_grad_enabled, without_autograd
+from pipeline.runtime.binding import LAUNCH_ERRORS, ProcessBound, ProgramMemory
 from pipeline.runtime.capture.feed_buffers import FeedBuffers, as_tensors
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, Treatment, signature_of
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
@@ -19,9 +18,9 @@ from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, spl
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.devices import CPU
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
+from pipeline.runtime.torch_state import make_guard, set_grad_enabled, without_autograd
 
 is_grad_enabled = torch.is_grad_enabled
 

@@ -21,10 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.base import Launch, planned_threads
 from pipeline.runtime.kernels.launches import in_turn
-from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
-from pipeline.runtime.kernels.threads import planned_threads
+from pipeline.runtime.kernels.weight_forms import PLAIN, PostOp
 
 SMALL = 10**6
 """Multiplications up to which OpenBLAS takes its kernels for small products."""

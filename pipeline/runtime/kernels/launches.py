@@ -1,7 +1,7 @@
 """Launches of several calls, in forms that a recorder can read: one after the other, or a result that is copied.
 
 A launch that is a function of Python can only be called. One in a form of this module, over functions of torch, can be
-read as calls of operators (`pipeline.runtime.capture.operator_calls`).
+read as calls of operators (`pipeline.runtime.capture.call_graphs`).
 """
 
 from __future__ import annotations
