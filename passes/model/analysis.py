@@ -30,6 +30,11 @@ class AnalyzedModel:
         return read(self.model)
 
     @cached_property
+    def index(self) -> GraphIndex:
+        """Producers, consumers and constants of its graph."""
+        return GraphIndex(self.model.proto.graph)
+
+    @cached_property
     def live(self) -> list[NodeProto]:
         """The nodes that an output depends on."""
         return live_nodes(self.model.proto.graph)

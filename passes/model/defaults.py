@@ -87,7 +87,7 @@ def describe_defaults(model: DetachedModel) -> str:
     are = "is an input, too" if len(names) == 1 else "are inputs, too"
     return (
         f"{plural(len(names), 'initializer')} {are} ({', '.join(names[:NAMED])}{more}): callers may override what is "
-        "stored there, so no pass folds it; the step fix-defaults in front makes constants of them"
+        "stored there, so no pass folds it; the step fix-defaults before it makes constants of them"
     )
 
 

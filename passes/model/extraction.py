@@ -8,15 +8,8 @@ import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
-from passes.graph.inference import infer_types
 from passes.graph.traversal import inline_functions, reads_of
 from passes.weights.detached import DetachedModel
-
-
-def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
-    """The inferred type of every value that inference can reach."""
-    graph = infer_types(proto)
-    return {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
 
 
 def extract_nodes(

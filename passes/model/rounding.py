@@ -32,7 +32,7 @@ class Sums:
 
 
 def sums_of(array: np.ndarray) -> Sums:
-    """The sums of a matrix; a stack counts as its matrices side by side."""
+    """The sums of a matrix; a stack counts as its matrices joined."""
     rows = array.reshape(array.shape[0] if array.ndim else 1, -1).astype(np.float64)
     norm = float(np.linalg.norm(rows))
     weighed: list[float] = []

@@ -245,7 +245,7 @@ def _raise(graph: MaskedGraph, name: str, new: str, limit: float) -> TensorProto
 
 
 def _fresh(name: str, taken: set[str]) -> str:
-    """A free name like `name`; from now on it is taken."""
+    """A free name like `name`; it is then taken."""
     fresh = free_name(name, taken)
     taken.add(fresh)
     return fresh

@@ -102,7 +102,7 @@ class _UnpackedOperator:
 
     def advice(self) -> str:
         """The end of a message: the step that takes the operator apart; empty for an operator without such a step."""
-        return "; decompose-attention in front of split-qkv does" if is_attention(self.node) else ""
+        return "; decompose-attention before split-qkv does" if is_attention(self.node) else ""
 
     def add(self, op: str, inputs: Sequence[str], *outputs: str, domain: str = "", **attributes: Any) -> list[str]:
         names = [self.free(output) for output in outputs]
@@ -172,7 +172,7 @@ def _unstack(build: _UnpackedOperator, at: int, names: Sequence[str]) -> list[st
 
 
 def _group_query(build: _UnpackedOperator) -> None:
-    """GroupQueryAttention with Q, K and V side by side in its first input."""
+    """GroupQueryAttention with Q, K and V joined in its first input."""
     if build.input(1) or build.input(2):
         return
     width, heads, groups = build.dims(0)[-1], build.number_of("num_heads"), build.number_of("kv_num_heads")

@@ -31,7 +31,7 @@ class CoreNode:
     """A node that defines a structure, described without its name."""
 
     ops: frozenset[str]
-    """`Softmax`, or `com.microsoft.Gelu`; several where one may replace another (MatMul, Gemm)."""
+    """`Softmax`, or `com.microsoft.Gelu`; several where a product may take another's place."""
     attributes: frozenset[tuple[str, object]]
     weights: tuple[frozenset[str], ...]
     """For each weight that it reads, the digests that count as that weight."""

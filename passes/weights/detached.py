@@ -233,7 +233,7 @@ def read_model(
 
     Args:
         known: see `detach`.
-        unread: see `detach`; None: as the file's metadata (`UNREAD`) has it.
+        unread: see `detach`; None: as the file's metadata (`UNREAD`) says.
         folder: where its external data lies; its own folder by default.
         may_lack_outputs: see `passes.load.load_model`.
 

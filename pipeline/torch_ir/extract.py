@@ -37,6 +37,7 @@ from pipeline.torch_ir.tree import CallSignature, dim_names, inputs_of, signatur
 
 
 def is_meta_tensor(tensor: Any) -> bool:
+    """Whether a value is a tensor on meta."""
     return isinstance(tensor, torch.Tensor) and tensor.is_meta
 
 
@@ -196,14 +197,30 @@ def extract_ir(
 ) -> IR:
     """The IR of `model`, traced with `example_inputs` and `kwargs` (of which only shapes, dtypes and devices count).
 
-    `strict` asks for a model and inputs on the meta device, so that no weight can have been loaded. `dynamic_shapes` is
-    torch.export's: dims that have names. Ops that write become values, unless `functionalize` is False. With `stamp`
-    only the first two of each run of equal layers are traced, and the graph is the same; where layers look equal and
-    that cannot be proven, a warning says why, and they are traced.
+    Args:
+        model: a module, which is left as it was.
+        example_inputs: positional arguments of its forward; only shapes, dtypes and devices count.
+        model_name: the name of the graph; by default that of the class.
+        strict: ask for a model and inputs on the meta device, so that no weight can have been loaded.
+        kwargs: keyword arguments of its forward.
+        dynamic_shapes: dims that have names, as torch.export takes them.
+        functionalize: make values of ops that write.
+        stamp: trace only the first two of each run of equal layers, which gives the same graph; layers that look equal
+            and of which that cannot be proven are traced, and a warning says why.
+
+    Returns:
+        An IR: nodes and weights as names, shapes and dtypes; `ir.graph` is the Graph.
 
     Raises:
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
+
+    Example:
+        >>> import onnxline, torch
+        >>> with torch.device("meta"):
+        ...     ir = onnxline.extract_ir(torch.nn.Linear(4, 2), (torch.empty(1, 4),))
+        >>> [node.op_type for node in ir.nodes]
+        ['aten.linear.default']
     """
     args, named = arguments_of(model, example_inputs, kwargs, strict)
     if model_name is not None and not isinstance(model_name, str):

@@ -246,7 +246,8 @@ def make_view(graph: Graph) -> dict[str, Any]:
 
 
 def an_ir(given: Any, error: type[UsageError]) -> IR:
-    """
+    """Return `given`, if it is an IR.
+
     Raises:
         UsageError: (as `error`) it is no IR.
     """

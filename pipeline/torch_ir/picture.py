@@ -122,6 +122,9 @@ def ir_to_mermaid(ir: IR, max_nodes: int = 30, include_weights: bool = True, *, 
     """A flowchart: inputs, the first `max_nodes` nodes with what they read, outputs. Weights hang on dotted edges.
 
     Args:
+        ir: what `extract_ir` gives, or `IR.load`.
+        max_nodes: the most nodes that are drawn, 0 or more.
+        include_weights: draw weights too.
         by_module: draw each module as a frame around its nodes, and fold modules until `max_nodes` boxes are enough.
 
     Raises:
@@ -149,6 +152,7 @@ def generate_op_distribution_pie(ir: IR, top_n: int = 10) -> str:
 
 
 def refuse_other_counts(what: str, given: Any) -> None:
+    """Refuse what is no integer of 0 or more."""
     if type(given) is not int or given < 0:
         raise UsageError(f"{what}: found {given!r}, expected an integer of 0 or more")
 

@@ -49,20 +49,35 @@ def from_onnx(
 ) -> Graph:
     """The Graph of an ONNX model. Every shape is static; every value keeps its name; initializers are referenced.
 
-    `dims` fixes named dimensions of the inputs: {"batch": 2}. `shapes` fixes whole inputs, {"x": (2, 3)}, and with them
-    the dimensions that they name. `values` fixes the numbers of inputs, such as a sample rate that chooses a branch:
-    they become constants, and are inputs no more. `trainable` lists initializers, by name or glob, that
-    become params; the others become consts. An initializer that is also an input counts as stored, and one that no op
-    reads is left out. Payloads are views of the model's `raw_data`, or maps of its data file: keep both alive and
-    unchanged. Where the bytes or the data file are missing, the graph is weight-free: no payload. `base_dir` is the
-    folder of the data files of a ModelProto; a path brings its own. An op that no emitter knows has `kernel=None`.
-    With `fallback` a node that no importer takes becomes an op `OnnxNode`, which another runtime computes.
-    A graph output that has the name of a stored value or an input is that value; every other one is computed.
+    An initializer that is also an input counts as stored, and one that no op reads is left out. Payloads are views of
+    the model's `raw_data`, or maps of its data file: keep both alive and unchanged. If the bytes or the data file are
+    missing, the graph is weight-free: no payload. A graph output that has the name of a stored value or an input is
+    that value; every other output is computed.
+
+    Args:
+        model: a model or the path of its file.
+        dims: sizes of named dimensions of the inputs: `{"batch": 2}`.
+        shapes: shapes of whole inputs, `{"x": (2, 3)}`, and with them the dimensions that they name.
+        values: arrays of inputs, such as a sample rate that chooses a branch; they become constants, and are inputs no
+            more.
+        emitter_of: finds the emitter of a kind of op; an op that no emitter knows has `kernel=None`.
+        trainable: initializers, by name or glob, that become params; the others become consts.
+        base_dir: the folder of the data files of a ModelProto; a path brings its own.
+        fallback: a node that no importer takes becomes an op `OnnxNode`, which another runtime computes.
+
+    Returns:
+        The Graph; `compile_graph` makes a program of it.
 
     Raises:
         SourceError: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
         Unsupported: op types, dtypes or cases of ops that this release does not have; op types are listed all at once.
         UsageError: shapes that are not static, or entries of `dims`, `values` or `trainable` that match nothing.
+
+    Example:
+        >>> import onnxline
+        >>> graph = onnxline.from_onnx("model.onnx")
+        >>> [(value.name, value.spec.shape) for value in map(graph.value, graph.inputs)]
+        [('x', (2, 8, 32))]
     """
     source = read_source(model, base_dir)
     graph = source.model.graph
@@ -206,6 +221,7 @@ def output_vid(scope: NameScope, name: str) -> int:
 
 
 def value_names(scope: Scope, resolved: Resolved) -> set[str]:
+    """The names of all values: inputs, stored tensors, and outputs of nodes."""
     begin = {*scope.inputs, *scope.stored, *scope.fixed}
     return begin | {name for node in (*resolved.nodes, *resolved.rest) for name in node.proto.output}
 

@@ -232,12 +232,30 @@ def execute_ir(
     *,
     strict_sizes: bool = True,
 ) -> tuple[torch.Tensor, ...]:
-    """The outputs of one run of `ir`, in the order of `ir.graph_outputs`. See `IRExecutor`.
+    """Run `ir` once. `IRExecutor` is for several runs.
+
+    Args:
+        ir: what `extract_ir` gives, or `IR.load`.
+        inputs: tensors of the declared dtypes and shapes, in order, or by name.
+        weights: tensors by their names in the checkpoint or by those of the placeholders.
+        weights_path: a checkpoint, in place of `weights`: a safetensors or torch file.
+        constants: tensors that go before `weights` and before what the IR holds itself.
+        kwargs: keyword arguments of the model, if it has any.
+        strict_sizes: refuse inputs of other sizes than the declared sizes.
+
+    Returns:
+        The outputs, in the order of `ir.graph_outputs`.
 
     Raises:
         NoWeights: neither weights nor a path to them, for an IR that has some (a ValueError too).
         ExecutionError: something does not fit the IR; the message lists all of it. Or torch has no operator of a name.
         WeightLoadError: the file of weights cannot be read; NoWeightFile where there is none.
+
+    Example:
+        >>> import onnxline, torch
+        >>> ir = onnxline.extract_ir(torch.nn.Linear(4, 2, device="meta"), (torch.empty(1, 4, device="meta"),))
+        >>> onnxline.execute_ir(ir, (torch.ones(1, 4),), {"weight": torch.ones(2, 4), "bias": torch.zeros(2)})
+        (tensor([[4., 4.]]),)
     """
     if weights is None and weights_path is not None:
         weights = load_weights(weights_path)
@@ -316,7 +334,8 @@ class IRExecutor:
             self._engine.give_states(given)
 
     def refuse_without_weights(self, said: str = NOT_LOADED) -> None:
-        """
+        """Check that each weight has a value.
+
         Raises:
             NoWeights: no weights were given, and there are some that neither the IR nor `constants` has.
         """

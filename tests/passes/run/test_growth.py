@@ -98,6 +98,18 @@ def test_shapes_that_a_step_fixes_are_those_of_the_proof(context: PassContext) -
         assert run.example["z"].shape == (3, 4)
 
 
+def test_a_tile_that_is_folded_in_both_branches_of_an_if_is_named(context: PassContext) -> None:
+    text = """g (bool c, float[512, 64] x) => (float[512, 64] y) {
+        y = If (c) <then_branch = a () => (float[512, 64] e) { t = Tile (w, n) e = Add (x, t) },
+                    else_branch = b () => (float[512, 64] f) { u = Tile (w, n) f = Sub (x, u) }>
+    }"""
+    model = model_of(text, w=matrix(2, 64, 0), n=np.array([256, 1]))
+    [row] = passes.optimize(model, ["onnxruntime"], context=context).rows
+    assert row.remarks == (
+        "stored tensors grew from 528 B to 256.0 KiB: Tile 'u' folded (128.0 KiB), Tile 't' folded (128.0 KiB)",
+    )
+
+
 REFUSED: Mapping[str, tuple[dict[str, dict[str, object]], str]] = {
     "an input that is not there": ({"onnxsim": {"overwrite_input_shapes": {"z": [1, 4]}}}, "no input 'z'"),
     "another rank": ({"onnxsim": {"input_shapes": {"x": [4]}}}, r"x is to be \[4\], and the model declares \['n', 4\]"),
