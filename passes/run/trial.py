@@ -188,11 +188,16 @@ class Trial:
         asked for that, and the result is sound."""
         if not attempt.changed or attempt.why or step.may_grow:
             return attempt
+        attempt = self._with_computed_values(step, attempt)
         for name in step.known_to_grow(self.context) if count_nodes(attempt.model) > count_nodes(self.model) else ():
             smaller = self.try_step(step.without((name,)))
             if not smaller.why and count_nodes(smaller.model) < count_nodes(attempt.model):
                 words = f"without {name}, which would have left {plural(count_nodes(attempt.model), 'node')}"
                 return replace(smaller, note="; ".join(filter(None, (words, smaller.note))))
+        return attempt
+
+    def _with_computed_values(self, step: Step, attempt: Attempt) -> Attempt:
+        """`attempt` with the folded values computed that make the model much larger, where that is sound."""
         computed, note = compute_again(self.model, attempt.model)
         if not note:
             return attempt

@@ -75,7 +75,8 @@ def define(definition: Callable[..., Term]) -> Importer:
             if parameter.default not in (parameter.empty, None):
                 given.append(READERS[type(parameter.default)](node.attributes, parameter.name, parameter.default))
             else:
-                given.append(Term(node.spec(place), vid=node.operand(place)) if node.has(place) else None)
+                is_given = parameter.default is parameter.empty or node.has(place)
+                given.append(term(node, node.operand(place)) if is_given else None)
         give(node, definition(*given))
 
     return importer

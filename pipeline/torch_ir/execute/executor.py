@@ -89,6 +89,7 @@ class Engine:
             try:
                 return self._run_planned(stored, inputs)
             except Unsupported as error:  # raised before anything ran; the runtime is not tried again
+                self._states |= self.states()
                 self._program, self._planned, self.not_planned = None, False, str(error)
         return self.refer(stored, inputs)
 

@@ -92,3 +92,13 @@ def test_computed_weights_of_few_bits_are_refused() -> None:
         {{ y = com.microsoft.MatMulNBits <K = 16, N = 4, bits = 4, block_size = 16> (x, w, s) }}"""
     with pytest.raises(Unsupported, match="expected stored weights"):
         from_onnx(onnx.parser.parse_model(text))
+
+
+@pytest.mark.parametrize(
+    ("node", "missing"),
+    [("BiasGelu (x)", 1), ("FusedMatMul (x)", 1), ("SkipLayerNormalization (x)", 1), ("QuickGelu ()", 0)],
+)
+def test_an_input_that_is_left_out_is_named(node: str, missing: int) -> None:
+    text = f"{HEAD} g (float[2, 4] x) => (float[2, 4] y) {{ y = com.microsoft.{node} }}"
+    with pytest.raises(Unsupported, match=f"it has no input {missing}, which it needs"):
+        from_onnx(onnx.parser.parse_model(text))
