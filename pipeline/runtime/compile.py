@@ -123,7 +123,7 @@ class CompiledProgram(Replayable):
 
     @property
     def context(self) -> Context:
-        """The context of this thread, or the one that all threads share."""
+        """The context of this thread, or the context that all threads share."""
         if self._shared is not None:
             return self._shared
         try:

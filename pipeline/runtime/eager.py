@@ -1,4 +1,4 @@
-"""The plain reference beside the planned runtime: a Graph op by op with torch's operators, as eager torch would run it.
+"""The plain reference for the planned runtime: a Graph op by op with torch's operators, as eager torch would run it.
 
 No plan, no emitters, no kernels. A value is freed after its last use.
 

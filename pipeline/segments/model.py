@@ -202,10 +202,10 @@ class Stage:
         steps, calls, native, names = 0, 0, 0, []
         for variant in self.variants:
             inner = [stage.count() for stage in (*variant.step.stages(), variant.following) if stage is not None]
-            steps += 1 + sum(each.steps for each in inner)
-            calls += variant.step.calls + sum(each.calls for each in inner)
-            native += variant.step.native_calls + sum(each.native_calls for each in inner)
-            names += [*variant.step.fallbacks(), *(name for each in inner for name in each.fallbacks)]
+            steps += 1 + sum(count.steps for count in inner)
+            calls += variant.step.calls + sum(count.calls for count in inner)
+            native += variant.step.native_calls + sum(count.native_calls for count in inner)
+            names += [*variant.step.fallbacks(), *(name for count in inner for name in count.fallbacks)]
         return FallbackCount(steps, calls, tuple(names), native)
 
     def _make(self, signature: tuple[object, ...], values: Values) -> Variant:

@@ -190,7 +190,7 @@ def _sum_of_product(graph: Graph, op: Op, taken: Container[int]) -> SumOfProduct
     if after is None or both is None or after.oid in taken:
         return None
     other = both[1] if both[0] == vid else both[0]
-    specs = {graph.values[each].spec for each in (other, vid, after.outputs[0])}
+    specs = {graph.values[value].spec for value in (other, vid, after.outputs[0])}
     return SumOfProduct(after, other) if len(specs) == 1 and all(spec.is_static for spec in specs) else None
 
 

@@ -310,4 +310,4 @@ def _overwritable_by_kind(op: Op) -> tuple[int, ...]:
 
 
 UPDATES = {"SGD": 2, "Adam": 3}
-"""Kinds of updates, and how many scalars they read behind parameters, gradients and moments."""
+"""Kinds of updates, and how many scalars they read after parameters, gradients and moments."""

@@ -178,18 +178,19 @@ def _wrong_tables(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
                 yield f"region {region.name!r} has no size; only the last one may be as large as it has to be"
         elif not 0 <= region.nbytes < 2**63:
             yield f"region {region.name!r} has {region.nbytes} bytes"
-    for one in memory.residences:
-        if one.root not in plan.offsets or one.region not in range(len(memory.regions)):
-            yield f"{one} is of no value of the arena, or in no region"
+    for residence in memory.residences:
+        if residence.root not in plan.offsets or residence.region not in range(len(memory.regions)):
+            yield f"{residence} is of no value of the arena, or in no region"
             continue
-        end, room = one.offset + plan.slots[one.root].spec.nbytes, memory.regions[one.region].nbytes
-        if one.offset < 0 or one.offset % 64 or (room is not None and end > room):
-            yield f"{_name(plan, one)} is at bytes {one.offset} to {end} of {names[one.region]!r}, which has {room}"
+        end, room = residence.offset + plan.slots[residence.root].spec.nbytes, memory.regions[residence.region].nbytes
+        if residence.offset < 0 or residence.offset % 64 or (room is not None and end > room):
+            name, region = _name(plan, residence), names[residence.region]
+            yield f"{name} is at bytes {residence.offset} to {end} of {region!r}, which has {room}"
     for root, region in memory.pins.items():
-        held = [one.region for one in memory.residences if one.root == root]
+        held = [residence.region for residence in memory.residences if residence.root == root]
         if not held or {*held} != {region}:
             yield f"vid {root} is pinned to region {region}, and lies in {held}"
-    order = [(one.root, one.first) for one in memory.residences]
+    order = [(residence.root, residence.first) for residence in memory.residences]
     if order != sorted(order):
         yield "the residences are not in the order of values and time"
 
@@ -204,10 +205,10 @@ def _wrong_lives(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
     for vid in (*plan.outputs, *plan.updates.values()):
         needed.setdefault(roots[vid], []).append(len(plan.calls))
     held: dict[int, list[Residence]] = {}
-    for one in memory.residences:
-        held.setdefault(one.root, []).append(one)
+    for residence in memory.residences:
+        held.setdefault(residence.root, []).append(residence)
     for root in plan.offsets:
-        spans = [(one.first, one.last) for one in held.get(root, [])]
+        spans = [(residence.first, residence.last) for residence in held.get(root, [])]
         if not plan.slots[root].spec.nbytes:
             if spans:
                 yield f"{plan.slots[root].name!r} (vid {root}) has no bytes, and is in a region"
@@ -226,20 +227,18 @@ def _collisions(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
     one that does is reported, and not added."""
     events = [(time, is_begin, at) for at in range(len(memory.residences)) for time, is_begin in _times(memory, at)]
     for _, is_begin, at in sorted(events):
-        one = memory.residences[at]
-        here = taken.setdefault(one.region, [])
-        mine = (one.offset, one.offset + plan.slots[one.root].spec.nbytes, at)
+        residence = memory.residences[at]
+        here = taken.setdefault(residence.region, [])
+        mine = (residence.offset, residence.offset + plan.slots[residence.root].spec.nbytes, at)
         place = bisect_left(here, mine)
         if not is_begin:
             if here[place : place + 1] == [mine]:
                 del here[place]
             continue
-        others = [
-            other for other in here[max(place - 1, 0) : place + 1] if max(mine[0], other[0]) < min(mine[1], other[1])
-        ]
+        others = [span for span in here[max(place - 1, 0) : place + 1] if max(mine[0], span[0]) < min(mine[1], span[1])]
         for *_, other in others:
-            names = f"{_name(plan, memory.residences[other])} and {_name(plan, one)}"
-            yield f"{names} share bytes of region {one.region} at call {one.first}"
+            names = f"{_name(plan, memory.residences[other])} and {_name(plan, residence)}"
+            yield f"{names} share bytes of region {residence.region} at call {residence.first}"
         if not others:
             here.insert(place, mine)
 
@@ -247,13 +246,13 @@ def _collisions(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
 def _times(memory: MemoryMap, at: int) -> tuple[tuple[int, bool], tuple[int, bool]]:
     """When the place of a residence is taken (True), and when it is free again: call c is time 2c + 1, and what is
     moved before it moves at time 2c."""
-    one = memory.residences[at]
+    residence = memory.residences[at]
     before = memory.residences[at - 1] if at else None
     after = memory.residences[at + 1] if at + 1 < len(memory.residences) else None
-    arrives = before is not None and before.root == one.root
-    leaves = after is not None and after.root == one.root
-    return (2 * one.first + (0 if arrives else 1), True), (2 * one.last + (3 if leaves else 2), False)
+    arrives = before is not None and before.root == residence.root
+    leaves = after is not None and after.root == residence.root
+    return (2 * residence.first + (0 if arrives else 1), True), (2 * residence.last + (3 if leaves else 2), False)
 
 
-def _name(plan: ExecutionPlan, one: Residence) -> str:
-    return f"{plan.slots[one.root].name!r} (vid {one.root})"
+def _name(plan: ExecutionPlan, residence: Residence) -> str:
+    return f"{plan.slots[residence.root].name!r} (vid {residence.root})"

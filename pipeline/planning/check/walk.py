@@ -123,8 +123,8 @@ class _Memory:
         for count, (vid, mine) in enumerate(places.items()):
             if mine.region != ARENA:
                 self.found.append(f"output {self._name(vid)} shares the storage of {self._name(mine.region)}")
-            twins = [other for other in computed[:count] if places[other].overlaps(mine)]
-            self.found += [f"outputs {self._name(other)} and {self._name(vid)} share storage" for other in twins]
+            twins = [twin for twin in computed[:count] if places[twin].overlaps(mine)]
+            self.found += [f"outputs {self._name(twin)} and {self._name(vid)} share storage" for twin in twins]
 
     def _strike(self, vid: int, index: int, call: KernelCall, where: str, *, allowed: int | None) -> None:
         if self.plan.slots[vid].role in GIVEN and not self._is_changed(vid):

@@ -164,7 +164,7 @@ class Capture(ProcessBound):
             self._guards.append(guard)
 
     def take_others(self, feed: Feed) -> None:
-        """Take what a feed has beside the copied values: live ones are written, static ones are ignored.
+        """Take what a feed has in addition to the copied values: live ones are written, static ones are ignored.
 
         Raises:
             UsageError: a name that the plan does not have, or a live value that does not fit.
@@ -219,7 +219,7 @@ class Capture(ProcessBound):
             self._recorder.settle(partial(self._replay_and_go_back, before))
 
     def _replay_and_go_back(self, before: Snapshot) -> None:
-        """One replay from `before`: a counter of places that is counted twice may point behind the last one."""
+        """One replay from `before`: a position counter that advances twice could pass the end of its cache."""
         with self._going_back_to(before):
             self._replay_parts()
 

@@ -81,7 +81,7 @@ class Captures:
             raise UsageError(f"a limit of {limit} captures; expected at least 1")
         self._source, self._limit = source, limit
         self._captures: OrderedDict[Any, Capture] = OrderedDict()
-        """By CaptureKey, the one that was replayed last at the end."""
+        """By CaptureKey; the capture that was replayed last is at the end."""
         self._session: CaptureSession | None = None
         self._last: Capture | None = None
         """The capture that was replayed last, and its signature while the policy is the same."""
@@ -96,7 +96,7 @@ class Captures:
 
     @property
     def keys(self) -> tuple[CaptureKey, ...]:
-        """The keys of all captures, the one that was replayed last at the end."""
+        """The keys of all captures; that of the last replay is at the end."""
         return tuple(capture.key for capture in self._captures.values())
 
     @property

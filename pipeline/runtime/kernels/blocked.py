@@ -32,7 +32,7 @@ WIDTHS = (64, 32, 16)
 """Columns of a block; the first ones are faster."""
 
 FEWEST_ROWS = 16
-"""Rows of a group, from which on a block need not be narrower for a larger one."""
+"""Rows of a group at which a block need not be narrower for a larger group."""
 
 DEEPEST = 1024
 """Rows of the matrix, beyond which the groups that are left are too small."""

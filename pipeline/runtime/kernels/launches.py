@@ -18,7 +18,7 @@ from pipeline.runtime.torch_args import tensors_in
 
 
 class OverloadCall(partial[Any]):
-    """A call of the function behind an OpOverload, which costs 1 µs less than to call that itself."""
+    """A call of the function of an OpOverload, which costs 1 µs less than to call that itself."""
 
     overload: torch._ops.OpOverload
 
@@ -41,7 +41,7 @@ def call_in_turn(launches: Sequence[Launch]) -> None:
 
 
 def give_result(make: Launch, call: OverloadCall, rest: tuple[Any, ...]) -> Launch:
-    """Give the result of `make` to `call`, in front of further arguments, without a copy."""
+    """Give the result of `make` to `call`, before further arguments, without a copy."""
     return partial(call_with_result, make, call, rest)
 
 

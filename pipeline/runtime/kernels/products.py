@@ -72,7 +72,7 @@ MOST_ELEMENTS = 32
 
 @dataclass(frozen=True, slots=True)
 class PoolWindow:
-    """A window by spatial axis; `begins` are the pads in front of the first element."""
+    """A window by spatial axis; `begins` are the pads before the first element."""
 
     sizes: Sequence[int]
     strides: Sequence[int]

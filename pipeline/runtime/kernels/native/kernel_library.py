@@ -192,7 +192,7 @@ def _compiler_error(compiler: Sequence[str], why: str) -> UsageError:
 
 
 SHARED = 2**15
-"""Numbers from which on torch shares them among its threads (`at::internal::GRAIN_SIZE`)."""
+"""The count of elements at which torch shares them among its threads (`at::internal::GRAIN_SIZE`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ NativeKernel = Callable[[NativeLibrary, Ins, Outs, Attrs], Launch | None]
 
 
 def _pack(settings: Sequence[float]) -> torch.Tensor:
-    """Eight bytes for each number: an int as a whole number, a float in double precision."""
+    """Eight bytes for each number: an int as an integer, a float in double precision."""
     forms = "".join("d" if isinstance(number, float) else "q" for number in settings)
     return torch.frombuffer(bytearray(struct.pack(forms, *settings) or bytes(8)), dtype=torch.int64)
 

@@ -14,7 +14,7 @@ from pipeline.runtime.kernels.native.rows import settings_of
 from pipeline.runtime.kernels.weight_forms import PLAIN, PackedMemory, PostOp, post_op
 
 SHARED = 2**22
-"""Multiplications from which on several threads of torch are faster than one of ours."""
+"""Multiplications at which several threads of torch are faster than one thread of ours."""
 
 
 @dataclass(frozen=True, slots=True)
