@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import OnnxlineError, UsageError
 from pipeline.runtime.binding import LAUNCH_ERRORS, ProcessBound, ProgramMemory
 from pipeline.runtime.capture.feed_buffers import FeedBuffers, as_tensors
@@ -51,6 +52,12 @@ class Capture(ProcessBound):
     weights that were bound when the graph was compiled. Use it from one thread at a time.
     """
 
+    @expects(
+        memory=a(ProgramMemory, "the memory of a Context; CompiledProgram.capture makes a capture"),
+        session=a(CaptureSession, "a CaptureSession"),
+        key=a(CaptureKey, "a CaptureKey"),
+        feed=MAPPING,
+    )
     def __init__(self, memory: ProgramMemory, session: CaptureSession, key: CaptureKey, feed: Feed) -> None:
         """Warm up and record. States and generators are afterwards what they were before.
 
