@@ -19,8 +19,8 @@ from pipeline.argument_checks import MAPPING, PATH, a, expects
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
+from pipeline.runtime.binding import ProcessBound
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
-from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.batch import Arguments, Batch, BatchLayout
 from pipeline.training.blame import find_first_broken
