@@ -17,7 +17,7 @@ from passes.graph.op_facts import RANDOM_OPS
 from passes.model.canonical import meanings_of
 from passes.optimize import plan_draws
 from passes.policy.policy import unknown_structure
-from passes.proof.client import choose_in_worker
+from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import compare
 from passes.run.reproduce import is_same_failure
 from passes.structures import Instance, structure_of

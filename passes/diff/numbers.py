@@ -25,7 +25,7 @@ from passes.graph.op_facts import COMMUTATIVE
 from passes.matching.flat_graph import ABSENT, Item
 from passes.matching.node_matching import NodeMatching
 from passes.optimize import plan_draws
-from passes.proof.client import choose_in_worker
+from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import DRAWN, Errors, compare
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.types import worst_errors

@@ -1,101 +1,97 @@
-"""Claims that values of a changed model equal values of the model before it; only these are computed.
+"""Claims that values of a changed model are still the values of the model before it; only these are computed.
 
 After most changes a model differs in a few places. If the values at those places are equal, the operators after them
-run on equal values. So each place becomes a claim, `new is old`. Assuming the claims, the outputs of both models must
-have the same digest; then it is enough to run the changed nodes, on held values of the model before, and to find each
-claim true bit for bit. A claim depends only on claims that come before it.
+run on equal values. So each value that is computed in a new way and has kept its name becomes a claim. Assuming the
+claims, the outputs of both models must have the same digest; then it is enough to run the changed nodes, on held values
+of the model before, and to find each claim true bit for bit. A claim depends only on claims that come before it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 import onnx
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto
 
-from passes.graph.index import GraphIndex, computed_values
+from passes.graph.index import GraphIndex, computed_values, copy_of, extract
 from passes.graph.inference import infer_types
-from passes.graph.op_facts import is_opaque
-from passes.graph.traversal import bodies_in
+from passes.graph.op_facts import PRODUCTS, first_output, is_opaque
 from passes.model.canonical import CanonicalGraph, ValueDigests
+from passes.proof.tables import NEW, tensor_of
+from passes.proof.types import Measurement
 from passes.weights.detached import DetachedModel
 
 SMALL_ELEMENTS: Final = 2**14
 """Floating-point values of a known size up to this number of elements are held; integers and bools always are, as they
 are mostly shapes, positions and masks."""
 
+HEAVY: Final = PRODUCTS | {"Einsum", "Attention", "LSTM", "GRU", "Transpose"}
+"""Ops that dominate the time of a run; Transpose counts because of weight matrices."""
 
-@dataclass(frozen=True, slots=True)
-class Distinct:
-    """A tensor in which no number occurs twice; `dtype` is numpy's name."""
-
-    shape: tuple[int, ...]
-    dtype: str
+MOST_HEAVY: Final = 4
+"""Heavy nodes that a part may always have; a part with more may have a third of those of the model."""
 
 
 @dataclass(frozen=True)
-class BaseModelRun:
-    """A model that was measured, with the digests of its values; claims refer to it."""
+class ProvenModel:
+    """A model whose measurement is known, with the digests of its values; the next model is compared with it."""
 
     model: DetachedModel
-    meanings: ValueDigests
+    digests: ValueDigests
+    measurement: Measurement
 
     @cached_property
     def places(self) -> Mapping[str, str]:
-        """Meaning → the first value that has it."""
-        claims: dict[str, str] = {}
-        for name, meaning in self.meanings.values.items():
-            if name:
-                claims.setdefault(meaning, name)
-        return claims
+        """Value digest → the first value that has it."""
+        return {digest: name for name, digest in reversed([*self.digests.values.items()]) if name}
 
     @cached_property
     def index(self) -> GraphIndex:
         return GraphIndex(self.model.proto.graph)
 
-    @property
-    def producers(self) -> Mapping[str, NodeProto]:
-        return self.index.producers
 
-    @property
-    def initializers(self) -> Mapping[str, TensorProto]:
-        return self.index.initializers
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Values of `after` claimed to be those of the same name in the proven model, with the digest that each has without
+    its claim; and the digests of all values under the claims."""
 
-    @property
-    def inputs(self) -> Mapping[str, onnx.ValueInfoProto]:
-        return self.index.inputs
+    after: DetachedModel
+    digests: ValueDigests
+    names: Mapping[str, str]
 
-    @cached_property
-    def shapes(self) -> Mapping[str, Distinct]:
-        """Values whose shape and dtype are known for certain."""
-        return inferred_shapes(self.model)
+    def cover(self, before: ProvenModel, names: Collection[str]) -> bool:
+        """Whether the claims also imply that the values called `names`, where both models have them, are equal."""
+        ours, theirs = self.digests.values, before.digests.values
+        return all(ours[name] == theirs[name] for name in names if name in ours and name in theirs)
 
 
-def inferred_shapes(model: DetachedModel) -> dict[str, Distinct]:
-    """Values of a known size, by inference alone: the types that a model declares for its values may be wrong."""
-    proto = model.copy_proto()
-    _forget_types(proto.graph)
-    claims = {}
-    for info in GraphIndex(infer_types(proto, data_prop=True)).types.values():
-        tensor = info.type.tensor_type
-        dims = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
-        if tensor.elem_type and tensor.HasField("shape") and len(dims) == len(tensor.shape.dim):
-            claims[info.name] = Distinct(tuple(dims), helper.tensor_dtype_to_np_dtype(tensor.elem_type).name)
-    return claims
+def make_claims(
+    before: ProvenModel, after: DetachedModel, reading: CanonicalGraph, equal: Mapping[str, str]
+) -> Claims | None:
+    """Claim that every value which kept its name, and is computed in a new way, is still the same value.
 
+    Args:
+        reading: the canonical graph of `after`.
+        equal: value digests → the digest of a value that was proven to be equal.
 
-def _forget_types(graph: onnx.GraphProto) -> None:
-    """Remove all types but those of the inputs."""
-    del graph.value_info[:]
-    for output in graph.output:
-        output.ClearField("type")
-    for node in graph.node:
-        for body in bodies_in(node):
-            _forget_types(body)
+    Returns:
+        None when the outputs differ even then.
+    """
+    known, names = before.places.keys(), dict[str, str]()
+
+    def substitute(name: str, digest: str) -> str:
+        digest = equal.get(digest, digest)
+        if digest in known or name not in before.index.producers:
+            return digest
+        names[name] = digest
+        return before.digests.values[name]
+
+    digests = reading.meanings(substitute)
+    return Claims(after, digests, names) if digests.whole == before.digests.whole else None
 
 
 def small_values(model: DetachedModel) -> list[str]:
@@ -109,7 +105,7 @@ def _is_small(info: onnx.ValueInfoProto) -> bool:
     if info.type.WhichOneof("value") != "tensor_type":
         return False
     tensor = info.type.tensor_type
-    if tensor.elem_type in WHOLE:
+    if tensor.elem_type in INTEGERS:
         return True
     sizes = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
     if tensor.elem_type not in FLOATS or not tensor.HasField("shape") or len(sizes) < len(tensor.shape.dim):
@@ -117,7 +113,7 @@ def _is_small(info: onnx.ValueInfoProto) -> bool:
     return math.prod(sizes) <= SMALL_ELEMENTS
 
 
-WHOLE: Final = frozenset(
+INTEGERS: Final = frozenset(
     {
         *(TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
         *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
@@ -127,171 +123,116 @@ FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.D
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Value `new` of the changed model is value `old` of the base; `digest` is what `new` means without the claim."""
+class ProofPart:
+    """The part of two models that decides claims, with pairs of values that have to be equal.
 
-    new: str
-    old: str
-    digest: str
-
-
-@dataclass(frozen=True)
-class Claims:
-    """The claims under which `after` computes what the base does, and the digests of its values under them."""
-
-    after: DetachedModel
-    reading: CanonicalGraph
-    meanings: ValueDigests
-    claims: tuple[Claim, ...]
-
-    @cached_property
-    def index(self) -> GraphIndex:
-        return GraphIndex(self.after.proto.graph)
-
-    @property
-    def producers(self) -> Mapping[str, NodeProto]:
-        return self.index.producers
-
-    @property
-    def initializers(self) -> Mapping[str, TensorProto]:
-        return self.index.initializers
-
-    def resolve_meanings(self, base: BaseModelRun, equal: dict[str, str]) -> ValueDigests:
-        """The digests of the values of `after`, now that the claims are proven; adds the equalities to `equal`.
-
-        Digests of the base do not change, even where two of them turned out to be equal.
-        """
-        known = frozenset(base.meanings.values.values())
-
-        def substitute(name: str, digest: str) -> str:
-            digest = equal.get(digest, digest)
-            substituted = self.meanings.values.get(name, digest)
-            if digest in known or substituted not in known:
-                return digest
-            equal[digest] = substituted
-            return substituted
-
-        return self.reading.meanings(substitute)
-
-    def cover(self, base: BaseModelRun, names: Iterable[str]) -> bool:
-        """Whether the claims also imply that the values called `names`, where both models have them, are equal."""
-        before = {claim.new: claim.digest for claim in self.claims}
-        for name in names:
-            now, then = self.meanings.values.get(name), base.meanings.values.get(name)
-            if now is not None and then is not None and then not in (now, before.get(name)):
-                return False
-        return True
-
-
-def claims_by_name(
-    base: BaseModelRun, after: DetachedModel, reading: CanonicalGraph, equal: Mapping[str, str]
-) -> Claims | None:
-    """Claim that every value which kept its name, and is computed in a new way, is still the same value.
-
-    None when the outputs differ even then.
+    `held` maps inputs to the digests of held values. A pair names two values in `model`, or a digest in `held`.
     """
-    known = frozenset(base.meanings.values.values())
 
-    def old_name(name: str, digest: str) -> str | None:
-        return name if digest not in known and name in base.producers else None
-
-    return _make_claims(base, after, reading, equal, old_name)
+    model: DetachedModel
+    held: Mapping[str, str]
+    pairs: tuple[tuple[str, str], ...]
 
 
-def refine_claims(base: BaseModelRun, claims: Claims, equal: Mapping[str, str]) -> Claims | None:
-    """Push each claim back through nodes that are the same on both sides: `Reshape(x, a)` is `Reshape(x, b)` if a is b.
+def part_of(before: ProvenModel, claims: Claims, held: frozenset[str]) -> ProofPart | None:
+    """The part that decides `claims`; None when it would be a large share of the model, or when a node in it cannot be
+    run in pieces.
 
-    This finds smaller values to look at. None when there is nothing to refine, or the outputs then differ.
+    Args:
+        held: the digests of values that are held.
     """
-    pairs = Refinement(base, claims).smallest_pairs()
-    if all(claim.new in pairs for claim in claims.claims):
-        return None
-    return _make_claims(base, claims.after, claims.reading, equal, lambda name, _: pairs.get(name))
-
-
-def _make_claims(
-    base: BaseModelRun,
-    after: DetachedModel,
-    reading: CanonicalGraph,
-    equal: Mapping[str, str],
-    old_name: Callable[[str, str], str | None],
-) -> Claims | None:
-    claims: list[Claim] = []
-
-    def substitute(name: str, digest: str) -> str:
-        digest = equal.get(digest, digest)
-        old = old_name(name, digest)
-        if old is None or base.meanings.values[old] == digest:
-            return digest
-        claims.append(Claim(name, old, digest))
-        return base.meanings.values[old]
-
-    meanings = reading.meanings(substitute)
-    if meanings.whole != base.meanings.whole:
-        return None
-    return Claims(after, reading, meanings, tuple(claims))
+    return _PartBuilder(before, claims, held).build()
 
 
 @dataclass(slots=True)
-class Refinement:
-    """Finds the smallest values that have to be equal for `claims` to hold.
+class _PartBuilder:
+    """Collects the nodes that compute claimed values in the changed model, and those of the model before that they
+    read or are compared with; it stops at values that are held."""
 
-    A residual stream has a path for every subset of its layers, so each pair of values is looked at once; `visits`
-    counts them.
-    """
-
-    base: BaseModelRun
+    before: ProvenModel
     claims: Claims
-    visits: int = 0
+    held: frozenset[str]
+    old_nodes: dict[str, NodeProto] = field(default_factory=dict)
+    """First output → the node, by the order in which they are found."""
+    new_nodes: dict[str, NodeProto] = field(default_factory=dict)
+    initializers: dict[str, TensorProto] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
+    is_opaque: bool = False
 
-    def smallest_pairs(self) -> dict[str, str]:
-        """New value → the old value that it has to equal."""
-        pairs: dict[str, str] = {}
-        visited: set[tuple[str, str]] = set()
-        stack = [(claim.new, claim.old) for claim in reversed(self.claims.claims)]
-        while stack:
-            pair = stack.pop()
-            if pair in visited:
-                continue
-            visited.add(pair)
-            self.visits += 1
-            operands = self._differing_operands(*pair)
-            if operands:
-                stack.extend(reversed(operands))
+    def build(self) -> ProofPart | None:
+        new, old = GraphIndex(self.claims.after.proto.graph), self.before.index
+        pairs = []
+        for name in self.claims.names:
+            self._add_new(name, new)
+            digest = self.before.digests.values[name]
+            if digest in self.held:
+                self.given[digest] = digest
             else:
-                new, old = pair
-                pairs[new] = old
-        return pairs
-
-    def _differing_operands(self, new: str, old: str) -> list[tuple[str, str]]:
-        """The pairs of operands that make two results of one operation differ; empty if some are not computed."""
-        left, right = self.claims.producers.get(new), self.base.producers.get(old)
-        if (
-            left is None
-            or right is None
-            or not _same_operation(left, right)
-            or _places(left, new) != _places(right, old)
-        ):
-            return []
-        meaning = self.claims.meanings.values
-        differing = [
-            (name, other)
-            for name, other in zip(left.input, right.input, strict=True)
-            if meaning.get(name) != self.base.meanings.values.get(other)
+                self._add_old(name)
+            pairs.append((NEW + name, digest if digest in self.held else name))
+        nodes = [
+            found[first_output(node)]
+            for graph, found in ((old, self.old_nodes), (new, self.new_nodes))
+            for node in graph.nodes
+            if first_output(node) in found
         ]
-        computed = all(name in self.claims.producers and other in self.base.producers for name, other in differing)
-        return differing if computed else []
+        whole = sum(node.op_type in HEAVY for node in old.nodes)
+        if self.is_opaque or sum(node.op_type in HEAVY for node in nodes) > max(MOST_HEAVY, whole // 3):
+            return None
+        computed = computed_values(nodes)
+        fed = {name: digest for name, digest in self.given.items() if name not in computed}
+        inputs = [*self.inputs.values(), *(name for name, digest in fed.items() if name != digest)]
+        proto = extract(self.before.model.proto, nodes, inputs=inputs, initializers=self.initializers.values())
+        weights = {**self.before.model.weights, **self.claims.after.weights}
+        return ProofPart(DetachedModel(proto, weights), fed, tuple(pairs))
 
+    def _add_new(self, root: str, index: GraphIndex) -> None:
+        """Add the nodes of the changed model that compute `root`, down to values that the model before has too."""
+        stack = [root]
+        while stack:
+            name = stack.pop()
+            node = index.producer(name)
+            if node is None:
+                self._store(NEW + name, index.initializers.get(name))
+            elif first_output(node) not in self.new_nodes:
+                copy = self.new_nodes[first_output(node)] = self._copy(node, "new")
+                copy.output[:] = [NEW + output if output else "" for output in node.output]
+                for place, read in enumerate(node.input):
+                    known = self.before.places.get(self.claims.digests.values.get(read, ""))
+                    if read and known is None:
+                        stack.append(read)
+                    elif known is not None:
+                        self._add_old(known)
+                    copy.input[place] = known or (NEW + read if read else "")
 
-def _same_operation(left: NodeProto, right: NodeProto) -> bool:
-    if (left.domain, left.op_type, len(left.input)) != (right.domain, right.op_type, len(right.input)):
-        return False
-    return not is_opaque(left) and _attributes(left.attribute) == _attributes(right.attribute)
+    def _add_old(self, root: str) -> None:
+        """Add a value of the model before, with the nodes that compute it."""
+        index, stack = self.before.index, [root]
+        while stack:
+            name = stack.pop()
+            digest, node = self.before.digests.values.get(name, ""), index.producer(name)
+            if name in index.initializers:
+                self._store(name, index.initializers[name])
+            elif name in index.inputs:
+                self.inputs[name] = index.inputs[name]
+            elif digest in self.held:
+                self.given[name] = digest
+            elif node is None:
+                self.is_opaque = True
+            elif first_output(node) not in self.old_nodes:
+                self.old_nodes[first_output(node)] = self._copy(node, "old")
+                stack.extend(read for read in node.input if read)
 
+    def _copy(self, node: NodeProto, side: str) -> NodeProto:
+        self.is_opaque = self.is_opaque or is_opaque(node)
+        copy = copy_of(node)
+        del copy.metadata_props[:]
+        copy.name = f"{side}/{first_output(node)}"
+        return copy
 
-def _attributes(attributes: Iterable) -> list[bytes]:
-    return sorted(attribute.SerializeToString(deterministic=True) for attribute in attributes)
-
-
-def _places(node: NodeProto, name: str) -> list[int]:
-    return [index for index, output in enumerate(node.output) if output == name]
+    def _store(self, name: str, tensor: TensorProto | None) -> None:
+        if tensor is None:  # a graph input that differs from the one in the model before, or a value from outside
+            self.is_opaque = True
+        else:
+            self.initializers[name] = tensor_of(tensor, name)

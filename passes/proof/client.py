@@ -1,197 +1,141 @@
-"""The client of the proof worker: a typed call for each method of `server.py`; it replaces a server that has died."""
+"""The draws of one proof, the values that models are compared with, and what the proof worker is asked about them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import itertools
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-from uuid import uuid4
-from weakref import WeakMethod
+
+import numpy as np
 
 from passes.context import PassContext
-from passes.errors import StepCrashed, StepTimedOut
-from passes.proof.draw_choice import ChosenDraw
-from passes.proof.draws import BROUGHT_DOWN, DrawPlan
+from passes.errors import StepFailed
+from passes.proof.claims import ProofPart
+from passes.proof.draws import DrawPlan
 from passes.proof.fault_injection import InjectedFault
 from passes.proof.gauges import Gauges, Readings
-from passes.proof.numbers import Tolerance
-from passes.proof.part import ProofPart
-from passes.proof.precision import Precisions
-from passes.proof.server import ProofServer, ask, run_and_choose
-from passes.proof.tables import Match, TablesPart
-from passes.proof.types import BaselineRun, DrawErrors, Reference, RunRequest
+from passes.proof.server import ArrayFile, Criteria, DrawRequest, RunAnswer, RunRequest, Value, load, run_model
+from passes.proof.types import Reference
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
-from passes.worker.client import ask_again
-
-Question = Callable[..., Any]
-"""A method of the server, or the class itself, which makes a new one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingQuestion:
-    """A question that waits for its answer, which `on_answer` takes."""
+@dataclass(slots=True)
+class DrawValues:
+    """The values of one draw; most arrays lie in files."""
 
-    on_answer: Callable[[Any], None]
-    question: Question
-    arguments: Mapping[str, Any]
-    ticket: int
+    feeds: Mapping[str, Value]
+    outputs: dict[str, Value]
+    """Expected outputs."""
+    inner: dict[str, Value] = field(default_factory=dict)
+    """Expected values inside of the model."""
+    held: dict[str, Value] = field(default_factory=dict)
+    """Value digest → the value, as some model computed it."""
 
 
 class ProofClient:
-    """One prover's connection to its server. A question raises StepFailed where the server fails to run it.
+    """Puts the questions of one proof to the worker.
 
     Args:
-        references: the draws, with what is expected of them.
-        tolerances: by dtype, in place of the documented ones.
-        restore: a method that sends a new server what the last one knew. Its object owns the client, and is not kept
-            alive by it.
+        references: the draws; `take_draws` adds those that the worker chooses.
+        criteria: by what values are judged.
     """
 
-    def __init__(
-        self,
-        references: Sequence[Reference],
-        tolerances: Mapping[str, Tolerance],
-        context: PassContext,
-        restore: Callable[[], None],
-    ) -> None:
-        self._references = references
-        self._tolerances = dict(tolerances)
-        self._restore = WeakMethod(restore)
-        self._worker = context.proofs
-        self._spill = context.spill
-        self._owner = uuid4().hex
-        self._worker.owners.add(self)
-        self._generation = 0
-        """The generation of the worker process that has the server; 0 for none."""
-        self._pending: _PendingQuestion | None = None
+    def __init__(self, references: Sequence[Reference], criteria: Criteria, context: PassContext) -> None:
+        self.criteria = criteria
+        self._worker, self._spill = context.proofs, context.spill
+        self._folder = Path(tempfile.mkdtemp(prefix="proof-", dir=context.folder))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._file = ArrayFile(self._folder / "references")
+        self._numbers = itertools.count()
+        self._may_evaluate = True
+        """Whether ONNX's evaluator may run a model: the first one, and later ones if the first one needed it."""
+        self.draws: list[DrawValues] = []
+        self.take_draws(references)
 
-    def replace_references(self, references: Sequence[Reference]) -> None:
-        """Take the draws that the server has chosen, so that a later server gets them."""
-        self._references = references
+    def take_draws(self, references: Sequence[Reference]) -> None:
+        """Take further draws."""
+        self.draws += [
+            DrawValues(self._file.store(reference.feeds), self._file.store(reference.outputs))
+            for reference in references
+        ]
 
-    def begin_baseline(
-        self,
-        on_answer: Callable[[BaselineRun], None],
-        model: DetachedModel,
-        request: RunRequest,
-        computed_in: Precisions,
-        gauges: Gauges,
-        plan: DrawPlan | None,
-    ) -> None:
-        """Begin to run the exported model; `settle`, or the next question, passes the result to `on_answer`."""
-        asked = {"request": request, "computed_in": computed_in, "gauges": gauges, "plan": plan}
-        self._begin(on_answer, ProofServer.run_baseline, model=portable(model, self._spill), **asked)
+    def held(self) -> frozenset[str]:
+        """The digests of which every draw has the value."""
+        return frozenset.intersection(*(frozenset(draw.held) for draw in self.draws)) if self.draws else frozenset()
 
-    def judge(self, computed_in: Precisions, shares: Mapping[str, float]) -> None:
-        """See `ProofServer.judge`."""
-        self._ask(ProofServer.judge, computed_in=computed_in, shares=shares)
+    def has_nan(self) -> str:
+        """An expected output that holds NaN, so that nothing can be compared with it; empty for none."""
+        for draw in self.draws:
+            for name, array in load(draw.outputs).items():
+                if array.dtype.kind == "f" and np.isnan(array).any():
+                    return name
+        return ""
 
-    def run(self, model: DetachedModel, request: RunRequest) -> Sequence[DrawErrors]:
-        """The errors of outputs and inner values, for each draw."""
-        return self._ask(ProofServer.run, model=portable(model, self._spill), request=request)
+    def run_exported(
+        self, model: DetachedModel, own: Sequence[str], hold: Sequence[str], gauges: Gauges, plan: DrawPlan | None
+    ) -> RunAnswer:
+        """Run the model whose values `own` become the expected ones; `plan` is where to choose draws from."""
+        expected = [{name: value for name, value in draw.outputs.items() if name not in own} for draw in self.draws]
+        return self._ask(self._request(model, expected, own=own, hold=hold, gauges=gauges, plan=plan))
+
+    def note(self, answer: RunAnswer, outputs: Sequence[str], inner: Sequence[str], digests: Mapping[str, str]) -> None:
+        """Take values that an answer has kept: expected `outputs` and `inner` values, and those that have `digests`."""
+        self._may_evaluate = self._may_evaluate and answer.is_evaluated
+        for draw, answered in zip(self.draws, answer.draws, strict=True):
+            kept = answered.kept
+            draw.outputs |= {name: kept[name] for name in outputs}
+            draw.inner |= {name: kept[name] for name in inner}
+            draw.held |= {digest: kept[name] for name, digest in digests.items() if name in kept}
+
+    def run(self, model: DetachedModel, inner: Sequence[str], hold: Mapping[str, str]) -> RunAnswer:
+        """Run a model and compare its outputs, and `inner` values; keep the values called `hold` by their digests."""
+        expected = [
+            {**draw.outputs, **{name: draw.inner[name] for name in inner if name in draw.inner}} for draw in self.draws
+        ]
+        answer = self._ask(self._request(model, expected, hold=[*hold]))
+        self.note(answer, (), (), hold)
+        return answer
 
     def read_gauges(self, model: DetachedModel, gauges: Gauges) -> Readings:
-        """What `gauges` read in `model` on every draw."""
-        return self._ask(ProofServer.read_gauges, model=portable(model, self._spill), gauges=gauges)
-
-    def held_meanings(self) -> frozenset[str]:
-        """The meanings of which every draw has the value."""
-        return self._ask(ProofServer.held_meanings)
+        """What `gauges` read in `model`; without readings where it does not run with them."""
+        try:
+            return self._ask(self._request(model, gauges=gauges)).readings
+        except StepFailed as failure:
+            return Readings(why_not=" ".join(str(failure).split())[:200])
 
     def are_equal(self, part: ProofPart) -> bool:
-        """Whether the values of each pair are the same bits in every draw."""
-        source = portable(part.model, self._spill)
-        return self._ask(ProofServer.are_equal, part=source, given=part.given, distinct=part.distinct, pairs=part.pairs)
+        """Whether the values of each pair of `part` are the same bits on every draw."""
+        feeds = [
+            {**draw.feeds, **{name: draw.held[digest] for name, digest in part.held.items()}} for draw in self.draws
+        ]
+        return all(draw.is_same for draw in self._ask(self._request(part.model, feeds=feeds, same=part.pairs)).draws)
 
-    def match_tables(self, tables: TablesPart) -> Sequence[Match]:
-        """Match the rows of each new table with those of the old tables."""
-        source = portable(tables.model, self._spill)
-        return self._ask(ProofServer.match_tables, part=source, olds=tables.olds, news=tables.news)
+    def excess(self, fault: InjectedFault) -> list[float]:
+        """How far `fault` moves each of its values on the first draw, in units of the tolerance."""
+        draw = self.draws[0]
+        feeds = {**draw.feeds, **{name: draw.inner[name] for name in fault.cuts}}
+        expected = {name: draw.inner[name] for name in fault.values}
+        answer = self._ask(self._request(fault.model, [expected], [feeds], zeroed=fault.zeroed))
+        return [answer.draws[0].errors[name].excess for name in fault.values]
 
-    def plant(self, fault: InjectedFault) -> None:
-        """Begin to measure how far `fault` moves its values."""
-        part = portable(fault.model, self._spill)
-        self._ask(ProofServer.plant, part=part, cuts=fault.cuts, zeroed=fault.zeroed, seen=fault.values)
+    def _request(
+        self,
+        model: DetachedModel,
+        expected: Sequence[Mapping[str, Value]] = (),
+        feeds: Sequence[Mapping[str, Value]] = (),
+        **asked: Any,
+    ) -> RunRequest:
+        fed = feeds or [draw.feeds for draw in self.draws]
+        draws = [DrawRequest(*pair) for pair in zip(fed, expected or [{}] * len(fed), strict=True)]
+        file = str(self._folder / str(next(self._numbers)))
+        asked = {"may_evaluate": self._may_evaluate, **asked}
+        return RunRequest(portable(model, self._spill), draws, self.criteria, file, **asked)
 
-    def excess(self) -> Sequence[float]:
-        """How far the planted fault moved each value, in units of its tolerance."""
-        return self._ask(ProofServer.excess)
-
-    def settle(self) -> None:
-        """Wait for the answer to the pending question, if there is one."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.on_answer(ask_again(partial(self._collect, [pending])))
-
-    def _ask(self, question: Question, **arguments: Any) -> Any:
-        answers: list[Any] = []
-        self._begin(answers.append, question, **arguments)
-        self.settle()
-        return answers[0]
-
-    def _begin(self, on_answer: Callable[[Any], None], question: Question, **arguments: Any) -> None:
-        self.settle()
-        self._pending = ask_again(lambda: self._post(on_answer, question, arguments))
-
-    def _collect(self, questions: list[_PendingQuestion]) -> Any:
-        """The answer to the last of `questions`, which is sent again if the worker has died or was asked something
-        else in between."""
-        last = questions[-1]
-        if not self._worker.awaits(last.ticket):
-            last = self._post(last.on_answer, last.question, last.arguments)
-            questions.append(last)
-        return self._worker.collect(last.ticket)
-
-    def _post(
-        self, on_answer: Callable[[Any], None], question: Question, arguments: Mapping[str, Any]
-    ) -> _PendingQuestion:
-        while True:
-            self._worker.start()
-            if self._generation != self._worker.generation:
-                self._open()
-            ticket = self._worker.post(ask, owner=self._owner, question=question, **arguments)
-            if self._generation == self._worker.generation:
-                return _PendingQuestion(on_answer, question, arguments, ticket)
-            # The process was killed just before, so the question went to a new one, which knows nothing yet.
-
-    def _open(self) -> None:
-        self._generation = self._worker.generation
-        try:
-            feeds = [dict(reference.feeds) for reference in self._references]
-            expected = [dict(reference.outputs) for reference in self._references]
-            owners = frozenset(client._owner for client in self._worker.owners)
-            self._ask(ProofServer, owners=owners, feeds=feeds, expected=expected, tolerances=self._tolerances)
-            restore = self._restore()
-            assert restore is not None, "a question is asked by the object that owns this client"
-            restore()
-        except BaseException:  # a server that was set up in part would find no fault
-            self._generation = 0
-            raise
-
-
-def choose_in_worker(
-    model: DetachedModel, plan: DrawPlan, context: PassContext, random_outputs: Sequence[str] = ()
-) -> tuple[list[ChosenDraw], list[str]]:
-    """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
-
-    The model runs in the proof worker: onnxruntime may crash on it, or never return.
-
-    Args:
-        random_outputs: outputs that depend on random numbers, so they do not decide what is drawn.
-
-    Raises:
-        StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
-    """
-
-    def choose(plan: DrawPlan) -> tuple[list[ChosenDraw], list[str]]:
-        return context.proofs.ask(
-            run_and_choose, model=portable(model, context.spill), plan=plan, random_outputs=random_outputs
-        )
-
-    try:
-        return choose(plan)
-    except (StepCrashed, StepTimedOut) as failure:
-        chosen, skipped = choose(plan.reduce_to_needed())
-        return chosen, [*skipped, BROUGHT_DOWN.format(failure)]
+    def _ask(self, request: RunRequest) -> RunAnswer:
+        return self._worker.ask(run_model, request=request)

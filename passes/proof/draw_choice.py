@@ -9,10 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from passes.errors import ModelError, PassError
+from passes.context import PassContext
+from passes.errors import ModelError, PassError, StepCrashed, StepTimedOut
 from passes.load import MOST_DRAWN
-from passes.proof.draws import WORDS, Draw, DrawnInput, DrawPlan, GivenDraw, InputSampler, Trait
+from passes.proof.draws import BROUGHT_DOWN, WORDS, Draw, DrawnInput, DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.numbers import compare
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import MappedModel, portable
 
 MOST_NOISE: Final = 0.1
 """How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: if they move more,
@@ -54,6 +57,36 @@ def choose_draws(
         failures: the reference does not run on a draw that is needed.
     """
     return _Choice(plan, run, outputs, skipped, failures).draws()
+
+
+def choose_in_worker(
+    model: DetachedModel, plan: DrawPlan, context: PassContext, random_outputs: Sequence[str] = ()
+) -> tuple[list[ChosenDraw], list[str]]:
+    """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
+
+    The model runs in the proof worker: onnxruntime may crash on it, or never return.
+
+    Args:
+        random_outputs: outputs that depend on random numbers, so they do not decide what is drawn.
+
+    Raises:
+        StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
+    """
+    asked = {"model": portable(model, context.spill), "random_outputs": random_outputs}
+    try:
+        return context.proofs.ask(_run_and_choose, plan=plan, **asked)
+    except (StepCrashed, StepTimedOut) as failure:
+        chosen, skipped = context.proofs.ask(_run_and_choose, plan=plan.reduce_to_needed(), **asked)
+        return chosen, [*skipped, BROUGHT_DOWN.format(failure)]
+
+
+def _run_and_choose(
+    model: MappedModel, plan: DrawPlan, random_outputs: Sequence[str]
+) -> tuple[list[ChosenDraw], list[str]]:
+    """`choose_in_worker`, in the worker."""
+    session, skipped = model.session(may_evaluate=True), []
+    outputs = [name for name in session.outputs if name not in random_outputs]
+    return list(choose_draws(plan, session.run, outputs, skipped)), skipped
 
 
 @dataclass(slots=True)

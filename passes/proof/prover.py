@@ -31,7 +31,12 @@ class Prover(Protocol):
         """Start the workers ahead of the first call."""
 
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
-        """Take `model` as the exported model, and compare the values at `instances` too."""
+        """Take `model` as the exported model, and compare the values at `instances` too.
+
+        Raises:
+            ModelError: it does not run.
+        """
+        ...
 
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
         """The inputs of all draws; none where nothing is run."""

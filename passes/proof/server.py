@@ -1,269 +1,237 @@
-"""The code of the proof worker: it runs models on every draw and compares them with expected and with held values.
+"""The question to the proof worker: run one model on every draw, compare values, and keep some of them.
 
-It runs in a process of its own, since onnxruntime may crash on a model that a pass returns. `client.py` calls it.
+The worker holds nothing between two questions. Arrays lie in files that both processes map, so a worker that has died
+is replaced by putting the same question to a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from passes.errors import StepFailed
-from passes.proof.claims import Distinct
-from passes.proof.draw_choice import ChosenDraw, choose_draws
+from passes.proof.draw_choice import choose_draws
 from passes.proof.draws import Draw, DrawPlan
 from passes.proof.gauges import Gauges, Readings, add_gauges
-from passes.proof.lookups import Lookup
 from passes.proof.numbers import DRAWN, Errors, Tolerance, compare, same_bits
-from passes.proof.part import distinct_arrays
 from passes.proof.precision import Precisions
-from passes.proof.tables import Match, match_table
-from passes.proof.types import BaselineRun, DrawErrors, RunRequest
-from passes.weights.sessions import Session
+from passes.weights.mapped import FileMaps, FileRange
 from passes.weights.sharing import MappedModel
 from passes.weights.stand_ins import Weight
 
-KEEP_BYTES = 2**18
-"""Values larger than this are not held from one run to the next, unless they are at a kept structure."""
-
-SERVERS: Final = "proof servers"
-"""The key on the worker's desk of the servers by their owners."""
+if TYPE_CHECKING:
+    from passes.weights.sessions import Session
 
 Arrays = dict[str, np.ndarray]
 
+INLINE_BYTES: Final = 2**10
+"""Arrays up to this size are sent in the message."""
 
-@dataclass(slots=True)
-class _DrawState:
-    """One draw: its inputs, and the values that models are compared with."""
+KEEP_BYTES: Final = 2**18
+"""Values in `RunRequest.hold` that are larger are not kept."""
 
-    feeds: Arrays
-    expected: Arrays = field(default_factory=dict)
-    """Outputs by name."""
-    inner: Arrays = field(default_factory=dict)
-    """Expected values inside of the model, by name."""
-    held: Arrays = field(default_factory=dict)
-    """Values of models that were run, by their meaning."""
+ALIGNMENT: Final = 64
 
 
-class ProofServer:
-    """Runs models on every draw.
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array in a file."""
+
+    place: FileRange
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+Value = np.ndarray | StoredArray
+"""An array, or where it lies."""
+
+
+def load(values: Mapping[str, Value]) -> Arrays:
+    """The arrays of `values`; those in files are mapped, and read-only."""
+    maps = FileMaps()
+    return {
+        name: value
+        if isinstance(value, np.ndarray)
+        else np.asarray(maps.view(value.place)).view(value.dtype).reshape(value.shape)
+        for name, value in values.items()
+    }
+
+
+class ArrayFile:
+    """A file that arrays are appended to; what it held before is dropped."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._path.unlink(missing_ok=True)
+
+    def store(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Value]:
+        """Append `arrays`, and return where they lie; small arrays, and arrays of objects, are returned as they are.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        stored: dict[str, Value] = {}
+        with self._path.open("ab") as file:
+            for name, array in arrays.items():
+                if array.nbytes <= INLINE_BYTES or array.dtype.hasobject:
+                    stored[name] = np.array(array)
+                    continue
+                offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+                file.write(bytes(offset - file.tell()))
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                place = FileRange(str(self._path), offset, array.nbytes)
+                stored[name] = StoredArray(place, array.dtype, array.shape)
+        return stored
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """What values are judged by.
 
     Args:
-        feeds: inputs by name, for each draw.
-        expected: the outputs to compare with, for each draw.
         tolerances: by dtype, in place of the documented ones.
+        computed_in: the types that the exported model computes values in.
+        shares: value → the factor on its absolute tolerance.
     """
 
-    def __init__(
-        self, feeds: Sequence[Arrays], expected: Sequence[Arrays], tolerances: Mapping[str, Tolerance]
-    ) -> None:
-        self._draws = [_DrawState(*pair) for pair in zip(feeds, expected, strict=True)]
-        self._tolerances = tolerances
-        self._computed_in: Precisions = {}
-        self._shares: Mapping[str, float] = {}
-        self._may_evaluate = True
-        """Whether ONNX's evaluator may run a model: the first one, and later ones if the first one needed it."""
-        self._beside = ThreadPoolExecutor(1)
-        self._excess: Future[list[float]] | None = None
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    computed_in: Precisions = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
 
-    def judge(self, computed_in: Precisions, shares: Mapping[str, float]) -> None:
-        """Judge values by the types that the exported model computes them in; see `compare` for their `shares`."""
-        self._computed_in, self._shares = computed_in, shares
-
-    def run_baseline(
-        self,
-        model: MappedModel,
-        request: RunRequest,
-        computed_in: Precisions,
-        gauges: Gauges,
-        plan: DrawPlan | None,
-    ) -> BaselineRun:
-        """`run` the exported model with gauges, or without gauges where the model does not run with them.
-
-        Args:
-            computed_in: see `judge`.
-            plan: the draws to choose from, if the server has none; those on which the model runs are taken.
-        """
-        self.judge(computed_in, {})
-        refusals: list[StepFailed] = []
-        for self._may_evaluate in (False, True):  # onnxruntime, if it runs the model at least without gauges
-            for chosen in [gauges] + [Gauges()] * (gauges != Gauges()):
-                why_not = " ".join(str(refusals[0]).split())[:200] if refusals and chosen != gauges else ""
-                try:
-                    return self._run_gauged(model, request, chosen, plan, Readings(why_not=why_not))
-                except StepFailed as failure:
-                    refusals.append(failure)
-        raise refusals[-1]
-
-    def _run_gauged(
-        self, model: MappedModel, request: RunRequest, gauges: Gauges, plan: DrawPlan | None, readings: Readings
-    ) -> BaselineRun:
-        proto = model.model()
-        outputs = _outputs_of(proto)
-        values = [*request.values, *add_gauges(proto.graph, gauges)]
-        session = self._note_evaluation(Session(proto, model.map_weights(), values, may_evaluate=self._may_evaluate))
-        drawn, skipped, errors = [], [], []
-        if plan is None:
-            runs = ((draw, session.run(draw.feeds)) for draw in self._draws)
-        else:
-            runs = self._choose(plan, session, outputs, drawn, skipped)
-        for draw, results in runs:
-            errors.append(self._note(draw, request, outputs, results))
-            readings.add(gauges, results)
-        return BaselineRun(errors, self.held_meanings(), self._nan_outputs(), readings, drawn, skipped)
-
-    def _choose(
-        self, plan: DrawPlan, session: Session, outputs: Sequence[str], drawn: list[Draw], skipped: list[str]
-    ) -> Iterator[tuple[_DrawState, Arrays]]:
-        """Choose the draws of `plan` on which the model runs, and keep them; yields each with the model's results."""
-        self._draws.clear()
-        steady = [name for name in outputs if self._computed_in.get(name) != DRAWN]
-        for chosen in choose_draws(plan, session.run, steady, skipped):
-            drawn.append(chosen.draw)
-            self._draws.append(_DrawState(dict(chosen.feeds)))
-            yield self._draws[-1], dict(chosen.results)
-
-    def _nan_outputs(self) -> list[str]:
-        """The expected outputs with which nothing can be compared."""
-        return [
-            name
-            for draw in self._draws
-            for name, array in draw.expected.items()
-            if array.dtype.kind == "f" and np.isnan(array).any()
-        ]
-
-    def read_gauges(self, model: MappedModel, gauges: Gauges) -> Readings:
-        """The readings of `gauges` in `model`, on every draw; without them where it does not run so."""
-        readings, proto = Readings(), model.model()
-        try:
-            values = add_gauges(proto.graph, gauges)
-            session = Session(proto, model.map_weights(), values, may_evaluate=self._may_evaluate)
-            for draw in self._draws:
-                readings.add(gauges, session.run(draw.feeds))
-        except StepFailed as failure:
-            return Readings(why_not=" ".join(str(failure).split())[:200])
-        return readings
-
-    def run(self, model: MappedModel, request: RunRequest) -> list[DrawErrors]:
-        """Run `model` and compare its outputs, and inner values; for each draw."""
-        session = self._note_evaluation(model.session(request.values, may_evaluate=self._may_evaluate))
-        outputs = _outputs_of(model.model())
-        return [self._note(draw, request, outputs, session.run(draw.feeds)) for draw in self._draws]
-
-    def _note(self, draw: _DrawState, request: RunRequest, outputs: Sequence[str], results: Arrays) -> DrawErrors:
-        """Record the results of a model on one draw; returns the errors of its outputs and of inner values."""
-        if request.is_reference:
-            draw.expected = {name: results[name] for name in outputs}
-        draw.expected |= {name: results[name] for name in request.own_outputs}
-        if request.as_expected:
-            draw.inner.update({name: results[name] for name in request.inner})
-        for name, meaning in request.keep.items():
-            if name in request.inner or results[name].nbytes <= KEEP_BYTES:
-                draw.held[meaning] = results[name]
-        inner = {name: draw.inner[name] for name in request.inner if name in draw.inner}
-        return self._errors(draw.expected, results), self._errors(inner, results)
-
-    def _note_evaluation(self, session: Session) -> Session:
-        self._may_evaluate = self._may_evaluate and session.is_evaluated
-        return session
-
-    def held_meanings(self) -> frozenset[str]:
-        """The meanings of which every draw has the value."""
-        return frozenset.intersection(*(frozenset(draw.held) for draw in self._draws)) if self._draws else frozenset()
-
-    def are_equal(
-        self,
-        part: MappedModel,
-        given: Mapping[str, str],
-        distinct: Mapping[str, Distinct],
-        pairs: Sequence[tuple[str, str]],
-    ) -> bool:
-        """Whether the two values of each pair are the same bits in every draw.
-
-        Args:
-            part: a piece of a model that computes the first of each pair, and the second if it is not held.
-            given: input name → the meaning of the held value to feed.
-            distinct: input name → what to feed there, of which only the shape matters.
-            pairs: names of values in `part`, or held meanings.
-        """
-        session = None
-        for draw in self._draws:
-            fed = draw.feeds | distinct_arrays(distinct) | {name: draw.held[meaning] for name, meaning in given.items()}
-            wanted = [name for pair in pairs for name in pair if name not in draw.held]
-            session = session or (_part_session(part, fed, wanted) if wanted else None)
-            values = draw.held | (session.run(fed) if session else {})
-            if not all(same_bits(values[left], values[right]) for left, right in pairs):
-                return False
-        return True
-
-    def match_tables(
-        self, part: MappedModel, olds: Sequence[tuple[str, Lookup]], news: Sequence[tuple[str, Lookup]]
-    ) -> list[Match]:
-        """Match the rows of each new table with the old tables; `part` computes all of them from constants."""
-        computed = part.session().run({})
-        tables = [lookup.as_rows(computed[name]) for name, lookup in olds]
-        return [match_table(tables, lookup.as_rows(computed[name]), self._tolerances) for name, lookup in news]
-
-    def plant(self, part: MappedModel, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]) -> None:
-        """Begin to measure how far the values called `seen` move when the weights `zeroed` are zero.
-
-        It uses the first draw; `cuts` names expected inner values that `part` reads. The measurement runs in a thread
-        while later questions are answered.
-        """
-        self._excess = self._beside.submit(self._moved_by, part, cuts, zeroed, seen)
-
-    def excess(self) -> list[float]:
-        """How far the planted fault moved each value, in units of its tolerance."""
-        assert self._excess is not None, "nothing was planted"
-        return self._excess.result()
-
-    def _moved_by(
-        self, part: MappedModel, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]
-    ) -> list[float]:
-        draw = self._draws[0]
-        fed = draw.feeds | {name: draw.inner[name] for name in cuts}
-        expected = {name: draw.inner[name] for name in seen}
-        results = _zeroed_session(part, fed, zeroed, seen).run(fed)
-        return [errors.excess for errors in self._errors(expected, results).values()]
-
-    def _errors(self, expected: Arrays, results: Arrays) -> dict[str, Errors]:
+    def errors(self, expected: Arrays, results: Arrays) -> dict[str, Errors]:
+        """The errors of the values that are `expected`."""
         return {
-            name: compare(
-                value, results[name], self._tolerances, self._computed_in.get(name), self._shares.get(name, 1.0)
-            )
+            name: compare(value, results[name], self.tolerances, self.computed_in.get(name), self.shares.get(name, 1.0))
             for name, value in expected.items()
         }
 
 
-def _outputs_of(model: onnx.ModelProto) -> list[str]:
-    return [info.name for info in model.graph.output]
+@dataclass(frozen=True, slots=True)
+class DrawRequest:
+    """One draw: what is fed by name, and what values of the model are compared with."""
+
+    feeds: Mapping[str, Value]
+    expected: Mapping[str, Value] = field(default_factory=dict)
 
 
-def _zeroed_session(part: MappedModel, fed: Arrays, zeroed: Sequence[str], outputs: Sequence[str]) -> Session:
-    weights = part.map_weights()
-    weights |= {name: _zeros(weights[name]) for name in zeroed if name in weights}
-    proto = part.model()
-    for tensor in proto.graph.initializer:  # small weights are stored in the model itself
-        if tensor.name in zeroed and tensor.name not in weights:
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Run `model` on every draw.
+
+    Args:
+        file: where to keep arrays.
+        own: values that become the expected ones: they are compared with themselves, and kept.
+        hold: values to keep if they are small.
+        same: pairs that have to be the same bits; each of them is a value of the model, or is fed.
+        zeroed: weights to set to zero.
+        may_evaluate: whether ONNX's evaluator may run the model where onnxruntime has no kernel.
+        plan: the draws to choose from, in place of `draws`.
+    """
+
+    model: MappedModel
+    draws: Sequence[DrawRequest]
+    criteria: Criteria
+    file: str
+    own: Sequence[str] = ()
+    hold: Sequence[str] = ()
+    same: Sequence[tuple[str, str]] = ()
+    zeroed: Sequence[str] = ()
+    gauges: Gauges = field(default_factory=Gauges)
+    may_evaluate: bool = True
+    plan: DrawPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrawAnswer:
+    """The results on one draw: errors by value, what was kept, and whether all pairs are the same."""
+
+    errors: Mapping[str, Errors]
+    kept: Mapping[str, Value]
+    is_same: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnswer:
+    """The answer to a `RunRequest`; `drawn` and `skipped` are what was chosen of its plan."""
+
+    draws: Sequence[DrawAnswer]
+    readings: Readings
+    is_evaluated: bool
+    drawn: Sequence[Draw] = ()
+    skipped: Sequence[str] = ()
+
+
+def run_model(request: RunRequest) -> RunAnswer:
+    """In the worker: run a model with its gauges, or without them where it does not run with them.
+
+    Raises:
+        StepFailed: onnxruntime refuses the model, or stops.
+    """
+    refusals: list[StepFailed] = []
+    for may_evaluate in (False, True) if request.may_evaluate else (False,):  # onnxruntime, if only without gauges
+        for gauges in [request.gauges] + [Gauges()] * (request.gauges != Gauges()):
+            why_not = " ".join(str(refusals[0]).split())[:200] if refusals and gauges != request.gauges else ""
+            try:
+                return _run_gauged(request, gauges, Readings(why_not=why_not), may_evaluate)
+            except StepFailed as failure:
+                refusals.append(failure)
+    raise refusals[-1]
+
+
+def _run_gauged(request: RunRequest, gauges: Gauges, readings: Readings, may_evaluate: bool) -> RunAnswer:
+    draws = [(load(draw.feeds), load(draw.expected)) for draw in request.draws]
+    session = _open_session(request, gauges, draws, may_evaluate)
+    file, answers, drawn, skipped = ArrayFile(request.file), list[DrawAnswer](), list[Draw](), list[str]()
+
+    def run_all() -> Iterator[tuple[Arrays, Arrays, Arrays]]:
+        """What is fed, what is expected, and the results, for each draw."""
+        if request.plan is None:
+            yield from ((feeds, expected, session.run(feeds)) for feeds, expected in draws)
+            return
+        outputs = [info.name for info in request.model.model().graph.output]
+        steady = [name for name in outputs if request.criteria.computed_in.get(name) != DRAWN]
+        for chosen in choose_draws(request.plan, session.run, steady, skipped):
+            drawn.append(chosen.draw)
+            yield dict(chosen.feeds), {}, dict(chosen.results)
+
+    for feeds, expected, results in run_all():
+        own = {name: results[name] for name in request.own}
+        small = {name: results[name] for name in request.hold if results[name].nbytes <= KEEP_BYTES}
+        values = feeds | results
+        is_same = all(same_bits(values[left], values[right]) for left, right in request.same)
+        answers.append(DrawAnswer(request.criteria.errors(expected | own, results), file.store(small | own), is_same))
+        readings.add(gauges, results)
+    return RunAnswer(answers, readings, session.is_evaluated, drawn, skipped)
+
+
+def _open_session(
+    request: RunRequest, gauges: Gauges, draws: Sequence[tuple[Arrays, Arrays]], may_evaluate: bool
+) -> Session:
+    from passes.weights.sessions import Session  # not above: who only asks needs no onnxruntime
+
+    proto, weights = request.model.model(), request.model.map_weights()
+    fed, expected = draws[0] if draws else ({}, {})
+    pairs = [name for pair in request.same for name in pair if name not in fed]
+    values = [*expected, *request.own, *request.hold, *pairs, *add_gauges(proto.graph, gauges)]
+    _set_to_zero(proto.graph, weights, request.zeroed)
+    _type_inputs(proto.graph, fed)
+    return Session(proto, weights, list(dict.fromkeys(values)), may_evaluate=may_evaluate)
+
+
+def _set_to_zero(graph: onnx.GraphProto, weights: dict[str, Weight], names: Sequence[str]) -> None:
+    for tensor in graph.initializer:
+        if tensor.name in names and tensor.name in weights:
+            weight = weights[tensor.name]
+            zeros = np.zeros(weight.data.nbytes, np.uint8)
+            weights[tensor.name] = Weight(weight.dims, weight.data_type, zeros, "")
+        elif tensor.name in names:  # small weights are stored in the model itself
             tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
-    _type_inputs(proto.graph, fed)
-    return Session(proto, weights, outputs)
-
-
-def _zeros(weight: Weight) -> Weight:
-    return Weight(weight.dims, weight.data_type, np.zeros(weight.data.nbytes, np.uint8), "")
-
-
-def _part_session(part: MappedModel, fed: Arrays, outputs: Sequence[str]) -> Session:
-    proto = part.model()
-    _type_inputs(proto.graph, fed)
-    return Session(proto, part.map_weights(), list(dict.fromkeys(outputs)))
 
 
 def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
@@ -273,26 +241,3 @@ def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
             array = fed[info.name]
             dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
             info.CopyFrom(helper.make_tensor_value_info(info.name, dtype, [None] * array.ndim))
-
-
-def ask(desk: dict[str, Any], owner: str, question: Callable[..., Any], **arguments: Any) -> Any:
-    """Call one method of the server of `owner`; the class itself makes a new server. `desk` is the worker's state.
-
-    A new server comes with the `owners` that still exist; the state of other owners is dropped.
-    """
-    servers: dict[str, ProofServer] = desk.setdefault(SERVERS, {})
-    if question is ProofServer:
-        for gone in servers.keys() - arguments.pop("owners"):
-            del servers[gone]
-        servers[owner] = ProofServer(**arguments)
-        return None
-    return question(servers[owner], **arguments)
-
-
-def run_and_choose(
-    model: MappedModel, plan: DrawPlan, random_outputs: Sequence[str]
-) -> tuple[list[ChosenDraw], list[str]]:
-    """See `client.choose_in_worker`."""
-    session, skipped = model.session(may_evaluate=True), []
-    outputs = [name for name in session.outputs if name not in random_outputs]
-    return list(choose_draws(plan, session.run, outputs, skipped)), skipped

@@ -14,17 +14,27 @@ from typing import Final
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
-from passes.graph.index import GraphIndex, extract, initializers_of
+from passes.graph.index import GraphIndex, copy_of, extract, initializers_of
 from passes.graph.traversal import reads_of
 from passes.model.canonical import ValueDigests
 from passes.proof.gauges import Gauges, Readings
 from passes.proof.lookups import Lookup, find_lookups, values_of_inputs
 from passes.proof.numbers import Tolerance, tolerance_for
-from passes.proof.part import NEW, tensor_of
 from passes.structures.projection_check import computed_constant
 from passes.weights.detached import DetachedModel
+from passes.weights.sharing import MappedModel
+
+NEW: Final = "onnxline.new/"
+"""Prefix of the names of a changed model, which may name other values in the model before."""
+
+
+def tensor_of(tensor: TensorProto, name: str) -> TensorProto:
+    """A copy of `tensor` called `name`."""
+    copy = copy_of(tensor)
+    copy.name = name
+    return copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +206,18 @@ def _key(lookup: Lookup, model: DetachedModel, meanings: ValueDigests) -> Key:
     if lookup.stored is not None:
         return model.digest(lookup.stored), lookup.axis
     return meanings.values.get(lookup.data, lookup.data), lookup.axis
+
+
+def match_tables(
+    part: MappedModel,
+    olds: Sequence[tuple[str, Lookup]],
+    news: Sequence[tuple[str, Lookup]],
+    tolerances: Mapping[str, Tolerance],
+) -> list[Match]:
+    """In the worker: match the rows of each new table with the old tables; `part` computes all of them."""
+    computed = part.session().run({})
+    tables = [lookup.as_rows(computed[name]) for name, lookup in olds]
+    return [match_table(tables, lookup.as_rows(computed[name]), tolerances) for name, lookup in news]
 
 
 Ask = Callable[[TablesPart], Sequence[Match]]

@@ -1,15 +1,14 @@
-"""The data that provers exchange with the proof worker, and their results."""
+"""The references of a proof, and its results: data only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from passes.proof.draws import Draw
-from passes.proof.gauges import Readings
 from passes.proof.numbers import Errors, only_compared
 
 
@@ -46,45 +45,6 @@ class Measurement:
     @property
     def max_abs(self) -> float:
         return max((errors.max_abs for errors in only_compared(self.errors).values()), default=0.0)
-
-
-DrawErrors = tuple[dict[str, Errors], dict[str, Errors]]
-"""The errors of the outputs and of inner values, for one draw."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """Which values of a run to compare and to keep, in addition to the outputs."""
-
-    inner: Sequence[str]
-    """Values at kept structures, to compare."""
-    keep: Mapping[str, str] = field(default_factory=dict)
-    """Values to hold for later proofs: name → meaning."""
-    as_expected: bool = False
-    """Whether the values of `inner` become the expected ones."""
-    is_reference: bool = False
-    """Whether the outputs become the expected ones."""
-    own_outputs: Sequence[str] = ()
-    """Outputs that become the expected ones, since the reference draws other random numbers than the model."""
-
-    @property
-    def values(self) -> list[str]:
-        """All values to return."""
-        return list(dict.fromkeys((*self.inner, *self.keep)))
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineRun:
-    """The results of a run of the exported model."""
-
-    draws: Sequence[DrawErrors]
-    held: frozenset[str]
-    nan_outputs: Sequence[str]
-    """Outputs of the reference that hold NaN, so that nothing can be compared with them."""
-    readings: Readings
-    drawn: Sequence[Draw] = ()
-    """The draws that this run chose, if it chose any."""
-    skipped: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class Session:
         except Exception as error:
             if options.terminate:
                 raise StepTimedOut(f"onnxruntime ran past {round(within_s or 0, 1):g} s and was stopped") from error
-            raise StepFailed(f"onnxruntime stopped: {error}") from error
+            raise StepFailed(f"onnxruntime stopped: {first_words(error)}") from error
         finally:
             timer.cancel()
         return {name: as_array(name, result) for name, result in zip(self.outputs, results, strict=True)}
@@ -208,7 +208,12 @@ def _open_session(
         try:
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise StepFailed(f"onnxruntime refuses the model: {visible_line(str(error))}") from error
+            raise StepFailed(f"onnxruntime refuses the model: {first_words(error)}") from error
+
+
+def first_words(error: Exception) -> str:
+    """What an error of onnxruntime says, without its blocks of context, in one line."""
+    return visible_line(" ".join(str(error).partition("==> Context")[0].split()))
 
 
 def lacks_kernel(refusal: Exception) -> bool:

@@ -1,8 +1,8 @@
 """Models by hand: layers that emit to the IR, and their training by recorded steps.
 
-builder.py       the Builder that modules emit to, and IR tensors     storage.py     parameters and buffers
-functional.py    the operations of a `forward`                        module.py      Module and Sequential
-layers.py        the layers of torch.nn                               losses.py      losses
+builder.py       the Builder that modules emit to                     functional.py  the operations of a `forward`
+tensors.py       IR tensors, and what arguments have to be            forms.py       torch's functions on IR tensors
+module.py        Module, Sequential, parameters and buffers, emit     layers.py      the layers and losses of torch.nn
 optimizers.py    optimizers as data                                   model.py       add, compile, fit, evaluate
 fit.py           the loop over steps, for any train program
 
@@ -12,30 +12,32 @@ No gradient is written here: a graph that was emitted is a module by `training.a
 from __future__ import annotations
 
 from pipeline.authoring import functional
-from pipeline.authoring.builder import IRTensor, ModelBuilder
+from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.fit import FitLimits, StepRecord, TrainingHistory, TrainingLoop
 from pipeline.authoring.layers import (
     GELU,
     BatchNorm2d,
     Conv2d,
+    CrossEntropyLoss,
     Dropout,
     Embedding,
     Flatten,
     LayerNorm,
     Linear,
     LogSoftmax,
+    LossModule,
     MaxPool2d,
+    MSELoss,
     ReLU,
     Sigmoid,
     SiLU,
     Softmax,
     Tanh,
 )
-from pipeline.authoring.losses import CrossEntropyLoss, LossModule, MSELoss
 from pipeline.authoring.model import Evaluation, Model
-from pipeline.authoring.module import Module, Sequential
+from pipeline.authoring.module import Buffer, Module, Parameter, Sequential, emit
 from pipeline.authoring.optimizers import SGD, Adam, AdamW, OptimizerSpec
-from pipeline.authoring.storage import Buffer, Parameter
+from pipeline.authoring.tensors import IRTensor
 
 __all__ = [
     "GELU",
@@ -72,5 +74,6 @@ __all__ = [
     "Tanh",
     "TrainingHistory",
     "TrainingLoop",
+    "emit",
     "functional",
 ]

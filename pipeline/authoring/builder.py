@@ -1,44 +1,62 @@
-"""`ModelBuilder`, to which modules emit, and `IRTensor`, which stands for a value of its graph.
+"""`ModelBuilder`, to which modules emit.
 
-An IRTensor has a shape and a dtype and no numbers: `x + 1` adds an op to the graph.
+What torch's functions call for IR tensors, down to the operators of torch, is added to the graph. torch itself says
+which operators these are, and what their results look like, since the same call is made on tensors of the device meta.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any
 
 import torch
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
+from torch.utils import _pytree as pytree
 
-from pipeline.argument_checks import FLAG, FUNCTION, MAPPING, NUMBER, PATH, TEXT, WHOLE, Check, a, expects_annotated
-from pipeline.authoring.storage import ModuleTensor, Parameter
-from pipeline.errors import Unsupported, UsageError
+from pipeline.authoring.forms import FORMS
+from pipeline.authoring.tensors import DTYPES, IRTensor, check_dtype, name_of, spec_of, text_of
+from pipeline.errors import OnnxlineError, UsageError
+from pipeline.importers.from_torch.operators import describe_operator
+from pipeline.importers.from_torch.region import Arguments
 from pipeline.importers.from_torch.tensors import TensorPayload
-from pipeline.ir import Attr, Graph, TensorSpec
+from pipeline.ir import Attr, Graph, InputRef, TensorSpec
 from pipeline.ir.builder import GraphFacts, assemble
+from pipeline.ir.graph import parts
 from pipeline.ops import GraphBuilder
 from pipeline.ops.aten import is_call
-from pipeline.runtime.tensors import dtype_name, torch_dtype
-
-FLOATS: Final = ("float32", "float64")
-"""The dtypes that layers compute in."""
-
-DTYPES: Final = (*FLOATS, "int64", "int32", "bool")
+from pipeline.runtime.tensors import torch_dtype
 
 
-def check_dtype(dtype: str, allowed: Sequence[str], what: str) -> str:
-    """`dtype`, if it is one of `allowed`.
+@dataclass(frozen=True, slots=True)
+class MetaCall:
+    """A call of an operator of torch, on tensors of the device meta."""
 
-    Raises:
-        Unsupported: it is another one.
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+
+
+class MetaCalls(ProxyTorchDispatchMode):
+    """Lists the operators that a function calls, before torch takes them apart (`aten.linear`, not `aten.addmm`).
+
+    Calls are seen there by torch's own modes alone, so this is one of them (torch 2.13).
     """
-    if dtype not in allowed:
-        raise Unsupported(f"{what} has the dtype {dtype}, which is not handled; expected one of {', '.join(allowed)}")
-    return dtype
+
+    def __init__(self) -> None:
+        super().__init__(PythonKeyTracer(), "real", pre_dispatch=True)
+        self.calls: list[MetaCall] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append(MetaCall(func, args, kwargs or {}, result))
+        return result
 
 
 class ModelBuilder(GraphBuilder):
@@ -47,13 +65,16 @@ class ModelBuilder(GraphBuilder):
     training: whether modules emit what they do in training: Dropout draws, BatchNorm normalises by its batch.
     """
 
+    mistake = UsageError
+
     def __init__(self, name: str = "model", *, training: bool = False) -> None:
         super().__init__(name)
         self.training = training
-        self._names: dict[ModuleTensor, tuple[str, ...]] = {}
-        self._paths: dict[object, str] = {}
-        self._tensors: dict[ModuleTensor, IRTensor] = {}
-        self._scopes: list[tuple[str, str]] = []
+        self.scopes: list[tuple[nn.Module, str]] = []
+        """The modules that are emitting, each with its path."""
+        self._names: dict[int, tuple[str, ...]] = {}
+        self._tensors: dict[int, IRTensor] = {}
+        self._paths: dict[nn.Module, str] = {}
         self._used: dict[str, int] = {}
 
     def add_input(self, name: str, spec: TensorSpec) -> IRTensor:
@@ -61,44 +82,77 @@ class ModelBuilder(GraphBuilder):
         check_dtype(spec.dtype, DTYPES, f"input {name!r}")
         return IRTensor(self, self.input(self.unique_name(name), spec))
 
-    def register(self, paths: Mapping[object, str], names: Mapping[ModuleTensor, tuple[str, ...]]) -> None:
-        """Give modules their paths, and parameters and buffers their names: those of a state dict, the own first."""
-        self._paths |= paths
-        self._names |= names
+    def register(self, module: nn.Module, prefix: str = "") -> dict[str, IRTensor]:
+        """Give a module, and what it holds, their paths and names. Returns the values of parameters and buffers."""
+        stored: dict[str, torch.Tensor] = {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
+        for name, tensor in stored.items():
+            full = f"{prefix}.{name}" if prefix else name
+            self._names[id(tensor)] = (*self._names.get(id(tensor), ()), full)
+            self._tensors.setdefault(id(tensor), IRTensor(self, stored=tensor))
+        for path, part in module.named_modules(prefix=prefix):
+            self._paths.setdefault(part, path)
+        return {name: self._tensors[id(tensor)] for name, tensor in stored.items()}
 
-    def path_of(self, module: object) -> str | None:
+    def path_of(self, module: nn.Module) -> str | None:
         """Where a module is in the model; None for one that was not registered."""
         return self._paths.get(module)
 
-    @property
-    def is_within(self) -> bool:
-        """Whether a module is emitting."""
-        return bool(self._scopes)
+    @contextmanager
+    def within(self, path: str, module: nn.Module) -> Any:
+        """What is emitted meanwhile belongs to `module` at `path`, in names and in messages.
 
-    def read(self, stored: ModuleTensor) -> IRTensor:
-        """The value of a parameter or a buffer, which is declared when it is first read.
+        An error of torch, or of the module's own code, becomes one sentence that names the innermost module.
+        """
+        depth = len(self.scopes)
+        self.scopes.append((module, path))
+        try:
+            yield
+        except OnnxlineError:
+            raise
+        except Exception as error:
+            raise self.refusal(_first_line(error)) from error
+        finally:
+            del self.scopes[depth:]
+
+    def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a function of torch gives for IR tensors: by its form in `FORMS` if it has one, else by what it calls.
 
         Raises:
-            UsageError: no module of the model holds it.
+            UsageError: an operand does not fit, or torch refuses the call.
         """
-        if stored not in self._tensors:
-            self._tensors[stored] = self._declare(stored)
-        return self._tensors[stored]
+        form = FORMS.get(function)
+        return form(self, *args, **kwargs) if form else self.record(function, args, kwargs)
 
-    def update_stored(self, stored: ModuleTensor, after: IRTensor) -> None:
-        """`stored` has the value of `after` when a step is done."""
-        self.update(self.read(stored).vid, after.vid)
+    def record(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a function of torch gives for IR tensors: the operators that it calls are added to the graph.
 
-    def constant(self, data: torch.Tensor) -> IRTensor:
-        """A constant of the graph."""
-        return IRTensor(self, self.const(self._name_of("const"), _spec_of(data), TensorPayload(data)))
+        Raises:
+            UsageError: torch refuses the call, or an operand is none of this graph.
+        """
+        operands: dict[int, IRTensor] = {}
 
-    def emit_one(
-        self, kind: str, inputs: Sequence[IRTensor], spec: TensorSpec, attrs: Mapping[str, Attr] | None = None
-    ) -> IRTensor:
-        """Add an op with one result, named by the module that emits it."""
-        name = self._name_of(label_of(kind))
-        return self._emit(kind, inputs, [(name, spec)], attrs, name)[0]
+        def stand_in(item: Any) -> Any:
+            if not isinstance(item, IRTensor | torch.Tensor):
+                return item
+            value = self._operand(item)
+            meta = torch.empty(value.shape, dtype=torch_dtype(value.dtype), device="meta")
+            operands[id(meta)] = value
+            return meta
+
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, IRTensor | torch.Tensor)]
+        own_args, own_kwargs = pytree.tree_map(stand_in, (tuple(args), dict(kwargs)))
+        with torch.no_grad(), enable_python_dispatcher(), MetaCalls() as recorder:
+            try:
+                result = function(*own_args, **own_kwargs)
+            except Exception as error:
+                found = " and ".join(f"{text_of(leaf)}" for leaf in leaves)
+                raise self.refusal(f"{name_of(function)} found {found}: {_first_line(error)}") from error
+        for call in recorder.calls:
+            self._emit_call(call, operands)
+        return pytree.tree_map_only(torch.Tensor, lambda meta: operands[id(meta)], result)
 
     def emit_several(
         self,
@@ -107,69 +161,106 @@ class ModelBuilder(GraphBuilder):
         outputs: Mapping[str, TensorSpec],
         attrs: Mapping[str, Attr] | None = None,
     ) -> tuple[IRTensor, ...]:
-        """Add an op with several results: how each is called in its module, and what it looks like."""
-        declared = [(self._name_of(name), spec) for name, spec in outputs.items()]
-        return self._emit(kind, inputs, declared, attrs, declared[0][0])
-
-    def _emit(
-        self,
-        kind: str,
-        inputs: Sequence[IRTensor],
-        outputs: Sequence[tuple[str, TensorSpec]],
-        attrs: Mapping[str, Attr] | None,
-        name: str,
-    ) -> tuple[IRTensor, ...]:
-        strangers = [tensor for tensor in inputs if tensor.builder is not self]
-        if strangers:
-            raise self.refusal(f"{label_of(kind)} reads a tensor of another graph, {strangers[0].builder.name!r}")
-        path = self._scopes[-1][0] if self._scopes else ""
-        vids = self.emit(kind, [tensor.vid for tensor in inputs], outputs, attrs, name=name, origin=path)
+        """Add an op by its kind: how each result is called in its module, and what it looks like."""
+        declared = [(self.name_here(name), spec) for name, spec in outputs.items()]
+        operands = [self._operand(tensor).vid for tensor in inputs]
+        vids = self.emit(kind, operands, declared, attrs, name=declared[0][0], origin=self._path)
         return tuple(IRTensor(self, vid) for vid in vids)
 
-    def _name_of(self, label: str) -> str:
-        path = self._scopes[-1][0] if self._scopes else ""
-        return self.unique_name(f"{path}.{label}" if path else label)
+    def write(self, target: IRTensor, after: IRTensor) -> IRTensor:
+        """Let a buffer have the value of `after`, now and when a step is done.
 
-    @contextmanager
-    def within(self, path: str, title: str) -> Iterator[None]:
-        """What is emitted meanwhile belongs to the module `title` at `path`, in names and in messages."""
-        self._scopes.append((path, title))
-        try:
-            yield
-        finally:
-            self._scopes.pop()
+        Raises:
+            UsageError: the target is no buffer.
+        """
+        if not target.is_buffer:
+            raise self.refusal("forward writes to a tensor in place; expected an operation that gives a new one")
+        self.update(target.first_vid, after.vid)
+        target.vid = after.vid
+        return target
 
     def refusal(self, problem: str) -> UsageError:
         """The error for what a module cannot take: its place in the model, and the problem."""
-        if not self._scopes:
+        if not self.scopes:
             return UsageError(problem)
-        path, title = self._scopes[-1]
+        module, path = self.scopes[-1]
+        title = " ".join(repr(module).split())
         return UsageError(f"layer {path!r}, {title}: {problem}" if path else f"{title}: {problem}")
+
+    def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
+        """A call of torch says where its operands go, also those in lists."""
+        is_complete = any(isinstance(part, InputRef) for item in given.values() for part in parts(item))
+        return dict(given) if is_complete else super().complete_arguments(kind, operands, given)
 
     def build(self, outputs: Sequence[int]) -> Graph:
         """Freeze what was added, with the updates of buffers and the names of tied weights."""
-        sources = {
-            tensor.vid: self._names[stored] for stored, tensor in self._tensors.items() if len(self._names[stored]) > 1
-        }
+        shared = {key: names for key, names in self._names.items() if len(names) > 1}
+        sources = {self._tensors[key].first_vid: names for key, names in shared.items() if self._tensors[key].is_read}
         facts = GraphFacts(updates=self._updates, sources=sources)
         return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads, facts)
 
-    def _declare(self, stored: ModuleTensor) -> IRTensor:
-        names = self._names.get(stored)
-        if names is None:
-            raise self.refusal(
-                f"a parameter or buffer of shape {list(stored.data.shape)} is read that no module of the model holds; "
-                "expected it as an attribute of a Module, or in a list that is one"
-            )
-        declare = self.param if isinstance(stored, Parameter) else self.state if self.training else self.const
-        vid = declare(self.unique_name(names[0]), _spec_of(stored.data), TensorPayload(stored.data))
-        return IRTensor(self, vid)
+    def declare(self, stored: torch.Tensor) -> int:
+        """The vid of a parameter or a buffer, which is declared when it is first read."""
+        add = self.param if isinstance(stored, nn.Parameter) else self.state if self.training else self.const
+        data = stored.detach()
+        return add(self.unique_name(self._names[id(stored)][0]), spec_of(data), TensorPayload(data))
 
     def unique_name(self, name: str) -> str:
-        """`name`, or with a number behind it where it was given before."""
+        """`name`, or with a number after it where it was given before."""
         count = self._used.get(name, 0)
         self._used[name] = count + 1
         return name if not count else self.unique_name(f"{name}_{count}")
+
+    def name_here(self, label: str) -> str:
+        """A name for what the module at hand calls `label`."""
+        return self.unique_name(f"{self._path}.{label}" if self._path else label)
+
+    @property
+    def _path(self) -> str:
+        return self.scopes[-1][1] if self.scopes else ""
+
+    def _operand(self, item: IRTensor | torch.Tensor) -> IRTensor:
+        if isinstance(item, IRTensor):
+            if item.builder is not self:
+                raise self.refusal(f"an operation reads a tensor of another graph, {item.builder.name!r}")
+            return item
+        if id(item) in self._tensors:
+            return self._tensors[id(item)]
+        if isinstance(item, nn.Parameter | nn.Buffer) or item.requires_grad:
+            raise self.refusal(
+                f"a parameter or buffer of shape {list(item.shape)} is read that no module of the model holds; "
+                "expected it as an attribute of a Module, or in a list that is one"
+            )
+        return IRTensor(self, self.const(self.name_here("const"), spec_of(item), TensorPayload(item)))
+
+    def _emit_call(self, call: MetaCall, operands: dict[int, IRTensor]) -> None:
+        """Add an operator of torch, and put its results into `operands`, by the ids of the tensors that stand for them.
+
+        Raises:
+            UsageError: the operator writes in place, or has an argument that the IR cannot hold.
+        """
+        operator = describe_operator(call.target)
+        arguments = Arguments(lambda meta: operands[id(meta)].vid)
+        label = label_of(operator.kind)
+        if operator.written:
+            raise self.refusal(f"{label} writes to a tensor in place; expected an operation that gives a new one")
+        attrs = arguments.read(call, operator)
+        results = [item for item in pytree.tree_leaves(call.result) if isinstance(item, torch.Tensor)]
+        if not results:
+            return
+        if isinstance(dim := attrs.get("dim"), int) and arguments.inputs:
+            self._check_axis(IRTensor(self, arguments.inputs[0]), dim, results[0].dim())
+        name = self.name_here(label)
+        names = [name] if len(results) == 1 else [f"{name}_{place}" for place in range(len(results))]
+        declared = [(own, spec_of(meta)) for own, meta in zip(names, results, strict=True)]
+        vids = self.emit(operator.kind, arguments.inputs, declared, attrs, name=name, origin=self._path)
+        operands |= {id(meta): IRTensor(self, vid) for meta, vid in zip(results, vids, strict=True)}
+
+    def _check_axis(self, x: IRTensor, dim: int, result_rank: int) -> None:
+        """Refuse an axis that is not there, which some operators of torch take on the device meta."""
+        limit = max(x.rank, 1)
+        if result_rank <= x.rank and not -limit <= dim < limit:
+            raise self.refusal(f"found axis {dim} of {text_of(x)}, expected {-limit} to {limit - 1}")
 
 
 def label_of(kind: str) -> str:
@@ -177,175 +268,6 @@ def label_of(kind: str) -> str:
     return kind.split(".")[1] if is_call(kind) else kind.lower()
 
 
-def _spec_of(data: torch.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(data.shape), dtype_name(data.dtype))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class IRTensor:
-    """A value of a graph that is being built. It computes with tensors, parameters, buffers and numbers."""
-
-    builder: ModelBuilder
-    vid: int
-
-    @property
-    def spec(self) -> TensorSpec:
-        return self.builder.spec(self.vid)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.spec.sizes
-
-    @property
-    def dtype(self) -> str:
-        return self.spec.dtype
-
-    @property
-    def rank(self) -> int:
-        return self.spec.rank
-
-    def __add__(self, other: Operand) -> IRTensor:
-        return emit_binary("aten.add.Tensor", self, other)
-
-    def __radd__(self, other: Operand) -> IRTensor:
-        return emit_binary("aten.add.Tensor", other, self)
-
-    def __sub__(self, other: Operand) -> IRTensor:
-        return emit_binary("aten.sub.Tensor", self, other)
-
-    def __rsub__(self, other: Operand) -> IRTensor:
-        return emit_binary("aten.sub.Tensor", other, self)
-
-    def __mul__(self, other: Operand) -> IRTensor:
-        return emit_binary("aten.mul.Tensor", self, other)
-
-    def __rmul__(self, other: Operand) -> IRTensor:
-        return emit_binary("aten.mul.Tensor", other, self)
-
-    def __truediv__(self, other: Operand) -> IRTensor:
-        return emit_binary("aten.div.Tensor", self, other)
-
-    def __rtruediv__(self, other: Operand) -> IRTensor:
-        return emit_binary("aten.div.Tensor", other, self)
-
-    def __neg__(self) -> IRTensor:
-        return self.builder.emit_one("aten.neg.default", [self], self.spec)
-
-    @classmethod
-    def __torch_function__(cls, function: Callable[..., object], _: object, *operands: object) -> object:
-        """Refuse what torch computes: its functions ask here when they are called with an IR tensor."""
-        found = next(item for item in _leaves(operands) if isinstance(item, IRTensor))
-        name = getattr(function, "__name__", str(function))
-        raise found.builder.refusal(
-            f"forward calls {name} of torch, which computes with numbers; expected the operations of "
-            "pipeline.authoring.functional"
-        )
-
-    def __bool__(self) -> bool:
-        raise self.builder.refusal(
-            "an IR tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or settings"
-        )
-
-
-def _leaves(item: object) -> Iterator[object]:
-    """What is in nested sequences and mappings."""
-    if isinstance(item, Mapping):
-        item = tuple(item.values())
-    if not isinstance(item, tuple | list):
-        yield item
-        return
-    for part in item:
-        yield from _leaves(part)
-
-
-Operand: TypeAlias = IRTensor | ModuleTensor | float
-"""What an elementwise operation takes: a number has the dtype of the tensor beside it."""
-
-
-def builder_of(*operands: Operand) -> ModelBuilder:
-    """The builder of the first IR tensor.
-
-    Raises:
-        UsageError: there is none.
-    """
-    for operand in operands:
-        if isinstance(operand, IRTensor):
-            return operand.builder
-    found = ", ".join(type(operand).__name__ for operand in operands)
-    raise UsageError(f"found {found}, expected an IR tensor among them: what a Module's forward is called with")
-
-
-def emit_binary(kind: str, left: Operand, right: Operand) -> IRTensor:
-    """An elementwise op of two operands, which are broadcast to one shape."""
-    builder = builder_of(left, right)
-    like = next(operand for operand in (left, right) if isinstance(operand, IRTensor))
-    a, b = (_as_tensor(builder, operand, like) for operand in (left, right))
-    if a.dtype != b.dtype:
-        raise builder.refusal(f"{label_of(kind)} found {a.dtype} and {b.dtype}, expected one dtype: cast() one of them")
-    return builder.emit_one(kind, [a, b], TensorSpec(_broadcast(builder, kind, a.shape, b.shape), a.dtype))
-
-
-def _as_tensor(builder: ModelBuilder, operand: Operand, like: IRTensor) -> IRTensor:
-    if isinstance(operand, IRTensor):
-        return operand
-    if isinstance(operand, ModuleTensor):
-        return builder.read(operand)
-    if isinstance(operand, float) and like.dtype not in FLOATS and not operand.is_integer():
-        raise builder.refusal(
-            f"found the number {operand} beside {like.dtype}, expected a whole one: cast() the tensor"
-        )
-    if not isinstance(operand, int | float) or not math.isfinite(operand):
-        raise builder.refusal(f"found {operand!r}, expected an IR tensor, a parameter or a finite number")
-    return builder.constant(torch.tensor(operand, dtype=torch_dtype(like.dtype)))
-
-
-def _broadcast(builder: ModelBuilder, kind: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    try:
-        return tuple(torch.broadcast_shapes(a, b))
-    except RuntimeError:
-        raise builder.refusal(
-            f"{label_of(kind)} found the shapes {list(a)} and {list(b)}, which do not broadcast"
-        ) from None
-
-
-Readable: TypeAlias = IRTensor | ModuleTensor
-"""What an operation reads that computes with tensors alone."""
-
-Pair: TypeAlias = int | tuple[int, int]
-"""A number for height and width, or one for each."""
-
-
-def _are_sizes(item: object) -> bool:
-    return isinstance(item, tuple | list) and all(type(size) is int for size in item)
-
-
-typed: Final = expects_annotated(
-    {
-        "bool": FLAG,
-        "int": WHOLE,
-        "float": NUMBER,
-        "str": TEXT,
-        "str | Path": PATH,
-        "Path": a(Path, "a Path"),
-        "Observer": FUNCTION,
-        "Schedule": FUNCTION,
-        "Mapping[str, torch.Tensor]": MAPPING,
-        "TensorSpec": a(TensorSpec, "a TensorSpec"),
-        "torch.Tensor": a(torch.Tensor, "a tensor"),
-        "IRTensor": a(IRTensor, "an IR tensor"),
-        "Buffer": a(ModuleTensor, "a Buffer"),
-        "Readable": a((IRTensor, ModuleTensor), "an IR tensor, a Parameter or a Buffer"),
-        "Operand": a((IRTensor, ModuleTensor, int, float), "an IR tensor, a Parameter, a Buffer or a number"),
-        "Sequence[Readable]": Check(
-            lambda item: isinstance(item, tuple | list) and bool(item), "IR tensors, one at least"
-        ),
-        "Sequence[int]": Check(_are_sizes, "whole numbers, such as (2, 3)"),
-        "Pair": Check(lambda item: type(item) is int or _are_sizes(item), "a whole number or a pair of them"),
-        "int | Sequence[int]": Check(lambda item: type(item) is int or _are_sizes(item), "a whole number, or several"),
-        "tuple[float, float]": Check(
-            lambda item: isinstance(item, tuple | list) and len(item) == 2 and all(map(NUMBER.accepts, item)),
-            "two numbers",
-        ),
-    }
-)
-"""A decorator for what users of this room call: an argument of another type than its annotation is refused."""
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

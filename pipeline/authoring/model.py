@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 
-from pipeline.authoring.builder import FLOATS, IRTensor, ModelBuilder, typed
+from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.fit import Batches, FitLimits, Schedule, TrainingHistory, TrainingLoop
-from pipeline.authoring.losses import LossModule
-from pipeline.authoring.module import Module, Sequential, check_module
+from pipeline.authoring.layers import LossModule, target_of
+from pipeline.authoring.module import Module, Sequential, check_module, check_state_dict, emit
 from pipeline.authoring.optimizers import OptimizerSpec
+from pipeline.authoring.tensors import FLOATS, IRTensor, typed
 from pipeline.console import RunConsole
 from pipeline.errors import UsageError
 from pipeline.events import Observer, PhaseEnded
@@ -22,7 +24,7 @@ from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.training import GraphModule, Phase, TrainProgram, as_module, record_step
 
-Loss: TypeAlias = Module | Callable[[IRTensor, IRTensor], IRTensor]
+Loss: TypeAlias = torch.nn.Module | Callable[..., Any]
 """A module, or a function of IR tensors: (output, target) → one number."""
 
 Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
@@ -39,7 +41,7 @@ class Evaluation:
 
 
 class Model:
-    """A model by hand: its inputs, and the layers behind them.
+    """A model by hand: its inputs, and the layers that follow them.
 
         model = Model((64, 64))                      # batches of 64 samples with 64 numbers each
         model.add(Linear(64, 128)).add(ReLU()).add(Linear(128, 10))
@@ -51,7 +53,9 @@ class Model:
     """
 
     @typed
-    def __init__(self, *inputs: Sequence[int] | TensorSpec, module: Module | None = None, name: str = "model") -> None:
+    def __init__(
+        self, *inputs: Sequence[int] | TensorSpec, module: torch.nn.Module | None = None, name: str = "model"
+    ) -> None:
         if not inputs:
             raise UsageError("Model: found no input, expected the shape of one at least: Model((64, 784))")
         self.name = name
@@ -68,11 +72,11 @@ class Model:
     def __repr__(self) -> str:
         return f"Model({', '.join(map(str, self.inputs))}): {self.module!r}"
 
-    def add(self, layer: Module) -> Self:
-        """Put a layer behind the others; its shapes are checked at once.
+    def add(self, layer: torch.nn.Module) -> Self:
+        """Append a layer; its shapes are checked at once.
 
         Raises:
-            UsageError: it is no layer, or does not fit behind the one before.
+            UsageError: it is no layer, or does not fit the output of the last layer.
         """
         if not isinstance(self.module, Sequential) or not self._grows:
             raise UsageError("add: the model was made of a module of its own; expected Model(shape) without module=")
@@ -153,7 +157,7 @@ class Model:
 
         steps: the most steps. until: stop when the mean loss of the last 50 steps is below it.
         path: a file for the states, which are whole at every moment, also after Ctrl-C; `resume` goes on from there.
-        save_every: save after so many steps, beside after each epoch.
+        save_every: save after so many steps, as well as after each epoch.
         quiet: show no progress. observer: is called with the events instead.
 
         Raises:
@@ -224,11 +228,9 @@ class Model:
         """
         builder, output = self._emit(self.module, training=training, batch=batch)
         if target is None:
-            target = loss.target_of(output.spec) if isinstance(loss, LossModule) else output.spec
-        wanted = builder.add_input("target", target)
-        module = _as_loss(loss)
-        module.register_in(builder, "loss")
-        value = module.emit(builder, output, wanted)
+            own = loss.target_of if isinstance(loss, LossModule) else partial(target_of, loss)
+            target = own(output.spec)
+        value = emit(builder, _as_loss(loss), output, builder.add_input("target", target), path="loss")
         if value.rank or value.dtype not in FLOATS:
             raise UsageError(
                 f"the loss is {value.dtype}{list(value.shape)}, expected a single floating-point number: "
@@ -259,7 +261,7 @@ class Model:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name, as torch's module of the same layers has them."""
-        return self.module.state_dict()
+        return {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
 
     @typed
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -268,6 +270,7 @@ class Model:
         Raises:
             UsageError: a name, a shape or a dtype is another; nothing has changed.
         """
+        check_state_dict(self.module, state)
         self.module.load_state_dict(state)
         self._compiled.clear()
         if self._program is not None:
@@ -280,12 +283,13 @@ class Model:
         """A module of torch that computes the same, with copies of the numbers: for `record_step` and for an export."""
         return as_module(self.graph(training=training)).train(training)
 
-    def _emit(self, module: Module, *, training: bool, batch: int | None = None) -> tuple[ModelBuilder, IRTensor]:
+    def _emit(
+        self, module: torch.nn.Module, *, training: bool, batch: int | None = None
+    ) -> tuple[ModelBuilder, IRTensor]:
         builder = ModelBuilder(self.name, training=training)
-        module.register_in(builder)
         specs = self.inputs if batch is None else [_with_batch(spec, batch) for spec in self.inputs]
         inputs = [builder.add_input(name, spec) for name, spec in zip(_input_names(len(specs)), specs, strict=True)]
-        return builder, module.emit(builder, *inputs)
+        return builder, emit(builder, module, *inputs, path="")
 
     def _name_tensors(self, batch: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The tensors of a batch `(*inputs, target)` by the names of the graph's inputs."""
@@ -337,7 +341,7 @@ def _value_names(module: torch.nn.Module) -> Mapping[str, str]:
 class FunctionLoss(Module):
     """A loss that the user wrote as a function."""
 
-    def __init__(self, function: Callable[[IRTensor, IRTensor], IRTensor]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
     def forward(self, output: IRTensor, target: IRTensor) -> IRTensor:
@@ -347,13 +351,13 @@ class FunctionLoss(Module):
         return getattr(self._function, "__name__", "")
 
 
-def _as_loss(loss: Loss) -> Module:
-    if isinstance(loss, Module):
+def _as_loss(loss: Loss) -> torch.nn.Module:
+    if isinstance(loss, torch.nn.Module):
         return loss
-    if isinstance(loss, torch.nn.Module | type) or not callable(loss):
+    if isinstance(loss, type) or not callable(loss):
         raise UsageError(
-            f"found {_kind_of(loss)} as loss, expected MSELoss(), CrossEntropyLoss(), another Module, or a function "
-            "of IR tensors: (output, target)"
+            f"found {_kind_of(loss)} as loss, expected MSELoss(), CrossEntropyLoss(), another module, or a function "
+            "of output and target"
         )
     return FunctionLoss(loss)
 
@@ -375,7 +379,7 @@ def _spec_of(shape: Sequence[int]) -> TensorSpec:
 
 def _with_batch(spec: TensorSpec, batch: int) -> TensorSpec:
     if batch < 1:
-        raise UsageError(f"found batch={batch}, expected a whole number above zero")
+        raise UsageError(f"found batch={batch}, expected an integer above zero")
     return TensorSpec((batch, *spec.shape[1:]), spec.dtype, spec.device)
 
 

@@ -1,49 +1,83 @@
-"""`Module`: parameters, buffers and other modules, with a `forward` over IR tensors."""
+"""`Module`: a module of torch whose `forward` computes with tensors, or emits ops when it gets IR tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
+from torch import nn
 
 from passes.suggest import describe_argument, nearest
-from pipeline.authoring.builder import IRTensor, ModelBuilder, builder_of, typed
-from pipeline.authoring.storage import Buffer, ModuleTensor, Parameter
+from pipeline.authoring.builder import ModelBuilder
+from pipeline.authoring.tensors import IRTensor, Tensor
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import dtype_name
+from pipeline.training.swapped_tensors import swapped_tensors
 
 
-def _refuse_to_compute(self: Module, *_: object) -> IRTensor:
-    raise UsageError(f"{type(self).__name__} has no forward; expected one that takes and returns IR tensors")
+class Parameter(nn.Parameter):
+    """What an optimizer trains: a parameter of torch."""
+
+    def __new__(cls, data: Any, requires_grad: bool = True) -> Self:
+        return super().__new__(cls, _check_tensor(data), requires_grad)
 
 
-class Module:
-    """A part of a model. A subclass has parameters, buffers and modules as attributes, and a `forward`.
+class Buffer(nn.Buffer):
+    """What belongs to the state of a module and is not trained, such as running statistics or a mask."""
 
-    A list or tuple of modules is one attribute, whose modules are `name.0`, `name.1` and so on. Names are those that
-    torch gives, so state dicts go both ways.
+    def __new__(cls, data: Any, *, persistent: bool = True) -> Any:
+        return nn.Buffer(_check_tensor(data), persistent=persistent)
+
+
+def _check_tensor(data: object) -> torch.Tensor:
+    if not isinstance(data, torch.Tensor):
+        raise UsageError(f"data is {describe_argument(data)}; expected a tensor")
+    return data.detach()
+
+
+class Module(nn.Module):
+    """A part of a model: a module of torch that needs no `super().__init__()`. A subclass has a `forward`.
+
+    `forward` is written with torch's functions and methods, with `functional` and with other modules. Called with
+    tensors it computes, and torch differentiates it; called with IR tensors it adds ops to their graph. A list or tuple
+    of modules is one attribute, whose modules are `name.0`, `name.1` and so on.
     """
 
-    forward: Callable[..., IRTensor] = _refuse_to_compute
-    """What the module computes, by the operations of `functional` and by other modules."""
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        made = super().__new__(cls)
+        nn.Module.__init__(made)
+        return made
 
-    def emit(self, builder: ModelBuilder, *inputs: IRTensor) -> IRTensor:
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_row = isinstance(value, list | tuple) and value and all(isinstance(part, nn.Module) for part in value)
+        super().__setattr__(name, nn.ModuleList(value) if is_row else value)  # type: ignore[arg-type]
+        if isinstance(value, nn.Module) and hasattr(nn.Module, name):
+            self.__dict__[name] = value  # before the method of torch that has the name
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        builder = next((item.builder for item in inputs if isinstance(item, IRTensor)), None)
+        if not isinstance(builder, ModelBuilder) or builder.path_of(self) is not None:
+            return super().__call__(*inputs, **named)
+        return emit(builder, self, *inputs, **named)
+
+    def emit(self, builder: ModelBuilder, *inputs: Tensor) -> IRTensor:
         """Add what the module computes to the graph of `builder`.
 
         Raises:
             UsageError: the inputs do not fit; the message names the layer.
         """
-        if not builder.is_within and builder.path_of(self) is None:
-            self.register_in(builder, builder.unique_name(type(self).__name__.lower()))
-        with builder.within(builder.path_of(self) or "", repr(self)):
-            result = self.forward(*inputs)
-            if not isinstance(result, IRTensor):
-                raise builder.refusal(f"forward returned {type(result).__name__}, expected an IR tensor")
-            return result
+        return emit(builder, self, *inputs)
 
-    def __call__(self, *inputs: IRTensor) -> IRTensor:
-        return self.emit(builder_of(*inputs), *inputs)
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the module and of all that it holds: a part in `eval()` emits what it does at inference."""
+        _set_mode(self, mode)
+        return self
+
+    def eval(self) -> Self:
+        _set_mode(self, False)  # by no attribute, which a part called `train` would hide
+        return self
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.describe()})"
@@ -52,120 +86,126 @@ class Module:
         """The settings, as they are between the brackets of the constructor."""
         return ""
 
-    def register_in(self, builder: ModelBuilder, prefix: str = "") -> None:
-        """Give the module, and all that it holds, their names in the graph of `builder`."""
-        names: dict[ModuleTensor, tuple[str, ...]] = {}
-        for name, tensor in self._walk_tensors(prefix):
-            names[tensor] = (*names.get(tensor, ()), name)
-        paths: dict[object, str] = {}
-        for path, module in self.named_modules(prefix):
-            paths.setdefault(module, path)
-        builder.register(paths, names)
-
-    def children(self) -> Iterator[tuple[str, Module]]:
-        """The modules that this one holds itself, by name."""
-        for name, item in vars(self).items():
-            if isinstance(item, Module):
-                yield name, item
-            elif isinstance(item, list | tuple):
-                yield from ((f"{name}.{place}", part) for place, part in enumerate(item) if isinstance(part, Module))
-
-    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """This module and all below it, with their paths."""
-        yield prefix, self
-        for name, child in self.children():
-            yield from child.named_modules(_join(prefix, name))
-
-    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Each parameter once, with its first name."""
-        yield from _once(self._walk_tensors(""), Parameter)
-
-    def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
-        """Each buffer once, with its first name."""
-        yield from _once(self._walk_tensors(""), Buffer)
-
-    def parameters(self) -> Iterator[Parameter]:
-        return (parameter for _, parameter in self.named_parameters())
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of parameters and buffers by name; what is shared has all its names."""
-        return {name: tensor.data.clone() for name, tensor in self._walk_tensors("")}
-
-    @typed
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Take the numbers of a state dict, which torch's module of the same layers may have made.
 
         Raises:
             UsageError: a name, a shape or a dtype is another; nothing has changed.
         """
-        own = dict(self._walk_tensors(""))
-        for name in [*(name for name in own if name not in state), *(name for name in state if name not in own)]:
-            holder = "the state dict lacks" if name in own else "the module lacks"
-            raise UsageError(f"load_state_dict: {holder} {name!r}{nearest(name, state if name in own else own)}")
-        for name, tensor in own.items():
-            if not isinstance(state[name], torch.Tensor):
-                raise UsageError(f"load_state_dict: {name!r} is {describe_argument(state[name])}, expected a tensor")
-            found, expected = (f"{dtype_name(data.dtype)}{list(data.shape)}" for data in (state[name], tensor.data))
-            if found != expected:
-                raise UsageError(f"load_state_dict: {name!r} is {found}, expected {expected}")
-        for name, tensor in own.items():
-            tensor.data = state[name].detach().clone()
-
-    def _walk_tensors(self, prefix: str) -> Iterator[tuple[str, ModuleTensor]]:
-        """Parameters and buffers with all their names, those of this module first, as torch orders them."""
-        own = [(name, item) for name, item in vars(self).items() if isinstance(item, ModuleTensor)]
-        for sort in (Parameter, Buffer):
-            yield from ((_join(prefix, name), item) for name, item in own if isinstance(item, sort))
-        for name, child in self.children():
-            yield from child._walk_tensors(_join(prefix, name))
+        check_state_dict(self, state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
 
 
-class Sequential(Module):
-    """Modules in a row, each called with what the one before gave; they are called `0`, `1` and so on."""
+def _set_mode(module: nn.Module, mode: bool) -> None:
+    for part in module.modules():
+        part.training = mode
 
-    def __init__(self, *modules: Module) -> None:
-        self._modules: list[Module] = []
+
+def check_state_dict(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Refuse a state dict of another module."""
+    if not isinstance(state, Mapping):
+        raise UsageError(f"state is {describe_argument(state)}; expected a mapping of names to tensors")
+    own = module.state_dict()
+    for name in [*(name for name in own if name not in state), *(name for name in state if name not in own)]:
+        holder = "the state dict lacks" if name in own else "the module lacks"
+        raise UsageError(f"load_state_dict: {holder} {name!r}{nearest(name, state if name in own else own)}")
+    for name, tensor in own.items():
+        if not isinstance(state[name], torch.Tensor):
+            raise UsageError(f"load_state_dict: {name!r} is {describe_argument(state[name])}, expected a tensor")
+        found, expected = (f"{dtype_name(data.dtype)}{list(data.shape)}" for data in (state[name], tensor))
+        if found != expected:
+            raise UsageError(f"load_state_dict: {name!r} is {found}, expected {expected}")
+
+
+def emit(
+    builder: ModelBuilder, module: nn.Module, *inputs: Tensor, path: str | None = None, **named: Tensor
+) -> IRTensor:
+    """Add what `module`, a layer of torch.nn or a module of yours, computes to the graph of `builder`.
+
+    path: what its parameters and ops are called by; by default the name of its class, in small letters.
+
+    Raises:
+        UsageError: the inputs do not fit, or torch refuses them; the message names the layer.
+    """
+    if type(module).forward is nn.Module.forward:
+        raise UsageError(f"{type(module).__name__} has no forward; expected one that takes and returns IR tensors")
+    path = builder.unique_name(type(module).__name__.lower()) if path is None else path
+    stored = builder.register(module, path)
+    with builder.within(path, module), swapped_tensors(module, dict[str, Any](stored)), _scopes(builder, module):
+        result = module(*inputs, **named)
+        if not isinstance(result, IRTensor):
+            raise builder.refusal(f"forward returned {type(result).__name__}, expected an IR tensor")
+        return result
+
+
+@contextmanager
+def _scopes(builder: ModelBuilder, module: nn.Module) -> Iterator[None]:
+    """Let each part of `module` be the scope of the builder while it is called, and be in the builder's mode.
+
+    A part that is called twice has its first path. After an error the innermost scope stays, for the message.
+    """
+
+    def enter(part: nn.Module, _: object) -> None:
+        builder.scopes.append((part, builder.path_of(part) or ""))
+
+    def leave(part: nn.Module, _: object, result: object) -> None:
+        while builder.scopes.pop()[0] is not part:
+            pass
+
+    parts = list(module.modules())
+    modes = [part.training for part in parts]
+    handles: list[Any] = []
+    try:
+        for part in parts:
+            part.training = part.training and builder.training
+            handles += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+        yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+        for handle in handles:
+            handle.remove()
+
+
+class Sequential(Module, nn.Sequential):
+    """Modules in a row, each called with the result of the last; they are called `0`, `1` and so on."""
+
+    def __init__(self, *modules: Any) -> None:
+        """`modules`: in order, or one dict of modules with their names, as torch's class takes it."""
         for module in modules:
-            self.append(module)
+            for part in module.values() if isinstance(module, dict) else [module]:
+                check_module(part)
+        nn.Sequential.__init__(self, *modules)
 
-    def append(self, module: Module) -> None:
+    def append(self, module: nn.Module) -> Self:
         """Put a module at the end.
 
         Raises:
-            UsageError: it is no Module.
+            UsageError: it is no module.
         """
         check_module(module)
-        self._modules.append(module)
+        return super().append(module)
 
-    def children(self) -> Iterator[tuple[str, Module]]:
-        return ((str(place), module) for place, module in enumerate(self._modules))
-
-    def forward(self, *inputs: IRTensor) -> IRTensor:
-        if not self._modules:
+    def forward(self, *inputs: Any) -> Any:  # type: ignore[override] - the first one may take several
+        if not len(self):
             raise UsageError("the model has no layer; expected add(layer) before it is used")
-        first, *rest = self._modules
+        first, *rest = self
         result = first(*inputs)
         for module in rest:
             result = module(result)
         return result
 
     def describe(self) -> str:
-        return ", ".join(map(repr, self._modules))
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __getitem__(self, place: int) -> Module:
-        return self._modules[place]
+        return ", ".join(" ".join(repr(module).split()) for module in self)
 
 
 def check_module(module: object) -> None:
-    """Refuse what is no Module.
+    """Refuse what is no module.
 
     Raises:
         UsageError: the message names what was found.
     """
-    if isinstance(module, Module):
+    if isinstance(module, nn.Module):
         return
     kind = type(module)
     found = (
@@ -173,19 +213,4 @@ def check_module(module: object) -> None:
         if isinstance(module, type)
         else f"{kind.__module__}.{kind.__name__}"
     )
-    hint = "; record_step trains a module of torch" if isinstance(module, torch.nn.Module) else ""
-    raise UsageError(
-        f"found {found}, expected a layer such as Linear(64, 10), or another Module of pipeline.authoring{hint}"
-    )
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
-
-
-def _once(named: Iterator[tuple[str, ModuleTensor]], sort: type[Any]) -> Iterator[tuple[str, Any]]:
-    seen: set[ModuleTensor] = set()
-    for name, tensor in named:
-        if isinstance(tensor, sort) and tensor not in seen:
-            seen.add(tensor)
-            yield name, tensor
+    raise UsageError(f"found {found}, expected a layer such as Linear(64, 10), or another module")

@@ -13,7 +13,7 @@ from pipeline.errors import UsageError
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.traced_order import in_traced_order
+from pipeline.lowering.lower import in_traced_order
 from pipeline.planning import (
     ExecutionPlan,
     FeedSignature,
@@ -27,10 +27,9 @@ from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
 from pipeline.runtime.kernels import PackedMemory, load_library
 from pipeline.runtime.program import BoundProgram, UnboundProgram
-from pipeline.runtime.slots import Feed
+from pipeline.runtime.slots import Feed, Weights, with_weights
 from pipeline.runtime.torch_state import plain_state
 from pipeline.runtime.user_passes import GraphPass, PlanPass, run_graph_passes, run_plan_passes
-from pipeline.runtime.weights import Weights, with_weights
 
 A_GRAPH = a(Graph, "a Graph, as from_onnx makes; an IR of extract_ir has it as .graph")
 
@@ -44,6 +43,7 @@ class CompiledProgram(Replayable):
 
     instead = f"take `new_context()` for states of its own, or {Replayable.instead}"
 
+    @expects(bound=a(BoundProgram, "a BoundProgram; compile_graph makes the program of a Graph"))
     def __init__(self, bound: BoundProgram) -> None:
         self._bound = bound
         self._first: list[Context] = [Context(bound)]
@@ -124,7 +124,7 @@ class CompiledProgram(Replayable):
 
     @property
     def context(self) -> Context:
-        """The context of this thread, or the one that all threads share."""
+        """The context of this thread, or the context that all threads share."""
         if self._shared is not None:
             return self._shared
         try:
@@ -196,14 +196,17 @@ def compile_graph(
 ) -> CompiledProgram:
     """Lower, plan, check and bind `graph`: everything before the first run.
 
-    `weights` are tensors by value name or by name in a checkpoint. They are bound once, without a copy. Weights that
-    are neither among them nor in the graph's payloads are part of each feed.
+    Args:
+        graph: every dim is a number; see `as_states` for caches that stay from run to run.
+        weights: tensors by value name or by name in a checkpoint, of the declared shape and dtype. They are bound once,
+            without a copy. Weights that are neither among them nor in the graph's payloads are part of each feed.
+        native: kernels in C++ compute what they can, in float32; the compiler of this machine builds them once. Their
+            results differ from torch's by roundings.
+        optimize_ir: the caller's own passes over the graph, before it is lowered; each result is checked.
+        optimize_plan: the caller's own passes over the plan, before it is bound; each result is checked.
 
-    `native`: kernels in C++ compute what they can, in float32; the compiler of this machine builds them once. Their
-    results differ from torch's by roundings.
-
-    `optimize_ir`, `optimize_plan`: the caller's own passes over the graph before it is lowered, and over the plan
-    before it is bound, as seed document 004 names them; each result is checked.
+    Returns:
+        A CompiledProgram: `run(feed)` and `capture(feed)`; feed and outputs are tensors by name.
 
     Raises:
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
@@ -211,6 +214,12 @@ def compile_graph(
             compiler for `native`.
         SourceError: a weight does not fit its declaration.
         InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
+
+    Example:
+        >>> import onnxline, torch
+        >>> program = onnxline.compile_graph(onnxline.from_onnx("model.onnx"))
+        >>> [tuple(output.shape) for output in program.run({"x": torch.zeros(2, 8, 32)}).values()]
+        [(2, 8, 32)]
     """
     graph = run_graph_passes(graph, optimize_ir)
     return CompiledProgram(bind_graph(graph, weights, native=native, optimize_plan=optimize_plan))

@@ -13,8 +13,7 @@ import numpy as np
 from passes.context import PassContext, limit_runs
 from passes.errors import StepFailed
 from passes.optimize import second_sizes
-from passes.proof.client import choose_in_worker
-from passes.proof.draw_choice import ChosenDraw, choose_draws, sampler_of
+from passes.proof.draw_choice import ChosenDraw, choose_draws, choose_in_worker, sampler_of
 from passes.proof.draws import DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.lookups import has_loops, rows_by_input
 from passes.proof.numbers import DRAWN

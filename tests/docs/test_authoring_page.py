@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline import authoring
-from pipeline.authoring.losses import LossModule
+from pipeline.authoring.layers import LossModule
 from tests.support.pages import blocks
 from tests.support.paths import ROOT
 

@@ -1,4 +1,4 @@
-"""Functions for the worker: they misbehave, as native passes do, or look at what it holds."""
+"""Functions for the worker that misbehave, as native passes do."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ import subprocess
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-
-
-def owners_of_servers(desk: dict[str, Any]) -> set[str]:
-    """The provers for which a proof worker holds values."""
-    from passes.proof.server import SERVERS  # loads onnxruntime, which the other functions do without
-
-    return set(desk.get(SERVERS, ()))
 
 
 def die() -> None:

@@ -95,8 +95,8 @@ def _elsewhere(data: Quantization) -> str:
     worst = min(data.tensors, key=lambda row: row.local_db)
     return (
         f"The layers below do not explain the noise: together they leave {ratio_text(-10 * math.log10(power))}, and "
-        f"the outputs have {ratio_text(min(outputs))}. The worst step is {worst.op} {worst.module or worst.tensor}, with "
-        f"{ratio_text(worst.local_db)} alone."
+        f"the outputs have {ratio_text(min(outputs))}. The worst step is {worst.op} {worst.module or worst.tensor}, "
+        f"with {ratio_text(worst.local_db)} alone."
     )
 
 

@@ -34,8 +34,7 @@ from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.ir import Graph, Op
-from pipeline.runtime import higher_order
-from pipeline.runtime.eager import Own, apply, as_function
+from pipeline.runtime.eager import Own, apply, as_function, call_higher_order
 from pipeline.runtime.torch_args import argument, tensors_in
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.registry import kinds_of
@@ -142,7 +141,7 @@ def first_divergence(
     walk = _DivergenceFinder(expected, rtol, atol)
     try:
         with same_randomness():
-            executor.observe(copy_arguments(tuple(inputs)), copy_arguments(dict(kwargs)), walk.beside)
+            executor.observe(copy_arguments(tuple(inputs)), copy_arguments(dict(kwargs)), walk.observers)
     except _DivergenceFound:
         return walk.found
     except Exception as error:  # an operator of torch's: the node is the one after the last that was seen
@@ -168,7 +167,7 @@ class _DivergenceFinder:
     unmatched: list[str] = field(default_factory=list)
     places: Places = field(default_factory=Places)
 
-    def beside(self, graph: Graph, own: Own) -> Own:
+    def observers(self, graph: Graph, own: Own) -> Own:
         """An executor for every kind of op in `graph` that runs it as before, and compares what comes out."""
         watched = {}
         watched |= {kind: partial(self._run, own, watched) for kind in kinds_of(graph)}
@@ -208,7 +207,7 @@ def _run_region(op: Op, ins: Tensors, watched: Own) -> Tensors:
     """The results of a region, whose bodies are run op by op."""
     bodies = [as_function(body, watched) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
-    return list(tensors_in(higher_order.call(op.kind.removeprefix("higher_order."), given)))
+    return list(tensors_in(call_higher_order(op.kind.removeprefix("higher_order."), given)))
 
 
 MOST = 4

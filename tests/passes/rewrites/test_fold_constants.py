@@ -51,6 +51,10 @@ PICTURES = {
         "g (float[2, 8] x) => (float[2, 8] y) { r = RandomUniform <shape = [2, 8]> () y = Add (x, r) }",
         ["r = RandomUniform ()", "y = Add (x, r)"],
     ),
+    "what onnxruntime has no kernel for": (
+        "g (float[4, 8] x) => (float[4, 8] y) { e = EyeLike <dtype = 3> (w) f = Cast <to = 1> (e) y = Add (x, f) }",
+        ["y = Add (x, f)"],
+    ),
     "a value that only a branch reads": (
         "g (bool c, float[4, 8] x) => (float[4, 8] y) { n = Neg (w) "
         "y = If (c) <then_branch = t () => (float[4, 8] a) { a = Add (x, n) }, "

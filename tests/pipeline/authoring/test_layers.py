@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pipeline.authoring import (
+    SGD,
     Buffer,
     IRTensor,
     Linear,
@@ -20,6 +21,7 @@ from pipeline.authoring import (
 from pipeline.ir import TensorSpec
 from pipeline.planning import PlanFile, decode_plans, encode_plans
 from pipeline.runtime import compile_graph
+from pipeline.training import record_step
 from tests.pipeline.authoring.authored_models import MLP, TWINS
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
@@ -158,6 +160,14 @@ OPERATIONS = {
     "concat": (lambda x: functional.concat([x, x * 2], 1), lambda x: torch.cat([x, x * 2], 1)),
     "narrow": (lambda x: functional.narrow(x, -1, 1, 2), lambda x: x.narrow(-1, 1, 2)),
     "cast": (lambda x: functional.cast(x, "float64"), torch.Tensor.double),
+    "relu of whole numbers": (
+        lambda x: functional.relu(functional.cast(10 * x, "int32")),
+        lambda x: nn.functional.relu((10 * x).int()),
+    ),
+    "methods and functions of torch": (
+        lambda x: torch.cat([torch.ones(2, 3, 1), x.clamp(-1, 1)], 2)[:, 1:].mT.unsqueeze(1),
+        lambda x: torch.cat([torch.ones(2, 3, 1), x.clamp(-1, 1)], 2)[:, 1:].mT.unsqueeze(1),
+    ),
     "layer_norm": (lambda x: functional.layer_norm(x, (3, 4)), lambda x: nn.functional.layer_norm(x, (3, 4))),
 }
 
@@ -172,6 +182,7 @@ def test_an_operation_computes_what_torch_does(name: str) -> None:
 
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     assert_close(Model((2, 3, 4), module=Operation()).predict(x), theirs(x))
+    assert_close(Operation()(x), theirs(x))  # the same forward on a tensor of torch
 
 
 def test_the_table_holds_every_operation() -> None:
@@ -199,3 +210,79 @@ def test_a_layer_emits_to_any_builder() -> None:
         "sequential.0.weight",
         "sequential.0.bias",
     ]
+
+
+def test_the_same_forward_computes_and_torch_differentiates_it() -> None:
+    attention, x = Attention(5, 8), torch.randn(2, 5, 8)
+    found = attention(x)
+    assert_close(found, Model((2, 5, 8), module=attention).predict(x))
+    places, q, k, v = (attention.places, *(part.weight for part in attention.project))
+    moved = x + places
+    expected = nn.functional.scaled_dot_product_attention(moved @ q.T, moved @ k.T, moved @ v.T, attention.mask) / 2
+    wanted = torch.autograd.grad(expected.square().sum(), (places, q, k, v))
+    for gradient, other in zip(torch.autograd.grad(found.square().sum(), (places, q, k, v)), wanted, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_by_hand_is_recorded_with_groups_of_parameters() -> None:
+    """`record_step` takes it as it is, with the loss, the groups and the modes of torch."""
+
+    def make() -> tuple[Sequential, torch.optim.Optimizer]:
+        module = TWINS["cnn"].make()
+        module[0].eval()
+        module[1].eval()
+        groups = [{"params": module[5].parameters(), "lr": 0.1}, {"params": module[0].parameters()}]
+        return module, torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+
+    batch, loss = (TWINS["cnn"].batch(), torch.arange(8)), nn.CrossEntropyLoss(label_smoothing=0.1)
+    recorded, own = make()
+    program = record_step(recorded, loss, own, batch)
+    module, optimizer = make()
+    for _ in range(3):
+        optimizer.zero_grad()
+        value = loss(module(batch[0]), batch[1])
+        value.backward()
+        optimizer.step()
+        assert_close(program.step(batch), value.detach())
+
+
+class FrozenNorm(Module):
+    def __init__(self) -> None:
+        self.norms = (nn.BatchNorm1d(4).eval(), nn.BatchNorm1d(4))
+
+    def forward(self, x: IRTensor) -> IRTensor:
+        first, second = self.norms
+        return second(first(x))
+
+
+def test_a_part_in_eval_emits_what_it_does_at_inference() -> None:
+    graph = Model((8, 4), module=FrozenNorm()).graph(training=True)
+    assert [graph.values[vid].name for vid in graph.updates] == [
+        "norms.1.num_batches_tracked",
+        "norms.1.running_mean",
+        "norms.1.running_var",
+    ]
+    assert Model((8, 4), module=FrozenNorm().eval()).graph(training=True).updates == {}
+
+
+def test_layers_and_losses_of_torch_stand_in_a_model() -> None:
+    def make() -> nn.Sequential:
+        torch.manual_seed(0)
+        parts = (nn.Conv2d(1, 4, 3, padding="same"), nn.BatchNorm2d(4), nn.Hardswish(), nn.AvgPool2d(2))
+        return nn.Sequential(*parts, nn.Flatten(), nn.Linear(64, 3), nn.LogSoftmax(1))
+
+    x, classes, loss = torch.randn(8, 1, 8, 8), torch.arange(8) % 3, nn.NLLLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    model = Model((8, 1, 8, 8))
+    for part in make():
+        model.add(part)
+    found = model.compile(SGD(lr=0.1), loss, quiet=True).fit([(x, classes)] * 3, quiet=True).losses
+    module = make()
+    optimizer, expected = torch.optim.SGD(module.parameters(), lr=0.1), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        value = loss(module(x), classes)
+        value.backward()
+        optimizer.step()
+        expected.append(value.item())
+    assert found == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(model.predict(x), module.eval()(x), rtol=1e-4, atol=1e-5)

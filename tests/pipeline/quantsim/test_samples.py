@@ -11,8 +11,7 @@ import torch
 
 from passes.context import PassContext
 from passes.optimize import plan_draws
-from passes.proof.client import choose_in_worker
-from passes.proof.draw_choice import sampler_of
+from passes.proof.draw_choice import choose_in_worker, sampler_of
 from passes.proof.draws import InputSampler
 from passes.weights.detached import DetachedModel
 from pipeline.config import ModelConfig, QuantSimConfig, RunConfig
