@@ -24,8 +24,8 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import OnnxlineError, Unsupported
-from pipeline.importers.from_onnx.inline import pending_nodes
-from pipeline.importers.from_onnx.segment import NodeList, import_segment
+from pipeline.importers.from_onnx.model import NodeList, import_segment
+from pipeline.importers.from_onnx.replacements import pending_nodes
 from pipeline.importers.from_onnx.source import ArrayPayload, Stored
 from pipeline.importers.from_onnx.specs import wider_type
 from pipeline.ir import Graph, Op, TensorSpec
