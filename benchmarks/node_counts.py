@@ -44,7 +44,7 @@ from passes.weights.detached import read_model
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import OnnxlineError
 from pipeline.export import TorchSource, export_onnx, load_source
-from pipeline.export.captured_output import capture_output
+from pipeline.export.call_watch import capture_output
 from pipeline.export.inputs import draw_inputs
 from pipeline.versions import own_code_digest, versions
 

@@ -10,6 +10,7 @@ prefill and 16 steps of decode have to give the tokens of the eager model. After
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from typing import Final
 from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig, shrunk
 from onnxline.errors import OnnxlineError, UsageError
 from onnxline.static_cache import CacheSizes
-from passes.run.gc_pause import pause_collector
 
 MODEL: Final = "moonshotai/Kimi-K2.5"
 CONFIG: Final = Path(__file__).with_name("kimi_k25_text_local") / "config.json"
@@ -55,8 +55,11 @@ def _extract(given: argparse.Namespace) -> None:
         config = replace(config, num_hidden_layers=given.layers)
     start = time.perf_counter()
     files = GraphFiles(given.output_dir, given.compress)
-    with pause_collector():  # 70,000 modules and two large graphs, all of which stay
+    gc.disable()  # 70,000 modules and two large graphs, all of which stay
+    try:
         files.write(KimiK25TextForCausalLM(config), _sizes(given, CacheSizes()))
+    finally:
+        gc.enable()
     _say(f"{config.num_hidden_layers} layers in {time.perf_counter() - start:.1f} s:")
     for path in (files.prefill, files.decode, files.mapping):
         _say(f"  {path}  {path.stat().st_size / 1e6:.1f} MB")

@@ -67,13 +67,18 @@ def optimize(
 
     Args:
         model: left as it is; a path may have external data next to it.
+        recipe: names of passes, and mappings of a name to its options, in order; by default onnxoptimizer's
+            fuse-and-eliminate set, then onnxsim.
+        skip: passes, groups and globs to leave out, such as `fuse_qkv` or `fusions`.
+        keep: structures to keep, such as `qkv` or `op:Softmax`; `qkv?` may be absent.
+        watch: whether the skip of a pass that destroys a structure also reverts other passes that destroy it.
         proof: `structure` runs nothing and compares no numbers, and leaves external weights unread: for a model that is
             too large to run. Give it as a path. What is not proven then: docs/how-to/weight-free.md.
-        feeds: inputs to compare on; seeded draws when there are none. Open dims are drawn as 2, or larger where the
-            model does not run so, and then, where it runs, each as another size.
+        feeds: inputs to compare on, name → array of the input's shape and dtype; seeded draws when there are none. Open
+            dims are drawn as 2, or larger if the model does not run with 2; then each is drawn as another size too.
         sizes: further sizes to draw every open dim as, where the model runs so.
         timeout_s: seconds for one call of native code.
-        memory_gib: what one worker process may allocate; see `passes.context.worker_memory`.
+        memory_gib: GiB that one worker process may allocate; see `passes.context.worker_memory`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
         encodings: those of `model`, by tensor or as a file of AIMET's, to be carried to the final model: see
             `PassRun.encodings`.
@@ -85,10 +90,19 @@ def optimize(
         observer: is called when a step begins and when it has ended; see `passes.run.runner.Observer`.
         on_change: is shown each change of the model; see `passes.run.runner.ChangeObserver`.
 
+    Returns:
+        A PassRun: the final model, a row for each pass, and a verdict on each structure.
+
     Raises:
         ModelError: the model cannot be read or does not run.
         PolicyError: an unknown name, a `keep` that matches nothing, or a single value where a list is expected.
         UsageError: a value that an argument cannot have; `encodings` of other tensors than those of the model.
+
+    Example:
+        >>> import passes
+        >>> run = passes.optimize("model.onnx", ["eliminate_identity", "fuse_qkv"], keep=["qkv"])
+        >>> [(row.name, row.nodes_before - row.nodes_after) for row in run.rows]
+        [('eliminate_identity', 1), ('fuse_qkv', 0)]
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
     _check_values(feeds, sizes, timeout_s, memory_gib)
@@ -158,7 +172,7 @@ def _check_values(feeds: Sequence[object], sizes: Sequence[object], timeout_s: o
             raise UsageError(f"feeds holds {type(draw).__name__}, expected mappings of an input's name to its array")
     for size in sizes:
         if not _is_number(size) or size != int(size) or size < 1:
-            raise UsageError(f"sizes holds {size!r}, expected whole numbers from 1 on")
+            raise UsageError(f"sizes holds {size!r}, expected integers of 1 or more")
     check_limits(timeout_s, memory_gib)
 
 
@@ -217,6 +231,7 @@ def plan_draws(
     """The draws to try on a model that is its own reference.
 
     Args:
+        model: the reference.
         sizes: sizes to draw open dims as, in addition to the first size and the size after the first.
         inputs: a model with the inputs to draw, where other dims of them are fixed than in `model`.
 

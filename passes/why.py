@@ -103,13 +103,22 @@ def why(model: onnx.ModelProto | DetachedModel | str | Path, node: str) -> tuple
 
     Args:
         model: or its file, or the folder of a run. Weights are not read.
-        node: a node's name, the name of a value that it makes, or a glob over both; `module:PATH` for the nodes of a
-            torch module and of those inside of it, `op:TYPE` for all nodes of an operator (both may be globs). Inner
-            nodes count too.
+        node: the name of a node, the name of a value that it makes, or a glob over both; `module:PATH` for the nodes of
+            a torch module and of the modules inside of it, `op:TYPE` for all nodes of an operator (both may be globs).
+            Inner nodes count too.
+
+    Returns:
+        An Origin for each node: its module, the line of code, and the pass that made it.
 
     Raises:
         ModelError: the file cannot be read.
         PolicyError: nothing has this name; the nearest are named.
+        UsageError: `node` is no text.
+
+    Example:
+        >>> import onnxline
+        >>> [origin.op for origin in onnxline.why("model.onnx", "op:Soft*")]
+        ['Softmax']
     """
     check_type(node, str, "why", "the name of a node or a value")
     nodes = _Nodes(_proto_of(model))
@@ -121,6 +130,10 @@ def why(model: onnx.ModelProto | DetachedModel | str | Path, node: str) -> tuple
 
 def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) -> tuple[WeightOrigin, ...]:
     """The origins of the initializers that `name`, which may be a glob, means; none if it means none.
+
+    Args:
+        model: as for `why`.
+        name: the name of an initializer, or a glob.
 
     Raises:
         ModelError: the file cannot be read.

@@ -227,7 +227,8 @@ def _backend_line(backend: BackendReport, origin: str) -> str:
     if backend.shortfall:
         return f"{backend.name}: {backend.shortfall}"
     worst = max((errors.max_abs for errors in only_compared(backend.errors).values()), default=None)
-    remark = f" ({backend.remark})" if backend.remark else ""
+    remarks = "; ".join(filter(None, (backend.remark, backend.excuse)))
+    remark = f" ({remarks})" if remarks else ""
     time = milliseconds_text(backend.seconds)
     error = "no output compared" if worst is None else f"max abs error {worst:.2e} against {origin}"
     return f"{backend.name}: {time} a run, {error}{remark}"

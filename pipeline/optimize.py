@@ -96,6 +96,12 @@ def optimize(
 
     Raises:
         OnnxlineError: its kinds are drawn in `passes.errors`.
+
+    Example:
+        >>> import onnxline
+        >>> run = onnxline.optimize("model.onnx", recipe=["fuse_qkv"], keep=["qkv"], progress=False)
+        >>> [structure.kept for structure in run.structures]
+        [True]
     """
     check_lists(skip=skip, keep=keep, **({} if recipe is None else {"recipe": recipe}))
     policy = {"skip": skip, "keep": keep, **({} if recipe is None else {"recipe": recipe}), **options}
@@ -146,8 +152,18 @@ def run(
             shows nothing.
         observer: called with each event of the run.
 
+    Returns:
+        A RunResult: the passes, the structures, the files in `folder`, and what each backend computes.
+
     Raises:
         OnnxlineError: its kinds are drawn in `passes.errors`.
+
+    Example:
+        >>> import onnxline
+        >>> config = {"name": "tiny", "model": {"onnx": "model.onnx"}, "passes": {"recipe": ["nop"]}}
+        >>> result = onnxline.run({**config, "runtime": {"backends": ["plan"]}}, "run", progress=False)
+        >>> result.model.as_posix()
+        'run/model.onnx'
     """
     from pipeline.run import Pipeline
 

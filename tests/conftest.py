@@ -81,6 +81,7 @@ MARKS: Final = {
     ),
     "tutorials": (
         "docs/test_tutorials.py", "docs/test_readme.py", "docs/test_torch_ir_page.py", "docs/test_authoring_page.py",
+        "docs/test_doors.py::test_the_example",
         "examples/", "package/",
     ),
     "slow": (

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from passes.weights.stand_ins import digest_of
-from pipeline.export.captured_output import capture_output
+from pipeline.export.call_watch import capture_output
 from pipeline.export.inputs import draw_inputs
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import refill

@@ -88,11 +88,11 @@ class AuditTrial:
                         verdicts.append(item[1])
             except (StepCrashed, StepTimedOut) as failure:
                 if ready:
-                    verdicts.append({"wrong": f"it brings who runs it down: {_kind(failure)}"})
+                    verdicts.append({"wrong": f"its run ends the process: {_kind(failure)}"})
                 elif not numbers:
                     raise
                 else:
-                    unjudged, numbers = f"the model itself brings who runs it down: {_kind(failure)}", False
+                    unjudged, numbers = f"a run of the model itself ends the process: {_kind(failure)}", False
         return unjudged, verdicts
 
 

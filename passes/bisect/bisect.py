@@ -103,7 +103,7 @@ def bisect(
         ]
         with limit_runs(context, source):
             fault = fault or _fault(lost, error, source, context)
-            runs = Runs(context, _shown(progress, observer))
+            runs = Runs(context, _with_lines(progress, observer))
             return _bisect(source, steps, fault, Policy(tuple(skip), watch=False), budget_s, runs)
 
 
@@ -135,7 +135,7 @@ def _fault(lost: str | None, error: float | None, source: DetachedModel, context
     return Breakdown.of(source, context) if error is None else Deviation.of(error, source, context)
 
 
-def _shown(progress: bool | None, observer: Observer) -> Observer:
+def _with_lines(progress: bool | None, observer: Observer) -> Observer:
     """`observer`, and a line on standard error for each part of the work, if `progress` asks for lines."""
     in_notebook = "ipykernel" in sys.modules
     if not (progress or (progress is None and (in_notebook or sys.stderr.isatty()))):

@@ -29,13 +29,26 @@ def compare_models(
     after: onnx.ModelProto | DetachedModel | str | PathLike[str],
     readings: tuple[CanonicalGraph, CanonicalGraph] | None = None,
 ) -> Diff:
-    """The differences of `after` from `before`; `readings` are their canonical graphs, if there are any already.
+    """Compare two models: nodes, attributes, edges and stored tensors.
 
     Nodes are matched by what they compute, so other names, another order of independent nodes and other metadata are no
     difference. Nor is a node that computes something else only because its inputs do.
 
+    Args:
+        before: a model or its path.
+        after: the model that is compared with it.
+        readings: their canonical graphs, if there are any already.
+
+    Returns:
+        A Diff, the differences of `after` from `before`; `diff_text` writes it out.
+
     Raises:
         ModelError: one of them is no model, or cannot be read.
+
+    Example:
+        >>> import onnxline
+        >>> onnxline.diff("model.onnx", "model.onnx").is_empty
+        True
     """
     return compare_matched(match_models(open_model(before), open_model(after), readings))
 

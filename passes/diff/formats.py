@@ -50,10 +50,12 @@ def summarize(diff: Diff) -> str:
 
 
 def diff_text(diff: Diff, *, names: bool = False, most: int | None = MOST) -> str:
-    """Sections with an entry a line, `most` of each; with `names` also renamed nodes and values.
+    """Write a diff as text: sections with an entry a line.
 
     Args:
-        most: None for all entries, in full.
+        diff: what `compare_models` returns.
+        names: list renamed nodes and values too.
+        most: the most entries of a section; None for all entries, in full.
     """
     check_type(diff, Diff, "diff_text: diff", "a Diff, as compare_models returns")
     return "\n".join(map(visible_line, _lines(diff, names, most))) + "\n"
@@ -87,7 +89,7 @@ def _group_removed(replaced: Sequence[Replacement]) -> list[Replacement]:
 
 
 def _ops(removed: Sequence[NodeLabel], added: Sequence[NodeLabel]) -> str:
-    """`Identity -25, Gemm +1`."""
+    """`Identity -25, Add +1`."""
     counts = Counter(node.op for node in added)
     counts.subtract(node.op for node in removed)
     texts = [f"{op} {count:+d}" for op, count in sorted(counts.items()) if count]

@@ -48,7 +48,7 @@ class Rotate(Step):
         if not (self.r1 or self.r2):
             raise PolicyError(f"pass {self.name!r}: r1 and r2 are both false; expected one of them")
         if self.head_size is not None and self.head_size < 1:
-            raise PolicyError(f"pass {self.name!r}: head_size is {self.head_size!r}; expected a whole number from 1 on")
+            raise PolicyError(f"pass {self.name!r}: head_size is {self.head_size!r}; expected an integer of 1 or more")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         options = {"r1": self.r1, "r2": self.r2, "head_size": self.head_size}

@@ -15,6 +15,7 @@ import onnx
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import ask, refuse_unknown
+from passes.external.pass_tables import read_table
 from passes.external.through_files import give_back_inputs, through_files, write
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
@@ -27,20 +28,6 @@ OPT_LEVELS: Final = (0, 1, 2, 99)
 
 SWITCH: Final = "enable_"
 """What the name of a switch begins with."""
-
-DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "enable_attention": ("qkv", "attention"),
-    "enable_packed_qkv": ("qkv",),
-    "enable_packed_kv": ("qkv",),
-    "enable_rotary_embeddings": ("rope",),
-    "enable_skip_layer_norm": ("residual", "layernorm", "rmsnorm"),
-    "enable_embed_layer_norm": ("embedding", "layernorm"),
-    "enable_layer_norm": ("layernorm", "rmsnorm"),
-    "enable_gelu": ("gelu",),
-    "enable_bias_gelu": ("gelu",),
-    "enable_gelu_approximation": ("gelu",),
-    "enable_gemm_fast_gelu": ("gelu",),
-}
 
 ENUMS: Final[Mapping[str, str]] = {
     "attention_mask_format": "AttentionMaskFormat",
@@ -72,7 +59,7 @@ class OnnxRuntimeFusions(CompositeStep):
     source: str = field(default="onnxruntime", init=False)
     description: ClassVar[Description] = values("Run onnxruntime's fusions for transformers")
     limits: ClassVar[tuple[str, ...] | None] = ()
-    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = read_table("onnxruntime_fusions").destroys
     hands_on_options: ClassVar[bool] = True
 
     @classmethod
@@ -139,7 +126,7 @@ def _check_sizes(step: OnnxRuntimeFusions) -> None:
     for name in ("num_heads", "hidden_size"):
         value = getattr(step, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise PolicyError(f"{step.name}: {name} is {value!r}; expected a whole number, 0 to read it from the graph")
+            raise PolicyError(f"{step.name}: {name} is {value!r}; expected an integer, 0 to read it from the graph")
     heads, hidden = step.num_heads, step.hidden_size
     if bool(heads) != bool(hidden) or (heads and hidden % heads):
         raise PolicyError(

@@ -21,33 +21,13 @@ import onnx
 
 from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, texts
+from passes.external.pass_tables import TABLES, read_groups, read_table
 from passes.external.through_files import through_files
 from passes.graph.traversal import every_node
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
-DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "AttentionFusion": ("qkv", "attention"),
-    "GroupQueryAttentionFusion": ("qkv", "attention", "rope"),
-    "GroupQueryAttentionPreNormFusion": ("rmsnorm",),
-    "CommonSubexpressionElimination": ("qkv",),
-    "MatMulScaleFusion": ("attention", "qkv"),
-    "MatmulTransposeFusion": ("attention",),
-    "SkipLayerNormFusion": ("residual", "layernorm"),
-    "EmbedLayerNormFusion": ("embedding", "layernorm"),
-    "LayerNormFusionL1": ("layernorm",),
-    "LayerNormFusionL2": ("layernorm",),
-    "SimplifiedLayerNormFusion": ("rmsnorm", "layernorm"),
-    "GeluFusionL1": ("gelu",),
-    "GeluFusionL2": ("gelu",),
-    "BiasGeluFusion": ("gelu",),
-    "FastGeluFusion": ("gelu",),
-    "QuickGeluFusion": ("gelu", "swiglu"),
-    "FuseFp16InitializerToFp32NodeTransformer": ("qkv",),
-    "ConvBNFusion": ("batchnorm",),
-    "MatMul_BatchNormalization_Fusion": ("batchnorm",),
-    "QDQS8ToU8Transformer": ("qdq",),
-}
+TABLE: Final = read_table("onnxruntime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +46,8 @@ class OnnxRuntimeGraph(CompositeStep):
     source: str = field(default="onnxruntime", init=False)
     description: ClassVar[Description] = values("Save what onnxruntime's own graph optimization makes of the model")
     limits: ClassVar[tuple[str, ...] | None] = ()
-    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
-    destroys_equals: ClassVar[tuple[str, ...]] = ("CommonSubexpressionElimination",)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = TABLE.destroys
+    destroys_equals: ClassVar[tuple[str, ...]] = TABLE.destroys_equals
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         options = {"level": self.level, "disabled": [*self._disabled_names(), *self.left_out]}
@@ -211,32 +191,5 @@ LEVELS: Final[Mapping[str, str]] = {
 NOTHING: Final = "disabled"
 """The level at which a session loads a model and optimizes nothing. No step has it."""
 
-RULES: Final[Mapping[str, tuple[str, ...]]] = {
-    "Level1_RuleBasedTransformer": (
-        "EliminateIdentity",
-        "EliminateSlice",
-        "UnsqueezeElimination",
-        "EliminateDropout",
-        "ExpandElimination",
-        "CastElimination",
-        "CastChainElimination",
-        "PreShapeNodeElimination",
-        "NoopElimination",
-        "DivMulFusion",
-        "FuseReluClip",
-        "GemmSumFusion",
-        "GemmTransposeFusion",
-        "NotWhereFusion",
-        "ConvAddFusion",
-        "ConvMulFusion",
-        "ConvBNFusion",
-        "Pad_Fusion",
-        "MatMul_BatchNormalization_Fusion",
-        "ClipQuantRewrite",
-        "ReluQuantRewrite",
-        "LabelEncoderFusion",
-    ),
-    "Level2_RuleBasedTransformer": ("ClipQuantRewrite", "ReluQuantRewrite", "GemmTransposeFusion"),
-}
-"""Transformer → the rewrite rules that it applies. No release lists them: the names come from onnxruntime's sources,
-and a name that a release does not have is without effect."""
+RULES: Final = read_groups(TABLES / "onnxruntime_rules.txt")
+"""Transformer → the rewrite rules that it applies."""

@@ -23,6 +23,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, texts
 from passes.external.onnxscript_rules import matching_in_linear_time, rebind
+from passes.external.pass_tables import read_table
 from passes.graph.index import GraphIndex, initializers_of
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel, detach
@@ -42,6 +43,8 @@ STAGES: Final[Mapping[str, tuple[str, str]]] = {
 """Inner pass → module and class. One that is left out is replaced by a pass that does nothing; the rules one by one are
 the step `onnxscript_rewrites`."""
 
+TABLE: Final = read_table("onnxscript")
+
 SHAPES: Final = "shape_inference"
 """An inner pass too; the option `onnx_shape_inference` leaves it out."""
 
@@ -58,8 +61,8 @@ class OnnxScriptOptimizer(CompositeStep):
         "Fold constants, inline functions and drop dead code by onnxscript's optimizer"
     )
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
-    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"common_subexpression_elimination": ("qkv",)}
-    destroys_equals: ClassVar[tuple[str, ...]] = ("common_subexpression_elimination",)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = TABLE.destroys
+    destroys_equals: ClassVar[tuple[str, ...]] = TABLE.destroys_equals
     limits: ClassVar[tuple[str, ...] | None] = ("output_size_limit",)
     hands_on_options: ClassVar[bool] = True
 
@@ -150,30 +153,6 @@ def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:
         onnxscript.optimizer.optimize(model, **arguments)
 
 
-REWRITES_DESTROY: Final[Mapping[str, tuple[str, ...]]] = {
-    # fuse_attention, fuse_gqa and fuse_gelu are called as in onnxsim
-    "fuse_attention": ("qkv", "attention"),
-    "fuse_gqa": ("qkv", "attention"),
-    "fuse_gelu": ("gelu",),
-    "fuse_sdpa": ("attention",),
-    "replace_sdpa_by_mha": ("attention",),
-    "fuse_mha1": ("attention",),
-    "fuse_mha2": ("attention",),
-    "fuse_qkv_gqa": ("qkv",),
-    "fuse_skip_layer_normalization": ("residual", "layernorm"),
-    "fuse_skip_rms_normalization": ("residual", "rmsnorm"),
-    "fuse_rms_normalization": ("rmsnorm",),
-    "fuse_erfgelu": ("gelu",),
-    "fuse_bias_gelu": ("gelu",),
-    "fuse_rotary_embedding": ("rope",),
-    "fuse_partial_rotary_embedding": ("rope",),
-    "fuse_cos_sin_cache": ("rope",),
-    "fuse_batchnorm_into_conv_rule": ("batchnorm",),
-    "fuse_batchnorm_into_conv_transpose_rule": ("batchnorm",),
-    "fuse_batchnorm_into_gemm_rule": ("batchnorm",),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class OnnxScriptRewrites(CompositeStep):
     """Run onnxscript's rewriter.
@@ -189,7 +168,7 @@ class OnnxScriptRewrites(CompositeStep):
     source: str = field(default="onnxscript", init=False)
     description: ClassVar[Description] = values("Run onnxscript's rewrite rules, or its fusions")
     limits: ClassVar[tuple[str, ...] | None] = ()
-    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = REWRITES_DESTROY
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = read_table("onnxscript_rewrites").destroys
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return PassResult(through_ir(model, context, rewrite, self.build_arguments()))

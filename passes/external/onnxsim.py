@@ -21,8 +21,9 @@ from passes.errors import PolicyError, StepFailed, StepTimedOut
 from passes.external import onnxoptimizer
 from passes.external.installed import ask, refuse_failing, refuse_older, refuse_wrong_shapes, refuse_wrong_values
 from passes.external.onnxsim_detached import call_simplify, import_onnxsim, simplify_detached
+from passes.external.pass_tables import read_table
 from passes.external.through_files import through_files
-from passes.step import CompositeStep, Description, PassResult, structure, values
+from passes.step import CompositeStep, Description, PassResult, values
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 
@@ -44,75 +45,8 @@ NEVER_RUN: Final[Mapping[str, str]] = {
 }
 """Passes that simplify always removes from its list, as its sources and its runs show."""
 
-DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "fuse_qkv": ("qkv",),
-    "fuse_attention": ("qkv", "attention"),
-    "fuse_gqa": ("qkv", "attention"),
-    "fuse_bn_into_conv": ("batchnorm",),
-    "fuse_gelu": ("gelu",),
-    "fuse_layer_norm": ("layernorm",),
-    "fuse_rms_norm": ("rmsnorm",),
-    "fuse_rope": ("rope",),
-    "fuse_matmul_add_bias_into_gemm": ("residual",),
-    "fuse_consecutive_mul": ("rmsnorm",),
-    "fuse_split_gather_concat": ("embedding",),
-    "eliminate_common_subexpression": ("qkv",),
-    "replace_einsum_with_matmul": ("attention",),
-    "pow2_to_mul": ("layernorm", "rmsnorm"),
-    "neg_to_mul": ("rope",),
-}
-
-DESCRIPTIONS: Final[Mapping[str, Description]] = {
-    **onnxoptimizer.DESCRIPTIONS,
-    "constant_folding": values("Compute what depends on constants alone; a stage of its own beside the listed passes"),
-    "eliminate_loop_with_const_trip_count": structure(
-        "Write out the body of a Loop of a known number of rounds, up to 1024"
-    ),
-    "eliminate_nop_dropout": structure("Drop a Dropout of ratio 0, also where ratio and mode are constant inputs"),
-    "eliminate_nop_reduce": structure("Drop a reduction of axes that have one element, or make it a Squeeze"),
-    "eliminate_nop_softmax": structure("Put ones in place of Softmax, zeros of LogSoftmax, over a single element"),
-    "eliminate_optional_get_element": structure("Read the value itself instead of an Optional that holds it"),
-    "eliminate_optional_has_element": structure("Put a constant in place of the question whether an Optional is empty"),
-    "eliminate_reshape_around_elementwise": structure(
-        "Run elementwise operators on the flat value between two Reshapes that cancel, and drop those"
-    ),
-    "eliminate_reshape_family_on_constant": structure(
-        "Give a constant the shape that a Reshape, Squeeze, Unsqueeze or Flatten makes of it"
-    ),
-    "eliminate_sequence_at_construct": structure("Read the value itself instead of a list that was made of it"),
-    "eliminate_sequence_length_construct": structure("Put a constant in place of the length of a list"),
-    "fuse_add_bias_into_conv": structure("Make the Add behind a Conv or ConvTranspose its bias"),
-    "fuse_attention": values(
-        "Make com.microsoft::Attention of unmasked self-attention, with Q, K and V merged into one weight"
-    ),
-    "fuse_bn_into_conv": values(
-        "Compute a weight and a bias for the Conv or ConvTranspose in front of a BatchNormalization, and drop that"
-    ),
-    "fuse_consecutive_mul": values("Make one constant factor of two"),
-    "fuse_consecutive_reduce": structure("Make one reduction of two over different axes"),
-    "fuse_consecutive_reshapes": structure("Of two Reshapes in a row, drop the first"),
-    "fuse_consecutive_squeeze_unsqueeze": structure("Make one operator, or none, of Squeeze and Unsqueeze in a row"),
-    "fuse_gelu": structure("Make Gelu of its formula with Erf; from opset 20 on"),
-    "fuse_gqa": values("Make com.microsoft::GroupQueryAttention of causal attention whose K and V heads are repeated"),
-    "fuse_layer_norm": structure("Make LayerNormalization of its formula; in opset 17, where axes are attributes"),
-    "fuse_lp_normalization": structure("Make LpNormalization of a division by the L1 or L2 norm"),
-    "fuse_matmul_add_bias_into_gemm_batched": structure(
-        "Make Gemm, between two Reshapes, of a linear layer on a value of rank 3 or more"
-    ),
-    "fuse_mul_into_conv": structure("Put a channelwise factor behind a Conv into its weight and bias"),
-    "fuse_preceding_mul_into_conv": structure("Put a channelwise factor in front of a Conv into its weight"),
-    "fuse_reshape_family": structure("Make one Reshape of two of Reshape, Squeeze, Unsqueeze and Flatten"),
-    "fuse_rms_norm": structure("Make RMSNormalization of its formula; from opset 23 on"),
-    "fuse_rope": structure("Make RotaryEmbedding of its formula; from opset 23 on"),
-    "fuse_split_gather_concat": structure("Make one Gather of lookups with the pieces of a Split, joined again"),
-    "rewrite_arg_reduce_select_last_index": structure(
-        "Find the last extremum as the first one of the reversed value, for runtimes without select_last_index"
-    ),
-    "rewrite_bool_where": structure("Select among bools as among int32, for runtimes without Where on bool"),
-    "shape_inference": structure("Write the inferred type and shape of every value into the model; a stage of its own"),
-}
-"""Most of onnxoptimizer's passes, some in onnxsim's own version, and the other passes that run by default. Passes that
-run only when they are named are listed without a description."""
+TABLE: Final = read_table("onnxsim")
+"""The passes that run by default. Passes that run only if they are named are listed without a description."""
 
 SHAPES: Final = ("overwrite_input_shapes", "input_shapes")
 """Options that fix the shapes of inputs."""
@@ -160,9 +94,9 @@ class OnnxSim(CompositeStep):
     )
     writes_contrib: ClassVar[tuple[str, ...]] = ("fuse_attention", "fuse_gqa")
     never_run: ClassVar[Mapping[str, str]] = NEVER_RUN
-    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
-    destroys_equals: ClassVar[tuple[str, ...]] = onnxoptimizer.DESTROYS_EQUALS
-    describes: ClassVar[Mapping[str, Description]] = DESCRIPTIONS
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = TABLE.destroys
+    destroys_equals: ClassVar[tuple[str, ...]] = TABLE.destroys_equals
+    describes: ClassVar[Mapping[str, Description]] = {**onnxoptimizer.TABLE.describes, **TABLE.describes}
     hands_on_options: ClassVar[bool] = True
 
     @property

@@ -20,9 +20,12 @@ from passes.external.installed import (
     require,
     texts,
 )
+from passes.external.pass_tables import read_table
 from passes.external.through_files import give_back_inputs, through_files, write
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
+
+TABLE: Final = read_table("onnxslim")
 
 SHAPES: Final = "shape_inference"
 """The work of slim that is not among its listed optimizations; `no_shape_infer` leaves it out."""
@@ -54,14 +57,8 @@ class OnnxSlim(CompositeStep):
     source: str = field(default="onnxslim", init=False)
     description: ClassVar[Description] = values("Run onnxslim.slim: its fusion patterns and optimizations")
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
-    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "FusionConvBN": ("batchnorm",),
-        "FusionConvTransposeBN": ("batchnorm",),
-        "FusionGelu": ("gelu",),
-        "FusionGemmMul": ("qkv",),
-        "subexpression_elimination": ("qkv",),
-    }
-    destroys_equals: ClassVar[tuple[str, ...]] = ("subexpression_elimination",)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = TABLE.destroys
+    destroys_equals: ClassVar[tuple[str, ...]] = TABLE.destroys_equals
     limits: ClassVar[tuple[str, ...] | None] = ("size_threshold",)
     hands_on_options: ClassVar[bool] = True
 

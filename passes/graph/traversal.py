@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import prod
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, inliner, numpy_helper
@@ -163,3 +163,59 @@ def topological_order(nodes: Sequence[NodeProto]) -> list[int]:
             if not waiting[reader]:
                 heapq.heappush(ready, reader)
     return order
+
+
+Place = TypeVar("Place", bound=Hashable)
+Source = TypeVar("Source")
+
+
+class NearestSources(Generic[Place, Source]):
+    """What the places of a graph are made from, nearest first. Each place is expanded once, whoever asks: places that
+    are shared, such as the states of an unrolled recurrence, cost no more than others.
+
+    Args:
+        expand: place → the sources at that place, each under a key, and the places before it. Equal keys are one
+            source. The places must form no circle.
+        most: how many of the nearest sources are kept for each place.
+    """
+
+    def __init__(
+        self, expand: Callable[[Place], tuple[Mapping[Hashable, Source], Sequence[Place]]], most: int = 32
+    ) -> None:
+        self._expand = expand
+        self._most = most
+        self._open: dict[Place, tuple[Mapping[Hashable, Source], Sequence[Place]]] = {}
+        self._found: dict[Place, dict[Hashable, tuple[int, Source]]] = {}
+
+    @property
+    def visits(self) -> int:
+        """How many places were expanded."""
+        return len(self._open)
+
+    def of(self, place: Place) -> list[Source]:
+        """The sources of `place`."""
+        stack = [place]
+        while stack:
+            top = stack[-1]
+            if top not in self._open:
+                self._open[top] = self._expand(top)
+            own, before = self._open[top]
+            waiting = [] if top in self._found else [place for place in before if place not in self._found]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if top not in self._found:
+                self._found[top] = self._join(own, before)
+        return [source for _, source in self._found[place].values()]
+
+    def _join(self, own: Mapping[Hashable, Source], before: Sequence[Place]) -> dict[Hashable, tuple[int, Source]]:
+        """Key → distance and source, of the nearest sources."""
+        found = {key: (0, source) for key, source in own.items()}
+        for place in dict.fromkeys(before):
+            for key, (distance, source) in self._found[place].items():
+                if key not in found or distance + 1 < found[key][0]:
+                    found[key] = distance + 1, source
+        if len(before) > 1:
+            found = dict(sorted(found.items(), key=lambda entry: entry[1][0])[: self._most])
+        return found

@@ -6,7 +6,7 @@ registry.py     the active guards, and what an intercepted function does with a 
 patching.py     swap a function's code, so that every reference to it calls the guard
 calls/          the intercepted functions, and what each optimizer's call means
 handle_call.py  a call, from its arguments to what it returns and to its record
-enforce.py      one call under a policy; proof.py says how its result is proven
+enforce.py      one call under a policy, and how its result is proven
 call_log.py     records, from all processes
 startup/        how child processes start with the guard; escapes.py names those that start without it
 """

@@ -1,4 +1,4 @@
-"""The context manager: `with passes.guard(keep=["qkv"]) as log:`"""
+"""The context manager of a guard: `with passes.guard(keep=["qkv"]) as log:`."""
 
 from __future__ import annotations
 
@@ -57,17 +57,28 @@ def guard(
     """Enforce a policy on every call of an optimizer inside a `with` block.
 
     Args:
-        keep: as for `passes.optimize`, but an entry may match nothing in a model.
-        skip: as there.
-        watch: as there.
+        keep: structures to keep, such as `qkv` or `op:Softmax`; an entry may match nothing in a model.
+        skip: passes, groups and globs to leave out, such as `fuse_qkv` or `fusions`.
+        watch: whether the skip of a pass that destroys a structure also reverts other passes that destroy it.
         compare: also make each call without the guard, in a worker, and report what it would have lost.
         log: a file for the calls, one JSON object a line; an existing file is overwritten.
         timeout_s: seconds for one call of native code.
-        memory_gib: memory limit of one worker process; see `passes.context.worker_memory`.
+        memory_gib: GiB that one worker process may allocate; see `passes.context.worker_memory`.
         quiet: no lines on standard error.
+
+    Returns:
+        A context manager; `with … as log` gives a GuardLog, whose `calls` are the calls so far.
 
     Raises:
         PolicyError: when the block begins: an unknown pass or structure, or a log that cannot be written.
+        UsageError: a value that an argument cannot have.
+
+    Example:
+        >>> import onnx, onnxline, onnxoptimizer
+        >>> with onnxline.guard(keep=["qkv"], compare=False, quiet=True) as log:
+        ...     optimized = onnxoptimizer.optimize(onnx.load("model.onnx"), ["fuse_qkv"])
+        >>> [dict(call.kept) for call in log.calls]
+        [{'qkv': 1}]
     """
     check_lists(keep=keep, skip=skip)
     for name, value in (("watch", watch), ("compare", compare), ("quiet", quiet)):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Final
 
 from passes.advisories.known import QUARANTINE, quarantined_passes
+from passes.external.pass_tables import read_groups
 from passes.recipe.steps import STEP_TYPES
 
 
@@ -33,114 +35,7 @@ def groups_of(pass_name: str) -> tuple[str, ...]:
     return tuple(group for group in ALL_GROUPS if in_group(group, pass_name))
 
 
-GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    # Several operators become one.
-    "fusions": (
-        "fuse*",
-        "*fusion*",
-        "fold-batchnorm",
-        "onnxruntime_fusions/enable_[!s]*",
-        "onnxruntime_fusions/enable_skip_*",
-        "successive_*",
-        "m[ai][nx]_m[ai][nx]_rule",
-    ),
-    # What changes nothing, is there twice, or is read by nothing, goes.
-    "eliminations": (
-        "eliminat*",
-        "*elimination",
-        "*remover",
-        "remove_*",
-        "no_op_*",
-        "dropout_*",
-        "*_by_1_rule",
-        "*_0_rule",
-        "weight_tying",
-        "constantsharing",
-    ),
-    # The same, written with other operators.
-    "rewrites": (
-        "rewrite_*",
-        "replace_*",
-        "adjust_*",
-        "defuse_*",
-        "decompose-*",
-        "explicit_*",
-        "*_to_mul",
-        "normalize_*",
-        "slice_split_rule",
-        "*quantrewrite",
-        "dilated_conv_to_taps",
-        "gemm_transa_to_transpose",
-        "maxpool_rowmajor_*",
-        "rank0_to_rank1",
-        "split_large_gather",
-    ),
-    # Shapes and the order of axes.
-    "layout": (
-        "*[!v]_transpose*",  # not of conv_transpose, which is an operator of its own
-        "*elimination*transpose*",
-        "transposeoptimizer*",
-        "*[lm]transpose*",
-        "*_reshape*",  # not PreShapeNode
-        "*elimination*reshape*",
-        "fusion*reshape*",
-        "reshapefusion",
-        "*squeeze*",
-        "*flatten*",
-        "*expand*",
-        "rank0_to_rank1",
-        "fuse_matmul_into_conv",
-        "fuse_matmul_add_bias_into_gemm_batched",
-    ),
-    # What depends on constants alone is computed.
-    "folding": (
-        "constant_folding",
-        "constantfolding",
-        "fold_constants",
-        "*_with_const_*",
-        "*_on_constant",
-        "eliminate_shape_gather",
-        "eliminate_shape_op",
-        "eliminate_slice_after_shape",
-        "eliminate_sequence_length_construct",
-        "eliminate_optional_has_element",
-        "fuse_concat_into_reshape",
-    ),
-    # Weights or values in fewer bits or another dtype, pruned or approximated, and what prepares or rearranges that.
-    "quantizing": (
-        "*quant*",
-        "*qdq*",
-        "*dummydq",
-        "*nbits*",
-        "*qordered*",
-        "*integer_to_float",
-        "*integertofloat*",
-        "gguf_*",
-        "ibert_*",
-        "magnitude_pruning_*",
-        "float16_to_float32",
-        "adpq",
-        "any_precision_llm",
-        "aqlm",
-        "cross_layer_equalization",
-        "d2quant_dsq",
-        "deepseek_fp8",
-        "drop_by_drop",
-        "fp6_llm",
-        "hqq",
-        "if4",
-        "intactkv",
-        "iq4_nl",
-        "kbvq_moe",
-        "llm_fp4",
-        "lo_bcq",
-        "nf4",
-        "olive",
-        "qoq",
-        "quarot",
-        "quip_sharp",
-    ),
-}
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = read_groups(Path(__file__).with_name("groups.txt"))
 """Group → globs over names of passes, in lower case. A pass may be in several groups, or in none."""
 
 ALL_GROUPS: Final = (*GROUPS, QUARANTINE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
@@ -17,7 +17,7 @@ from passes.step import Description, PassResult, Step, values
 from passes.structures.activations import BETWEEN, GELU_OPS
 from passes.structures.attention import attention_operands
 from passes.structures.axes import is_join, product_of
-from passes.structures.projection import CURVE_OPS, HEAD_OPS, projections_behind, without_shared_rotation
+from passes.structures.projection import CURVE_OPS, HEAD_OPS, ProjectionSearch
 from passes.structures.view import GraphView, carried_inputs
 from passes.weights.detached import DetachedModel
 
@@ -78,23 +78,22 @@ def _not_split(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, 
 
 def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
     """Each product that makes two or three of Q, K and V of one attention → role → the values on the way to it."""
-    found: dict[str, dict[str, frozenset[str]]] = {}
-    for readings in attention_operands(view):
-        for reading in readings:
-            queries, keys = without_shared_rotation(
-                view, projections_behind(view, reading.query), projections_behind(view, reading.key)
-            )
-            made = {"q": queries, "k": keys, "v": projections_behind(view, reading.value)}
-            values = {role: dict.fromkeys(projection.value for projection in own) for role, own in made.items()}
-            count = Counter(value for own in values.values() for value in own)
-            operands = {"q": reading.query, "k": reading.key, "v": reading.value}
-            for role, own in values.items():
-                reached = _values_behind(view, operands[role].name, HEAD_OPS)
-                for value in own:
-                    if count[value] > 1:
-                        roles = found.setdefault(value, {})
-                        roles[role] = roles.get(role, frozenset()) | reached
-    return {value: {role: roles[role] for role in "qkv" if role in roles} for value, roles in found.items()}
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    search = ProjectionSearch(view)
+    for reading in (reading for readings in attention_operands(search) for reading in readings):
+        queries, keys = search.behind_scores(reading.query, reading.key)
+        made = {"q": queries, "k": keys, "v": search.behind(reading.value)}
+        values = {role: {projection.value for projection in own} for role, own in made.items()}
+        count = Counter(value for own in values.values() for value in own)
+        operands = {"q": reading.query, "k": reading.key, "v": reading.value}
+        for role, own in values.items():
+            for value in own:
+                if count[value] > 1:
+                    found[value][role].add(operands[role].name)
+    return {
+        value: {role: _values_behind(view, roles[role], HEAD_OPS) for role in "qkv" if role in roles}
+        for value, roles in found.items()
+    }
 
 
 def split_gate_up(model: DetachedModel) -> SplitModel:
@@ -109,8 +108,8 @@ def find_merged_gates(view: GraphView) -> dict[str, Roles]:
     for node in view.by_op.get("Mul", ()):
         first, second = node.input
         for gate, up in ((first, second), (second, first)) if view.folded.isdisjoint(node.input) else ():
-            plain, curved = _values_behind(view, gate, BETWEEN), _values_behind(view, gate, GATING)
-            ups = _values_behind(view, up, BETWEEN)
+            plain, curved = _values_behind(view, [gate], BETWEEN), _values_behind(view, [gate], GATING)
+            ups = _values_behind(view, [up], BETWEEN)
             if not ups - curved:
                 continue  # x · sigmoid(x), or a GELU in several ops: one activation of one value
             for value in sorted((curved & ups) - plain):
@@ -127,10 +126,10 @@ def _is_projection(view: GraphView, value: str) -> bool:
     return product is not None and not is_join(view, product)
 
 
-def _values_behind(view: GraphView, name: str, through: frozenset[str]) -> frozenset[str]:
-    """`name`, the values that it is computed from through ops in `through`, and the values where the walk ends."""
+def _values_behind(view: GraphView, names: Iterable[str], through: frozenset[str]) -> frozenset[str]:
+    """`names`, the values that they are computed from through ops in `through`, and those where the walk ends."""
     seen: set[str] = set()
-    front = [name]
+    front = list(names)
     while front:
         value = front.pop()
         if value in seen or value in view.folded:

@@ -1,7 +1,9 @@
 """Give each module, or each node, a weight of its own, where several read one: a tied embedding and output projection.
+And the counterpart: store a weight once that is stored several times.
 
-Quantization then chooses a scale for each of them. The copies share their bytes in memory, and in a `.data` file; a
-model that is one file holds them twice.
+After `untie`, quantization chooses a scale for each copy. The copies share their bytes in memory, and in a `.data`
+file; a model that is one file holds them twice. `tie` also finds a copy that is transposed, as a folded Transpose
+leaves it.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from onnx import GraphProto, NodeProto, TensorProto
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.context import PassContext
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, replace_all_uses_with, replace_entries
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
 from passes.provenance.weight_origins import free_name
-from passes.step import Description, PassResult, Step, structure
+from passes.step import Description, PassResult, Step, structure, values
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -66,6 +69,58 @@ class Untie(Step):
         """The innermost module around a node, or the node itself, by what it computes."""
         place = None if self.each_node else module_path_of(node)
         return place.paths[-1] if place is not None and place.paths else tuple(node.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Tie(Step):
+    """Let all readers of equal float matrices read the first; a copy that is its transpose becomes a Transpose of it.
+
+    Equal bit for bit, in dtype and in shape. A matrix whose elements are all equal says nothing, as one of zeros in an
+    adapter that is not trained, so such matrices stay apart; and so do vectors, and what is an output of the model.
+    """
+
+    name: str = field(default="tie", init=False)
+    source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Store a matrix once that is stored several times, also where one copy is transposed"
+    )
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        index = GraphIndex(model.proto.graph)
+        reserved = index.inputs.keys() | index.outputs.keys()
+        first: dict[Hashable, tuple[str, bool]] = {}
+        same: dict[str, str] = {}
+        transposed: dict[str, str] = {}
+        for name, tensor in index.initializers.items():
+            if name in reserved or not _is_weight(tensor) or sum(dim > 1 for dim in tensor.dims) < 2:
+                continue
+            key = tensor.data_type, *tensor.dims, model.digest(tensor)
+            if key not in first:
+                first[key] = name, False
+                if len(tensor.dims) == 2:
+                    turned = tensor.data_type, *reversed(tensor.dims), model.turned_digest(tensor, (1, 0))
+                    first.setdefault(turned, (name, True))
+            elif not _is_uniform(model, tensor):
+                source, is_transposed = first[key]
+                (transposed if is_transposed else same)[name] = source
+        if not same and not transposed:
+            return PassResult(model, changed=False)
+        proto = model.copy_proto()
+        graph = proto.graph
+        replace_all_uses_with(graph.node, same)
+        turns = [
+            helper.make_node("Transpose", [source], [name], name=name, perm=[1, 0])
+            for name, source in transposed.items()
+        ]
+        replace_entries(graph.node, [*turns, *graph.node])
+        gone = same.keys() | transposed.keys()
+        replace_entries(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in gone])
+        return PassResult(model.with_proto(proto), why=f"{plural(len(gone), 'copy', 'copies')} of weights tied")
+
+
+def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
+    """Whether all elements of a matrix are equal; of one that is not read, that is not known."""
+    return not model.is_unread(tensor) and np.ptp(model.array(tensor)) == 0
 
 
 def _name_for(name: str, known: dict[Hashable, str], reader: Hashable, taken: set[str]) -> str:

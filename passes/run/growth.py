@@ -53,7 +53,7 @@ def describe_growth(before: DetachedModel, after: DetachedModel) -> tuple[str, .
     had, has = stored_bytes(before), stored_bytes(after)
     if has - had >= max(NOTICED, had // ALLOWED_SHARE):
         new = sorted(_new_tensors(before, after), key=_bytes_of, reverse=True)
-        made_by = GraphIndex(before.proto.graph).producers
+        made_by = {name: node for node in every_node(before.proto.graph) for name in node.output}
         largest = [_describe(tensor, made_by) for tensor in new[:NAMED]]
         more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
         sentences.append(
@@ -186,9 +186,10 @@ def _unfold(before: DetachedModel, after: DetachedModel, groups: Iterable[_Folde
 
 
 def _new_tensors(before: DetachedModel, after: DetachedModel) -> list[TensorProto]:
-    """The stored tensors of `after` that `before` has not stored by that name."""
-    had = initializers_of(before.proto.graph)
-    return [tensor for tensor in after.proto.graph.initializer if tensor.name not in had]
+    """The stored tensors of `after`, also of bodies, that `before` has not stored by that name."""
+    had = {tensor.name for graph in every_graph(before.proto.graph) for tensor in graph.initializer}
+    graphs = every_graph(after.proto.graph)
+    return [tensor for graph in graphs for tensor in graph.initializer if tensor.name not in had]
 
 
 def _bytes_of(tensor: TensorProto) -> int:

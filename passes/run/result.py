@@ -25,6 +25,8 @@ from passes.weights.files import write_model
 
 
 class Status(StrEnum):
+    """What became of a step."""
+
     RAN = "ran"
     SKIPPED = "skipped"
     REVERTED = "reverted"
@@ -75,8 +77,11 @@ class PassRow:
 
 @dataclass(frozen=True, slots=True)
 class StructureVerdict:
-    """Whether the final model has a structure, in `kept`; `broken_by` names the first step that broke it, even if that
-    step was reverted."""
+    """Whether the final model has a structure, in `kept`.
+
+    `broken_by` names the step that broke it: of a lost structure the step that is left in place, of a kept structure
+    the first step that was reverted for it; None where there is no such step.
+    """
 
     kind: str
     name: str

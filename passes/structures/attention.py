@@ -6,17 +6,18 @@ come in either order: (Q·Kᵀ)·V is Q·(Kᵀ·V).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Set
+from dataclasses import dataclass, replace
 from typing import Final
 
 from onnx import NodeProto
 
 from passes.graph.op_facts import ARRANGING, op_of
-from passes.structures.axes import Product, Side, inputs_with_axis, join_of, product_of
+from passes.graph.traversal import NearestSources
+from passes.structures.axes import SIDES, Product, Side, inputs_with_axis, join_of, product_of
 from passes.structures.candidates import Candidate, find_fused
-from passes.structures.projection import Operand, projections_behind
-from passes.structures.view import GraphView
+from passes.structures.projection import Operand, ProjectionSearch
+from passes.structures.view import GraphView, carried_inputs
 
 
 def find_attentions(view: GraphView) -> Iterator[Candidate]:
@@ -51,52 +52,61 @@ class Operands:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joint:
-    """Two products, of which `outer` sums over `axis` of the result of `inner`, its operand on `side`."""
+class _Inner:
+    """A product of two computed values, and the `axis` of its result that another product sums over."""
 
-    inner: Product
+    product: Product
     axis: int | None
-    outer: Product
-    side: Side
-
-    @property
-    def far(self) -> Side:
-        """The operand of `inner` at the other end."""
-        return 0 if self.near else 1
 
     @property
     def near(self) -> Side:
-        """The operand of `inner` with the axis that `outer` sums over; the right one if that is not known."""
-        sides = self.inner.sources(self.axis)
+        """The operand with the axis that the other product sums over; the right one if that is not known."""
+        sides = self.product.sources(self.axis)
         return sides[0][0] if len(sides) == 1 else 1
 
     @property
-    def last(self) -> Side:
-        """The operand of `outer` that does not come from `inner`."""
-        return 0 if self.side else 1
+    def far(self) -> Side:
+        """The operand at the other end."""
+        return 0 if self.near else 1
+
+    def as_scores(self) -> tuple[Operand, Operand]:
+        """Q and K of Q·Kᵀ: K is the operand with the positions that V is summed over."""
+        return _summed_operand(self.product, self.far), _summed_operand(self.product, self.near)
+
+    def as_context(self) -> tuple[Operand, Operand]:
+        """K and V of Kᵀ·V: K is the operand with the features that Q is summed over."""
+        return _passed_operand(self.product, self.near), _passed_operand(self.product, self.far)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """`outer` sums over an axis of the result of `inner`, its operand on `side`."""
+
+    inner: _Inner
+    outer: Product
+    side: Side
 
     def as_scores(self) -> Operands:
-        """Read `inner` as Q·Kᵀ: K is the operand with the positions that V is summed over."""
-        return Operands(
-            _summed_operand(self.inner, self.far),
-            _summed_operand(self.inner, self.near),
-            _passed_operand(self.outer, self.last),
-        )
+        return Operands(*self.inner.as_scores(), _passed_operand(self.outer, 0 if self.side else 1))
 
     def as_context(self) -> Operands:
-        """Read `inner` as Kᵀ·V: K is the operand with the features that Q is summed over."""
-        return Operands(
-            _summed_operand(self.outer, self.last),
-            _passed_operand(self.inner, self.near),
-            _passed_operand(self.inner, self.far),
-        )
+        return Operands(_summed_operand(self.outer, 0 if self.side else 1), *self.inner.as_context())
 
 
-def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
+_ValueAxis = tuple[str, int | None]
+
+
+def attention_operands(search: ProjectionSearch) -> Iterator[tuple[Operands, ...]]:
     """For each attention in this graph itself, in order, the possible readings of its operands.
 
-    There are several where scores are a sum: content with content, and content with relative positions.
+    There are several where scores are a sum: content with content, and content with relative positions. Of readings
+    whose Q and K, or K and V, come from the same projections, as in all earlier steps of a recurrence, there is one.
     """
+    view = search.view
+    softmaxes, curves = (
+        _WeightedProducts(search, before, after)
+        for before, after in ((BEFORE, AFTER), (BEFORE - MIXERS, AFTER - MIXERS))
+    )
     found: list[tuple[int, tuple[Operands, ...]]] = []
     taken: set[str] = set()
     own = {node.output[0] for node in view.own if node.output}
@@ -105,15 +115,15 @@ def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
             features = (Operand(name, -1) for name in node.input[:3])
             found.append((view.positions[node.output[0]], (Operands(*features),)))
         elif node.op_type in WEIGHTINGS:
-            joints = list(_find_weighted(view, node))
-            taken.update(value for joint in joints for value in (joint.inner.value, joint.outer.value))
+            joints = (softmaxes if node.op_type in SOFTMAXES else curves).around(node)
+            taken.update(value for joint in joints for value in (joint.inner.product.value, joint.outer.value))
             readings = tuple(dict.fromkeys(joint.as_scores() for joint in joints))
             if readings:
                 found.append((view.positions[node.output[0]], readings))
+    states = _StateProducts(search, taken)
     for product in _joins(view):
         if product.value in own and product.value not in taken:
-            read = (_read_linear(view, joint) for joint in _behind(view, product, taken))
-            readings = tuple(operands for operands in read if operands is not None)
+            readings = tuple(dict.fromkeys(states.read(product)))
             if readings:
                 found.append((view.positions[product.value], readings))
     for node in view.own:
@@ -121,28 +131,118 @@ def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
             readings = tuple(dict.fromkeys(_find_weighted_values(view, node)))
             if readings:
                 found.append((view.positions[node.output[0]], readings))
-    for _, readings in sorted(found, key=lambda one: one[0]):
+    for _, readings in sorted(found, key=lambda entry: entry[0]):
         yield readings
 
 
-def _find_weighted(view: GraphView, node: NodeProto) -> Iterator[_Joint]:
-    """The products before a weighting, each with the product after the weighting that reads the weights."""
-    before, after = (BEFORE, AFTER) if node.op_type in SOFTMAXES else (BEFORE - MIXERS, AFTER - MIXERS)
+class _WeightedProducts:
+    """The products around a weighting such as Softmax; `before` and `after` are the ops that may be between."""
 
-    def ends(one: NodeProto) -> bool:
-        return join_of(view, one) is not None
+    def __init__(self, search: ProjectionSearch, before: frozenset[str], after: frozenset[str]) -> None:
+        self._search, self._view = search, search.view
+        self._before, self._after, self._through = before, after, before | after | WEIGHTINGS
+        self._scores: NearestSources[str, Hashable] = NearestSources(self._expand_scores)
+        self._contexts: NearestSources[str, tuple[Product, str]] = NearestSources(self._expand_contexts)
+        self._inner: NearestSources[_ValueAxis, _Inner] = NearestSources(self._expand_inner)
 
-    inner = {maker.output[0] for maker in view.upstream(node.input[0], before, until=ends) if ends(maker)}
-    if not inner:
-        return
-    through = before | after | WEIGHTINGS
-    for reader, weights in view.downstream(node.output[0], after, until=ends):
-        outer = join_of(view, reader)
-        if outer is not None:
+    def around(self, node: NodeProto) -> list[_Joint]:
+        """The products before a weighting, each with the product after the weighting that reads the weights."""
+        scores = set(self._scores.of(node.input[0]))
+        joints = []
+        for outer, weights in self._contexts.of(node.output[0]) if scores else ():
             side: Side = 0 if outer.operands[0] == weights else 1
-            for product, axis in _trace(view, weights, outer.contracted_axis(side), through):
-                if product.value in inner:
-                    yield _Joint(product, axis, outer, side)
+            inner = self._inner.of((weights, outer.contracted_axis(side)))
+            joints += [_Joint(entry, outer, side) for entry in inner if self._key(entry.product) in scores]
+        return joints
+
+    def _key(self, product: Product) -> Hashable:
+        """Equal for products of values that the same projections make."""
+        made = [self._search.behind(_summed_operand(product, side)) for side in SIDES]
+        if not all(made):
+            return product.value
+        return tuple(tuple(projection.value for projection in projections) for projections in made)
+
+    def _expand_scores(self, value: str) -> tuple[dict[Hashable, Hashable], list[str]]:
+        node = self._view.producers.get(value)
+        join = None if node is None else join_of(self._view, node)
+        if join is not None:
+            key = self._key(join)
+            return {key: key}, []
+        return {}, carried_inputs(node) if node is not None and node.op_type in self._before else []
+
+    def _expand_contexts(self, value: str) -> tuple[dict[Hashable, tuple[Product, str]], list[str]]:
+        products: dict[Hashable, tuple[Product, str]] = {}
+        after: list[str] = []
+        for node in self._view.consumers.get(value, ()):
+            join = join_of(self._view, node)
+            if join is not None:
+                products[join.value] = join, value
+            elif node.op_type in self._after:
+                after += [name for name in node.output if name]
+        return products, after
+
+    def _expand_inner(self, place: _ValueAxis) -> tuple[dict[Hashable, _Inner], list[_ValueAxis]]:
+        join, before = _step_back(self._view, *place, self._through)
+        return {self._key(join): _Inner(join, place[1])} if join is not None else {}, before
+
+
+class _StateProducts:
+    """The products that compute an operand of another product, up to a scale, a mask or a norm: linear attention.
+
+    Args:
+        taken: products that are part of an attention already.
+    """
+
+    def __init__(self, search: ProjectionSearch, taken: Set[str]) -> None:
+        self._search, self._taken = search, taken
+        self._inner: NearestSources[_ValueAxis, tuple[bool, _Inner]] = NearestSources(self._expand)
+
+    def read(self, outer: Product) -> Iterator[Operands]:
+        """The readings of `outer` with the products that compute its operands."""
+        for side in SIDES:
+            for is_scores, inner in self._inner.of((outer.operands[side], outer.contracted_axis(side))):
+                joint = _Joint(inner, outer, side)
+                yield joint.as_scores() if is_scores else joint.as_context()
+
+    def _expand(self, place: _ValueAxis) -> tuple[dict[Hashable, tuple[bool, _Inner]], list[_ValueAxis]]:
+        join, before = _step_back(self._search.view, *place, STATE)
+        if join is None or join.value in self._taken:
+            return {}, before
+        inner = _Inner(join, place[1])
+        made = self._made(inner)
+        return {made: (made[0] == "scores", inner)} if made is not None else {}, before
+
+    def _made(self, inner: _Inner) -> tuple[Hashable, ...] | None:
+        """The projections of the two operands of `inner`, and which ones the operands are; None if there are none.
+
+        An axis of features is made by a projection: Q·Kᵀ. An axis of positions is one of the data: Kᵀ·V.
+        """
+        summed, dims = inner.product.contracted_axis(0), self._search.view.dims(inner.product.operands[0])
+        is_outer = summed is None or (dims is not None and dims[summed] == 1)
+        for reading, operands in (("scores", inner.as_scores()), ("context", inner.as_context())):
+            features = [replace(operand, other=operand.feature) for operand in operands]
+            made = [self._search.behind(operand) for operand in features] if reading != "scores" or not is_outer else []
+            if made and all(made):
+                return reading, *(tuple(projection.value for projection in projections) for projections in made)
+        return None
+
+
+def _step_back(
+    view: GraphView, value: str, axis: int | None, through: frozenset[str]
+) -> tuple[Product | None, list[_ValueAxis]]:
+    """The product of two computed values that makes `value`; or else what `value` is made from, each with the axis
+    there that becomes `axis`."""
+    node = view.producers.get(value)
+    if node is None or value in view.folded:
+        return None, []
+    join = join_of(view, node)
+    if join is not None or node.op_type not in through:
+        return join, []
+    product = product_of(view, node)
+    if product is None:
+        return None, list(inputs_with_axis(view, node, axis))
+    operands = dict.fromkeys(product.operands)  # heads are mixed
+    return None, list((operands | {product.operands[side]: at for side, at in product.sources(axis)}).items())
 
 
 def _find_weighted_values(view: GraphView, division: NodeProto) -> Iterator[Operands]:
@@ -181,58 +281,6 @@ def _joins(view: GraphView) -> list[Product]:
     return [product for product in products if product is not None]
 
 
-def _behind(view: GraphView, outer: Product, taken: set[str]) -> Iterator[_Joint]:
-    """The products that compute an operand of `outer`, up to a scale, a mask or a norm."""
-    for side in _SIDES:
-        for inner, axis in _trace(view, outer.operands[side], outer.contracted_axis(side), STATE):
-            if inner.value not in taken:
-                yield _Joint(inner, axis, outer, side)
-
-
-def _trace(
-    view: GraphView, name: str, axis: int | None, through: frozenset[str]
-) -> Iterator[tuple[Product, int | None]]:
-    """The products of two computed values that `name` is made from, each with the axis there that becomes `axis`."""
-    seen: set[str] = set()
-    front = [(name, axis)]
-    while front:
-        value, axis = front.pop(0)
-        node = view.producers.get(value)
-        if node is None or node.output[0] in seen or value in view.folded:
-            continue
-        seen.add(node.output[0])
-        join = join_of(view, node)
-        product = product_of(view, node)
-        if join is not None:
-            yield join, axis
-        elif product is not None and node.op_type in through:  # heads are mixed
-            front.extend((product.operands[side], at) for side, at in product.sources(axis))
-            front.extend((operand, None) for operand in product.operands)
-        elif node.op_type in through:
-            front.extend(inputs_with_axis(view, node, axis))
-
-
-def _read_linear(view: GraphView, joint: _Joint) -> Operands | None:
-    """Read two products with nothing between them by the origin of the axis that the inner one sums over.
-
-    An axis of features is made by a projection: Q·Kᵀ. An axis of positions is one of the data: Kᵀ·V.
-    """
-    scores, context = joint.as_scores(), joint.as_context()
-    summed, dims = joint.inner.contracted_axis(0), view.dims(joint.inner.operands[0])
-    is_outer = summed is None or (dims is not None and dims[summed] == 1)
-    if not is_outer and all(
-        projections_behind(view, Operand(operand.name, operand.feature, operand.feature))
-        for operand in (scores.query, scores.key)
-    ):
-        return scores
-    if all(
-        projections_behind(view, Operand(operand.name, operand.feature, operand.feature))
-        for operand in (context.key, context.value)
-    ):
-        return context
-    return None
-
-
 def _summed_operand(product: Product, side: Side) -> Operand:
     return Operand(product.operands[side], product.contracted_axis(side), product.free_axis(side))
 
@@ -240,8 +288,6 @@ def _summed_operand(product: Product, side: Side) -> Operand:
 def _passed_operand(product: Product, side: Side) -> Operand:
     return Operand(product.operands[side], product.free_axis(side), product.contracted_axis(side))
 
-
-_SIDES: Final[tuple[Side, Side]] = (0, 1)
 
 ATTENTION_OPS: Final = frozenset({"Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention"})
 """Operators whose first three inputs are Q, K and V."""

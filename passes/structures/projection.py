@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import ARRANGING
+from passes.graph.traversal import NearestSources
 from passes.structures.axes import Product, Side, inputs_with_axis, product_of
 from passes.structures.matrices import Matrix, is_rotation, matrix_digest, matrix_of
 from passes.structures.view import GraphView
@@ -61,39 +61,130 @@ class Projection:
         return dict(self.product.sources(axis)).get(_other_side(self.side), "made here")
 
 
-def projections_behind(view: GraphView, operand: Operand) -> list[Projection]:
-    """The projections that `operand` is made from, seen through heads and norms; the nearest first.
+class ProjectionSearch:
+    """The projections that the values of a graph are made from; what was found for a value is found once."""
 
-    They make its features, or else its other axis: attention over channels swaps the two. Behind a norm there may be a
-    residual sum, whose terms are computed one from the other: then the operand is a hidden state, no projection, and
-    the result is empty.
-    """
-    for axis in dict.fromkeys((operand.feature, operand.other)):
-        projections = _reach(view, operand.name, axis, HEAD_OPS)
-        if _is_chain(view, projections):
-            projections = _reach(view, operand.name, axis, HEAD_OPS - NORM_OPS)
-        if projections:
-            return projections
-    return []
+    def __init__(self, view: GraphView) -> None:
+        self.view = view
+        self._sources: NearestSources[_Place, Projection] = NearestSources(self._expand)
+        self._depends: dict[tuple[str, str], bool] = {}
+
+    @property
+    def visits(self) -> int:
+        """How many values were looked at, each once for each of its axes."""
+        return self._sources.visits
+
+    def behind(self, operand: Operand) -> list[Projection]:
+        """The projections that `operand` is made from, seen through heads and norms; the nearest first.
+
+        They make its features, or else its other axis: attention over channels swaps the two. Behind a norm there may
+        be a residual sum, whose terms are computed one from the other: then the operand is a hidden state, no
+        projection, and the result is empty.
+        """
+        for axis in dict.fromkeys((operand.feature, operand.other)):
+            projections = self._reach(operand.name, axis, HEAD_OPS)
+            if self._is_chain(projections):
+                projections = self._reach(operand.name, axis, HEAD_OPS - NORM_OPS)
+            if projections:
+                return projections
+        return []
+
+    def behind_scores(self, query: Operand, key: Operand) -> tuple[list[Projection], list[Projection]]:
+        """Those of `query` and `key`, with a matrix that they share replaced by the projections before it, if these are
+        distinct.
+
+        Q and K may be rotated by one matrix, which does not change the scores: by a rotary embedding written as a
+        product.
+        """
+        first, second = self.behind(query), self.behind(key)
+        if _values(first) & _values(second):
+            return first, second
+        shared = self._digests(first) & self._digests(second)
+        if not shared:
+            return first, second
+        behind = [list(self._behind_shared(side, shared)) for side in (first, second)]
+        known = [_values(side) for side in behind]
+        return (first, second) if not all(known) or known[0] & known[1] else (behind[0], behind[1])
+
+    def depends(self, node: NodeProto, source: NodeProto) -> bool:
+        """Whether `node` is computed from `source`. The search stops at the position of `source` in the graph."""
+        key = node.output[0], source.output[0]
+        if key not in self._depends:
+            self._depends[key] = _depends(self.view, node, source)
+        return self._depends[key]
+
+    def _digests(self, projections: Iterable[Projection]) -> set[str]:
+        return {matrix_digest(self.view, projection.matrix) for projection in projections}
+
+    def _behind_shared(self, projections: Iterable[Projection], shared: set[str]) -> Iterator[Projection]:
+        distinct: dict[str, Projection] = {}
+        for projection in projections:
+            is_shared = matrix_digest(self.view, projection.matrix) in shared
+            data = projection.contracted
+            behind = self._reach(data.name, data.feature, HEAD_OPS) if is_shared else [projection]
+            distinct.update((source.value, source) for source in behind or [projection])
+        yield from distinct.values()
+
+    def _is_chain(self, projections: list[Projection]) -> bool:
+        return any(
+            self.depends(projection.node, source.node)
+            for projection in projections
+            for source in projections
+            if projection is not source
+        )
+
+    def _reach(self, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
+        """The projections that make the `axis` of `name`; for a rotation of heads, the projections before it."""
+        return self._sources.of(_Place(name, axis, 0, through))
+
+    def _expand(self, place: _Place) -> tuple[dict[Hashable, Projection], list[_Place]]:
+        node = self.view.producers.get(place.value)
+        if node is None or place.value in self.view.folded:
+            return {}, []
+        projection = as_projection(self.view, node)
+        if projection is None:
+            passes_on = node.op_type in place.through and _carries(node, place.value)
+            if not passes_on and not _is_depthwise(self.view, node):
+                return {}, []
+            inputs = inputs_with_axis(self.view, node, place.axis)
+            return {}, [place._replace(value=name, axis=axis) for name, axis in inputs]
+        before = projection.axis_of_data(place.axis)
+        if before != "made here":
+            passed = place.passed + 1
+            on = [place._replace(value=projection.data, axis=before, passed=passed)] if passed <= MOST_PASSED else []
+            return {}, on
+        return {maker.value: maker for maker in self._turned_heads(projection) or [projection]}, []
+
+    def _turned_heads(self, projection: Projection) -> list[Projection]:
+        """The projections whose heads `projection` rotates, each head by itself; none if it rotates no heads.
+
+        Its matrix is smaller than the width of the projections before it, since heads are split off in between.
+        """
+        size = self.view.dims(projection.matrix.value)
+        if size is None or len(size) < 2 or size[-1] != size[-2] or not isinstance(size[-1], int):
+            return []
+        # This comes first: walking back from each projection to those before it would cross the whole model.
+        if not is_rotation(self.view, projection.matrix):
+            return []
+        data = projection.contracted
+        behind = self._reach(data.name, data.feature, HEAD_OPS)
+        return behind if behind and all(_columns(self.view, source) > size[-1] for source in behind) else []
 
 
-def without_shared_rotation(
-    view: GraphView, first: list[Projection], second: list[Projection]
-) -> tuple[list[Projection], list[Projection]]:
-    """Both sides, with a matrix that they share replaced by the projections before it, if these are distinct.
+class _Place(NamedTuple):
+    """A value and one of its axes, on a walk back `through` ops that has `passed` products over other axes."""
 
-    Q and K may be rotated by one matrix, which does not change the scores: by a rotary embedding written as a product.
-    """
-    shared = _digests(view, first) & _digests(view, second)
-    if not shared or {projection.value for projection in first} & {projection.value for projection in second}:
-        return first, second
-    behind = [list(_behind_shared(view, side, shared)) for side in (first, second)]
-    known = [{projection.value for projection in side} for side in behind]
-    return (first, second) if not all(known) or known[0] & known[1] else (behind[0], behind[1])
+    value: str
+    axis: int | None
+    passed: int
+    through: frozenset[str]
 
 
-def computed_from(view: GraphView, node: NodeProto, source: NodeProto) -> bool:
-    """Whether `node` depends on `source`. The search stops at the position of `source` in the graph."""
+def _values(projections: Iterable[Projection]) -> set[str]:
+    return {projection.value for projection in projections}
+
+
+def _depends(view: GraphView, node: NodeProto, source: NodeProto) -> bool:
     limit = view.positions[source.output[0]]
     seen: set[str] = set()
     front = list(node.input)
@@ -105,68 +196,6 @@ def computed_from(view: GraphView, node: NodeProto, source: NodeProto) -> bool:
             seen.add(name)
             front.extend(view.producers[name].input)
     return False
-
-
-def _digests(view: GraphView, projections: Iterable[Projection]) -> set[str]:
-    return {matrix_digest(view, projection.matrix) for projection in projections}
-
-
-def _behind_shared(view: GraphView, projections: Iterable[Projection], shared: set[str]) -> Iterator[Projection]:
-    distinct: dict[str, Projection] = {}
-    for projection in projections:
-        is_shared = matrix_digest(view, projection.matrix) in shared
-        behind = _reach(view, projection.data, projection.contracted.feature, HEAD_OPS) if is_shared else [projection]
-        distinct.update((source.value, source) for source in behind or [projection])
-    yield from distinct.values()
-
-
-def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
-    """The projections that make the `axis` of `name`; for a rotation of heads, the projections before it."""
-    key = name, axis, through
-    if key not in view.reached:
-        view.reached[key] = _walk(view, name, axis, through)
-    return list(view.reached[key])
-
-
-def _walk(view: GraphView, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
-    projections: dict[str, Projection] = {}
-    seen: set[tuple[str, int | None]] = set()
-    front = deque([(name, axis, 0)])
-    while front and len(seen) < MOST_SEEN:
-        value, axis, passed = front.popleft()
-        node = view.producers.get(value)
-        if node is None or (node.output[0], axis) in seen or value in view.folded:
-            continue
-        seen.add((node.output[0], axis))
-        projection = as_projection(view, node)
-        if projection is None:
-            if (node.op_type in through and _carries(node, value)) or _is_depthwise(view, node):
-                front.extend((*value_and_axis, passed) for value_and_axis in inputs_with_axis(view, node, axis))
-            continue
-        before = projection.axis_of_data(axis)
-        if before != "made here":
-            if passed < MOST_PASSED:
-                front.append((projection.data, before, passed + 1))
-            continue
-        turned = _turned_heads(view, projection)
-        projections.update((maker.value, maker) for maker in turned or [projection])
-    return list(projections.values())
-
-
-def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
-    """The projections whose heads `projection` rotates, each head by itself; none if it rotates no heads.
-
-    Its matrix is smaller than the width of the projections before it, since heads are split off in between.
-    """
-    size = view.dims(projection.matrix.value)
-    if size is None or len(size) < 2 or size[-1] != size[-2] or not isinstance(size[-1], int):
-        return []
-    # This comes first: walking back from each projection to those before it would cross the whole model.
-    if not is_rotation(view, projection.matrix):
-        return []
-    data = projection.contracted
-    behind = _reach(view, data.name, data.feature, HEAD_OPS)
-    return behind if behind and all(_columns(view, source) > size[-1] for source in behind) else []
 
 
 def _is_depthwise(view: GraphView, node: NodeProto) -> bool:
@@ -186,15 +215,6 @@ def _columns(view: GraphView, projection: Projection) -> int:
 def _carries(node: NodeProto, value: str) -> bool:
     """Whether `value` is the data output of `node`, not a statistic or a mask."""
     return value == node.output[0] or node.op_type in ("Split", "RotaryEmbedding")
-
-
-def _is_chain(view: GraphView, projections: list[Projection]) -> bool:
-    return any(
-        computed_from(view, projection.node, source.node)
-        for projection in projections
-        for source in projections
-        if projection is not source
-    )
 
 
 def as_projection(view: GraphView, node: NodeProto) -> Projection | None:
@@ -227,10 +247,6 @@ def _other_side(side: Side) -> Side:
 
 MOST_PASSED: Final = 2
 """The most products over other axes between attention and a projection: Linformer has one, over positions."""
-
-MOST_SEEN: Final = 512
-"""How many values are looked at between attention and its projections: attention modules need at most 15. A recurrence
-that is unrolled has thousands before each of its products, and looking at all from each would cost their square."""
 
 NORM_OPS: Final = frozenset(
     {

@@ -20,18 +20,10 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.graph.op_facts import PASSING_OPS, attribute_of
 from passes.graph.traversal import bodies_of
 from passes.model.canonical import ValueDigests, meanings_of
-from passes.model.extraction import with_functions_inlined
-from passes.model.rounding import Sums, sums_of
 from passes.structures.attention import Operands, attention_operands
 from passes.structures.matrices import Matrix, matrix_of, matrix_values
-from passes.structures.projection import (
-    Projection,
-    as_projection,
-    computed_from,
-    projections_behind,
-    without_shared_rotation,
-)
-from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult
+from passes.structures.projection import Projection, ProjectionSearch, as_projection
+from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult, Sums, sums_of
 from passes.structures.view import GraphView, module_of, packing_of, quantized_weight
 from passes.suggest import plural
 from passes.weights.stand_ins import digest_of
@@ -41,7 +33,7 @@ Triple = tuple[Projection, Projection, Projection]
 
 def find_separate_qkv(view: GraphView) -> SearchResult:
     """Three projections, each with its own weight, feeding one attention (MHA, GQA, MQA, cross-attention)."""
-    inlined = with_functions_inlined(view.model)
+    inlined = view.model.without_functions()
     whole = view if inlined is view.model else GraphView(inlined)
     instances: list[Instance] = []
     merged = [*find_packed(whole)]
@@ -70,8 +62,9 @@ def _search(view: GraphView) -> QkvCandidates:
     merged: list[MergedProjection] = []
     others = 0
     pairs: set[frozenset[str]] = set()
-    for readings in attention_operands(view):
-        read = _read(view, readings)
+    search = ProjectionSearch(view)
+    for readings in attention_operands(search):
+        read = _read(search, readings)
         if isinstance(read, MergedProjection):
             merged.append(read)
         elif read is None:
@@ -83,12 +76,13 @@ def _search(view: GraphView) -> QkvCandidates:
             if pair not in pairs:
                 pairs.add(pair)
                 triples.append(read)
-    # A delta rule reads its state by K too, before it writes.
+    # A delta rule reads its state by K too, before it writes; and it reads one product in several places.
     own = {projection.value for triple in triples for projection in triple}
-    return QkvCandidates(triples, [entry for entry in merged if entry.value not in own], others)
+    blocks = {entry.value: entry for entry in merged if entry.value not in own}
+    return QkvCandidates(triples, list(blocks.values()), others)
 
 
-def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProjection | None:
+def _read(search: ProjectionSearch, readings: Sequence[Operands]) -> Triple | MergedProjection | None:
     """The triple that one attention reads; or the product that merges several of the three; or None.
 
     Where scores are a sum, the K with the source of V is chosen, and if possible a Q with the same source. Other
@@ -97,25 +91,23 @@ def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProje
     triples: list[tuple[int, Triple]] = []
     merged: MergedProjection | None = None
     for reading in readings:
-        queries, keys = without_shared_rotation(
-            view, projections_behind(view, reading.query), projections_behind(view, reading.key)
-        )
-        for query, key, value in product(queries, keys, projections_behind(view, reading.value)):
+        queries, keys = search.behind_scores(reading.query, reading.key)
+        for query, key, value in product(queries, keys, search.behind(reading.value)):
             values = [query.value, key.value, value.value]
             if len(set(values)) < 3:
                 projection = key if values.count(key.value) > 1 else query
                 is_whole = len(set(values)) == 1
                 merged = merged or MergedProjection(projection.value, projection.weight, is_whole)
-            elif not _in_turn(view, (query, key, value)):
-                sources = [view.origin_of(projection.data, PASSING_OPS) for projection in (query, key, value)]
+            elif not _in_turn(search, (query, key, value)):
+                sources = [search.view.origin_of(projection.data, PASSING_OPS) for projection in (query, key, value)]
                 agreement = 2 * (sources[1] == sources[2]) + (sources[0] in sources[1:])
                 triples.append((agreement, (query, key, value)))
     return max(triples, key=lambda entry: entry[0])[1] if triples else merged
 
 
-def _in_turn(view: GraphView, triple: Triple) -> bool:
+def _in_turn(search: ProjectionSearch, triple: Triple) -> bool:
     """Whether one of the three projections is computed from another: then they are in sequence, not parallel."""
-    return any(computed_from(view, a.node, b.node) for a in triple for b in triple if a is not b)
+    return any(search.depends(a.node, b.node) for a in triple for b in triple if a is not b)
 
 
 def _instances(view: GraphView, triples: Sequence[Triple], pinnable: Set[str]) -> list[Instance]:
@@ -162,7 +154,7 @@ def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], 
 
 
 def _behind_bias(view: GraphView, name: str) -> str:
-    """The sum with a constant that is the only reader of `name`, else `name`: product and sum may become a Gemm."""
+    """The sum with a constant that is the only reader of `name`, else `name`: product and sum may become one node."""
     readers = view.consumers.get(name, [])
     if len(readers) == 1 and readers[0].op_type == "Add" and any(map(view.is_constant, readers[0].input)):
         return readers[0].output[0]
@@ -172,8 +164,8 @@ def _behind_bias(view: GraphView, name: str) -> str:
 def _behind_reshape(view: GraphView, name: str) -> str:
     """The output of the Reshape that is the only reader of `name`, else `name`.
 
-    A Gemm takes matrices. For other ranks a pass puts the Gemm between two Reshapes, and may merge the
-    second with this Reshape.
+    A product with a bias takes matrices. For other ranks a pass puts it between two Reshapes, and may merge the second
+    with this Reshape.
     """
     readers = view.consumers.get(name, [])
     if len(readers) == 1 and readers[0].op_type == "Reshape" and view.dims(readers[0].output[0]) is not None:

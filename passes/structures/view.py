@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
@@ -92,11 +92,6 @@ class GraphView(GraphIndex):
         for node in self.nodes:
             nodes[op_of(node)].append(node)
         return nodes
-
-    @cached_property
-    def reached(self) -> dict[tuple[str, int | None, frozenset[str]], list[Any]]:
-        """(value, axis, operators that are passed) → the projections behind it: products of a recurrence share them."""
-        return {}
 
     @cached_property
     def folded(self) -> set[str]:

@@ -71,7 +71,7 @@ def extract(
     """Trace a model in eval mode, and write its graph: shapes, dtypes, names of weights, but no weights."""
     read_source(source, overrides or ())  # what follows loads torch, which takes seconds
     from pipeline.torch_ir.command_files import check_place
-    from pipeline.torch_ir.extract.extract import extract_source
+    from pipeline.torch_ir.extract import extract_source
 
     path = out or (Path(f"{name}_ir.json") if name else None)
     if path is not None:  # a trace may take long
@@ -91,7 +91,7 @@ def extract(
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Print what warnings say of the model, a line each: the user of a command has no line of code to point to."""
-    from pipeline.export.captured_output import is_about_model
+    from pipeline.export.call_watch import is_about_model
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
@@ -110,8 +110,7 @@ def info(
     """Summarize an IR: its operators, weights, inputs and outputs."""
     _check_file(file)
     from pipeline.torch_ir import load_ir
-    from pipeline.torch_ir.command_files import write_text
-    from pipeline.torch_ir.summary import summary, summary_text
+    from pipeline.torch_ir.command_files import summary, summary_text, write_text
 
     found = summary(load_ir(file))
     text = json_text(found) if as_json else summary_text(found)
@@ -219,7 +218,7 @@ def _check_file(file: Path) -> None:
 
 
 def _load_weights(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
-    from pipeline.torch_ir.extract.stored import tied_names
+    from pipeline.torch_ir.stored import tied_names
 
     try:  # not strictly: of tied weights, a checkpoint has one
         missing, unknown = module.load_state_dict(state, strict=False)

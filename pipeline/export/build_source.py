@@ -17,9 +17,7 @@ from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
 from pipeline.export.caches import register_caches
-from pipeline.export.call_watch import Watch, version_of, watch_call
-from pipeline.export.captured_output import capture_output
-from pipeline.export.error_location import first_line, where_raised
+from pipeline.export.call_watch import Watch, capture_output, version_of, watch_call
 from pipeline.export.inputs import (
     InputSpec,
     draw_inputs,
@@ -32,6 +30,7 @@ from pipeline.export.inputs import (
 )
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import input_tensors, named_leaves, not_dense, output_tensors, parameter_names, refill
+from pipeline.export.user_code import first_line, where_raised
 from pipeline.export.weight_free.meta_init import is_weightless, take_buffers
 from pipeline.runtime.tensors import dtype_name, to_torch
 

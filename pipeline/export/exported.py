@@ -1,18 +1,129 @@
-"""The export stage's result: an onnx_ir model whose weights are still torch's, and how to save it."""
+"""The export stage's result: an onnx_ir model whose weights are still torch's, its names, and how to save it.
+
+The inputs, outputs and dynamic dims of the graph get the names of their source.
+"""
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
 
-from pipeline.errors import UsageError
+from pipeline.errors import Unsupported, UsageError
+from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
 from pipeline.export.weight_free.external_weights import Pieces, refer
 from pipeline.export.weight_free.shards import Shards
+
+
+def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Rename inputs and outputs in place, by position.
+
+    Where one value is returned twice, or an input or a weight is returned as it is, an Identity gives the output
+    a value of its own: ONNX wants distinct output names.
+
+    Raises:
+        Unsupported: the graph has another number of inputs or outputs than the module.
+    """
+    graph = model.graph
+    _check_count("inputs", [value.name for value in graph.inputs], inputs)
+    _check_count("outputs", [value.name for value in graph.outputs], outputs)
+    _make_outputs_distinct(graph)
+    for value, name in (*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)):
+        value.name = name
+    NameFixPass()(model)  # renames other values that have one of these names
+
+
+def _check_count(what: str, found: Sequence[str | None], expected: Sequence[str]) -> None:
+    if len(found) != len(expected):
+        cache = any(name.startswith("past_key_values") for name in expected)
+        raise Unsupported(
+            f"the exported graph has {len(found)} {what} ({', '.join(map(str, found))}) and a call of the module "
+            f"{len(expected)} ({', '.join(expected)}): forward takes or returns something else while torch exports it; "
+            + (
+                "set use_cache: false in model.transformers.config, by which the cache is no output"
+                if cache and what == "outputs"
+                else "let it do the same where torch.compiler.is_exporting() is true"
+            )
+        )
+
+
+def _make_outputs_distinct(graph: ir.Graph) -> None:
+    seen: set[ir.Value] = set()
+    for index, value in enumerate(list(graph.outputs)):
+        if value.producer() is not None and value not in seen:
+            seen.add(value)
+            continue
+        node = ir.node("Identity", [value], name=f"identity_output_{index}")
+        own = node.outputs[0]
+        own.type, own.shape = value.type, value.shape
+        graph.append(node)
+        graph.outputs[index] = own
+        seen.add(own)
+
+
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+def name_dims(model: ir.Model, inputs: Sequence[InputSpec]) -> None:
+    """Rename torch's symbols (`s77`) to the declared names, in place.
+
+    Raises:
+        UsageError: a declared dim came out constant, or two names turned out to be one dim.
+    """
+    names: dict[str, str] = {}
+    for value, spec in zip(model.graph.inputs, inputs, strict=True):
+        for axis, declared in enumerate(spec.shape):
+            if isinstance(declared, str):
+                _bind_name(names, _symbol(value, axis, spec), declared)
+    for value in _values(model):
+        if value.shape is not None:
+            value.shape = ir.Shape([_rename_dim(dim, names) for dim in value.shape])
+    for value, spec in zip(model.graph.inputs, inputs, strict=True):
+        value.shape = ir.Shape(spec.shape)  # an axis tied to another one (`2*batch`) has a name of its own too
+
+
+def _symbol(value: ir.Value, axis: int, spec: InputSpec) -> str:
+    dim = value.shape[axis] if value.shape is not None else None
+    # torch 2.13 writes a dim that it made constant as the text '2'.
+    if isinstance(dim, ir.SymbolicDim) and dim.value is not None and not dim.value.isdecimal():
+        return dim.value
+    raise UsageError(
+        f"input {spec.name!r}, axis {axis}: the dim {spec.shape[axis]!r} was asked to be dynamic and came out as the "
+        f"constant {dim}: the model's code fixes it (a comparison, int(x.shape[{axis}]), a literal in reshape)\n"
+        f"  what to try: use x.shape[{axis}] as it is, or -1 in reshape; or declare {dim} in model.inputs"
+    )
+
+
+def _bind_name(names: dict[str, str], symbol: str, declared: str) -> None:
+    if names.setdefault(symbol, declared) != declared and _SYMBOL.fullmatch(symbol):
+        raise UsageError(
+            f"the dims {names[symbol]!r} and {declared!r} are always equal in this model; give them one name"
+        )
+
+
+def _rename_dim(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+    if isinstance(dim, int):
+        return dim
+    if dim.value is not None and dim.value.isdecimal():
+        return int(dim.value)
+    return None if dim.value is None else _SYMBOL.sub(lambda match: names.get(match[0], match[0]), dim.value)
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in (model.graph, *model.functions.values()):
+        yield from graph.inputs
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            yield from node.outputs
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    yield from attribute.as_graph().inputs
+
 
 # Above this, weights go into a separate file: protobuf ends at 2 GiB, and every reader copies what is inside.
 EXTERNAL_DATA_BYTES = 100 * 1000 * 1000
@@ -38,7 +149,7 @@ class ExportedModel:
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write `path`, and `path`.data beside it when the weights exceed 100 MB. Weights in other files stay there."""
+        """Write `path`, and `path`.data when the weights exceed 100 MB. Weights in other files stay there."""
         save_model(self.ir_model, path)
 
     def referring_to(self, shards: Shards, pieces: Pieces) -> ExportedModel:
@@ -66,7 +177,7 @@ def save_model(model: ir.Model, path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as folder:
             draft = Path(folder) / path.name
             ir.save(model, draft, external_data=external, size_threshold_bytes=SMALLEST_EXTERNAL_BYTES)
-            path.unlink(missing_ok=True)  # first, so that an old graph is never beside new weights
+            path.unlink(missing_ok=True)  # first, so that an old graph is never next to new weights
             if external:
                 draft.with_name(external).replace(data)
             for old in set(path.parent.glob(f"{path.name}.*data")) - ({data} if external else set()):

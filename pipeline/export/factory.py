@@ -18,7 +18,7 @@ from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.checkpoint import read_checkpoint
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.user_code import call_user_code, load_function
-from pipeline.export.weight_free.checkpoint_names import best_rule, names_of
+from pipeline.export.weight_free.external_weights import best_rule, names_of
 from pipeline.export.weight_free.meta_init import without_weights
 
 
@@ -104,7 +104,7 @@ def _split_example(result: Any, title: str) -> tuple[Any, Example | None]:
         return result[0], Example(args, dict(kwargs))
     if isinstance(args, torch.Tensor):
         raise SourceError(
-            f"{title} returns a tensor behind the module, expected a tuple of arguments: return module, (x,)"
+            f"{title} returns a tensor after the module, expected a tuple of arguments: return module, (x,)"
         )
     return result, None
 

@@ -71,7 +71,7 @@ def named_axes(name: str, shape: tuple[int | str, ...], declared: InputConfig) -
 class InputSpec:
     """One flat input. A text in `shape` is a named dynamic dim.
 
-    Floats are drawn uniformly from [low, high]; whole numbers and bools from low up to, and without, high; where
+    Floats are drawn uniformly from [low, high]; integers and bools from low up to, and without, high; where
     low equals high every element is low. With `padding` the first element of each row is one. `first` is the value of
     the first draw, and of draws of the user's own data that leave the input out.
     """
@@ -91,7 +91,7 @@ class InputSpec:
 
     @property
     def identity(self) -> str:
-        """Key of its random stream, beside the seed of each draw."""
+        """Key of its random stream, as well as the seed of each draw."""
         return f"{self.seed}:{self.name}"
 
     def shape_at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def _check_float_range(name: str, low: float, high: float, dtype: str) -> None:
 
 def _check_whole_range(name: str, low: float, high: float, dtype: str) -> None:
     if low != int(low) or high != int(high):
-        raise SourceError(f"input {name!r}: range [{low:g}, {high:g}] for {dtype}, expected whole numbers")
+        raise SourceError(f"input {name!r}: range [{low:g}, {high:g}] for {dtype}, expected integers")
     least, most = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if low < least or max(low, high - 1) > most:
         raise SourceError(f"input {name!r}: range [{low:g}, {high:g}] leaves {dtype}, which holds {least} to {most}")

@@ -11,11 +11,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.errors import OnnxlineError, SourceError
-from pipeline.export.call_watch import with_state
-from pipeline.export.captured_output import capture_output
-from pipeline.export.error_location import first_line, where_raised
+from pipeline.export.call_watch import capture_output, with_state
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import input_tensors, output_tensors, refill
+from pipeline.export.user_code import first_line, where_raised
 from pipeline.runtime.tensors import to_numpy, to_torch
 
 SEED = 0

@@ -18,14 +18,13 @@ from torch.utils import _pytree as pytree
 
 from pipeline.config import ExportConfig
 from pipeline.errors import Unsupported
-from pipeline.export.captured_output import capture_output
-from pipeline.export.error_location import first_line
-from pipeline.export.exported import ExportedModel
-from pipeline.export.graph_names import name_dims, name_inputs_and_outputs
+from pipeline.export.call_watch import capture_output
+from pipeline.export.exported import ExportedModel, name_dims, name_inputs_and_outputs
 from pipeline.export.source import TorchSource
-from pipeline.export.trace import trace_module
-from pipeline.export.translations import decompose_complex, move_complex_as_real, translation_table
+from pipeline.export.trace import decompose_complex, move_complex_as_real, raise_scalars, trace_module
+from pipeline.export.translations import translation_table
 from pipeline.export.tree import input_tensors
+from pipeline.export.user_code import first_line
 from pipeline.export.writes import as_configured, live_writes, placeholders
 from pipeline.runtime.tensors import dtype_name
 
@@ -65,6 +64,7 @@ def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     try:
         program = decompose_complex(program)
         move_complex_as_real(program)
+        raise_scalars(program)
         result = torch.onnx.export(
             program,
             dynamo=True,

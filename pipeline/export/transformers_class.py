@@ -17,12 +17,12 @@ from passes.suggest import nearest, plural
 from pipeline.config import ModelConfig, TransformersConfig, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble, draw_biases
-from pipeline.export.captured_output import capture_output
+from pipeline.export.call_watch import capture_output
 from pipeline.export.checkpoint import NAMES, read_checkpoint
-from pipeline.export.error_location import first_line
 from pipeline.export.inputs import named_dims
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import notes_on_experts, set_experts, sub_configs, with_derived_inputs
+from pipeline.export.user_code import first_line
 from pipeline.export.weight_free.meta_init import without_weights
 
 

@@ -1,176 +1,19 @@
-"""ONNX translations that torch's exporter lacks or has wrong: complex tensors, grouped products, `squeeze`, checks.
+"""ONNX translations that torch's exporter lacks or has wrong: grouped products, `squeeze`, ordered elements, and so on.
 
-An operator of `translation_table` is found by name, since a library registers its own when it is loaded.
+An operator of `translation_table` is found by name, since a library registers its own when it is loaded. Scalars along
+a dim have become vectors before (`program_rewrites.raise_scalars`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from onnxscript import ir
 from onnxscript.onnx_opset import opset18
-from torch.export import ExportedProgram
-from torch.fx import Graph, Node
-
-from passes.suggest import plural
-from pipeline.export.call_watch import shorten
-from pipeline.importers.from_torch.exported_program import line_of
-
-
-def drop_checks(program: ExportedProgram) -> tuple[str, ...]:
-    """Remove, in place, the model's checks of its own values, and what is computed for them alone.
-
-    Returns a note where there are any. A check has no result, and ONNX no operator that stops a run.
-    """
-    checks = [node for graph in _graphs(program) for node in graph.nodes if node.target in CHECKS]
-    lines = dict.fromkeys(line_of(node) or "the model" for node in checks if _reads_values(node))
-    for node in checks:
-        _erase_unused(node)
-    for module in program.graph_module.modules() if checks else ():
-        if isinstance(module, torch.fx.GraphModule):
-            module.recompile()
-    if not lines:
-        return ()
-    found = f"{plural(len(lines), 'check')} of values"
-    return (f"the graph leaves out {found}, for which ONNX has no operator: {shorten(lines)}",)
-
-
-def _reads_values(check: Node) -> bool:
-    """Whether a check depends on values in a tensor; those of shapes and dtypes hold once they were traced."""
-    if check.target in OF_TENSORS:
-        return True
-    pending, seen = list(check.all_input_nodes), set[Node]()
-    while pending:
-        node = pending.pop()
-        if node.target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default):
-            return True
-        pending += [given for given in node.all_input_nodes if given not in seen]
-        seen.add(node)
-    return False
-
-
-def _erase_unused(node: Node) -> None:
-    """Erase `node`, and what nothing reads any more then."""
-    given = node.all_input_nodes
-    node.graph.erase_node(node)
-    for source in given:
-        if not source.users and source.op == "call_function" and not source.is_impure():
-            _erase_unused(source)
-
-
-OF_TENSORS: Final = frozenset({torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg})
-CHECKS: Final = OF_TENSORS | {
-    torch.ops.aten._assert_scalar.default,
-    torch.ops.aten.sym_constrain_range.default,
-    torch.ops.aten.sym_constrain_range_for_size.default,
-}
-
-
-def move_complex_as_real(program: ExportedProgram) -> None:
-    """Replace, in place, each operator of `MOVES` on a complex tensor by the same operator on its real view."""
-    for graph in _graphs(program):
-        for node in list(graph.nodes):
-            move = MOVES.get(node.target) if node.op == "call_function" else None
-            if move is not None and _is_complex(node.args[0]):
-                _replace(graph, node, move)
-
-
-def _graphs(program: ExportedProgram) -> list[Graph]:
-    modules = program.graph_module.modules()
-    return [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
-
-
-def _is_complex(value: Any) -> bool:
-    tensor = value.meta.get("val") if isinstance(value, Node) else None
-    return isinstance(tensor, torch.Tensor) and tensor.is_complex() and not tensor.is_conj()  # no real view
-
-
-def _replace(graph: Graph, node: Node, move: Callable[[int, tuple[Any, ...]], tuple[Any, ...]]) -> None:
-    source, *rest = node.args
-    assert isinstance(source, Node)
-    moved = move(source.meta["val"].ndim, tuple(rest))
-    with graph.inserting_before(node):
-        parts = graph.call_function(torch.ops.aten.view_as_real.default, (source,))
-        result = graph.call_function(node.target, (parts, *moved))  # type: ignore[arg-type]
-        whole = graph.call_function(torch.ops.aten.view_as_complex.default, (result,))
-    for new, value in (
-        (parts, torch.view_as_real(source.meta["val"])),
-        (result, torch.view_as_real(node.meta["val"])),
-        (whole, node.meta["val"]),
-    ):
-        new.meta = {**node.meta, "val": value}
-    node.replace_all_uses_with(whole)
-    graph.erase_node(node)
-
-
-MOVES: Final[Mapping[Any, Callable[[int, tuple[Any, ...]], tuple[Any, ...]]]] = {
-    torch.ops.aten.unsqueeze.default: lambda rank, rest: (rest[0] % (rank + 1),),
-    torch.ops.aten.select.int: lambda rank, rest: (rest[0] % rank, *rest[1:]),
-    torch.ops.aten.index_select.default: lambda rank, rest: (rest[0] % rank, *rest[1:]),
-    torch.ops.aten.index.Tensor: lambda rank, rest: rest,
-    torch.ops.aten.expand.default: lambda rank, rest: ([*rest[0], 2],),
-    torch.ops.aten.repeat.default: lambda rank, rest: ([*rest[0], 1],),
-}
-"""Operator → from the complex tensor's rank and the other arguments, those for its parts."""
-
-
-def decompose_complex(program: ExportedProgram) -> ExportedProgram:
-    """The program with operators of `BY_PARTS` on complex tensors computed by their parts; itself where none is."""
-    nodes = [node for graph in _graphs(program) for node in graph.nodes if node.target in BY_PARTS]
-    if not any(isinstance(value := node.meta.get("val"), torch.Tensor) and value.is_complex() for node in nodes):
-        return program
-    return program.run_decompositions(dict(BY_PARTS))
-
-
-def _by_parts(
-    compute: Callable[..., Sequence[torch.Tensor]],
-    is_parted: Callable[[Any], bool] = lambda item: isinstance(item, torch.Tensor) and item.is_complex(),
-) -> Callable[..., Any]:
-    """A decomposition: from real and imaginary part of each operand to those of the result.
-
-    Args:
-        is_parted: whether an operand makes it necessary; a complex number of Python does in any case.
-    """
-
-    def decompose(*operands: Any) -> Any:
-        if not any(isinstance(item, complex) or is_parted(item) for item in operands):
-            return NotImplemented
-        return torch.view_as_complex(torch.stack(list(compute(*map(_parts, operands))), -1))
-
-    return decompose
-
-
-def _parts(item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
-        return (
-            torch.view_as_real(item.resolve_conj()).unbind(-1) if item.is_complex() else (item, torch.zeros_like(item))
-        )
-    return (complex(item).real, complex(item).imag)
-
-
-def _multiply(left: Any, right: Any) -> Any:
-    return left[0] * right[0] - left[1] * right[1], left[0] * right[1] + left[1] * right[0]
-
-
-def _power(base: Any, exponent: Any) -> Any:
-    if exponent != (2.0, 0.0):
-        raise NotImplementedError("a power of complex numbers has a form in ONNX for squares alone")
-    return _multiply(base, base)
-
-
-BY_PARTS: Final[Mapping[Any, Callable[..., Any]]] = {
-    torch.ops.aten.mul.Scalar: _by_parts(_multiply),
-    torch.ops.aten.mul.Tensor: _by_parts(_multiply, lambda _: False),  # of tensors alone the exporter has it
-    torch.ops.aten.exp.default: _by_parts(lambda z: (z[0].exp() * z[1].cos(), z[0].exp() * z[1].sin())),
-    torch.ops.aten.pow.Tensor_Scalar: _by_parts(_power),
-    torch.ops.aten.where.self: _by_parts(
-        lambda chosen, a, b: [torch.where(chosen[0], *pair) for pair in zip(a, b, strict=True)]
-    ),
-}
-"""Operators that torch's exporter has for real numbers alone, as in the inverse of a spectrogram."""
-
 
 op: Final[Any] = opset18
 """Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
@@ -181,7 +24,7 @@ def translate_grouped_mm(
 ) -> Any:
     """`aten._grouped_mm`: rows `offs[g - 1]:offs[g]` of `mat_a` (rows, k) by `mat_b[g]` (k, n).
 
-    Rows behind the last group come out as zeros. Without `offs` both are stacks of matrices.
+    Rows after the last group come out as zeros. Without `offs` both are stacks of matrices.
     """
     ranks = (len(mat_a.shape), len(mat_b.shape))
     if ranks == (3, 3) and offs is None:
@@ -224,14 +67,12 @@ def translate_squeeze(self: Any, dim: int | Sequence[int] | None = None) -> Any:
 
 
 def _translate_extreme(reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """`aten.amax` or `aten.amin`: without dims over all of them; a scalar is its own, also along dim 0."""
+    """`aten.amax` or `aten.amin`: without dims over all of them."""
 
     def translate(self: Any, dim: int | Sequence[int] = (), keepdim: bool = False) -> Any:
-        if not self.shape:
-            return op.Identity(self)
         dims = [dim] if isinstance(dim, int) else list(dim)
-        axes = [op.Constant(value_ints=dims)] if dims else []
-        return reduce(self, *axes, keepdims=int(keepdim))
+        axes = [op.Constant(value_ints=dims)] if dims and self.shape else []
+        return reduce(self, *axes, keepdims=int(keepdim)) if self.shape else op.Identity(self)
 
     return translate
 
@@ -240,40 +81,11 @@ def translate_prod(self: Any, dim: int, keepdim: bool = False, dtype: int | None
     """`aten.prod.dim_int`: integers and bools are counted in int64."""
     kind = dtype if dtype not in (None, -1) else None if self.dtype.is_floating_point() else ir.DataType.INT64.value
     factors = self if kind is None else op.Cast(self, to=kind)
-    axis = op.Constant(value_ints=[dim])
-    return op.ReduceProd(factors, axis, keepdims=int(keepdim)) if self.shape else op.Identity(factors)
-
-
-def _translate_truth(reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """`aten.any.dim` or `aten.all.dim`; a scalar is its own truth along dim 0."""
-
-    def translate(self: Any, dim: int, keepdim: bool = False) -> Any:
-        truth = op.Cast(self, to=ir.DataType.BOOL.value)
-        if not self.shape:
-            return truth
-        found = reduce(op.Cast(truth, to=ir.DataType.INT32.value), op.Constant(value_ints=[dim]), keepdims=int(keepdim))
-        return op.Cast(found, to=ir.DataType.BOOL.value)
-
-    return translate
-
-
-def translate_topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """`aten.topk`, which takes a scalar for a vector of one element."""
-    axes = op.Constant(value_ints=[0])
-    count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, op.Constant(value_ints=[1]))
-    if self.shape:
-        return op.TopK(self, count, axis=dim, largest=int(largest), sorted=int(sorted))
-    values, indices = op.TopK(op.Unsqueeze(self, axes), count, axis=0, largest=int(largest), sorted=int(sorted))
-    return op.Squeeze(values, axes), op.Squeeze(indices, axes)
+    return op.ReduceProd(factors, op.Constant(value_ints=[dim]), keepdims=int(keepdim))
 
 
 def translate_kthvalue(self: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-    """`aten.kthvalue`: of equal elements the index may be another."""
-    return _take_kth(self, k, dim, keepdim) if self.shape else (op.Identity(self), op.Constant(value_int=0))
-
-
-def _take_kth(self: Any, k: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    """The last of the k least elements along `dim`."""
+    """`aten.kthvalue`, the last of the k least elements: of equal elements the index may be another."""
     last = op.Constant(value_ints=[-1])
     count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, last)
     pair = op.TopK(self, count, axis=dim, largest=0)
@@ -284,18 +96,21 @@ def _take_kth(self: Any, k: Any, dim: int, keepdim: bool = False) -> tuple[Any, 
 
 def translate_median(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """`aten.median.dim`: the lower one of two in the middle."""
-    size = self.shape[dim] if self.shape else 1
-    if isinstance(size, int):
-        return translate_kthvalue(self, (size + 1) // 2, dim, keepdim)
-    axis = dim % len(self.shape)
-    size = op.Add(op.Shape(self, start=axis, end=axis + 1), op.Constant(value_ints=[1]))
+    if isinstance(self.shape[dim], int):
+        return translate_kthvalue(self, (self.shape[dim] + 1) // 2, dim, keepdim)
+    size = op.Add(_size_along(self, dim), op.Constant(value_ints=[1]))
     return translate_kthvalue(self, op.Div(size, op.Constant(value_ints=[2])), dim, keepdim)
+
+
+def _size_along(value: Any, dim: int) -> Any:
+    axis = dim % len(value.shape)
+    return op.Shape(value, start=axis, end=axis + 1)
 
 
 def translate_median_of_all(self: Any) -> Any:
     """`aten.median`."""
     half = op.Div(op.Add(op.Size(self), op.Constant(value_int=1)), op.Constant(value_int=2))
-    return _take_kth(op.Reshape(self, op.Constant(value_ints=[-1])), half, 0)[0]
+    return translate_kthvalue(op.Reshape(self, op.Constant(value_ints=[-1])), half, 0)[0]
 
 
 def translate_nonzero(self: Any) -> Any:
@@ -306,16 +121,101 @@ def translate_nonzero(self: Any) -> Any:
     return op.Slice(op.Transpose(op.NonZero(op.Reshape(self, one)), perm=[1, 0]), zero, zero, one)
 
 
-def translate_cumprod(self: Any, dim: int, dtype: int | None = None) -> Any:
-    """`aten.cumprod`: in each step, times what stands 1, 2, 4 … places before."""
-    product = self if dtype in (None, -1) else op.Cast(self, to=dtype)
-    size = self.shape[dim] if self.shape else 1
+def translate_nanmedian(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """`aten.nanmedian.dim`: the lower one in the middle of the elements that are numbers; NaN where none is."""
+    if not self.dtype.is_floating_point():
+        return translate_median(self, dim, keepdim)
+    axis, one, is_nan = op.Constant(value_ints=[dim]), op.Constant(value_ints=[1]), op.IsNaN(self)
+    ordered, places = op.TopK(
+        op.Where(is_nan, _filler(self, math.inf), self), _size_along(self, dim), axis=dim, largest=0
+    )
+    count = op.ReduceSum(op.Cast(op.Not(is_nan), to=ir.DataType.INT64.value), axis, keepdims=1)
+    middle = op.Div(op.Max(op.Sub(count, one), op.Constant(value_ints=[0])), op.Constant(value_ints=[2]))
+    value = op.Where(op.Less(count, one), _filler(self, math.nan), op.GatherElements(ordered, middle, axis=dim))
+    pair = [value, op.GatherElements(places, middle, axis=dim)]
+    values, indices = pair if keepdim else [op.Squeeze(part, axis) for part in pair]
+    return values, indices
+
+
+def translate_nanmedian_of_all(self: Any) -> Any:
+    """`aten.nanmedian`."""
+    flat = op.Reshape(self, op.Constant(value_ints=[-1]))
+    flat.shape, flat.dtype = ir.Shape([None]), self.dtype
+    return translate_nanmedian(flat, 0)[0]
+
+
+def translate_mode(self: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """`aten.mode`: the least of the most frequent elements, and its last place; each element is compared with all."""
+    rank, integer = len(self.shape), ir.DataType.INT64.value
+    dim %= rank
+    axis, across = op.Constant(value_ints=[dim]), op.Constant(value_ints=[dim + 1])
+    equal = op.Equal(op.Unsqueeze(self, across), op.Unsqueeze(self, axis))
+    counts = op.ReduceSum(op.Cast(equal, to=integer), across, keepdims=0)
+    is_chosen = op.Equal(counts, op.ReduceMax(counts, axis, keepdims=1))
+    value = op.ReduceMin(op.Where(is_chosen, self, _filler(self, math.inf)), axis, keepdims=1)
+    places = op.Where(op.Equal(self, value), _places_along(self, dim), op.Constant(value_ints=[-1]))
+    pair = [value, op.ReduceMax(places, axis, keepdims=1)]
+    values, indices = pair if keepdim else [op.Squeeze(part, axis) for part in pair]
+    return values, indices
+
+
+def _filler(like: Any, number: float) -> Any:
+    """The number, or for integers the end of their range that is next to it, as a vector of one element."""
+    if like.dtype.is_floating_point():
+        return op.CastLike(op.Constant(value_floats=[number]), like)
+    limits = np.iinfo(like.dtype.numpy())
+    return op.CastLike(op.Constant(value_ints=[int(limits.max if number > 0 else limits.min)]), like)
+
+
+def _places_along(value: Any, dim: int) -> Any:
+    """0, 1, 2, … along `dim`, of size 1 along the others."""
+    dim %= len(value.shape)
+    size = op.Squeeze(_size_along(value, dim), op.Constant(value_ints=[0]))
+    places = op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))
+    return op.Reshape(places, op.Constant(value_ints=[-1 if at == dim else 1 for at in range(len(value.shape))]))
+
+
+def _scan(value: Any, dim: int, combine: Callable[..., Any], neutral: Any) -> Any:
+    """`value` combined with all before it along `dim`: in each step with what is 1, 2, 4, … places before."""
+    size, axis = value.shape[dim], op.Constant(value_ints=[dim])
     if not isinstance(size, int):
-        raise NotImplementedError("a cumulative product along an open dim has no form in ONNX; expected a fixed size")
-    axis, one = op.Constant(value_ints=[dim]), op.CastLike(op.Constant(value_float=1.0), product)
+        raise NotImplementedError("a running product or extreme along an open dim has no form in ONNX; fix its size")
+    neutral = op.Squeeze(neutral, op.Constant(value_ints=[0]))
     for places in (2**step for step in range(max(size - 1, 0).bit_length())):
-        product = op.Mul(product, op.Pad(product, op.Constant(value_ints=[places, -places]), one, axis))
-    return op.Identity(product)
+        value = combine(value, op.Pad(value, op.Constant(value_ints=[places, -places]), neutral, axis))
+    return op.Identity(value)
+
+
+def translate_cumprod(self: Any, dim: int, dtype: int | None = None) -> Any:
+    """`aten.cumprod`."""
+    product = self if dtype in (None, -1) else op.Cast(self, to=dtype)
+    product.shape = self.shape
+    return _scan(product, dim, op.Mul, op.CastLike(op.Constant(value_floats=[1.0]), product))
+
+
+def _translate_running_extreme(combine: Callable[..., Any], start: float) -> Callable[..., Any]:
+    """`aten.cummax` or `aten.cummin`: the extremes so far, and the last place of each."""
+
+    def translate(self: Any, dim: int) -> tuple[Any, Any]:
+        values = _scan(self, dim, combine, _filler(self, start))
+        is_new = op.Equal(self, values)
+        if self.dtype.is_floating_point():
+            is_new = op.Or(is_new, op.IsNaN(self))
+        places = op.Where(is_new, _places_along(self, dim), op.Constant(value_ints=[0]))
+        places.shape = self.shape
+        return values, _scan(places, dim, op.Max, op.Constant(value_ints=[0]))
+
+    return translate
+
+
+def translate_atan2(self: Any, other: Any) -> Any:
+    """`aten.atan2`: torch's own form turns negative numbers with a zero above them to -π."""
+    half = op.CastLike(op.Constant(value_float=math.pi), self)
+    zero = op.CastLike(op.Constant(value_float=0.0), self)
+    angle = op.Atan(op.Div(self, other))
+    shifted = op.Add(angle, op.Where(op.GreaterOrEqual(self, zero), half, op.Neg(half)))
+    angle = op.Where(op.Less(other, zero), shifted, angle)
+    return op.Where(op.And(op.Equal(self, zero), op.Equal(other, zero)), zero, angle)
 
 
 def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
@@ -351,9 +251,6 @@ def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: in
 EXTREMES: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.amax.default": _translate_extreme(op.ReduceMax),
     "aten.amin.default": _translate_extreme(op.ReduceMin),
-    "aten.topk.default": translate_topk,
-    "aten.any.dim": _translate_truth(op.ReduceMax),
-    "aten.all.dim": _translate_truth(op.ReduceMin),
     "aten.prod.dim_int": translate_prod,
 }
 
@@ -389,4 +286,10 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.median.dim": translate_median,
     "aten.nonzero.default": translate_nonzero,
     "aten.cumprod.default": translate_cumprod,
+    "aten.cummax.default": _translate_running_extreme(op.Max, -math.inf),
+    "aten.cummin.default": _translate_running_extreme(op.Min, math.inf),
+    "aten.nanmedian.default": translate_nanmedian_of_all,
+    "aten.nanmedian.dim": translate_nanmedian,
+    "aten.mode.default": translate_mode,
+    "aten.atan2.default": translate_atan2,
 }

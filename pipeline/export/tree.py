@@ -36,31 +36,30 @@ def not_dense(tensor: torch.Tensor) -> str:
 Path = tuple[str, ...]
 
 
+def branch_of(item: Any) -> tuple[Any, list[Any], list[str] | None] | None:
+    """(torch's TreeSpec, the children one level down, their names by the type's own flattening); None of a leaf.
+
+    Names are such as `keys` or `layers.0.keys`; None where the type has none.
+    """
+    children, spec = pytree.tree_flatten(item, is_leaf=lambda part: part is not item)
+    if spec.is_leaf():
+        return None
+    named = pytree.SUPPORTED_NODES[spec.type].flatten_with_keys_fn
+    return spec, children, None if named is None else [_key(key) for key, _ in named(item)[0]]
+
+
 def leaves_with_path(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """(path, leaf) in the order of `tree_flatten`; a path has keys of mappings, names of fields, or positions."""
-    children, spec = pytree.tree_flatten(tree, is_leaf=lambda child: child is not tree)
-    if spec.is_leaf():
+    branch = branch_of(tree)
+    if branch is None:
         yield path, tree
         return
-    for key, child in zip(_keys(tree, spec, len(children)), children, strict=True):
-        yield from leaves_with_path(child, (*path, key))
-
-
-def own_names(item: Any, kind: Any) -> list[str] | None:
-    """The names of the children of `item` by the registered flattening of `kind`: `keys`, `layers.0.keys`.
-
-    None where it has no names. `kind` is the type of its TreeSpec, which all named tuples share.
-    """
-    named = pytree.SUPPORTED_NODES[kind].flatten_with_keys_fn
-    return None if named is None else [_key(key) for key, _ in named(item)[0]]
-
-
-def _keys(tree: Any, spec: Any, count: int) -> list[str]:
-    own = own_names(tree, spec.type)
-    if own is not None:
-        return own
-    names = list(tree) if isinstance(tree, Mapping) else []
-    return [str(name) for name in (names if len(names) == count else range(count))]
+    _, children, names = branch
+    if names is None:
+        keys = list(tree) if isinstance(tree, Mapping) else []
+        names = [str(key) for key in (keys if len(keys) == len(children) else range(len(children)))]
+    for name, child in zip(names, children, strict=True):
+        yield from leaves_with_path(child, (*path, name))
 
 
 def _key(key: Any) -> str:
@@ -73,8 +72,8 @@ FIELDS = {pytree.MappingKey: "key", pytree.SequenceKey: "idx", pytree.GetAttrKey
 def parameter_names(module: nn.Module) -> tuple[list[str], bool]:
     """The names of forward's parameters, and whether it takes any other keyword too."""
     parameters = inspect.signature(module.forward).parameters.values()
-    named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    return named, any(each.kind is each.VAR_KEYWORD for each in parameters)
+    named = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def input_tensors(module: nn.Module, example: Example) -> dict[str, torch.Tensor]:

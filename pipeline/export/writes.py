@@ -20,8 +20,7 @@ from torch.utils import _pytree as pytree
 from passes.suggest import plural
 from pipeline.config import ExportConfig, InputConfig
 from pipeline.errors import ConfigError, Unsupported
-from pipeline.export.call_watch import shorten
-from pipeline.export.captured_output import capture_output
+from pipeline.export.call_watch import capture_output, shorten
 from pipeline.export.inputs import InputSpec, input_spec, is_float
 from pipeline.export.source import Lifted, TorchSource, with_names
 from pipeline.export.trace import trace_module
@@ -109,8 +108,9 @@ def _check_memory(source: TorchSource) -> None:
     """Refuse a written buffer that shares its memory with another tensor of the module, which is a view of it."""
     stored = {**dict(source.module.named_parameters()), **dict(source.module.named_buffers())}
     for name in sorted(source.writes & stored.keys()):
-        shared = (other for other, tensor in stored.items() if memory_of(tensor) == memory_of(stored[name]) is not None)
-        twin = next((other for other in shared if other != name), None)
+        memory = memory_of(stored[name])
+        shared = (key for key, tensor in stored.items() if key != name and memory_of(tensor) == memory is not None)
+        twin = next(shared, None)
         if twin is not None:
             raise Unsupported(
                 f"forward writes to the buffer {name!r}, which shares its memory with {twin!r}: torch.export loses "

@@ -101,7 +101,7 @@ def prepare_config(config: RunConfig) -> RunConfig:
 
 
 class QuantSim:
-    """One simulation of one configuration.
+    """One simulation of one configuration; `run` gives a QuantSimResult.
 
     Args:
         config: its section `quantsim` may be missing; then everything is by default.

@@ -44,6 +44,7 @@ class CompiledProgram(Replayable):
 
     instead = f"take `new_context()` for states of its own, or {Replayable.instead}"
 
+    @expects(bound=a(BoundProgram, "a BoundProgram; compile_graph makes the program of a Graph"))
     def __init__(self, bound: BoundProgram) -> None:
         self._bound = bound
         self._first: list[Context] = [Context(bound)]
@@ -196,14 +197,17 @@ def compile_graph(
 ) -> CompiledProgram:
     """Lower, plan, check and bind `graph`: everything before the first run.
 
-    `weights` are tensors by value name or by name in a checkpoint. They are bound once, without a copy. Weights that
-    are neither among them nor in the graph's payloads are part of each feed.
+    Args:
+        graph: every dim is a number; see `as_states` for caches that stay from run to run.
+        weights: tensors by value name or by name in a checkpoint, of the declared shape and dtype. They are bound once,
+            without a copy. Weights that are neither among them nor in the graph's payloads are part of each feed.
+        native: kernels in C++ compute what they can, in float32; the compiler of this machine builds them once. Their
+            results differ from torch's by roundings.
+        optimize_ir: the caller's own passes over the graph, before it is lowered; each result is checked.
+        optimize_plan: the caller's own passes over the plan, before it is bound; each result is checked.
 
-    `native`: kernels in C++ compute what they can, in float32; the compiler of this machine builds them once. Their
-    results differ from torch's by roundings.
-
-    `optimize_ir`, `optimize_plan`: the caller's own passes over the graph before it is lowered, and over the plan
-    before it is bound, as seed document 004 names them; each result is checked.
+    Returns:
+        A CompiledProgram: `run(feed)` and `capture(feed)`; feed and outputs are tensors by name.
 
     Raises:
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
@@ -211,6 +215,12 @@ def compile_graph(
             compiler for `native`.
         SourceError: a weight does not fit its declaration.
         InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
+
+    Example:
+        >>> import onnxline, torch
+        >>> program = onnxline.compile_graph(onnxline.from_onnx("model.onnx"))
+        >>> [tuple(output.shape) for output in program.run({"x": torch.zeros(2, 8, 32)}).values()]
+        [(2, 8, 32)]
     """
     graph = run_graph_passes(graph, optimize_ir)
     return CompiledProgram(bind_graph(graph, weights, native=native, optimize_plan=optimize_plan))

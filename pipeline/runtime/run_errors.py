@@ -34,8 +34,8 @@ def data_error(place: str, ins: Iterable[Named], error: Exception) -> DataError:
 
 
 def place_of(op: Op) -> str:
-    """How messages name an op: `op 'index_copy' (aten.index_copy.default, model.py:5)`."""
-    return f"op {op.name!r} ({', '.join(filter(None, (op.operator, op.line)))})"
+    """How messages name an op: `op 'index_copy' (aten.index_copy.default, model.py:5)`; its number for no name."""
+    return f"op {repr(op.name) if op.name else op.oid} ({', '.join(filter(None, (op.operator, op.line)))})"
 
 
 OF_DATA = ("out of range", "out of bounds")

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 
 from pipeline.importers.from_onnx.attributes import Attributes
-from pipeline.importers.from_onnx.inline import PendingNode
-from pipeline.importers.from_onnx.segment import NodeList
+from pipeline.importers.from_onnx.model import NodeList
+from pipeline.importers.from_onnx.replacements import PendingNode
 from pipeline.importers.from_onnx.source import Stored, read_initializers
 
 

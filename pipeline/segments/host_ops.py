@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.importers.from_onnx.attributes import Attributes
-from pipeline.importers.from_onnx.inline import PendingNode
+from pipeline.importers.from_onnx.replacements import PendingNode
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from pipeline.importers.from_onnx.inline import pending_nodes
-from pipeline.importers.from_onnx.segment import NodeList
+from pipeline.importers.from_onnx.model import NodeList
+from pipeline.importers.from_onnx.replacements import pending_nodes
 from pipeline.importers.from_onnx.source import read_initializers, read_source
 from pipeline.importers.from_onnx.specs import is_ir_type
 from pipeline.segments.stage import FallbackCount, Stage

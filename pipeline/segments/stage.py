@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline.importers.from_onnx.segment import NodeList, import_segment, tensor_spec
+from pipeline.importers.from_onnx.model import NodeList, import_segment, tensor_spec
 from pipeline.segments.steps import HostStep, PlanStep, stored_value
 
 Values = MutableMapping[str, Any]

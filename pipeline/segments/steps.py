@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import SourceError
-from pipeline.importers.from_onnx.inline import PendingNode
-from pipeline.importers.from_onnx.segment import PlanSegment
+from pipeline.importers.from_onnx.model import PlanSegment
+from pipeline.importers.from_onnx.replacements import PendingNode
 from pipeline.importers.from_onnx.source import Stored
 from pipeline.ops import Kind
 from pipeline.runtime import compile_graph

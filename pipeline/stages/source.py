@@ -14,10 +14,10 @@ from pathlib import Path
 from passes.proof.prover import STRUCTURE
 from passes.weights.detached import read_model
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
-from pipeline.export.error_location import is_user_code
 from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.source import OnnxSource, Source, TorchSource
+from pipeline.export.user_code import is_user_code
 from pipeline.export.weight_free.shards import read_shards
 from pipeline.stages.check import refuse_export_keys
 

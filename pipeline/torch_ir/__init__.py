@@ -11,8 +11,9 @@ from pipeline.torch_ir.errors import (
 from pipeline.torch_ir.execute import IRExecutor, execute_ir
 from pipeline.torch_ir.extract import convert_exported_program, export_model, extract_ir
 from pipeline.torch_ir.ir import IR, deserialize_ir, load_ir, save_ir, serialize_ir, validate_ir
-from pipeline.torch_ir.picture import generate_op_distribution_pie, ir_to_mermaid, ir_to_svg
+from pipeline.torch_ir.picture import generate_op_distribution_pie, ir_to_mermaid
 from pipeline.torch_ir.registry import list_registered_ops, register_executor, register_op
+from pipeline.torch_ir.svg import ir_to_svg
 from pipeline.torch_ir.verify import IRVerifier, VerificationReport, verify_ir, verify_ir_with_state_dict
 from pipeline.torch_ir.weights import (
     load_weights,

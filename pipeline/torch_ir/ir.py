@@ -17,15 +17,20 @@ from pipeline.errors import InternalError, UsageError
 from pipeline.ir import Graph, check
 from pipeline.torch_ir.document import files
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
-from pipeline.torch_ir.document.document import FORMAT_VERSION, IRDocument, read_head
+from pipeline.torch_ir.document.document import FORMAT_VERSION, IRDocument, read_head, read_signature, write_signature
 from pipeline.torch_ir.document.files import explain_errors, parse_json
-from pipeline.torch_ir.document.nodes import NodeSequence, OpNode, TensorMeta, key_of, meta_of, stored_values
-from pipeline.torch_ir.document.parse import TEXT, parse, report_unexpected
+from pipeline.torch_ir.document.nodes import (
+    ConstantView,
+    NodeSequence,
+    OpNode,
+    TensorMeta,
+    key_of,
+    meta_of,
+    stored_values,
+)
 from pipeline.torch_ir.document.reader import read_graph
-from pipeline.torch_ir.document.signature import read_signature, write_signature
-from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.errors import TEXT, SerializationError, a_number, mistaken, parse, path_of, report_unexpected
 from pipeline.torch_ir.tree import CallSignature
-from pipeline.torch_ir.validation import a_number, mistaken, path_of
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -51,7 +56,7 @@ class IR:
     graph_outputs: Sequence[TensorMeta] = field(default_factory=tuple)
     weights: Sequence[TensorMeta] = field(default_factory=tuple)
     weight_name_mapping: Mapping[str, str] = field(default_factory=dict)
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     model_name: str = ""
     pytorch_version: str = ""
     signature: CallSignature = field(default_factory=CallSignature)
@@ -61,11 +66,15 @@ class IR:
     updates: Mapping[str, str] = field(default_factory=dict)
     tied: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.constants, Mapping):  # else `graph` says what is wrong
+            object.__setattr__(self, "constants", ConstantView(self.constants))
+
     @classmethod
     def of(
         cls,
         graph: Graph,
-        constants: dict[str, torch.Tensor] | None = None,
+        constants: Mapping[str, torch.Tensor] | None = None,
         signature: CallSignature | None = None,
         pytorch_version: str = torch.__version__,
         unsaved: frozenset[str] = frozenset(),
@@ -73,7 +82,7 @@ class IR:
         """The IR whose graph is `graph`."""
         return cls._without_view(
             graph=graph,
-            constants={} if constants is None else constants,
+            constants=ConstantView(constants or {}),
             model_name=graph.name,
             pytorch_version=pytorch_version,
             signature=signature or CallSignature(),
@@ -169,7 +178,7 @@ class IR:
             head = read_head(data, what)
             return cls._without_view(
                 file=(data, what),
-                constants={key: read_constant(key, entry, held) for key, entry in head.constants.items()},
+                constants=ConstantView({key: read_constant(key, item, held) for key, item in head.constants.items()}),
                 model_name=head.model_name,
                 pytorch_version=head.pytorch_version,
                 signature=read_signature(head),
@@ -237,7 +246,8 @@ def make_view(graph: Graph) -> dict[str, Any]:
 
 
 def an_ir(given: Any, error: type[UsageError]) -> IR:
-    """
+    """Return `given`, if it is an IR.
+
     Raises:
         UsageError: (as `error`) it is no IR.
     """

@@ -7,19 +7,19 @@ all later calls, as in pytorch-ir. To avoid it, give an executor a `Registry` of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
-from pipeline.errors import UsageError
-from pipeline.ir import Graph, Op
+from pipeline.errors import InternalError, UsageError
+from pipeline.ir import Graph, Op, TensorSpec, check
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.graph import Attr, InputRef, parts
 from pipeline.runtime.eager import Own
-from pipeline.torch_ir.calls import format_attrs
-from pipeline.torch_ir.document.nodes import OpNode, TensorMeta
-from pipeline.torch_ir.errors import ExecutionError
-from pipeline.torch_ir.spelling import as_torch
-from pipeline.torch_ir.validation import mistaken
+from pipeline.torch_ir.calls import as_attr, as_torch, check_call, find_known_operator, format_attrs, read_call
+from pipeline.torch_ir.document.nodes import NodeSequence, OpNode, TensorMeta
+from pipeline.torch_ir.errors import ConversionError, ExecutionError, Unexpected, mistaken
 
 Execute = Callable[[list[torch.Tensor], dict[str, Any]], Sequence[torch.Tensor]]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 
 def look_up(table: Mapping[str, T], kind: str) -> T | None:
-    """The entry of `kind`, or the one of its name without the overload."""
+    """The entry of `kind`, or of its name without the overload."""
     return table.get(kind, table.get(kind.rpartition(".")[0]))
 
 
@@ -114,3 +114,106 @@ def _wrap_executor(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], S
 def kinds_of(graph: Graph) -> set[str]:
     """The kinds of all ops, those in bodies included."""
     return {op.kind for op in graph.ops}.union(*(kinds_of(body) for op in graph.ops for body in op.bodies))
+
+
+def apply_conversions(graph: Graph, registry: Registry) -> Graph:
+    """Replace each op for which `registry` has a conversion, in bodies too, by what that returns.
+
+    Raises:
+        ConversionError: it gives another node than one on tensors that are there, with outputs of the same names.
+    """
+    if not any(look_up(registry.conversions, kind) for kind in kinds_of(graph)):
+        return graph
+    made = _convert_graph(graph, registry)
+    try:
+        check(made)
+    except InternalError as error:
+        raise ConversionError(f"the registered conversions leave a graph that is not sound: {error}") from error
+    return made
+
+
+def _convert_graph(graph: Graph, registry: Registry) -> Graph:
+    vids = {value.name: value.vid for value in graph.values}
+    specs = [value.spec for value in graph.values]
+    ops: list[Op] = []
+    for op, node in zip(graph.ops, NodeSequence(graph), strict=True):
+        bodies = tuple(_convert_graph(body, registry) for body in op.bodies)
+        op = replace(op, bodies=bodies) if bodies else op
+        ops.append(_convert_op(op, node, vids, specs, registry))
+    _refuse_twins(ops)
+    stubs = [
+        ValueDecl(value.name, spec, value.role, value.strides if spec.shape == value.spec.shape else None)
+        for value, spec in zip(graph.values, specs, strict=True)
+    ]
+    payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
+    facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
+    return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+
+
+def _convert_op(op: Op, node: OpNode, vids: Mapping[str, int], specs: list[TensorSpec], registry: Registry) -> Op:
+    """Convert one op, and put the specs of its new outputs into `specs`."""
+    convert = look_up(registry.conversions, op.kind)
+    if convert is None:
+        return op
+    info = NodeInfo(
+        node.name, find_known_operator(op.kind) or op.kind, list(node.inputs), list(node.outputs), dict(node.attrs)
+    )
+    whose = f"node {op.name!r}: the registered conversion of {op.kind}"
+    try:
+        made = convert(info)
+    except Exception as error:  # the user's own code
+        raise ConversionError(f"{whose} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, OpNode) or _names(made.outputs) != _names(node.outputs):
+        raise ConversionError(
+            f"{whose} gave {made!r:.200}; expected an OpNode with the outputs {', '.join(_names(node.outputs))}"
+        )
+    if unknown := [name for name in _names(made.inputs) if name not in vids]:
+        raise ConversionError(f"{whose} reads {unknown[0]!r}; no such tensor")
+    inputs = tuple(vids[name] for name in _names(made.inputs))
+    for vid, meta in zip(inputs, made.inputs, strict=True):
+        if (found := _spec(whose, meta, specs[vid])) != specs[vid]:
+            raise ConversionError(
+                f"{whose} reads {meta.name!r} as {_look(found)}; expected {_look(specs[vid])}, as it is made elsewhere"
+            )
+    for vid, meta in zip(op.outputs, made.outputs, strict=True):
+        specs[vid] = _spec(whose, meta, specs[vid])
+    same = made.op_type == op.kind and inputs == op.inputs and made.attrs == dict(format_attrs(op, as_torch))
+    attrs = op.attrs if same else _attrs(whose, op, made, inputs)
+    return replace(op, kind=made.op_type, inputs=inputs, attrs=attrs, name=made.name)
+
+
+def _spec(whose: str, meta: TensorMeta, known: TensorSpec) -> TensorSpec:
+    try:
+        return TensorSpec(tuple(meta.shape), str(meta.dtype).removeprefix("torch."), known.device)
+    except (TypeError, ValueError) as error:
+        raise ConversionError(f"{whose} gave {meta!r}: {error}") from error
+
+
+def _attrs(whose: str, op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[str, Attr]:
+    """The attributes of a converted op. Unchanged inputs keep their arguments; else torch's schema assigns them."""
+    if find_known_operator(made.op_type) is not None and (made.op_type, inputs) != (op.kind, op.inputs):
+        call = read_call(made.op_type, len(inputs), made.attrs)
+        try:
+            check_call(made.op_type, len(inputs), call, made.attrs, whole=True)
+        except Unexpected as error:
+            raise ConversionError(f"{whose}: {error}") from error
+        return call
+    tensors = {name: item for name, item in op.attrs.items() if any(type(part) is InputRef for part in parts(item))}
+    own = {name: as_attr(item) for name, item in made.attrs.items() if not name.startswith("_tensor_list_")}
+    return {**(tensors if inputs == op.inputs else {}), **own}
+
+
+def _refuse_twins(ops: list[Op]) -> None:
+    names: set[str] = set()
+    for op in ops:
+        if op.name in names:
+            raise ConversionError(f"node {op.name!r}: two nodes have this name, one from a registered conversion")
+        names.add(op.name)
+
+
+def _look(spec: TensorSpec) -> str:
+    return f"{spec.dtype}{list(spec.shape)}"
+
+
+def _names(metas: Sequence[TensorMeta]) -> list[str]:
+    return [meta.name for meta in metas]

@@ -20,7 +20,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import fixed_values
-from pipeline.export.tree import own_names
+from pipeline.export.tree import branch_of
 from pipeline.importers.from_torch.layer_dedup import Ends
 from pipeline.torch_ir.errors import ConversionError
 
@@ -89,15 +89,19 @@ def structure(item: Any) -> tuple[str, dict[str, Any]] | None:
         return type(item).__name__, {str(place): part for place, part in enumerate(item)}
     if type(item) is dict:
         return "dict", {_text(key): part for key, part in item.items()}
-    children, spec = pytree.tree_flatten(item, is_leaf=lambda part: part is not item)
-    if spec.is_leaf():
+    branch = branch_of(item)
+    if branch is None:
         return None
-    return _kind(type(item)), dict(zip(_given_keys(item, spec, len(children)), children, strict=True))
+    spec, children, names = branch
+    own = None if spec.type in DICTS else names
+    keys = own or _keys(spec, len(children)) or tuple(map(str, range(len(children))))
+    return _kind(type(item)), dict(zip(keys, children, strict=True))
 
 
 def fixed_of(item: Any) -> Mapping[str, Any] | None:
     """The `fixed` of the branch that `item` is."""
-    return fixed_values(pytree.tree_flatten(item, is_leaf=lambda part: part is not item)[1].context)
+    branch = branch_of(item)
+    return None if branch is None else fixed_values(branch[0].context)
 
 
 def _of(tree: Tree | None, count: int) -> Tree | None:
@@ -115,12 +119,6 @@ def _build_tree(spec: Any, ends: Iterator[Leaf]) -> Tree:
 
 def _kind(kind: Any) -> str:
     return kind.__name__ if kind in (tuple, list, dict) else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _given_keys(item: Any, spec: Any, count: int) -> Sequence[str]:
-    """The keys of the children: those of the type's own flattening (a cache's `layers.0.keys`), where it has some."""
-    own = None if spec.type in DICTS else own_names(item, spec.type)
-    return own or _keys(spec, count) or tuple(map(str, range(count)))
 
 
 def _keys(spec: Any, count: int) -> tuple[str, ...] | None:

@@ -20,9 +20,8 @@ from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.torch_ir.document.constants import materialize_on_cpu, raw_bytes
 from pipeline.torch_ir.document.nodes import key_of, stored_values
-from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError
+from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError, a_type, by_name, path_of
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.validation import a_type, by_name, path_of
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -149,11 +148,11 @@ def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
 def _other_twins(names: Sequence[str], weights: Tensors) -> Iterator[str]:
     """Report a tied weight whose names have different tensors in `weights`: either could be meant."""
     first, *others = [name for name in names if name in weights] or [""]
-    for other in others:
-        if not _same(weights[first], weights[other]):
+    for name in others:
+        if not _same(weights[first], weights[name]):
             yield (
-                f"weight {first!r}: the model has it as {other!r} too, and the two tensors in the weights differ; "
-                "remove the one that is not meant"
+                f"weight {first!r}: the model has it as {name!r} too, and the two tensors in the weights differ; "
+                "remove the tensor that is not meant"
             )
 
 
@@ -188,10 +187,10 @@ def _prefix(missing: Sequence[str], weights: Tensors) -> str:
     first = missing[0]
     for name in weights:
         prefix = name.removesuffix(first)
-        if name.endswith(f".{first}") and all(prefix + one in weights for one in missing):
+        if name.endswith(f".{first}") and all(prefix + key in weights for key in missing):
             return f"The weights have them under the prefix {prefix!r}; remove it from their names."
         prefix = first.removesuffix(name)
-        if first.endswith(f".{name}") and all(one.removeprefix(prefix) in weights for one in missing):
+        if first.endswith(f".{name}") and all(key.removeprefix(prefix) in weights for key in missing):
             return f"The weights have them without the prefix {prefix!r}; add it to their names."
     return ""
 

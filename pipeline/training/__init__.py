@@ -9,7 +9,7 @@ blame.py        where a step broke                      phases.py       the phas
 step_function.py the function that is recorded          known_values.py  numbers that Python asks for meanwhile
 refusals.py     what is wrong before that               frozen_numbers.py numbers of Python that a step would keep
 attributes.py   what a forward pass leaves in its modules  user_caches.py  caches of the user's files
-export.py       a trained program → ONNX by the main job
+export.py       a trained program → ONNX by the main job   step_comparison.py  a step against eager torch
 
 graph_module.py a Graph or an ONNX model as a torch module, which the above takes like any other
 trained.py      which of its weights are trained       qdq.py          a quantized model in trainable form
@@ -23,6 +23,7 @@ from pipeline.training.graph_module import GraphModule, as_module
 from pipeline.training.phases import PHASES, Phase
 from pipeline.training.program import NotFinite, TrainProgram
 from pipeline.training.record import record_step
+from pipeline.training.step_comparison import StepComparison, compare_step
 from pipeline.training.with_weights import with_weights
 
 __all__ = [
@@ -31,8 +32,10 @@ __all__ = [
     "NotFinite",
     "Phase",
     "Snapshot",
+    "StepComparison",
     "TrainProgram",
     "as_module",
+    "compare_step",
     "record_step",
     "with_weights",
 ]

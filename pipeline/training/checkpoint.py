@@ -87,7 +87,7 @@ def read_snapshot(path: Path, expected: Mapping[str, torch.Tensor]) -> Snapshot:
     for name in sorted(tensors.keys() ^ expected.keys()):
         raise UsageError(f"{path} is of another program: {name!r} is only in one of them")
     for name, tensor in tensors.items():
-        found, wanted = ((one.dtype, tuple(one.shape)) for one in (tensor, expected[name]))
+        found, wanted = ((item.dtype, tuple(item.shape)) for item in (tensor, expected[name]))
         if found != wanted:
             raise UsageError(f"{path} is of another program: {name!r} is {found} there, and {wanted} here")
     return Snapshot(tensors, RandomState(tuple(kernels), default))

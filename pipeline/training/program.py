@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from passes.suggest import nearest, plural
-from pipeline.argument_checks import PATH, a, expects
+from pipeline.argument_checks import MAPPING, PATH, a, expects
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
@@ -61,6 +61,14 @@ class TrainProgram(ProcessBound):
 
     instead = "`save` its states, or pickle its `snapshot()`, and record the step again where they are read"
 
+    @expects(
+        graph=a(Graph, "a Graph; record_step makes the program of a module"),
+        compiled=a(CompiledProgram, "a CompiledProgram"),
+        layout=a(BatchLayout, "a BatchLayout"),
+        sources=a(Sources, "what the program was recorded from"),
+        capture=a(CaptureReport, "a CaptureReport"),
+        example=MAPPING,
+    )
     def __init__(
         self,
         graph: Graph,
@@ -175,6 +183,22 @@ class TrainProgram(ProcessBound):
         """
         self.restore(read_snapshot(Path(path), self._compiled.states()))
 
+    def tensors(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """All that the next step reads, by the names of values: the batch, states and constants."""
+        return {**self._sources.constants, **self.snapshot().states, **self._layout.tensors(batch)}
+
+    def walk(self, batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
+        """Do a step launch by launch, and yield each value that one computes with its name; for debugging.
+
+        What is yielded is memory of the plan, which a later launch may write to.
+        """
+        plan = self._compiled.plan
+        feed = {name: self._layout.tensors(batch)[name] for name in self._names}
+        for index, results in self._compiled.context.walk(feed):
+            yield from (
+                (plan.slots[vid].name, result) for vid, result in zip(plan.calls[index].out_vids, results, strict=True)
+            )
+
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """`{"module": …, "optimizer": …}`, each as torch's own `load_state_dict` takes it. Copies."""
         self._follow_schedule()
@@ -195,7 +219,7 @@ class TrainProgram(ProcessBound):
 
     @expects(module=a(nn.Module, "an nn.Module"))
     def write_to(self, module: nn.Module) -> None:
-        """Give `module`, the one of this program or a copy of it, the parameters and buffers of this program."""
+        """Give `module`, which is that of this program or a copy, the parameters and buffers of this program."""
         states = self._compiled.states()
         with torch.no_grad():
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -257,8 +281,8 @@ class TrainProgram(ProcessBound):
     def _refuse_other_batch(self, feed: Mapping[str, torch.Tensor]) -> None:
         for name, example in self._example.items():
             forms = [
-                f"{dtype_name(one.dtype)}{list(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
-                for one in (feed.get(name), example)
+                f"{dtype_name(item.dtype)}{list(item.shape)}" if isinstance(item, torch.Tensor) else type(item).__name__
+                for item in (feed.get(name), example)
             ]
             if forms[0] != forms[1]:
                 raise UsageError(

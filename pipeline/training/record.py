@@ -44,22 +44,42 @@ def record_step(
 ) -> TrainProgram:
     """Record forward, loss, backward and the optimizer's update as one program.
 
-    batch: an example, `(*inputs, target)`, where the loss is `loss(module(*inputs), target)`; or a mapping of names to
-        tensors, where it is `loss(module(**those that forward names), batch)`. Later batches have the same shapes.
-    max_norm: clip the norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does; `program.limit` changes it.
-    max_value: clip each element of the gradients, as `torch.nn.utils.clip_grad_value_` does; `program.limit` likewise.
-    check_gradients: stop also where a gradient is not finite, which reads each gradient once more; max_norm does too.
-    large: bytes from which on a parameter is updated as soon as its gradient is final, and not with the others.
-    native: kernels in C++ compute what they can (see `compile_graph`); losses differ from torch's by roundings.
-    observe: is called with an event when a phase (`pipeline/training/phases.py`) begins, and when one has ended.
-
     The module is recorded in the mode that it is in, which is `module.train()` for dropout and BatchNorm. Module and
     optimizer are not changed; the program begins with their values, also in the middle of a training.
+
+    Args:
+        module: the module to train, on the CPU.
+        loss: a function of outputs and target that gives one number, such as `torch.nn.functional.mse_loss`.
+        optimizer: torch's SGD, Adam or AdamW over parameters of `module`.
+        batch: an example, `(*inputs, target)`, where the loss is `loss(module(*inputs), target)`; or a mapping of names
+            to tensors, where it is `loss(module(**those that forward names), batch)`. Later batches have the same
+            shapes and dtypes.
+        max_norm: clip the norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does; `program.limit` changes it.
+        max_value: clip each element of the gradients, as `torch.nn.utils.clip_grad_value_` does; `program.limit`
+            likewise.
+        check_gradients: stop also if a gradient is not finite, which reads each gradient once more; max_norm does too.
+        large: bytes; a parameter of this size or larger is updated as soon as its gradient is final, and not with the
+            others.
+        native: kernels in C++ compute what they can (see `compile_graph`); losses differ from torch's by roundings.
+        observe: is called with an event when a phase (`pipeline/training/phases.py`) begins and when it has ended.
+
+    Returns:
+        A TrainProgram: `step(batch)` returns the loss before the update; `write_back()` gives the values to the module.
 
     Raises:
         UsageError: the batch has no form that is known, the loss is no single number that depends on a parameter,
             the module or a limit is none, or no compiler is there for `native`.
         Unsupported: another optimizer than SGD, Adam and AdamW, or something that torch cannot record.
+
+    Example:
+        >>> import onnxline, torch
+        >>> module = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        >>> batch = (torch.ones(2, 4), torch.zeros(2, 1))
+        >>> program = onnxline.record_step(module, torch.nn.functional.mse_loss, optimizer, batch)
+        >>> first, second = program.step(batch), program.step(batch)
+        >>> bool(second < first)
+        True
     """
     if max_norm is not None and max_value is not None:
         raise UsageError("found max_norm and max_value; expected one of them")
@@ -106,7 +126,7 @@ def _describe_trace(traced: TracedStep) -> str:
 
 
 def _capture(compiled: CompiledProgram, feed: Mapping[str, torch.Tensor], recorder: PhaseRecorder) -> Capture:
-    """Warm up and record. One call does both, so the events of the second come together, behind it."""
+    """Warm up and record. One call does both, so the events of the second come together, after it."""
     recorder.begin("Warmup")
     start = time.perf_counter()
     capture = compiled.capture(feed, mode="train")

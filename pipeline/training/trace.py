@@ -1,7 +1,7 @@
 """Forward, loss and backward of a module as one graph of torch operators that write to nothing.
 
 torch's `make_fx` records what a function calls on fake tensors; autograd runs inside of it, so the backward operators
-are recorded behind the forward ones. Functionalizing it makes values of all writes: a BatchNorm's running statistics
+are recorded after the forward ones. Functionalizing it makes values of all writes: a BatchNorm's running statistics
 are results of the graph. Nothing of the module is run with real numbers, and no random number is drawn, unless the
 recording fails: then plain torch says on copies whether the module and the batch are at fault.
 """
@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
-from pipeline.export.captured_output import capture_output
+from pipeline.export.call_watch import capture_output
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
 from pipeline.training.frozen_numbers import CallLog, RandomGuard, RefusedCalls

@@ -1,7 +1,7 @@
 """What the user's files hold outside of modules, and a call may leave a tensor in: `MASKS = {}`, `@functools.cache`.
 
 Looked through are the files that define the classes of the modules and the loss, and those that these import; no
-installed library. A function has its defaults and its closure beside them.
+installed library. A function has its defaults and its closure as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def find_caches(module: nn.Module, loss: object) -> UserCaches:
     parts = [*module.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
     given = [loss, *(value for part in parts for value in vars(part).values())]
     functions += [value for value in given if isinstance(value, FunctionType)]
-    names = {cls.__module__ for part in parts for cls in type(part).__mro__} | {one.__module__ for one in functions}
+    names = {cls.__module__ for part in parts for cls in type(part).__mro__} | {
+        function.__module__ for function in functions
+    }
     for file in _user_files(names):
         title = Path(getattr(file, "__file__", file.__name__)).stem
         found.files.append((title, vars(file)))
@@ -122,4 +124,4 @@ LIBRARIES: Final = {"site-packages", "dist-packages"}
 STDLIB: Final = (Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 INSTALLED: Final = (*HOMES, Path(passes.__file__).parent, *STDLIB)
-"""Folders of code that is not the user's, beside those of installed libraries."""
+"""Folders of code that is not the user's, as well as those of installed libraries."""

@@ -54,7 +54,7 @@ def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | G
 
     In a model with QuantizeLinear and DequantizeLinear the weights are quantized again, with their trained scales; and
     the limits of narrow formats follow the scales. The scale of a bias of 32 bits follows those of its product, whose
-    kernels of whole numbers take it for granted.
+    kernels of integers take it for granted.
 
     Raises:
         UsageError: a trained weight is not one of the model, has another shape, or a scale is not above zero.
@@ -140,7 +140,7 @@ def _bias_scales(
             if product is None or bias is None or bias.op_type != DEQUANTIZE or bias.input[0] not in biases:
                 continue
             operands = [makers.get(operand) for operand in product.input[:2]]
-            scales = [one.input[1] for one in operands if one is not None and one.op_type == DEQUANTIZE]
+            scales = [node.input[1] for node in operands if node is not None and node.op_type == DEQUANTIZE]
             if len(scales) < 2 or not all(scale in tensors for scale in scales):
                 continue
             before = numpy_helper.to_array(tensors[bias.input[1]])

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+ANYTHING = "…"
+
 EXIT_CODE = re.compile(r"\[exit code (\d+)\]")
 
 
@@ -34,14 +36,44 @@ def _command(part: str) -> Command:
 
 
 def missing_line(shown: tuple[str, ...], written: str) -> str | None:
-    """The first line of `shown` that does not come in `written`, in this order; None if all do. Blanks and the frames
-    of tables are no matter."""
-    lines = iter([_without_frames(line) for line in written.splitlines()])
+    """The first line of `shown` that does not come in `written` where the page has it; None if all do.
+
+    `…` alone stands for any lines, and within a line for any text. Without it line follows line, from the first line
+    written to the last. Blanks and the frames of tables are no matter. A command of which a page shows nothing may
+    write anything.
+    """
+    lines = [line for line in map(_without_frames, written.splitlines()) if line]
+    blocks: list[list[str]] = [[]]
     for line in shown:
-        pattern = re.compile(".*".join(re.escape(piece) for piece in _without_frames(line).split("…")))
-        if not any(pattern.fullmatch(written_line) for written_line in lines):
-            return line
+        if line.strip() == ANYTHING:
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    place = 0
+    for number, block in enumerate(blocks):
+        last = len(lines) - len(block)
+        starts = range(place, last + 1)
+        if number == 0:
+            starts = range(1)
+        elif number == len(blocks) - 1 and block:
+            starts = range(max(last, 0), last + 1)
+        misses = [(_count_alike(block, lines[start:]), start) for start in starts] or [(0, 0)]
+        alike, start = max(misses, key=lambda found: (found[0], -found[1]))
+        if alike < len(block):
+            return block[alike]
+        place = start + len(block)
+    if shown and len(blocks) == 1 and place < len(lines):
+        return f"(the page ends before) {lines[place]}"
     return None
+
+
+def _count_alike(block: list[str], lines: list[str]) -> int:
+    """How many lines of `block` are those of `lines`, from the first of both."""
+    for place, line in enumerate(block):
+        pattern = ".*".join(re.escape(piece) for piece in _without_frames(line).split(ANYTHING))
+        if place >= len(lines) or not re.fullmatch(pattern, lines[place]):
+            return place
+    return len(block)
 
 
 def _without_frames(line: str) -> str:

@@ -210,3 +210,18 @@ def test_import_rules() -> None:
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     [shown] = re.findall(rf"((?:^    .+\n)*^    {layers[-1]}\n)", page, re.MULTILINE)
     assert shown.split("\n")[:-1] == [f"    {layer}" for layer in layers]
+
+
+def test_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
+    """The longest fixed part of each message; a value stands in braces there, and `qkv` is the page's example."""
+    code = " ".join(
+        path.read_text(encoding="utf-8") for room in ("passes", "pipeline") for path in (ROOT / room).rglob("*.py")
+    )
+    page = (ROOT / "docs/start/troubleshooting.md").read_text(encoding="utf-8")
+    parts = [
+        max(re.split("…|NAME|qkv|torch, ", quoted), key=len).strip(" :")
+        for quoted in re.findall("^\\| `([^`]+)`", page, re.MULTILINE)
+    ]
+    messages = [part for part in parts if len(part) > 15]
+    assert len(messages) > 4
+    assert [message for message in messages if message not in code] == []

@@ -315,7 +315,7 @@ def test_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "recipe holds 3, expected the name of a pass, or one name with its options",
         ),
         ({"model": "m.onnx", "proof": "nubers"}, "proof is 'nubers', expected 'numbers' or 'structure'"),
-        ({"model": "m.onnx", "sizes": ["a"]}, "sizes holds 'a', expected whole numbers from 1 on"),
+        ({"model": "m.onnx", "sizes": ["a"]}, "sizes holds 'a', expected integers of 1 or more"),
         ({"model": "m.onnx", "timeout_s": "x"}, "timeout_s is 'x', expected seconds, more than 0"),
         ({"model": "m.onnx", "timeout_s": -1}, "timeout_s is -1, expected seconds, more than 0"),
         ({"model": "m.onnx", "memory_gib": "x"}, "memory_gib is 'x', expected a number, 0 or more"),

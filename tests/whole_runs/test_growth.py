@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+import numpy as np
 import onnx
+import pytest
 
 import passes
 from benchmarks.growth import layers
@@ -23,7 +26,7 @@ from pipeline.ops import emitter_of
 from pipeline.planning import to_json
 from pipeline.runtime import compile_graph
 from pipeline.stages.pictures import BrokenStructures, take_pictures
-from tests.support.onnx_models import detached
+from tests.support.onnx_models import detached, matrix, model_of
 
 SIZES: Final = (2, 4, 16)
 """Layers of the models. From the second to the third, six times as many layers are added as from the first to the
@@ -54,6 +57,37 @@ def test_the_search_for_q_k_and_v_looks_at_few_projections_behind_each() -> None
     small, large = (detached(layers(count)) for count in (6, 48))
     most = 10 * _lines_of(lambda: structure.find(small))
     assert _lines_of(lambda: structure.find(large), most) < most
+
+
+@pytest.mark.parametrize("step", ["delta rule", "softmax"])
+def test_the_search_for_q_k_and_v_in_an_unrolled_recurrence(step: str) -> None:
+    """Each state is made from all products before it, and is read by further products."""
+    structure = structure_of("qkv")
+    assert structure is not None
+    models = [detached(_recurrence(count, RECURRENCES[step])) for count in SIZES]
+    assert [len(structure.find(model).instances) for model in models] == [1, 1, 1]
+    growth = _growth([_lines_of(partial(structure.find, model)) for model in models])
+    assert growth < MOST, growth
+
+
+def _recurrence(count: int, step: str) -> onnx.ModelProto:
+    pieces = {name: ", ".join(f"{name}{at}" for at in range(count)) for name in "qkv"}
+    lines = [f"{name} = MatMul (x, w{name})" for name in "qkv"]
+    lines += [f"{pieces[name]} = Split <axis = 1, num_outputs = {count}> ({name})" for name in "qkv"]
+    lines += [step.replace("NEXT", str(at + 1)).replace("AT", str(at)) for at in range(count)]
+    lines.append(f"y = Concat <axis = 1> ({', '.join(f'o{at}' for at in range(count))})")
+    text = f"g (float[1, {count}, 8] x) => (float[1, {count}, 8] y) {{ {' '.join(lines)} }}"
+    weights = {f"w{name}": matrix(8, 8, seed) for seed, name in enumerate("qkv")}
+    return model_of(text, s0=np.zeros((1, 8, 8), np.float32), **weights)
+
+
+RECURRENCES: Final = {
+    "delta rule": """tAT = Transpose <perm = [0, 2, 1]> (kAT) rAT = MatMul (kAT, sAT) dAT = MatMul (tAT, rAT)
+        aAT = MatMul (tAT, vAT) eAT = Sub (sAT, dAT) sNEXT = Add (eAT, aAT) oAT = MatMul (qAT, sNEXT)""",
+    "softmax": """tAT = Transpose <perm = [0, 2, 1]> (kAT) aAT = MatMul (tAT, qAT) sNEXT = Add (sAT, aAT)
+        pAT = Softmax (sNEXT) oAT = MatMul (vAT, pAT)""",
+}
+"""A step of a recurrence with the state `s`."""
 
 
 def test_the_lines_of_a_loop_over_all_pairs_do_not_pass() -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -52,49 +53,39 @@ class CallPlan:
     notes: tuple[str, ...] = ()
 
 
-class InterceptedCall(Protocol):
-    """One call of an optimizer, with its arguments parsed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterceptedCall(ABC):
+    """One call of an optimizer, with its arguments parsed.
 
-    @property
-    def model(self) -> DetachedModel:
-        """The optimizer's input model, and the reference for its result."""
-        ...
+    `model` is the optimizer's input model, and the reference for its result; `source` is its path, empty for a model in
+    memory. `feeds` are input arrays that the caller gave for comparing, `shapes` the shapes that it gave for inputs.
+    """
 
-    @property
-    def source(self) -> str:
-        """The model's path; empty for a model in memory."""
-        ...
+    model: DetachedModel
+    source: str = ""
+    feeds: Sequence[Mapping[str, np.ndarray]] = ()
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    @property
-    def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
-        """Input arrays that the caller gave for comparing."""
-        ...
-
-    @property
-    def shapes(self) -> Mapping[str, Sequence[int]]:
-        """Shapes that the caller gave for inputs."""
-        ...
-
+    @abstractmethod
     def plan(self, skips: Skips, context: PassContext) -> CallPlan:
         """The steps to run in the worker."""
-        ...
 
     def plan_here(self, skips: Skips, context: PassContext) -> CallPlan | None:
         """The steps to run in this process, if the call uses what the worker lacks (an operator that the script
         registered); None if the call cannot run here."""
-        ...
+        return None
 
+    @abstractmethod
     def run_unguarded(self, context: PassContext) -> DetachedModel:
         """The result of the call without a guard.
 
         Raises:
             StepFailed: it raised, crashed or ran out of time.
         """
-        ...
 
+    @abstractmethod
     def deliver(self, model: DetachedModel, *, proven: bool) -> Any:
         """Return `model` in the form that the caller expects, and write the files that it asked for."""
-        ...
 
 
 Reader = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], InterceptedCall]

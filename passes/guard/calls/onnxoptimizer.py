@@ -4,18 +4,18 @@ author."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import onnx
 
 from passes.context import PassContext
 from passes.external.onnxoptimizer import available, call_optimize, default_set, passes_of
 from passes.guard.calls.base import (
     CallPlan,
+    InterceptedCall,
     PassThrough,
     Skips,
     Target,
@@ -31,24 +31,19 @@ from passes.weights.detached import DetachedModel
 NATIVE: Final = "onnxoptimizer.onnx_opt_cpp2py_export"
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxOptimizerCall:
-    model: DetachedModel
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxOptimizerCall(InterceptedCall):
+    """Passes of onnxoptimizer, in order; with `fixed_point` again and again until nothing changes."""
+
     names: tuple[str, ...]
     fixed_point: bool
     returns: Callable[[DetachedModel], Any]
-    source: str = ""
-    feeds: tuple[Mapping[str, np.ndarray], ...] = ()
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def plan(self, skips: Skips, context: PassContext) -> CallPlan:
         skipped = {name: skip.reason for name in self.names if (skip := skips(name))}
         names = tuple(name for name in self.names if name not in skipped)
         steps = passes_of(names)
         return CallPlan((Repeat(steps),) if self.fixed_point else steps, skipped)
-
-    def plan_here(self, skips: Skips, context: PassContext) -> CallPlan | None:
-        return None  # the library has nothing that a script could register
 
     def run_unguarded(self, context: PassContext) -> DetachedModel:
         result = context.worker.call(
@@ -73,10 +68,10 @@ def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
         names = default_set()
     fixed_point = bool(arguments.get("fixed_point"))
     return OnnxOptimizerCall(
-        copy_model(model, lambda: model),
-        _pass_names(names, lambda: model),
-        fixed_point,
-        lambda result: with_weights(result),
+        model=copy_model(model, lambda: model),
+        names=_pass_names(names, lambda: model),
+        fixed_point=fixed_point,
+        returns=with_weights,
     )
 
 
@@ -89,7 +84,10 @@ def read_bytes(
     content, names = args
     model = copy_model(parse_model(content), lambda: content)
     return OnnxOptimizerCall(
-        model, _pass_names(names, lambda: content), fixed_point, lambda result: with_weights(result).SerializeToString()
+        model=model,
+        names=_pass_names(names, lambda: content),
+        fixed_point=fixed_point,
+        returns=lambda result: with_weights(result).SerializeToString(),
     )
 
 
@@ -108,7 +106,10 @@ def read_paths(
         beside.unlink(missing_ok=True)  # onnx appends to an existing file
         onnx.save(with_weights(result), target, save_as_external_data=True, location=data, convert_attribute=True)
 
-    return OnnxOptimizerCall(open_model(source), _pass_names(names, None), fixed_point, write, source)
+    names = _pass_names(names, None)
+    return OnnxOptimizerCall(
+        model=open_model(source), names=names, fixed_point=fixed_point, returns=write, source=source
+    )
 
 
 def _pass_names(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:

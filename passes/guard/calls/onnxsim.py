@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -18,6 +18,7 @@ from passes.graph.index import required_inputs
 from passes.guard.calls.base import (
     CallPlan,
     InProcessStep,
+    InterceptedCall,
     PassThrough,
     Skips,
     Target,
@@ -58,17 +59,13 @@ class AnnotatingOnnxSim(OnnxSim):
     annotates: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxSimCall:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxSimCall(InterceptedCall):
     """`options` are those of simplify that affect the result. `run(source, target, options)` runs it here."""
 
-    model: DetachedModel
-    source: str
     options: Mapping[str, Any]
     run: Run
     returns: Deliver
-    feeds: tuple[Mapping[str, np.ndarray], ...] = ()
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     unsent: tuple[str, ...] = ()
     """Options that keep the call in this process."""
 
@@ -135,9 +132,16 @@ def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
         # Without a check of its own, simplify does not read the weights back from the file that it wrote.
         return (with_weights(final) if check_n else onnx.load(target, load_external_data=False)), sound
 
-    unsent = tuple(name for name in OBJECTS if options.get(name))
-    path = source if isinstance(source, str) else ""
-    return OnnxSimCall(model, path, options, run, returns, feeds, _shapes(options, model), unsent)
+    return OnnxSimCall(
+        model=model,
+        source=source if isinstance(source, str) else "",
+        feeds=feeds,
+        shapes=_shapes(options, model),
+        options=options,
+        run=run,
+        returns=returns,
+        unsent=tuple(name for name in OBJECTS if options.get(name)),
+    )
 
 
 def all_passes() -> list[str]:

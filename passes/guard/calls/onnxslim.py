@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-import numpy as np
 import onnx
 
 from passes.context import PassContext
@@ -16,6 +15,7 @@ from passes.external.onnxslim import OnnxSlim, facts
 from passes.guard.calls.base import (
     CallPlan,
     InProcessStep,
+    InterceptedCall,
     PassThrough,
     Skips,
     Target,
@@ -48,12 +48,10 @@ class AnnotatingOnnxSlim(OnnxSlim):
     annotates: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxSlimCall:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxSlimCall(InterceptedCall):
     """`options` are those of slim that decide what is optimized; `slim` is the original function."""
 
-    model: DetachedModel
-    source: str
     options: Mapping[str, Any]
     slim: Callable[..., Any]
     target: str | None = None
@@ -62,8 +60,6 @@ class OnnxSlimCall:
     """The switches that are off in this process after the call, as they would be without a guard."""
     in_core: bool = False
     """Whether a function of the core was called, which only optimizes: no `AFTER` options apply."""
-    feeds: tuple[Mapping[str, np.ndarray], ...] = ()
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def plan(self, skips: Skips, context: PassContext) -> CallPlan:
         own = _own_patterns()
@@ -132,7 +128,15 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
         except Exception as error:  # the library will raise it again
             raise PassThrough(str(error)) from error
     off = tuple(options.get("skip_optimizations", ()))
-    return OnnxSlimCall(model, source if isinstance(source, str) else "", options, original, target, last, off=off)
+    return OnnxSlimCall(
+        model=model,
+        source=source if isinstance(source, str) else "",
+        options=options,
+        slim=original,
+        target=target,
+        last=last,
+        off=off,
+    )
 
 
 def read_slim_core(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
@@ -169,7 +173,8 @@ def _read_core(source: Any, arguments: dict[str, Any], without: Sequence[str]) -
         "no_shape_infer": True,
     }
     slim = importlib.import_module("onnxslim").slim
-    return OnnxSlimCall(copy_model(model, lambda: model), "", options, slim, off=off, in_core=True)
+    detached = copy_model(model, lambda: model)
+    return OnnxSlimCall(model=detached, options=options, slim=slim, off=off, in_core=True)
 
 
 def _nothing() -> dict[str, Any]:

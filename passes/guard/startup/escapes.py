@@ -80,7 +80,7 @@ def _reason(program: str, words: Sequence[str], variable: str) -> str:
 
 
 def _own_options(words: Sequence[str]) -> Iterator[str]:
-    """Python's own options: what stands in front of the script, `-c` or `-m`."""
+    """Python's own options: what stands before the script, `-c` or `-m`."""
     for word in words:
         if not word.startswith("-") or word in ("-", "-c", "-m"):
             return

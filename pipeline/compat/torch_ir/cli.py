@@ -11,8 +11,7 @@ from passes.visible import json_text
 from pipeline.errors import OnnxlineError
 from pipeline.terminal import print_text
 from pipeline.torch_ir import IR, SerializationError, ir_to_mermaid, load_ir
-from pipeline.torch_ir.command_files import write_picture, write_text
-from pipeline.torch_ir.summary import summary, summary_text
+from pipeline.torch_ir.command_files import summary, summary_text, write_picture, write_text
 from torch_ir._version import __version__
 
 __all__ = ["SerializationError", "cmd_info", "cmd_visualize", "create_parser", "load_ir", "main"]

@@ -3,7 +3,7 @@
 from torch import nn
 
 from pipeline.torch_ir import ExportError, export_model
-from pipeline.torch_ir.extract.export import is_meta_module, is_meta_tensor, validate_inputs_meta, validate_meta_device
+from pipeline.torch_ir.extract import is_meta_module, is_meta_tensor, validate_inputs_meta, validate_meta_device
 
 __all__ = [
     "ExportError",

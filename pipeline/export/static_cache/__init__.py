@@ -28,8 +28,7 @@ from pipeline.export.static_cache.generate import (
     prefill_output_names,
     save_kv_mapping,
 )
-from pipeline.export.static_cache.masks import causal_mask
-from pipeline.export.static_cache.wrappers import Decode, Prefill
+from pipeline.export.static_cache.wrappers import Decode, Prefill, causal_mask
 
 __all__ = [
     "PREFILL_INPUTS",

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
-from pipeline.export.static_cache.masks import causal_mask
-from pipeline.export.static_cache.wrappers import Prefill
+from pipeline.export.static_cache.wrappers import Prefill, causal_mask
 from pipeline.importers.from_torch.modules import as_exporting
 
 PREFILL_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")

@@ -2,6 +2,5 @@
 
 meta_init.py         modules on torch's meta device: parameters without data, buffers with theirs
 shards.py            where the tensors of a checkpoint lie: file, offset, length, shape, dtype
-checkpoint_names.py  the names of a module's parameters in a checkpoint
-external_weights.py  initializers of the exported model → references to those bytes
+external_weights.py  names of the parameters in a checkpoint; initializers → references to those bytes
 """

@@ -1,4 +1,4 @@
-"""Elementwise operators as calls of torch. Broadcasting is numpy's, and stays implicit."""
+"""Elementwise operators and matrix products as calls of torch. Broadcasting is numpy's, and stays implicit."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.importers.from_onnx.moves import emit_expand
-from pipeline.importers.from_onnx.node import Importer, Node, call, read_number, read_text
+from pipeline.importers.from_onnx.definitions import aten, define, give, term, where
+from pipeline.importers.from_onnx.node import Importer, Node, call
+from pipeline.importers.from_onnx.shape import emit_expand
 from pipeline.importers.from_onnx.specs import ir_dtype
-from pipeline.ir.graph import InputRef, TensorSpec
-
-
-def passthrough(node: Node) -> None:
-    """The output is another name of input 0."""
-    node.alias(node.operand(0))
+from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
 
 def binary(operator: str, name: str, of_integers: str = "") -> Importer:
@@ -89,54 +85,12 @@ def power(node: Node) -> None:
         node.emit_conversion(powers)
 
 
-def prelu(node: Node) -> None:
-    """x where x is not negative, else slope · x."""
-    x, slope = node.operands()
-    spec = node.output()
-    negative = node.step("aten.lt.Scalar", [x], TensorSpec(node.vid_spec(x).shape, "bool"), {"other": 0})
-    node.emit("aten.where.self", [negative, node.step("aten.mul.Tensor", [x, slope], spec), x])
-
-
-def sign(node: Node) -> None:
-    """NaN for NaN, for which torch has 0."""
-    x, spec = node.operand(0), node.spec(0)
-    if "float" not in spec.dtype:
-        node.emit("aten.sign.default", [x])
-        return
-    is_nan = node.step("aten.ne.Tensor", [x, x], TensorSpec(spec.shape, "bool"))
-    node.emit("aten.where.self", [is_nan, x, node.step("aten.sign.default", [x], spec)])
-
-
-def softplus(node: Node) -> None:
-    node.emit("aten.softplus.default", node.operands(), {"beta": 1, "threshold": LINEAR_FROM})
-
-
-def hard_sigmoid(node: Node) -> None:
-    """max(0, min(1, alpha · x + beta))."""
-    spec, read = node.spec(0), node.attributes
-    scaled = node.step("aten.mul.Tensor", node.operands(0), spec, {"other": read.number("alpha", 0.2)})
-    moved = node.step("aten.add.Tensor", [scaled], spec, {"other": read.number("beta", 0.5)})
-    node.emit("aten.clamp.default", [moved], {"min": 0, "max": 1})
-
-
-def swish(node: Node) -> None:
-    alpha = node.attributes.number("alpha", 1.0)
-    if alpha != 1.0:
-        raise node.refusal(f"found alpha {alpha}, expected 1.0, which is Silu")
-    node.emit("aten.silu.default", node.operands(0))
-
-
-def is_nan(node: Node) -> None:
-    node.emit("aten.ne.Tensor", node.operands(0, 0))
-
-
 def is_infinite(node: Node) -> None:
     signs = [
         sign for sign, name in ((-1, "detect_negative"), (1, "detect_positive")) if node.attributes.flag(name, True)
     ]
     if len(signs) == 2:
-        size = node.step("aten.abs.default", node.operands(0), node.spec(0))
-        node.emit("aten.eq.Scalar", [size], {"other": math.inf})
+        give(node, aten("eq.Scalar", aten("abs", term(node, node.operand(0))), other=math.inf))
     elif signs:
         node.emit("aten.eq.Scalar", node.operands(0), {"other": signs[0] * math.inf})
     else:
@@ -181,15 +135,6 @@ def mean(node: Node) -> None:
     node.emit("aten.div.Tensor", [total], {"other": len(node.input_names)})
 
 
-def selu(node: Node) -> None:
-    """gamma · Elu(x)."""
-    read, spec = node.attributes, node.spec(0)
-    alpha = read.number("alpha", 1.67326319217681884765625)
-    gamma = read.number("gamma", 1.05070102214813232421875)
-    curve = node.step("aten.elu.default", node.operands(0), spec, {"alpha": alpha})
-    node.emit("aten.mul.Tensor", [curve], {"other": gamma})
-
-
 def cast(node: Node) -> None:
     to = ir_dtype(node.attributes.integer("to"), f"the attribute `to` of node {node.name!r}")
     cast_to(node, to)
@@ -228,8 +173,48 @@ def read_bound(node: Node, index: int, name: str, default: float) -> float | int
     return float(np.float32(node.attributes.number(name))) if name in node.attributes else default
 
 
+def gemm(node: Node) -> None:
+    """alpha · op(a) @ op(b) + beta · c, where c broadcasts to the product."""
+    read = node.attributes
+    trans_a, trans_b = read.flag("transA"), read.flag("transB")
+    alpha, beta = (fit_factor(node, read.number(name, 1.0)) for name in ("alpha", "beta"))
+    a, b, *c = node.operands()
+    columns = node.output().shape[1:]
+    if alpha == beta == 1 and not trans_a and trans_b and (not c or node.vid_spec(c[0]).shape == columns):
+        node.emit("aten.linear.default", [a, b, *c])
+        return
+    a, b = (turn(node, a) if trans_a else a), (turn(node, b) if trans_b else b)
+    if c:
+        scales: dict[str, Attr] = {name: item for name, item in (("beta", beta), ("alpha", alpha)) if item != 1}
+        node.emit("aten.addmm.default", [*c, a, b], scales)
+    elif alpha == 1:
+        node.emit("aten.mm.default", [a, b])
+    else:
+        product = node.step("aten.mm.default", [a, b], node.output())
+        node.emit("aten.mul.Tensor", [product], {"other": alpha})
+
+
+def turn(node: Node, vid: int) -> int:
+    """The transposed matrix."""
+    spec = node.vid_spec(vid)
+    return node.step("aten.t.default", [vid], TensorSpec(spec.shape[::-1], spec.dtype))
+
+
+def fit_factor(node: Node, factor: float) -> float | int:
+    """`factor` as torch takes it: an integer for matrices of integers."""
+    return factor if "float" in node.output().dtype else int(factor)
+
+
+def einsum(node: Node) -> None:
+    equation = node.attributes.text("equation").replace(" ", "")
+    node.emit("aten.einsum.default", node.operands(), {"equation": equation})
+
+
 LINEAR_FROM = 50
-"""log(1 + exp(x)) and x are the same float64 from here on; torch's own default of 20 is right for float32 only."""
+"""log(1 + exp(x)) and x are the same float64 above this number; torch's own default of 20 is right for float32 only."""
+
+SELU = (1.67326319217681884765625, 1.05070102214813232421875)
+"""The standard's alpha and gamma of Selu."""
 
 UNSIGNED = ("uint16", "uint32", "uint64")
 """Integers for which torch's CPU has little arithmetic."""
@@ -254,18 +239,21 @@ IMPORTERS: dict[str, Importer] = {
     "Clip": clip,
     "Det": determinant,
     "Div": binary("aten.div.Tensor", "div", of_integers="trunc"),
-    "Elu": call("aten.elu.default", alpha=read_number("alpha", 1.0)),
+    "Einsum": einsum,
+    "Elu": define(lambda x, alpha=1.0: aten("elu", x, alpha=alpha)),
     "Equal": call("aten.eq.Tensor"),
-    "Gelu": call("aten.gelu.default", approximate=read_text("approximate", "none")),
+    "Gelu": define(lambda x, approximate="none": aten("gelu", x, approximate=approximate)),
+    "Gemm": gemm,
     "Greater": binary("aten.gt.Tensor", "gt"),
     "GreaterOrEqual": binary("aten.ge.Tensor", "ge"),
-    "HardSigmoid": hard_sigmoid,
-    "Identity": passthrough,
+    "HardSigmoid": define(lambda x, alpha=0.2, beta=0.5: aten("clamp", x * alpha + beta, min=0, max=1)),
+    "Identity": define(lambda x: x),
     "IsInf": is_infinite,
-    "IsNaN": is_nan,
-    "LeakyRelu": call("aten.leaky_relu.default", negative_slope=read_number("alpha", 0.01)),
+    "IsNaN": define(lambda x: x != x),
+    "LeakyRelu": define(lambda x, alpha=0.01: aten("leaky_relu", x, negative_slope=alpha)),
     "Less": binary("aten.lt.Tensor", "lt"),
     "LessOrEqual": binary("aten.le.Tensor", "le"),
+    "MatMul": call("aten.matmul.default"),
     "Max": chain("aten.maximum.default", "maximum"),
     "Mean": mean,
     "Min": chain("aten.minimum.default", "minimum"),
@@ -273,14 +261,15 @@ IMPORTERS: dict[str, Importer] = {
     "Mul": call("aten.mul.Tensor"),
     "Not": call("aten.logical_not.default"),
     "Or": call("aten.logical_or.default"),
-    "PRelu": prelu,
+    "PRelu": define(lambda x, slope: where(x < 0, x * slope, x)),
     "Pow": power,
-    "Selu": selu,
-    "Sign": sign,
-    "Softplus": softplus,
+    "Selu": define(lambda x, alpha=SELU[0], gamma=SELU[1]: aten("elu", x, alpha=alpha) * gamma),
+    # NaN for NaN, for which torch has 0.
+    "Sign": define(lambda x: where(x != x, x, aten("sign", x)) if x.is_float else aten("sign", x)),
+    "Softplus": define(lambda x: aten("softplus", x, beta=1, threshold=LINEAR_FROM)),
     "Sub": binary("aten.sub.Tensor", "sub"),
     "Sum": chain("aten.add.Tensor", "add"),
-    "Swish": swish,
+    "Swish": define(lambda x, alpha=1.0: aten("silu", x) if alpha == 1 else x * aten("sigmoid", x * alpha)),
     "Where": call("aten.where.self"),
     "Xor": call("aten.logical_xor.default"),
 }

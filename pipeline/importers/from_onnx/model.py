@@ -1,13 +1,19 @@
-"""Import an ONNX model, stage by stage."""
+"""Import an ONNX model, or the first nodes of a list as far as one plan can run them.
+
+A plan ends before a node whose sizes or kind depend on the data.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf import json_format
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx import (
@@ -15,25 +21,21 @@ from pipeline.importers.from_onnx import (
     conv,
     elementwise,
     index,
-    linear,
+    own,
     quantize,
-    random,
-    recurrent,
     reduce,
     resize,
     shape,
     signal,
-    vision,
 )
-from pipeline.importers.from_onnx.fallback import import_fallback
-from pipeline.importers.from_onnx.inline import has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.node import Importer, NameScope, Node
+from pipeline.importers.from_onnx.replacements import PendingNode, has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.resolve import Resolved, Rules, Scope, first_output, identity, resolve
-from pipeline.importers.from_onnx.source import read_initializers, read_source
+from pipeline.importers.from_onnx.source import Stored, read_initializers, read_source
 from pipeline.importers.from_onnx.specs import Sizes
 from pipeline.ir.builder import Builder, FindEmitter
 from pipeline.ir.check import check
-from pipeline.ir.graph import Graph
+from pipeline.ir.graph import DTYPE_BITS, Attr, Graph, TensorSpec
 
 
 def from_onnx(
@@ -49,20 +51,35 @@ def from_onnx(
 ) -> Graph:
     """The Graph of an ONNX model. Every shape is static; every value keeps its name; initializers are referenced.
 
-    `dims` fixes named dimensions of the inputs: {"batch": 2}. `shapes` fixes whole inputs, {"x": (2, 3)}, and with them
-    the dimensions that they name. `values` fixes the numbers of inputs, such as a sample rate that chooses a branch:
-    they become constants, and are inputs no more. `trainable` lists initializers, by name or glob, that
-    become params; the others become consts. An initializer that is also an input counts as stored, and one that no op
-    reads is left out. Payloads are views of the model's `raw_data`, or maps of its data file: keep both alive and
-    unchanged. Where the bytes or the data file are missing, the graph is weight-free: no payload. `base_dir` is the
-    folder of the data files of a ModelProto; a path brings its own. An op that no emitter knows has `kernel=None`.
-    With `fallback` a node that no importer takes becomes an op `OnnxNode`, which another runtime computes.
-    A graph output that has the name of a stored value or an input is that value; every other one is computed.
+    An initializer that is also an input counts as stored, and one that no op reads is left out. Payloads are views of
+    the model's `raw_data`, or maps of its data file: keep both alive and unchanged. If the bytes or the data file are
+    missing, the graph is weight-free: no payload. A graph output that has the name of a stored value or an input is
+    that value; every other output is computed.
+
+    Args:
+        model: a model or the path of its file.
+        dims: sizes of named dimensions of the inputs: `{"batch": 2}`.
+        shapes: shapes of whole inputs, `{"x": (2, 3)}`, and with them the dimensions that they name.
+        values: arrays of inputs, such as a sample rate that chooses a branch; they become constants, and are inputs no
+            more.
+        emitter_of: finds the emitter of a kind of op; an op that no emitter knows has `kernel=None`.
+        trainable: initializers, by name or glob, that become params; the others become consts.
+        base_dir: the folder of the data files of a ModelProto; a path brings its own.
+        fallback: a node that no importer takes becomes an op `OnnxNode`, which another runtime computes.
+
+    Returns:
+        The Graph; `compile_graph` makes a program of it.
 
     Raises:
         SourceError: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
         Unsupported: op types, dtypes or cases of ops that this release does not have; op types are listed all at once.
         UsageError: shapes that are not static, or entries of `dims`, `values` or `trainable` that match nothing.
+
+    Example:
+        >>> import onnxline
+        >>> graph = onnxline.from_onnx("model.onnx")
+        >>> [(value.name, value.spec.shape) for value in map(graph.value, graph.inputs)]
+        [('x', (2, 8, 32))]
     """
     source = read_source(model, base_dir)
     graph = source.model.graph
@@ -206,8 +223,89 @@ def output_vid(scope: NameScope, name: str) -> int:
 
 
 def value_names(scope: Scope, resolved: Resolved) -> set[str]:
+    """The names of all values: inputs, stored tensors, and outputs of nodes."""
     begin = {*scope.inputs, *scope.stored, *scope.fixed}
     return begin | {name for node in (*resolved.nodes, *resolved.rest) for name in node.proto.output}
+
+
+def import_fallback(node: Node, pending: PendingNode) -> None:
+    """An op `OnnxNode` with the inputs of the node that are given; its attributes say which are left out."""
+    proto = pending.proto
+    given = tuple(bool(name) for name in proto.input)
+    encoded = json_format.MessageToDict(proto, preserving_proto_field_name=True)
+    for field in ("input", "output", "name", "metadata_props", "doc_string"):
+        encoded.pop(field, None)
+    attrs: dict[str, Attr] = {
+        "op": node.kind,
+        "opset": pending.opset,
+        "node": json.dumps(encoded, sort_keys=True, separators=(",", ":")),
+        "inputs": tuple(map(int, given)),
+        "outputs": tuple(int(bool(name)) for name in node.output_names),
+    }
+    names = [name for name in node.output_names if name]
+    node.make("OnnxNode", node.operands(), [(name, node.spec_of(name)) for name in names], attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeList:
+    """Nodes that are run in order, the values that are asked for, and the stored values that all may read."""
+
+    name: str
+    nodes: Sequence[PendingNode]
+    outputs: Sequence[str]
+    stored: Mapping[str, Stored]
+
+    def after(self, nodes: Sequence[PendingNode]) -> NodeList:
+        return NodeList(self.name, nodes, self.outputs, self.stored)
+
+    def reads(self) -> list[str]:
+        """The names that the nodes read, those in bodies too, and what is asked for."""
+        return sorted(read_names([node.proto for node in self.nodes]) | set(self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSegment:
+    """A Graph of the first nodes, and what is left."""
+
+    graph: Graph
+    constants: Mapping[str, np.ndarray]
+    """Values that the nodes of the graph make, and that are known without a run."""
+    rest: Sequence[PendingNode]
+    """The nodes from the first that is not in the graph on; all of them where that is the very first."""
+    needs: Sequence[str]
+    """Values whose numbers that node needs."""
+    begins: bool
+    """Whether the graph has at least the first node."""
+
+
+def import_segment(part: NodeList, values: Mapping[str, Any], fixed: Collection[str]) -> PlanSegment:
+    """The segment at the beginning of `part`, for the shapes of `values`, and for the numbers of those in `fixed`.
+
+    Raises:
+        SourceError, Unsupported, UsageError: as `from_onnx`.
+    """
+    specs = {name: spec for name, value in values.items() if (spec := tensor_spec(value)) is not None}
+    scope = Scope(
+        name=part.name,
+        nodes=part.nodes,
+        inputs={name: spec for name, spec in specs.items() if name not in fixed},
+        outputs=part.outputs,
+        stored=part.stored,
+        fixed={name: np.asarray(values[name]) for name in fixed},
+        others=frozenset(values) - specs.keys(),
+    )
+    graph, resolved = build_graph(scope, Rules(importers(), fallback=True, stops=True))
+    made = {name for node in resolved.nodes for name in node.proto.output}
+    wanted = made & ({*part.outputs} | read_names([node.proto for node in resolved.rest]))
+    constants = {name: array for name in wanted if (array := resolved.constant(name)) is not None}
+    return PlanSegment(graph, constants, resolved.rest, resolved.needs, bool(resolved.nodes))
+
+
+def tensor_spec(value: object) -> TensorSpec | None:
+    """The spec of an array; None for what the IR does not have: sequences, optionals, strings, types below a byte."""
+    if not isinstance(value, np.ndarray) or value.dtype.name not in DTYPE_BITS:
+        return None
+    return TensorSpec(value.shape, value.dtype.name)
 
 
 def importers() -> dict[str, Importer]:
@@ -233,14 +331,11 @@ def join(families: Mapping[str, Mapping[str, Importer]]) -> dict[str, Importer]:
 
 FAMILIES: dict[str, Mapping[str, Importer]] = {
     "elementwise": elementwise.IMPORTERS,
-    "linear": linear.IMPORTERS,
     "conv": conv.IMPORTERS,
     "reduce": reduce.IMPORTERS,
     "shape": shape.IMPORTERS,
     "index": index.IMPORTERS,
-    "random": random.IMPORTERS,
-    "recurrent": recurrent.IMPORTERS,
-    "vision": vision.IMPORTERS,
+    "own": own.IMPORTERS,
     "quantize": quantize.IMPORTERS,
     "resize": resize.IMPORTERS,
     "signal": signal.IMPORTERS,

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.errors import InternalError, SourceError, Unsupported
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, schema_of
-from pipeline.importers.from_onnx.inline import PendingNode
+from pipeline.importers.from_onnx.replacements import PendingNode
 from pipeline.importers.from_onnx.resolve import Resolved
 from pipeline.importers.from_onnx.source import ArrayPayload
 from pipeline.ir.builder import Builder
@@ -187,7 +187,13 @@ class Node:
                 raise self.refusal(f"its output {name!r} is read, and it is not made")
 
     def operand(self, index: int) -> int:
-        """The vid of input `index`."""
+        """The vid of input `index`.
+
+        Raises:
+            Unsupported: it is left out.
+        """
+        if not self.has(index):
+            raise self.refusal(f"it has no input {index}, which it needs")
         self._read_inputs.add(index)
         return self.scope.vid(self.input_names[index])
 
@@ -350,38 +356,9 @@ Importer = Callable[[Node], None]
 """What a family file has for an op type: it adds the ops that make the node's outputs."""
 
 
-Reader = Callable[[Node], Attr]
-"""How a row of a table reads an attribute of the op from the node."""
-
-
-def direct(**attrs: Reader) -> Importer:
-    """An importer for an op of the same kind on the same inputs, whose attributes `attrs` read."""
-
-    def importer(node: Node) -> None:
-        node.emit(node.kind, node.operands(), {name: read(node) for name, read in attrs.items()})
-
-    return importer
-
-
-def call(operator: str, **given: Reader) -> Importer:
-    """An importer for a call of torch's `operator` on the node's inputs, whose other arguments `given` read."""
-
-    def importer(node: Node) -> None:
-        node.emit(operator, node.operands(), {name: read(node) for name, read in given.items()})
-
-    return importer
-
-
-def read_axis(default: int) -> Reader:
-    return lambda node: node.axis(default)
-
-
-def read_number(name: str, default: float = 0.0) -> Reader:
-    return lambda node: node.attributes.number(name, default)
-
-
-def read_text(name: str, default: str = "") -> Reader:
-    return lambda node: node.attributes.text(name, default)
+def call(operator: str) -> Importer:
+    """An importer for a call of torch's `operator` on the node's inputs."""
+    return lambda node: node.emit(operator, node.operands())
 
 
 def range_of(dtype: str) -> tuple[float, float]:

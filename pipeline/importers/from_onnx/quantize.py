@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.importers.from_onnx.conv import convolution, kernel_of, read_window
-from pipeline.importers.from_onnx.moves import reshape
 from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.importers.from_onnx.shape import reshape
 from pipeline.ir.graph import Attr, TensorSpec
 
 LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}

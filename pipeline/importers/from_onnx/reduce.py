@@ -6,24 +6,40 @@ import math
 
 import numpy as np
 
-from pipeline.importers.from_onnx.moves import emit_expand, emit_reshape, expand, move, reshape, with_constant
-from pipeline.importers.from_onnx.node import Importer, Node, read_number
+from pipeline.importers.from_onnx.definitions import aten, constant, give, term, where
+from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.importers.from_onnx.shape import emit_expand, emit_reshape, expand, move, reshape, with_constant
 from pipeline.ir.graph import Attr, TensorSpec, TorchConst
 
-EPSILON = read_number("epsilon", 1e-5)
 
+def reduction(
+    operator: str, before: str = "", after: str = "", alone: str = "", *, in_floats: bool = False, **given: Attr
+) -> Importer:
+    """An importer for `after`(`operator`(`before`(x))) along axes; "" is no op, and `SQUARE` multiplies x by itself.
 
-def reduction(operator: str) -> Importer:
-    """An importer for a reduction of torch, which takes integers too."""
+    alone: what is done to each element where nothing is reduced.
+    in_floats: the operator takes no integers, which pass through float64.
+    given: further arguments of the operator.
+    """
 
     def importer(node: Node) -> None:
-        axes = node.integers(1, "axes")
-        if reduces_nothing(node, axes):
-            node.alias(node.operand(0))
-        elif operator in EXTREMES and 0 in node.spec(0).sizes:
+        axes, vid, spec, out = node.integers(1, "axes"), node.operand(0), node.spec(0), node.output()
+        nothing = reduces_nothing(node, axes)
+        if not nothing and operator in EXTREMES and 0 in spec.sizes:
             extreme_of_nothing(node, operator)
-        else:
-            node.emit(operator, node.operands(0), along(node, axes))
+            return
+        is_wide = in_floats and not nothing and "float" not in spec.dtype
+        if is_wide:
+            vid, out = node.convert(vid, "float64"), TensorSpec(out.shape, "float64")
+        reduces = (alone, spec, {}) if nothing else (operator, out, {**given, **along(node, operator, axes)})
+        calls = [call for call in ((before, spec, {}), reduces, (after, out, {})) if call[0]]
+        for place, (kind, made, arguments) in enumerate(calls, 1):
+            operands = [vid, vid] if kind == SQUARE else [vid]
+            if place == len(calls) and not is_wide:
+                node.emit(kind, operands, arguments)
+                return
+            vid = node.step(kind, operands, made, arguments)
+        node.emit_conversion(vid) if is_wide else node.alias(vid)
 
     return importer
 
@@ -52,57 +68,6 @@ def reduces_nothing(node: Node, axes: tuple[int, ...] | None) -> bool:
     return nothing
 
 
-def sum_of(operator: str, after: str = "") -> Importer:
-    """An importer for `after`(sum(`operator`(x))); `SQUARE` multiplies x by itself, "" is no op.
-
-    Without the dtype torch sums small integers in int64.
-    """
-
-    def importer(node: Node) -> None:
-        axes = node.integers(1, "axes")
-        vid = node.operand(0)
-        if reduces_nothing(node, axes):
-            steps = [step for step in (operator, after) if step]
-            if steps:
-                node.emit(steps[0], [vid, vid] if operator == SQUARE else [vid])
-            else:
-                node.alias(vid)
-            return
-        if operator:
-            vid = node.step(operator, [vid, vid] if operator == SQUARE else [vid], node.spec(0))
-        call = along(node, axes, dtype=node.output().dtype)
-        if after:
-            node.emit(after, [node.step(SUM, [vid], node.output(), call)])
-        else:
-            node.emit(SUM, [vid], call)
-
-    return importer
-
-
-def in_floats(operator: str, alone: str = "", **given: Attr) -> Importer:
-    """An importer for a reduction of torch that takes no integers: these pass through float64.
-
-    alone: what is done to each element where nothing is reduced; "" is nothing.
-    """
-
-    def importer(node: Node) -> None:
-        axes = node.integers(1, "axes")
-        if reduces_nothing(node, axes):
-            if alone:
-                node.emit(alone, node.operands(0))
-            else:
-                node.alias(node.operand(0))
-            return
-        call = {**given, **along(node, axes)}
-        if "float" in node.spec(0).dtype:
-            node.emit(operator, node.operands(0), call)
-            return
-        wide = node.convert(node.operand(0), "float64")
-        node.emit_conversion(node.step(operator, [wide], TensorSpec(node.output().shape, "float64"), call))
-
-    return importer
-
-
 def product(node: Node) -> None:
     """Torch multiplies along one axis at a time."""
     axes = node.integers(1, "axes")
@@ -124,13 +89,14 @@ def product(node: Node) -> None:
 def log_sum_exp(node: Node) -> None:
     if "float" not in node.spec(0).dtype:
         raise node.refusal(f"it is of {node.spec(0).dtype}, expected floating point")
-    in_floats("aten.logsumexp.default")(node)
+    reduction("aten.logsumexp.default")(node)
 
 
-def along(node: Node, axes: tuple[int, ...] | None, dtype: str = "") -> dict[str, Attr]:
-    """The axes of a reduction, and whether they stay, as arguments of torch."""
+def along(node: Node, operator: str, axes: tuple[int, ...] | None) -> dict[str, Attr]:
+    """The axes of a reduction, and whether they stay, as arguments of torch, which sums small integers in int64."""
     call: dict[str, Attr] = {"dim": every_axis(node, axes), "keepdim": node.attributes.flag("keepdims", True)}
-    return {**call, "dtype": TorchConst("dtype", dtype)} if dtype and "float" not in dtype else call
+    dtype = node.output().dtype
+    return {**call, "dtype": TorchConst("dtype", dtype)} if operator == SUM and "float" not in dtype else call
 
 
 def every_axis(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -196,6 +162,10 @@ def cumulate(operator: str, first: int) -> Importer:
     return importer
 
 
+def epsilon(node: Node) -> float:
+    return node.attributes.number("epsilon", 1e-5)
+
+
 def layer_norm(node: Node) -> None:
     """LayerNormalization and RMSNormalization: over every axis from `axis` on."""
     x, *weights = node.operands()
@@ -204,7 +174,7 @@ def layer_norm(node: Node) -> None:
         if node.vid_spec(vid).shape != over:
             weights[at] = expand(node, vid, over)
     operator = "aten.layer_norm.default" if node.kind == "LayerNormalization" else "aten.rms_norm.default"
-    node.emit_first(operator, [x, *weights], {"normalized_shape": over, "eps": EPSILON(node)})
+    node.emit_first(operator, [x, *weights], {"normalized_shape": over, "eps": epsilon(node)})
 
 
 def batch_norm(node: Node) -> None:
@@ -214,14 +184,23 @@ def batch_norm(node: Node) -> None:
     if not node.attributes.flag("spatial", True):
         raise node.refusal("it has spatial = 0, a mean for each element of a sample; expected one for each channel")
     node.attributes.settle("momentum")  # of training alone
-    stored: dict[str, Attr] = {"training": False, "momentum": 0.0, "eps": EPSILON(node), "cudnn_enabled": False}
+    stored: dict[str, Attr] = {
+        "training": False,
+        "momentum": 0.0,
+        "eps": epsilon(node),
+        "cudnn_enabled": False,
+    }
     node.emit_first("aten.batch_norm.default", node.operands(), stored)
 
 
 def instance_norm(node: Node) -> None:
     """One group for each channel; torch's own instance_norm refuses a single element in space."""
     channels = node.spec(0).sizes[1]
-    node.emit("aten.group_norm.default", node.operands(), {"num_groups": channels, "eps": EPSILON(node)})
+    node.emit(
+        "aten.group_norm.default",
+        node.operands(),
+        {"num_groups": channels, "eps": epsilon(node)},
+    )
 
 
 def group_norm(node: Node) -> None:
@@ -230,7 +209,7 @@ def group_norm(node: Node) -> None:
     groups = node.attributes.integer("num_groups", 1)
     if node.opset < 21:
         weights = [per_channel(node, vid, groups) for vid in weights]
-    node.emit("aten.group_norm.default", [x, *weights], {"num_groups": groups, "eps": EPSILON(node)})
+    node.emit("aten.group_norm.default", [x, *weights], {"num_groups": groups, "eps": epsilon(node)})
 
 
 def per_channel(node: Node, vid: int, groups: int) -> int:
@@ -264,10 +243,9 @@ def lp_norm(node: Node) -> None:
         raise node.refusal(f"found p {order}, expected 1 or 2")
     one = TensorSpec(tuple(1 if at == axis else size for at, size in enumerate(spec.sizes)), spec.dtype)
     call: dict[str, Attr] = {"ord": order, "dim": (axis,), "keepdim": True}
-    length = node.step(NORM, node.operands(0), one, call)
-    zero, unit = (node.constant_operand(np.array(number, spec.dtype)) for number in (0, 1))
-    is_zero = node.step("aten.eq.Tensor", [length, zero], TensorSpec(one.shape, "bool"))
-    node.emit("aten.div.Tensor", [node.operand(0), node.step("aten.where.self", [is_zero, unit, length], one)])
+    length = term(node, node.step(NORM, node.operands(0), one, call))
+    zero, unit = (constant(node, number, length) for number in (0, 1))
+    give(node, term(node, node.operand(0)) / where(aten("eq.Tensor", length, zero), unit, length))
 
 
 SQUARE, SUM, NORM = "aten.mul.Tensor", "aten.sum.dim_IntList", "aten.linalg_vector_norm.default"
@@ -287,15 +265,15 @@ IMPORTERS: dict[str, Importer] = {
     "LogSoftmax": softmax("aten.log_softmax.int"),
     "LpNormalization": lp_norm,
     "RMSNormalization": layer_norm,
-    "ReduceL1": sum_of("aten.abs.default"),
-    "ReduceL2": in_floats(NORM, alone="aten.abs.default", ord=2),
-    "ReduceLogSum": sum_of("", "aten.log.default"),
+    "ReduceL1": reduction(SUM, before="aten.abs.default"),
+    "ReduceL2": reduction(NORM, alone="aten.abs.default", in_floats=True, ord=2),
+    "ReduceLogSum": reduction(SUM, after="aten.log.default"),
     "ReduceLogSumExp": log_sum_exp,
     "ReduceMax": reduction("aten.amax.default"),
-    "ReduceMean": in_floats("aten.mean.dim"),
+    "ReduceMean": reduction("aten.mean.dim", in_floats=True),
     "ReduceMin": reduction("aten.amin.default"),
     "ReduceProd": product,
-    "ReduceSum": sum_of(""),
-    "ReduceSumSquare": sum_of(SQUARE),
+    "ReduceSum": reduction(SUM),
+    "ReduceSumSquare": reduction(SUM, before=SQUARE),
     "Softmax": softmax("aten.softmax.int"),
 }

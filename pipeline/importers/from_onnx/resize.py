@@ -13,8 +13,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.importers.from_onnx.moves import by_places, move, reshape
 from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.importers.from_onnx.shape import by_places, move, reshape
 from pipeline.ir.graph import Attr, TensorSpec
 
 
@@ -63,7 +63,7 @@ def resize_by(node: Node, how: Resampling, scales: tuple[Fraction, ...], axes: t
 def find_operator(
     how: Resampling, before: TensorSpec, after: TensorSpec, scales: tuple[Fraction, ...]
 ) -> tuple[str, dict[str, Attr]] | None:
-    """Torch's operator for all axes of an image, and what it takes beside the sizes; None where it has none."""
+    """Torch's operator for all axes of an image, and what it takes as well as the sizes; None where it has none."""
     dims = before.rank - 2
     rows = list(zip(before.sizes, after.sizes, scales, strict=True))
     if dims not in (1, 2, 3) or "float" not in before.dtype or any(row[0] != row[1] for row in rows[:2]):
@@ -122,7 +122,7 @@ def positive(node: Node, scale: float) -> Fraction:
 def nearest_elements(how: Resampling, size: int, new_size: int, scale: Fraction) -> np.ndarray:
     """The element next to each place, in numbers without rounding."""
     length, half = scale * size, Fraction(1, 2)
-    if abs(length - new_size) < 1e-6:  # a scale in float32 that was meant to give a whole number
+    if abs(length - new_size) < 1e-6:  # a scale in float32 that was meant to give an integer
         length = Fraction(new_size)
     offset = -half
     if how.coordinates == "half_pixel_symmetric":
@@ -134,7 +134,7 @@ def nearest_elements(how: Resampling, size: int, new_size: int, scale: Fraction)
         places = [at / scale for at in range(new_size)]
     elif how.coordinates == "pytorch_half_pixel" and new_size == 1:
         places = [Fraction(0)]
-    return np.array([min(max(EXACT_ROUNDING[how.nearest](place), 0), size - 1) for place in places], np.int64)
+    return np.array([min(max(ROUNDING[how.nearest](place), 0), size - 1) for place in places], np.int64)
 
 
 def resample(node: Node, how: Resampling, scales: tuple[Fraction, ...], axes: tuple[int, ...]) -> None:
@@ -178,7 +178,7 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
         picked = (
             nearest_elements(how, size, count, scale)
             if how.coordinates in PLAIN
-            else np.clip(ROUNDING[how.nearest](places), 0, size - 1).astype(np.int64)
+            else np.array([ROUNDING[how.nearest](Fraction(place)) for place in places.tolist()]).clip(0, size - 1)
         )
         return move(node, vid, by_places(node, spec.sizes, axis, picked))
     near, shares = taps(how, places, size, float(scale))
@@ -258,14 +258,7 @@ def cubic(distance: np.ndarray, a: float) -> np.ndarray:
 
 KERNELS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {"linear": triangle, "cubic": cubic}
 
-ROUNDING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "round_prefer_floor": lambda places: np.ceil(places - 0.5),
-    "round_prefer_ceil": lambda places: np.floor(places + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
-
-EXACT_ROUNDING: dict[str, Callable[[Fraction], int]] = {
+ROUNDING: dict[str, Callable[[Fraction], int]] = {
     "round_prefer_floor": lambda place: math.ceil(place - Fraction(1, 2)),
     "round_prefer_ceil": lambda place: math.floor(place + Fraction(1, 2)),
     "floor": math.floor,

@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.arguments import value_arguments
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
-from pipeline.importers.from_onnx.contrib_nodes import standard_nodes
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
-from pipeline.importers.from_onnx.inline import PendingNode, branch_nodes, function_nodes, read_names
-from pipeline.importers.from_onnx.old_opsets import modern_nodes
+from pipeline.importers.from_onnx.replacements import (
+    PendingNode,
+    attention_nodes,
+    branch_nodes,
+    function_nodes,
+    modern_nodes,
+    read_names,
+)
 from pipeline.importers.from_onnx.source import Stored
 from pipeline.importers.from_onnx.specs import (
     OWN_SHAPES,
@@ -32,6 +35,7 @@ from pipeline.importers.from_onnx.specs import (
     infer,
     numpy_type,
     split_sequence,
+    value_arguments,
 )
 from pipeline.ir.graph import DTYPE_BITS, TensorSpec
 
@@ -175,7 +179,7 @@ class Resolver:
         if self._is_taken(node) or node.key in FOLDERS or node.key in NEVER_EXPANDED:
             return None
         known = self._static_specs()
-        written = standard_nodes(node, known, self._found.constant, self._fresh)
+        written = attention_nodes(node, known, self._found.constant, self._fresh)
         return function_nodes(node, known, self._fresh) if written is None else written
 
     def _is_taken(self, node: PendingNode) -> bool:
@@ -294,11 +298,18 @@ class Resolver:
         specs = {name: self._found.specs[name] for name in names if name in self._found.specs}
         if len(specs) < len(names) or not all(spec.is_static for spec in specs.values()):
             return {}
+        if node.key in OWN_SHAPES and schema_of(node.proto.op_type, node.proto.domain, node.opset) is None:
+            try:
+                return OWN_SHAPES[node.key](node.proto, specs, {})
+            except (IndexError, KeyError) as error:
+                missing = [*node.proto.input, ""].index("")
+                said = f"node {node.proto.name or node.proto.output[0]!r} ({node.key})"
+                raise Unsupported(f"{said}: it has no input {missing}, which it needs") from error
         small = {name: array for name in names if (array := self._found.small(name)) is not None}
         opsets = node.opsets
         if node.key in POOLS:
             opsets = {**opsets, "": max(node.opset, POOLS_WITHOUT_EXTRA_WINDOW)}
-        inferred = infer(with_defaults(node.proto), opsets, specs, small)
+        inferred = infer(node.proto, opsets, specs, small)
         if not all(spec.is_static for spec in inferred.values()) or not inferred:
             shapes = OWN_SHAPES.get(node.key)
             return inferred if shapes is None else {**inferred, **shapes(node.proto, specs, small)}
@@ -371,16 +382,6 @@ class Resolver:
         return name in found.specs or name in self._open or name in found.sequences or name in self._scope.others
 
 
-def with_defaults(proto: onnx.NodeProto) -> onnx.NodeProto:
-    """`proto` with the default that ONNX's inference of STFT forgets: half of the bins (onnx 1.23)."""
-    if proto.op_type != "STFT" or any(attribute.name == "onesided" for attribute in proto.attribute):
-        return proto
-    copy = onnx.NodeProto()
-    copy.CopyFrom(proto)
-    copy.attribute.append(helper.make_attribute("onesided", 1))
-    return copy
-
-
 def first_output(node: onnx.NodeProto) -> str:
     return next(filter(None, node.output), "")
 
@@ -440,7 +441,7 @@ SHAPE_READERS = {"Shape": read_shape, "Size": read_size}
 NUMBERS = frozenset((*SHAPE_READERS, *FOLDERS))
 POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 POOLS_WITHOUT_EXTRA_WINDOW = 22
-"""Before this opset ONNX infers, with ceil_mode, a window that begins behind the input; no runtime computes it."""
+"""Before this opset ONNX infers, with ceil_mode, a window that begins after the input; no runtime computes it."""
 NEVER_EXPANDED = frozenset({"Constant", "Identity", "If", "Loop", "Range", "Scan", *SHAPE_READERS})
 """Operators that are resolved beforehand or decide what runs. The body of Range is a loop."""
 KIND_NOTES = {"If": " (its condition is known only at run time)"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.importers.from_onnx.moves import by_places, move, reshape, with_constant
 from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.importers.from_onnx.shape import by_places, move, reshape, with_constant
 from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
 BY_LENGTH = 2

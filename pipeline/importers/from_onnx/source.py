@@ -47,7 +47,7 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
             found = type(model).__name__
             raise SourceError(f"found {found}, expected an onnx.ModelProto or the path of an ONNX file")
         path = Path(model)
-        # The data file is beside the model that a symbolic link points to.
+        # The data file is in the folder of the model that a symbolic link points to.
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
         model = path
     try:
@@ -109,7 +109,7 @@ class ProtoPayload:
 
 @dataclass(frozen=True, slots=True)
 class FilePayload:
-    """A tensor in a data file beside the model; pages load as they are read. `files` maps each file once for all."""
+    """A tensor in a data file of the model; pages load as they are read. `files` maps each file once for all."""
 
     place: FileRange
     shape: tuple[int, ...]

@@ -148,7 +148,7 @@ def infer(
     """
     types = {name: helper.make_tensor_type_proto(element_type(spec.dtype), spec.shape) for name, spec in specs.items()}
     graph = helper.make_graph(
-        [node],
+        [with_defaults(node)],
         "one_node",
         [helper.make_value_info(name, kind) for name, kind in types.items() if name not in constants],
         [onnx.ValueInfoProto(name=name) for name in node.output if name],
@@ -169,6 +169,16 @@ def infer(
     found = {value.name: declared_spec(value, {}) for value in inferred.graph.output}
     outputs = {name: spec for name, spec in found.items() if spec is not None}
     return fit_windows(node, specs, outputs) if op_key(node.domain, node.op_type) in WINDOWED else outputs
+
+
+def with_defaults(proto: onnx.NodeProto) -> onnx.NodeProto:
+    """`proto` with the default that ONNX's inference of STFT forgets: half of the bins (onnx 1.23)."""
+    if proto.op_type != "STFT" or any(attribute.name == "onesided" for attribute in proto.attribute):
+        return proto
+    copy = onnx.NodeProto()
+    copy.CopyFrom(proto)
+    copy.attribute.append(helper.make_attribute("onesided", 1))
+    return copy
 
 
 MOST_PROPAGATED = 4096
@@ -217,13 +227,15 @@ def qkv_sizes(attributes: Attributes, weight: TensorSpec) -> tuple[int, ...]:
     return attributes.integers("qkv_hidden_sizes") or (weight.sizes[1] // 3,) * 3
 
 
-def like_first_input(node: onnx.NodeProto, specs: Mapping[str, TensorSpec], _: Constants) -> dict[str, TensorSpec]:
-    return {node.output[0]: specs[node.input[0]]}
+Specs = Mapping[str, TensorSpec]
 
 
-def unpooled_shape(
-    node: onnx.NodeProto, specs: Mapping[str, TensorSpec], constants: Constants
-) -> dict[str, TensorSpec]:
+def like_first_input(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
+    """Output 0, and the sum that an operator with a skip connection gives as output 3."""
+    return {name: specs[node.input[0]] for name in (node.output[0], *node.output[3:4]) if name}
+
+
+def unpooled_shape(node: onnx.NodeProto, specs: Specs, constants: Constants) -> dict[str, TensorSpec]:
     """MaxUnpool with the shape of its output as input 2."""
     if len(node.input) < 3 or node.input[2] not in constants:
         return {}
@@ -231,7 +243,28 @@ def unpooled_shape(
     return {node.output[0]: TensorSpec(shape, specs[node.input[0]].dtype)}
 
 
-def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec], _: Constants) -> dict[str, TensorSpec]:
+def distances_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
+    first, second = (specs[name] for name in node.input)
+    return {node.output[0]: TensorSpec((first.shape[0], second.shape[0]), first.dtype)}
+
+
+def product_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
+    """FusedMatMul, whose operands may be transposed."""
+    read = Attributes(node)
+    turned = {}
+    for name, flag in zip(node.input, ("transA", "transB"), strict=False):
+        shape, dtype = specs[name].shape, specs[name].dtype
+        turned[flag] = TensorSpec((*shape[:-2], *shape[:-3:-1]) if read.flag(flag) and len(shape) > 1 else shape, dtype)
+    return infer(helper.make_node("MatMul", list(turned), [node.output[0]]), {"": 13}, turned, {})
+
+
+def unpacked_product_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
+    """MatMulNBits: a row of N numbers for each row of x."""
+    x = specs[node.input[0]]
+    return {node.output[0]: TensorSpec((*x.shape[:-1], Attributes(node).integer("N")), x.dtype)}
+
+
+def attention_shapes(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
     x, weight = specs[node.input[0]], specs[node.input[1]]
     hidden = qkv_sizes(Attributes(node), weight)[2]
     return {node.output[0]: TensorSpec((*x.shape[:2], hidden), x.dtype)}
@@ -309,9 +342,62 @@ WIDER: dict[int, str] = {
 
 ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
 
-OWN_SHAPES: dict[str, Callable[[onnx.NodeProto, Mapping[str, TensorSpec], Constants], dict[str, TensorSpec]]] = {
-    "GroupNormalization": like_first_input,
+LIKE_FIRST = (
+    "GroupNormalization", "SimplifiedLayerNormalization", "com.microsoft::BiasGelu", "com.microsoft::FastGelu",
+    "com.microsoft::Gelu", "com.microsoft::Inverse", "com.microsoft::QuickGelu",
+    "com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization", "com.microsoft::Trilu",
+)  # fmt: skip
+
+OWN_SHAPES: dict[str, Callable[[onnx.NodeProto, Specs, Constants], dict[str, TensorSpec]]] = {
+    **dict.fromkeys(LIKE_FIRST, like_first_input),
     "MaxUnpool": unpooled_shape,
     "com.microsoft::Attention": attention_shapes,
+    "com.microsoft::CDist": distances_shape,
+    "com.microsoft::FusedMatMul": product_shape,
+    "com.microsoft::MatMulNBits": unpacked_product_shape,
 }
 """Shapes of operators that ONNX's shape inference does not know, those of onnxruntime's own domain among them."""
+
+
+def value_arguments(key: str, node: onnx.NodeProto) -> list[str]:
+    """The names of the inputs of `node` that have to be known numbers; `key` as `op_key` gives it."""
+    places = range(len(node.input)) if key in EVERY else PLACES.get(key, ())
+    return [node.input[place] for place in places if place < len(node.input) and node.input[place]]
+
+
+REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSum", "ReduceSumSquare",
+)  # fmt: skip
+
+EVERY = frozenset({"Range", "ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"})
+
+PLACES: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(REDUCTIONS, (1,)),
+    "AffineGrid": (1,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "CumProd": (1,),
+    "CumSum": (1,),
+    "DFT": (1, 2),
+    "Dropout": (1, 2),
+    "Expand": (1,),
+    "If": (0,),
+    "MaxUnpool": (2,),
+    "OneHot": (1,),
+    "Pad": (1, 2, 3),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "SequenceAt": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+    "com.microsoft::Range": (0, 1, 2),
+}

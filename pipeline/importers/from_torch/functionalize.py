@@ -1,7 +1,7 @@
 """Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs.
 
 torch functionalizes a program by running it again. It keeps the operators, with three exceptions. An operator that may
-return a view or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it was in this trace,
+return a view or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes what it was in this trace,
 because a write through a view must reach the viewed tensor. `batch_norm` becomes another operator even where it writes
 nothing; we restore it. An `instance_norm` that writes is decomposed.
 
@@ -32,8 +32,15 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pipeline.importers.from_torch.exported_program import calls_in, held_tensors, recompile
-from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, describe_operator, marks_vmap
+from pipeline.importers.from_torch.operators import (
+    RUNNING,
+    WHEN_TRAINING,
+    calls_in,
+    describe_operator,
+    held_tensors,
+    marks_vmap,
+    recompile,
+)
 from pipeline.importers.from_torch.tensors import as_written, memory_of
 
 
@@ -86,7 +93,9 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
 
 def _run_again(program: ExportedProgram) -> ExportedProgram:
     """Let torch run `program` again and functionalize it, prepared so that no copy or view gets lost."""
-    changed = [one for node in find_writing_calls(program) for one in arguments_of(node, written_arguments(node))]
+    changed = [
+        argument for node in find_writing_calls(program) for argument in arguments_of(node, written_arguments(node))
+    ]
     hidden, copies = hidden_views(calls_in(program.graph_module), changed), find_converting_copies(program)
     if hidden:
         program = without_identities(program, {node.name for node in hidden})
@@ -100,7 +109,7 @@ def _run_again(program: ExportedProgram) -> ExportedProgram:
 
 
 def _one_name_each(program: ExportedProgram) -> ExportedProgram:
-    """Merge the placeholders of each stored tensor into the one of its first name.
+    """Merge the placeholders of each stored tensor into that of its first name.
 
     torch.export reads a tensor that the model has under several names by one of them. Functionalizing it trips over the
     others if it is written to (torch 2.13: `expected compiled_fn to be GraphModule`).
@@ -191,7 +200,7 @@ def without_aliases(program: ExportedProgram) -> None:
 
 
 def _converts(node: Node) -> bool:
-    target, given = (one.meta.get("val") if isinstance(one, Node) else None for one in node.args[:2])
+    target, given = (operand.meta.get("val") if isinstance(operand, Node) else None for operand in node.args[:2])
     if not isinstance(target, torch.Tensor) or not isinstance(given, torch.Tensor):
         return False
     return target.dtype != given.dtype or as_written(target) != as_written(given)
@@ -225,7 +234,7 @@ def without_identities(program: ExportedProgram, names: Collection[str]) -> Expo
         for node in [node for node in calls_in(module) if node.name in names]:
             if isinstance(node.target, OpOverload):
                 node.target = DECLARED.get(node.target, node.target)
-            same = next((one for one in node.all_input_nodes if _idle(node) or _is_same(node, one)), None)
+            same = next((source for source in node.all_input_nodes if _idle(node) or _is_same(node, source)), None)
             if same is not None:
                 node.replace_all_uses_with(same)
                 node.graph.erase_node(node)

@@ -69,6 +69,11 @@ def attribute_tensors(model: nn.Module) -> dict[str, list[torch.Tensor]]:
 STANDARD = frozenset(vars(nn.Module()))
 """Attributes that every module has; none of them is a tensor."""
 
+HOOKS = tuple(
+    name for name in sorted(STANDARD) if name.startswith("_forward_") and isinstance(vars(nn.Module())[name], dict)
+)
+"""Those that hold hooks of forward. Models of transformers install some at the first call, and keep a flag for it."""
+
 
 @contextmanager
 def as_exporting() -> Iterator[None]:
@@ -86,15 +91,16 @@ def as_exporting() -> Iterator[None]:
 
 @contextmanager
 def preserve_module_state(module: nn.Module) -> Iterator[list[nn.Module]]:
-    """On exit, restore the attributes, parameters, buffers and children of each module in `module`, by identity.
+    """On exit, restore attributes, parameters, buffers, children and hooks of each module in `module`, by identity.
 
     Containers and plain objects that the modules refer to are restored too; what classes, files, closures and
     functools' caches hold is not. Yields the modules.
     """
     modules = every_module(module)
-    attributes = [vars(one) for one in modules]
+    attributes = [vars(inner) for inner in modules]
     tables = [table for own in attributes for table in (own, own["_buffers"], own["_parameters"], own["_modules"])]
     before = [table.copy() for table in tables]
+    hooks = {id(own[name]): own[name].copy() for own in attributes for name in HOOKS if own[name]}
     containers = _containers_in(
         own[name] for own in attributes if len(own) > len(STANDARD) for name in own.keys() - STANDARD
     )
@@ -105,9 +111,16 @@ def preserve_module_state(module: nn.Module) -> Iterator[list[nn.Module]]:
             container.restore()
         if _may_differ(tables, before):
             for table, was in zip(tables, before, strict=True):
-                if not _is_same_table(table, was):
-                    table.clear()
-                    table.update(was)
+                _restore(table, was)
+        for table in (own[name] for own in attributes for name in HOOKS):
+            if table or id(table) in hooks:
+                _restore(table, hooks.get(id(table), {}))
+
+
+def _restore(table: dict[Any, Any], was: dict[Any, Any]) -> None:
+    if not _is_same_table(table, was):
+        table.clear()
+        table.update(was)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +204,7 @@ def _may_differ(tables: list[dict[str, Any]], before: list[dict[str, Any]]) -> b
     )
 
 
-def _is_same_table(table: dict[str, Any], was: dict[str, Any]) -> bool:
+def _is_same_table(table: dict[Any, Any], was: dict[Any, Any]) -> bool:
     return _are_same(table, was) and _are_same(table.values(), was.values())
 
 

@@ -1,4 +1,4 @@
-"""Facts of an operator: its name, the names of its arguments, which of them it writes to or views.
+"""Facts of a traced program: its graphs and stored tensors, the source of each node, and what each operator is.
 
 Names of ops and values are torch.fx's: `linear`, `linear_1`, and `sum_1` where `sum` is Python's own. We number them
 again, in the order of the ops: so ops that torch dropped after tracing leave no gap, and a graph with repeated layers
@@ -9,14 +9,70 @@ from __future__ import annotations
 
 import builtins
 import keyword
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch._ops import HigherOrderOperator
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 
 from pipeline.errors import Unsupported
+
+
+def bodies_of(module: GraphModule) -> Iterator[GraphModule]:
+    """`module` itself and all graph modules nested in it."""
+    return (body for body in module.modules() if isinstance(body, GraphModule))
+
+
+def calls_in(module: GraphModule) -> Iterator[Node]:
+    """All calls of operators, in bodies too."""
+    return (node for body in bodies_of(module) for node in body.graph.nodes if node.op == "call_function")
+
+
+def recompile(module: GraphModule) -> None:
+    """Regenerate the code of all graphs in `module`, after some were changed."""
+    for body in bodies_of(module):
+        body.recompile()
+
+
+def held_tensors(program: ExportedProgram) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(placeholder, its name in the model, the tensor), in order; a tensor with two names is listed twice."""
+    held = {**program.state_dict, **program.constants}
+    for spec in program.graph_signature.input_specs:
+        tensor = None if spec.target is None else held.get(spec.target)
+        if isinstance(tensor, torch.Tensor):
+            yield spec.arg.name, str(spec.target), tensor
+
+
+FRAME = 'File "'
+TORCH = str(Path(torch.__file__).parent)
+PACKAGES = "site-packages/"
+
+
+def module_of(node: Node) -> str:
+    """The path of the innermost module, `encoder.layer.3.output`; empty at the top, or where torch did not say."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = next(reversed(stack.values()))
+    return path.partition("@")[0]  # torch marks a second call of the same module as `layer@1`
+
+
+def line_of(node: Node) -> str:
+    """The innermost line that is not torch's own, as `transformers/models/bert/modeling_bert.py:175`."""
+    trace = node.meta.get("stack_trace") or ""
+    end = len(trace)
+    while (start := trace.rfind(FRAME, 0, end)) >= 0:
+        path, _, rest = trace[start + len(FRAME) : end].partition('", line ')
+        if not path.startswith((TORCH, "<")):  # "<eval_with_key>.3" is code that torch wrote itself
+            number = rest.partition(",")[0]
+            return f"{path.rpartition(PACKAGES)[2]}:{number}"
+        end = start
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +110,19 @@ def describe_operator(target: Any) -> Operator:
         name = target.name()
         return Operator(f"higher_order.{name}", name, HIGHER_ORDER.get(name, ()), frozenset())
     kind = str(target)
-    aliased = [one for one in schema.arguments if one.alias_info is not None]
+    arguments = schema.arguments
+    aliased = [argument for argument in arguments if argument.alias_info is not None]
+    written = [argument.name for argument in aliased if argument.alias_info.is_write and kind not in SAME]
+    is_view = any(result.alias_info is not None for result in schema.returns)
     return Operator(
         kind,
         base_name(kind),
-        tuple(one.name for one in schema.arguments),
-        frozenset(one.name for one in schema.arguments if one.has_default_value() and one.default_value is None),
+        tuple(argument.name for argument in arguments),
+        frozenset(known.name for known in arguments if known.has_default_value() and known.default_value is None),
         kind in NOTHING,
         kind in SAME,
-        frozenset(one.name for one in aliased if one.alias_info.is_write and kind not in SAME),
-        frozenset(one.name for one in aliased if any(result.alias_info is not None for result in schema.returns)),
+        frozenset(written),
+        frozenset(argument.name for argument in aliased if is_view),
     )
 
 

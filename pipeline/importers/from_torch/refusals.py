@@ -23,9 +23,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch.exported_program import bodies_of, calls_in, held_tensors, line_of
 from pipeline.importers.from_torch.functionalize import arguments_of, find_writing_calls, memories_at, written_arguments
-from pipeline.importers.from_torch.operators import describe_operator
+from pipeline.importers.from_torch.operators import bodies_of, calls_in, describe_operator, held_tensors, line_of
 from pipeline.importers.from_torch.tensors import extent, meet, memory_of
 
 Held = Mapping[str, tuple[str, torch.Tensor]]
@@ -110,24 +109,24 @@ def _roots(node: Node, top: Mapping[str, Node]) -> set[str]:
     """
     found: set[str] = set()
     pending = [node]
-    for one in pending:  # which grows meanwhile
-        if one.op == "placeholder":
-            one = top.get(one.name, one)  # a body's placeholder has the name of the outer node
-        if one.op == "placeholder" and one.name in top:
-            found.add(one.name)
-        elif one.op == "placeholder" or one.target is AS_STRIDED:
-            found |= {name for name, other in top.items() if memories_at(one) & memories_at(other)}
-        pending += (other for other in _sources_of_view(one) if other not in pending)
+    for viewed in pending:  # which grows meanwhile
+        if viewed.op == "placeholder":
+            viewed = top.get(viewed.name, viewed)  # a body's placeholder has the name of the outer node
+        if viewed.op == "placeholder" and viewed.name in top:
+            found.add(viewed.name)
+        elif viewed.op == "placeholder" or viewed.target is AS_STRIDED:
+            found |= {name for name, other in top.items() if memories_at(viewed) & memories_at(other)}
+        pending += (source for source in _sources_of_view(viewed) if source not in pending)
     return found
 
 
 def _views_to_the_root(node: Node) -> Iterator[Node]:
     """`node`, what it is a view of, and so on."""
     pending = [node]
-    for one in pending:  # which grows meanwhile
-        yield one
-        if one.op != "placeholder":
-            pending += (source for source in _sources_of_view(one) if source not in pending)
+    for view in pending:  # which grows meanwhile
+        yield view
+        if view.op != "placeholder":
+            pending += (source for source in _sources_of_view(view) if source not in pending)
 
 
 def _sources_of_view(node: Node) -> list[Node]:
@@ -135,7 +134,7 @@ def _sources_of_view(node: Node) -> list[Node]:
     if node.target is getitem:
         return node.all_input_nodes
     declared = arguments_of(node, describe_operator(node.target).viewed) if isinstance(node.target, OpOverload) else []
-    return declared or [other for other in node.all_input_nodes if memories_at(node) & memories_at(other)]
+    return declared or [operand for operand in node.all_input_nodes if memories_at(node) & memories_at(operand)]
 
 
 def _loses(node: Node) -> str:
@@ -172,8 +171,9 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 def _refuse_counting_beyond(program: ExportedProgram) -> None:
     held = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
     stored = [node for node in program.graph.find_nodes(op="placeholder") if node.name in held]
-    for node in (one for one in calls_in(program.graph_module) if str(one.target).startswith("aten.as_strided")):
-        roots = [one for one in stored if memories_at(one) & memories_at(node)]
+    calls = (call for call in calls_in(program.graph_module) if str(call.target).startswith("aten.as_strided"))
+    for node in calls:
+        roots = [root for root in stored if memories_at(root) & memories_at(node)]
         if roots and not any(_holds(root, node) for root in roots):
             raise Unsupported(
                 f"{_describe(node)} counts through memory of which {held[roots[0].name]!r} is a part only; expected a "
@@ -190,7 +190,7 @@ def _holds(root: Node, node: Node) -> bool:
     counted_from_storage = len(node.args) > 3 and node.args[3] is not None
     if counted_from_storage and whole.storage_offset():
         return False
-    begin, first = (one.storage_offset() * one.element_size() for one in (whole, shown))
+    begin, first = (tensor.storage_offset() * tensor.element_size() for tensor in (whole, shown))
     return begin <= first and first + extent(shown) <= begin + extent(whole)
 
 

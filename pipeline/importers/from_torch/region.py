@@ -12,8 +12,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch.exported_program import line_of, module_of
-from pipeline.importers.from_torch.operators import Names, Operator, describe_operator
+from pipeline.importers.from_torch.operators import Names, Operator, describe_operator, line_of, module_of
 from pipeline.importers.from_torch.tensors import TensorPayload, Tensors, holds_values, is_contiguous
 from pipeline.ir import Attr, BodyRef, Graph, InputRef, Op, Payload, Role, TensorSpec, TorchConst
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
@@ -201,7 +200,7 @@ class Region:
         return tuple(vid for vid in vids if vid is not None), Several(tuple(vids))
 
     def _attribute(self, node: Node) -> Meaning:
-        """Read a body, or a tensor that torch keeps beside the graph."""
+        """Read a body, or a tensor that torch keeps outside of the graph."""
         held = attrgetter(str(node.target))(self._module)
         if isinstance(held, GraphModule):
             return self._body(held, str(node.target))
@@ -249,7 +248,7 @@ def _default_dtype(node: Node, operator: Operator) -> dict[str, Attr]:
     result = node.meta.get("val")
     if not isinstance(result, torch.Tensor) or not result.is_floating_point() or result.dtype is torch.float32:
         return {}
-    operands = [one.meta.get("val") for one in node.all_input_nodes]
+    operands = [operand.meta.get("val") for operand in node.all_input_nodes]
     says = node.kwargs.get("dtype") is not None or any(isinstance(arg, torch.dtype) for arg in node.args)
     if says or not operator.kind.startswith("aten.") or any(map(_is_inexact, operands)):
         return {}

@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensor
 from pipeline.errors import Unsupported
 from pipeline.ir import DTYPE_BITS, Dim, Role, SymExpr, TensorSpec
 from pipeline.ir.builder import ValueDecl
+from pipeline.ops import Layout
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
@@ -157,6 +158,12 @@ def extent(tensor: torch.Tensor) -> int:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements leave no gap and are all distinct, as in a permutation of a contiguous tensor."""
+    layout = Layout(tuple(tensor.shape), tensor.stride())
+    return not tensor.numel() or (extent(tensor) == tensor.numel() * tensor.element_size() and layout.is_distinct)
 
 
 def meet(one: torch.Tensor, other: torch.Tensor, distance: int) -> bool:

@@ -1,4 +1,4 @@
-"""The values of constants in JSON, exact to the bit, and large ones in a safetensors file beside it.
+"""The values of constants in JSON, exact to the bit, and large ones in a safetensors file next to it.
 
     {"data": [[1.0, 0.0]], "dtype": "float32"}                            as pytorch-ir writes it
     {"data": [1.0, "nan"], "dtype": "float32", "bytes": "0000803f…"}      the bytes count: JSON has no such number
@@ -18,12 +18,10 @@ from typing import Annotated, Any, TypeAlias
 import torch
 from pydantic import Field, StrictInt, StrictStr
 
-from pipeline.importers.from_torch.tensors import holds_values
+from pipeline.importers.from_torch.tensors import holds_values, is_dense
 from pipeline.ir.graph import DTYPE_BITS
 from pipeline.runtime.tensors import dtype_name, resolve_views
-from pipeline.torch_ir.document.parse import explain_as, parse
-from pipeline.torch_ir.errors import SerializationError, Unexpected
-from pipeline.torch_ir.validation import a_type
+from pipeline.torch_ir.errors import SerializationError, Unexpected, a_type, explain_as, parse
 
 THRESHOLD = 4096
 """Bytes: larger constants go to a file of their own."""
@@ -52,25 +50,22 @@ class _ConstantData:
 
 
 def write_constant(
-    key: str, tensor: torch.Tensor, beside: dict[str, torch.Tensor] | None = None, threshold: float = THRESHOLD
+    key: str, tensor: torch.Tensor, apart: dict[str, torch.Tensor] | None = None, threshold: float = THRESHOLD
 ) -> dict[str, Any]:
-    """One constant. With `beside`, the bytes of one over `threshold` are put there; the caller names the `file`.
+    """One constant. With `apart`, the bytes of one over `threshold` are put there; the caller names the `file`.
 
     Raises:
         SerializationError: it holds no values, as on meta, or is no tensor.
     """
-    if not isinstance(tensor, torch.Tensor) or not holds_values(tensor):
-        found = "a tensor on meta" if getattr(tensor, "is_meta", False) else a_type(tensor)
-        raise SerializationError(f"constant {key!r}: found {found}, expected one with values; give one, or remove it")
-    tensor = materialize_on_cpu(tensor)
+    tensor = materialize_on_cpu(with_values(key, tensor))
     facts: dict[str, Any] = {"dtype": dtype_name(tensor.dtype)}
     if not tensor.is_contiguous():
         facts["strides"] = list(tensor.stride())
-    if not _dense(tensor):
+    if not is_dense(tensor):
         facts["view"] = list(tensor.shape)
         tensor = _span_memory(tensor)
-    if beside is not None and tensor.nbytes > threshold:
-        beside[key] = raw_bytes(tensor)
+    if apart is not None and tensor.nbytes > threshold:
+        apart[key] = raw_bytes(tensor)
         return {"key": key, "shape": list(tensor.shape), **facts}
     if not tensor.numel():
         facts["shape"] = list(tensor.shape)
@@ -79,8 +74,19 @@ def write_constant(
     return {"data": _to_list(tensor), **facts}
 
 
+def with_values(key: str, tensor: Any) -> torch.Tensor:
+    """
+    Raises:
+        SerializationError: the constant holds no values, as on meta, or is no tensor.
+    """
+    if isinstance(tensor, torch.Tensor) and holds_values(tensor):
+        return tensor
+    found = "a tensor on meta" if getattr(tensor, "is_meta", False) else a_type(tensor)
+    raise SerializationError(f"constant {key!r}: found {found}, expected one with values; give one, or remove it")
+
+
 def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    """The tensor that `write_constant` wrote; `files` holds what the files beside the JSON contain.
+    """The tensor that `write_constant` wrote; `files` holds what the files next to the JSON contain.
 
     Raises:
         Unexpected: a dtype that torch has not, a file that lacks the constant, or data of another size.
@@ -139,18 +145,6 @@ def _span_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The memory from the first element to the last, as a vector."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((span,), (1,))
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    """Whether it is a permutation of a contiguous tensor; results of `expand` and `[::2]` are not."""
-    if not tensor.numel():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _is_exact_in_json(tensor: torch.Tensor) -> bool:

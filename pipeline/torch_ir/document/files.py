@@ -1,4 +1,4 @@
-"""The files of an IR: the JSON, packed with zstd where its name ends in .zst, and large constants beside it.
+"""The files of an IR: the JSON, packed with zstd where its name ends in .zst, and large constants next to it.
 
 Both are written under a temporary name and renamed, the constants first: they are named by content, so at every moment
 the existing JSON has its constants. A save that fails leaves the old files.
@@ -37,23 +37,23 @@ AGAIN = "copy it again from where it was saved, or save the IR again"
 def save(
     path: Path, sections: Iterable[tuple[str, Any]], constants: Mapping[str, torch.Tensor], threshold: float
 ) -> None:
-    """Write `sections`, of which the last are the nodes, and constants; those over `threshold` bytes beside.
+    """Write `sections`, of which the last are the nodes, and constants; those over `threshold` bytes apart.
 
     The file of constants that only the replaced JSON named is removed.
 
     Raises:
         SerializationError: a file cannot be written, and what was there stays.
     """
-    beside: dict[str, torch.Tensor] = {}
-    written = {key: write_constant(key, tensor, beside, threshold) for key, tensor in constants.items()}
-    large = path.with_name(f"{_prefix(path)}{_digest(beside)}.safetensors")
-    written |= {key: {"file": large.name, **written[key]} for key in beside}
+    apart: dict[str, torch.Tensor] = {}
+    written = {key: write_constant(key, tensor, apart, threshold) for key, tensor in constants.items()}
+    large = path.with_name(f"{_prefix(path)}{_digest(apart)}.safetensors")
+    written |= {key: {"file": large.name, **written[key]} for key in apart}
     replaced = _files_of_replaced(path)
     with _replacing(path) as temporary, _open_for_writing(temporary, packed=path.suffix == PACKED, named=path) as file:
         for piece in _json_pieces(sections, written):
             file.write(piece.encode())
-        if beside:
-            _save_tensors(large, beside)  # in place before the JSON that names it
+        if apart:
+            _save_tensors(large, apart)  # in place before the JSON that names it
     for name in replaced - {large.name}:
         path.with_name(name).unlink(missing_ok=True)
 
@@ -159,7 +159,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
-    """The tensors of the safetensors file `name` beside `path`.
+    """The tensors of the safetensors file `name` in the folder of `path`.
 
     Raises:
         _MissingConstantsError: there is no such file.
@@ -168,22 +168,22 @@ def _read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    beside = path.with_name(Path(name).name)
-    if name != beside.name:
-        raise SerializationError(f"{path} names the file {name!r} for its constants, which is not beside it")
-    with explain_errors(beside, "read"):
+    file = path.with_name(Path(name).name)
+    if name != file.name:
+        raise SerializationError(f"{path} names the file {name!r} for its constants, which is not in the same folder")
+    with explain_errors(file, "read"):
         try:
-            tensors = load(beside.read_bytes())
+            tensors = load(file.read_bytes())
         except FileNotFoundError as error:
             raise _MissingConstantsError(
-                f"{path} has its large constants in {name}, which is not beside it; copy it too"
+                f"{path} has its large constants in {name}, which is not in the same folder; copy it too"
             ) from error
         except SafetensorError as error:
             raise SerializationError(
-                f"{beside}, the constants of {path.name}, ends early or is damaged ({error}); {AGAIN}"
+                f"{file}, the constants of {path.name}, ends early or is damaged ({error}); {AGAIN}"
             ) from error
-    if beside.stem.rpartition(".")[2] != _digest(tensors):
-        raise SerializationError(f"{beside}, the constants of {path.name}, is damaged: it holds other bytes; {AGAIN}")
+    if file.stem.rpartition(".")[2] != _digest(tensors):
+        raise SerializationError(f"{file}, the constants of {path.name}, is damaged: it holds other bytes; {AGAIN}")
     return tensors
 
 

@@ -20,10 +20,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.json import write_attr
-from pipeline.torch_ir.calls import format_attrs, needs_exact_call
+from pipeline.torch_ir.calls import as_torch, format_attrs, needs_exact_call, to_plain
 from pipeline.torch_ir.document.constants import write_constant
-from pipeline.torch_ir.document.parse import explain_as, parse, report_unexpected
-from pipeline.torch_ir.spelling import as_torch, to_plain
+from pipeline.torch_ir.errors import explain_as, parse, report_unexpected
 
 LIMIT = 2**63
 """A size is less: torch's integers have 64 bits."""
@@ -37,25 +36,36 @@ OR_NULL = BeforeValidator(lambda item: {} if item is None else item)
 """An empty object may be null in a file of pytorch-ir."""
 
 
-def _refuse(self: object, *_: Any, **__: Any) -> Any:
-    raise TypeError(
-        "a node is a view of its graph and cannot be changed; make another one, as in "
-        "dataclasses.replace(node, attrs={**node.attrs, 'alpha': 2}), and an IR of it: dataclasses.replace(ir, nodes=…)"
-    )
+def _refuse(self: Any, *_: Any, **__: Any) -> Any:
+    raise TypeError(self.advice)
 
 
 class ArgumentView(dict[str, Any]):
     """The arguments of a node by name; they cannot be changed."""
 
+    advice: ClassVar[str] = (
+        "a node is a view of its graph and cannot be changed; make another one, as in "
+        "dataclasses.replace(node, attrs={**node.attrs, 'alpha': 2}), and an IR of it: dataclasses.replace(ir, nodes=…)"
+    )
     __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _refuse
 
     def __reduce__(self) -> tuple[type[ArgumentView], tuple[dict[str, Any]]]:
-        return ArgumentView, (dict(self),)
+        return type(self), (dict(self),)
+
+
+class ConstantView(ArgumentView):
+    """The constants of an IR by name; they cannot be changed."""
+
+    advice = (
+        "the constants of an IR cannot be changed; give an executor others, as in constants={'mask': tensor}, or make "
+        "another IR: dataclasses.replace(ir, constants={**ir.constants, 'mask': tensor})"
+    )
 
 
 class TensorView(list["TensorMeta"]):
     """The operands or the results of a node; they cannot be changed."""
 
+    advice: ClassVar[str] = ArgumentView.advice
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
 

@@ -14,13 +14,11 @@ from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, SymExpr, TensorSpec
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 from pipeline.runtime.tensors import dtype_name
-from pipeline.torch_ir.calls import check_call, format_attrs, read_call
-from pipeline.torch_ir.document.constants import read_constant
+from pipeline.torch_ir.calls import as_attr, as_torch, check_call, format_attrs, read_call, to_plain, torch_const
+from pipeline.torch_ir.document.constants import read_constant, with_values
 from pipeline.torch_ir.document.document import IRDocument, check_guards, names_of
 from pipeline.torch_ir.document.nodes import NodeBody, OpNode, TensorMeta
-from pipeline.torch_ir.document.parse import describe_mistake
-from pipeline.torch_ir.errors import Unexpected
-from pipeline.torch_ir.spelling import as_attr, as_torch, to_plain, torch_const
+from pipeline.torch_ir.errors import Unexpected, describe_mistake
 
 T = TypeVar("T", TensorMeta, OpNode, NodeBody)
 
@@ -42,7 +40,7 @@ def read_graph(document: IRDocument, constants: Mapping[str, torch.Tensor]) -> G
         reader.nodes(document.nodes)
         outputs = [reader.resolve(meta) for meta in reader.each("graph_outputs", document.graph_outputs)]
         payloads: dict[str, Payload] = {
-            reader.decls[vid].name: TensorPayload(constants[keys[0]])
+            reader.decls[vid].name: TensorPayload(with_values(keys[0], constants[keys[0]]))
             for vid, keys in reader.sources.items()
             if keys[0] in constants
         }

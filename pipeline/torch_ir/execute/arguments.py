@@ -45,7 +45,7 @@ def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed
     if isinstance(inputs, Mapping):
         return _feed_by_name(names, {**inputs, **(kwargs or {})})
     given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    if not kwargs and len(given) == len(names) and all(isinstance(one, torch.Tensor) for one in given):
+    if not kwargs and len(given) == len(names) and all(isinstance(item, torch.Tensor) for item in given):
         return Fed(dict(zip(names, given, strict=True)))
     if ir.signature.inputs is None:
         return _feed_in_order(names, (given, dict(kwargs or {})))
@@ -151,8 +151,9 @@ class _ArgumentMatcher:
 
     def _leave_out(self, tree: Branch, children: Sequence[Tree], too_many: bool) -> None:
         """Note absent children; a single tensor that is no part of a cache is reported by its own name instead."""
-        self._explain(children if tree.kind not in PLAIN else [one for one in children if isinstance(one, Branch)])
-        single = tree.kind in PLAIN and all(isinstance(one, Leaf) and one.index is not None for one in children)
+        is_plain = tree.kind in PLAIN
+        self._explain([child for child in children if isinstance(child, Branch) or not is_plain])
+        single = is_plain and all(isinstance(child, Leaf) and child.index is not None for child in children)
         self.only_absent = self.only_absent and single and not too_many
 
     def _explain(self, trees: Sequence[Tree]) -> None:

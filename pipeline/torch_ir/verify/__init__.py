@@ -1,7 +1,7 @@
 """Verify that an IR computes what its model computes. Shares no code with extraction or the planned runtime.
 
 original.py    the model's own answer, on copies        localize.py  the first node that differs, in regions too,
-comparison.py  two results as trees, and two tensors                 beside the model's own trace
+comparison.py  two results as trees, and two tensors                 compared with the model's own trace
 verify.py      all of it, and what came of it
 """
 

@@ -142,7 +142,7 @@ def first_divergence(
     walk = _DivergenceFinder(expected, rtol, atol)
     try:
         with same_randomness():
-            executor.observe(copy_arguments(tuple(inputs)), copy_arguments(dict(kwargs)), walk.beside)
+            executor.observe(copy_arguments(tuple(inputs)), copy_arguments(dict(kwargs)), walk.observers)
     except _DivergenceFound:
         return walk.found
     except Exception as error:  # an operator of torch's: the node is the one after the last that was seen
@@ -168,7 +168,7 @@ class _DivergenceFinder:
     unmatched: list[str] = field(default_factory=list)
     places: Places = field(default_factory=Places)
 
-    def beside(self, graph: Graph, own: Own) -> Own:
+    def observers(self, graph: Graph, own: Own) -> Own:
         """An executor for every kind of op in `graph` that runs it as before, and compares what comes out."""
         watched = {}
         watched |= {kind: partial(self._run, own, watched) for kind in kinds_of(graph)}

@@ -88,7 +88,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 def _with_history(model: nn.Module) -> Iterator[torch.Tensor]:
     """Attributes with a gradient history, as weight_norm leaves them: torch does not deep-copy them."""
     for module in model.modules():
-        yield from (one for one in vars(module).values() if isinstance(one, torch.Tensor) and not one.is_leaf)
+        yield from (held for held in vars(module).values() if isinstance(held, torch.Tensor) and not held.is_leaf)
 
 
 def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:

@@ -13,10 +13,9 @@ from torch import nn
 
 from pipeline.errors import OnnxlineError, message_with_notes
 from pipeline.runtime.tensors import dtype_name
-from pipeline.torch_ir.errors import ExecutionError
+from pipeline.torch_ir.errors import ExecutionError, a_module, a_number, arguments, by_name
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.validation import a_module, a_number, arguments, by_name
 from pipeline.torch_ir.verify.comparison import Difference, Pair, compare, pairs
 from pipeline.torch_ir.verify.localize import first_divergence
 from pipeline.torch_ir.verify.original import answer_of, copy_arguments, pair_writes, same_randomness
@@ -175,14 +174,14 @@ class IRVerifier:
 
     def _judge(self, found: Sequence[Pair]) -> VerificationReport:
         details = [detail for index, pair in enumerate(found) if (detail := self._detail(index, pair)) is not None]
-        wrong = [f"{one['path'] or 'the result'}: {one['reason']}" for one in details if not one["is_close"]]
+        wrong = [f"{row['path'] or 'the result'}: {row['reason']}" for row in details if not row["is_close"]]
         both = [
             pair for pair in found if isinstance(pair.expected, torch.Tensor) and isinstance(pair.found, torch.Tensor)
         ]
         return VerificationReport(
             is_valid=not wrong,
-            max_diff=max((one["max_diff"] for one in details), default=0.0),
-            mean_diff=max((one["mean_diff"] for one in details), default=0.0),
+            max_diff=max((row["max_diff"] for row in details), default=0.0),
+            mean_diff=max((row["mean_diff"] for row in details), default=0.0),
             num_outputs=len(both),
             output_details=details,
             error_message="\n".join(wrong) or None,

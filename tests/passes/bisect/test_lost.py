@@ -180,3 +180,15 @@ def test_a_structure_that_is_not_there_is_a_mistake() -> None:
         Loss.of("qkv", detached(merged_attention()))
     with pytest.raises(PolicyError, match="--lost: no structure named 'qvk'; did you mean 'qkv'"):
         Loss.of("qvk", detached(merged_attention()))
+
+
+def test_a_pass_of_the_users_costs_its_own_step(context: PassContext, tmp_path: Path) -> None:
+    (tmp_path / "hostile.py").write_text(
+        "import os\n"
+        "def forks(model):\n    os.fork()\n    os.chdir('/')\n    return model\n"
+        "def ends(model):\n    os._exit(0)\n"
+    )
+    recipe = [f"{tmp_path}/hostile.py:forks", f"{tmp_path}/hostile.py:ends", "fuse_qkv"]
+    finding = bisect(biased_attention(), recipe, None, context, lost="qkv", budget_s=0)
+    assert finding.culprit is not None and finding.culprit.name == "fuse_qkv"
+    assert finding.failed == ("ends: the pass ended its process (exit code 0)",)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
 import pytest
 
@@ -13,7 +12,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.guard.call_log import Returned
-from passes.guard.calls.base import CallPlan, Skips
+from passes.guard.calls.base import CallPlan, InterceptedCall, Skips
 from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
 from passes.step import PassResult, Step
@@ -36,21 +35,15 @@ class CallStep(Step):
 
 
 @dataclass(frozen=True)
-class Example:
+class Example(InterceptedCall):
     """A call that does one thing with a guard and another one without."""
 
     guarded: Work
     alone: Work
-    model: DetachedModel = field(default_factory=lambda: detached(attention()))
-    source: str = ""
-    feeds: tuple[Mapping[str, np.ndarray], ...] = ()
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    model: DetachedModel = field(default_factory=lambda: detached(attention()), kw_only=True)
 
     def plan(self, skips: Skips, context: PassContext) -> CallPlan:
         return CallPlan((CallStep(self.guarded),))
-
-    def plan_here(self, skips: Skips, context: PassContext) -> CallPlan | None:
-        return None
 
     def run_unguarded(self, context: PassContext) -> DetachedModel:
         return self.alone(self.model, context)

@@ -1,4 +1,4 @@
-"""Untying of weights: before and after as pictures, names, and what shares memory."""
+"""Untying of weights, and tying them again: before and after as pictures, names, and what shares memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.model.analysis import AnalyzedModel
 from passes.provenance import annotations_of
-from passes.rewrites.untie import Untie
+from passes.rewrites.untie import Tie, Untie
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from tests.support.onnx_models import detached, matrix, model_of
@@ -110,3 +110,38 @@ def test_a_run_proves_it_and_knows_where_the_copy_comes_from(context: PassContex
     again = passes.optimize(model, ["untie", "eliminate_duplicate_initializer"], context=context)
     before = AnalyzedModel(detached(model)).reading.canonical
     assert AnalyzedModel(again.model).reading.canonical == before, "a later pass may tie them again, as the docs say"
+
+
+def test_a_matrix_that_is_stored_twice_also_transposed_is_stored_once(context: PassContext) -> None:
+    text = """g (int64[2] tokens, bool c) => (float[2, 8] y) {
+        x = Gather (table, tokens) a = MatMul (x, square) b = MatMul (a, square_2)
+        d = If (c) <then_branch = p () => (float[2, 8] e) { e = MatMul (b, square_2) },
+                    else_branch = q () => (float[2, 8] f) { f = Mul (b, scale_2) }>
+        g = MatMul (d, head) h = MatMul (g, zeros) i = MatMul (h, zeros_2) y = Mul (i, scale)
+    }"""
+    table, square = matrix(6, 8, 0), matrix(8, 8, 1)
+    zeros, scale = np.zeros((6, 8), np.float32), np.ones(8, np.float32)
+    model = model_of(
+        text,
+        **{"table": table, "head": table.T.copy(), "square": square, "square_2": square},
+        **{"zeros": zeros, "zeros_2": np.zeros((8, 8), np.float32), "scale": scale, "scale_2": scale},
+    )
+    result = passes.optimize(model, ["tie"], context=context)
+    assert (result.rows[0].reason, result.rows[0].changed) == ("2 copies of weights tied", True)
+    proto = result.model.proto
+    assert [line for line in body(proto) if "head" in line or "MatMul" in line] == [
+        *("head = Transpose (table)", "a = MatMul (x, square)", "b = MatMul (a, square)"),
+        *("g = MatMul (d, head)", "h = MatMul (g, zeros)", "i = MatMul (h, zeros_2)"),
+    ]
+    branch = next(node for node in proto.graph.node if node.op_type == "If").attribute[0].g
+    assert list(branch.node[0].input) == ["b", "square"]
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    assert stored == {"table", "square", "zeros", "zeros_2", "scale", "scale_2"}
+    assert not Tie().apply(result.model, context).changed
+
+
+def test_tying_undoes_untying(context: PassContext) -> None:
+    model = model_of(TIED, table=matrix(64, 32, 0))
+    result = passes.optimize(model, ["untie", "tie"], context=context)
+    assert [row.changed for row in result.rows] == [True, True]
+    assert body(result.model.proto) == body(model)

@@ -32,6 +32,16 @@ def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(context: Pas
     assert row(run, "onnxsim").status is Status.RAN
 
 
+def test_a_lost_structure_names_the_step_that_is_left_in_place(context: PassContext) -> None:
+    wrong = {"tests.support.hostile_passes:change_row": {"table": "wq"}}
+    run = passes.optimize(attention(), recipe=[wrong, "fuse_qkv"], context=context)
+    assert [row.status for row in run.rows] == [Status.REVERTED, Status.RAN]
+    (verdict,) = run.structures
+    assert (verdict.kept, verdict.broken_by) == (False, "fuse_qkv")
+    kept = passes.optimize(attention(), recipe=[wrong], context=context).structures[0]
+    assert kept.kept and kept.broken_by == run.rows[0].name
+
+
 @pytest.mark.parametrize("recipe", [["fuse_qkv"], ["onnxsim"], ["default", "onnxsim"]], ids=str)
 def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], context: PassContext) -> None:
     run = passes.optimize(attention(), recipe=recipe, keep=["qkv"], context=context)

@@ -169,7 +169,7 @@ def test_a_name_that_a_file_may_have_is_left_to_the_file(tmp_path: Path, code: s
         ("def mak():\n    pass\n", r"no function 'make' there; did you mean 'mak'\?"),
         ("def make():\n    return 3\n", r"returns int, expected an nn.Module, \(module, args tuple\)"),
         ("def make():\n    return nn.ReLU(), [1]\n", r"returns a tuple \(ReLU, list\), expected"),
-        ("def make():\n    return nn.ReLU(), torch.ones(2)\n", r"a tensor behind the module, .* return module, \(x,\)"),
+        ("def make():\n    return nn.ReLU(), torch.ones(2)\n", r"a tensor after the module, .* return module, \(x,\)"),
         ("def make():\n    nn.ReLU()\n", r"returns None \(is a `return` missing\?\), expected"),
         (
             "def make():\n    return nn.ReLU\n",

@@ -60,7 +60,7 @@ def test_whole_numbers_stop_before_the_upper_end() -> None:
 @pytest.mark.parametrize(
     ("dtype", "bounds", "message"),
     [
-        ("int64", (0.5, 2.0), "input 'x': range [0.5, 2] for int64, expected whole numbers"),
+        ("int64", (0.5, 2.0), "input 'x': range [0.5, 2] for int64, expected integers"),
         ("uint8", (0.0, 300.0), "input 'x': range [0, 300] leaves uint8, which holds 0 to 255"),
         ("float16", (0.0, 1e6), "input 'x': range [0, 1e+06] leaves float16, which ends at 65504"),
         ("float64", (-1e308, 1e308), "input 'x': range [-1e+308, 1e+308] leaves float64, which ends at 1.79769e+308"),

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.export import save_model
-from pipeline.export.captured_output import capture_output
+from pipeline.export.call_watch import capture_output
 
 
 def model(elements: int, fill: float = 1.0) -> ir.Model:

@@ -16,14 +16,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import Unsupported
 from pipeline.export.to_onnx import explain_untranslatable
-from pipeline.export.translations import (
-    BY_PARTS,
-    MOVES,
-    TRANSLATIONS,
-    decompose_complex,
-    move_complex_as_real,
-    translation_table,
-)
+from pipeline.export.trace import BY_PARTS, MOVES, decompose_complex, move_complex_as_real, raise_scalars
+from pipeline.export.translations import TRANSLATIONS, translation_table
 from pipeline.runtime.tensors import to_numpy
 
 
@@ -40,6 +34,7 @@ def exported(function: Callable[..., Any], *args: Tensor) -> onnx.ModelProto:
     program = torch.export.export(Calling(function), args, strict=False)
     program = decompose_complex(program)
     move_complex_as_real(program)
+    raise_scalars(program)
     try:
         made = torch.onnx.export(
             program, dynamo=True, optimize=False, verbose=False, custom_translation_table=translation_table()
@@ -141,6 +136,7 @@ def test_a_move_of_complex_numbers(operator: Any) -> None:
 
 
 PARTED: dict[Any, Callable[[Tensor], Tensor]] = {
+    torch.ops.aten.angle.default: lambda z: torch.complex(torch.angle(z), torch.atan2(z.real, z.imag)),
     torch.ops.aten.mul.Scalar: lambda z: torch.ops.aten.mul.Scalar(z, 2j) + torch.ops.aten.mul.Scalar(z.real, 1 - 1j),
     torch.ops.aten.mul.Tensor: lambda z: z * 2j * z + z.conj() * 2j,
     torch.ops.aten.exp.default: lambda z: torch.exp(z) + torch.exp(1j * z.imag),
@@ -191,6 +187,52 @@ def test_ordered_elements_and_products_of_any_rank(shape: tuple[int, ...]) -> No
 
     x = torch.randn(shape)
     np.testing.assert_allclose(run(exported(ordered, x), x), ordered(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 6)])
+def test_frequent_and_running_elements_of_any_rank(shape: tuple[int, ...]) -> None:
+    def found(x: Tensor) -> Tensor:
+        y, holes = x.round(), x.masked_fill(x > 0.5, torch.nan)
+        pairs = [*y.mode(-1), *y.mode(0, keepdim=True), *y.long().mode(0)]
+        pairs += [*y.cummax(-1), *y.cummin(0), *y.long().cummax(0), holes.cummax(-1)[0].nan_to_num(7)]
+        pairs += [holes.nanmedian().nan_to_num(7), *(part.nan_to_num(7) for part in holes.nanmedian(-1, keepdim=True))]
+        return torch.cat([part.reshape(-1).float() for part in pairs])
+
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    np.testing.assert_array_equal(run(exported(found, x), x), found(x))
+
+
+def test_a_scalar_along_a_dim_is_a_vector_of_one_element() -> None:
+    """Whatever the operator: reductions, pairs of results, and operators that keep the shape."""
+
+    def along(x: Tensor) -> Tensor:
+        y = x.sum()
+        parts = [y.var(0, unbiased=False), y.std(-1, unbiased=False, keepdim=True), y.norm(dim=0), y.norm(1, 0, True)]
+        parts += [*torch.var_mean(y, 0, correction=0), *torch.std_mean(y, 0, correction=0, keepdim=True), *y.sort(0)]
+        parts += [
+            y.logsumexp(0),
+            y.softmax(-1),
+            y.cumsum(0),
+            *y.max(0),
+            y.argmin(0),
+            *y.topk(1),
+            y.mean(0, keepdim=True),
+        ]
+        return torch.stack([part.float() for part in parts])
+
+    x = torch.tensor([1.0, -3.0])
+    np.testing.assert_allclose(run(exported(along, x), x), along(x), atol=1e-6)
+
+
+def test_the_phase_of_a_negative_number_is_pi() -> None:
+    """The first number of a real signal's spectrum is real, and a vocoder's model reads its phase."""
+
+    def phase(x: Tensor) -> Tensor:
+        return torch.angle(torch.stft(x, 8, 4, 8, window=torch.hann_window(8), return_complex=True))[:, :1]
+
+    x = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+    assert (phase(x) > 3).any()
+    np.testing.assert_allclose(run(exported(phase, x), x), phase(x), atol=1e-5)
 
 
 def test_nonzero_of_a_scalar_has_no_index() -> None:

@@ -27,7 +27,7 @@ from pipeline.torch_ir import (
     ir_to_mermaid,
     verify_ir_with_state_dict,
 )
-from pipeline.torch_ir.summary import summary, summary_text
+from pipeline.torch_ir.command_files import summary, summary_text
 from tests.pipeline.torch_ir.small_modules import Does
 
 

@@ -20,7 +20,7 @@ from pipeline.torch_ir import (
     extract_ir,
     verify_ir_with_state_dict,
 )
-from pipeline.torch_ir.summary import summary
+from pipeline.torch_ir.command_files import summary
 from tests.pipeline.torch_ir.small_modules import Does, Holds
 
 X = torch.arange(8.0).view(2, 4)

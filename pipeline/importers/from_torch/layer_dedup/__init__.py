@@ -2,8 +2,8 @@
 
 A model of 61 layers of which 60 are equal is traced with three; each run of equal layers is shortened separately.
 `layer_runs.py` finds layers that look equal, `meta_trace.py` runs the whole model on meta while `recorder.py` records
-each call, `proof.py` compares the layers' calls, `shortened.py` builds the short model that is traced, and
-`whole_graph.py` writes the whole graph from its graph. `deduplicate.py` is the entry point.
+each call, `proof.py` compares the layers' calls, and `whole_graph.py` writes the whole graph from the graph of a short
+model. `deduplicate.py` is the entry point, and builds the short model.
 """
 
 from pipeline.importers.from_torch.layer_dedup.deduplicate import (

@@ -22,14 +22,14 @@ LONGEST_PERIOD = 8
 class LayerRun:
     """`count` equal units of `period` layers each, in the list at `path`, from the layer `first` on.
 
-    Further lists may be `beside` it, whose layers of the same numbers belong to the same units: `self.norms[i]`.
+    `siblings` are further lists, whose layers of the same numbers belong to the same units: `self.norms[i]`.
     """
 
     path: str
     first: int
     period: int
     count: int
-    beside: tuple[str, ...] = ()
+    siblings: tuple[str, ...] = ()
     led: bool = False
     """Whether the first unit includes the calls before its first layer, because another layer precedes it."""
 
@@ -51,7 +51,7 @@ class LayerRun:
     @property
     def offsets(self) -> range:
         """The offsets of the layers in a unit, list by list."""
-        return range(self.period * (1 + len(self.beside)))
+        return range(self.period * (1 + len(self.siblings)))
 
     def join(self, others: Sequence[LayerRun]) -> LayerRun | None:
         """One run over this list and those of `others`, for the layer numbers they share; None if it saves nothing."""
@@ -101,7 +101,7 @@ class LayerRun:
 
     @property
     def _prefixes(self) -> tuple[str, ...]:
-        return tuple([f"{path}." if path else "" for path in (self.path, *self.beside)])
+        return tuple([f"{path}." if path else "" for path in (self.path, *self.siblings)])
 
 
 def runs_in(module: nn.Module) -> list[LayerRun]:

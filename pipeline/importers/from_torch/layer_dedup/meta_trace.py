@@ -94,11 +94,11 @@ def sandbox(module: nn.Module, blank: Callable[[torch.Tensor], torch.Tensor]) ->
         return made[id(tensor)]
 
     with preserve_module_state(module) as modules:
-        for one in modules:
-            if one._buffers:
-                _replace(one._buffers, once)
-            if len(vars(one)) > len(STANDARD):
-                _replace(vars(one), once)
+        for inner in modules:
+            if inner._buffers:
+                _replace(inner._buffers, once)
+            if len(vars(inner)) > len(STANDARD):
+                _replace(vars(inner), once)
         yield made
 
 

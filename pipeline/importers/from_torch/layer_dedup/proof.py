@@ -142,7 +142,7 @@ def _unit(run: LayerRun, walk: MetaTrace, unit: int) -> range:
 
 
 def _with_gap(units: list[range], unit: int) -> range:
-    """The events of a unit from the end of the one before: calls between two layers belong to the later one."""
+    """The events of a unit from the end of the unit before: calls between two layers belong to the later one."""
     return range(units[unit - 1].stop, units[unit].stop) if unit else units[0]
 
 
@@ -217,7 +217,7 @@ def _origin_in(run: LayerRun, origin: str, frame: Frame) -> str:
 
 
 def _seen_from(run: LayerRun, ref: Ref, frame: Frame, renamed: Mapping[int, int]) -> Ref:
-    """`ref` relative to its unit; unchanged if it points neither to this unit nor to the one before."""
+    """`ref` relative to its unit; unchanged if it points neither to this unit nor to the unit before."""
     unit, own, before = frame
     if ref[0] == "stored":
         place = run.locate(ref[1])

@@ -56,7 +56,7 @@ def look(tensor: torch.Tensor) -> Look:
 def makes_new(operator: Any) -> bool:
     """Whether the results are new tensors: no views of arguments, and no argument is written to."""
     schema = getattr(operator, "_schema", None)
-    return schema is not None and not schema.is_mutable and all(one.alias_info is None for one in schema.returns)
+    return schema is not None and not schema.is_mutable and all(result.alias_info is None for result in schema.returns)
 
 
 Ref: TypeAlias = tuple[Any, ...]

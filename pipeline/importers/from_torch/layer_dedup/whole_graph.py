@@ -77,7 +77,7 @@ def blocks_of(run: LayerRun, graph: Graph) -> Blocks:
 def _unit_of(run: LayerRun, op: Op) -> int | None:
     """The unit of an op. A region (autocast, a mode of gradients) has no module: it belongs to the unit of its ops."""
     place = run.locate(op.origin)
-    inner = {_unit_of(run, one) for body in op.bodies for one in body.ops} - {None}
+    inner = {_unit_of(run, inner_op) for body in op.bodies for inner_op in body.ops} - {None}
     if len(inner) > 1:
         raise NotRepeatable("several layers are in one region of autocast or of a mode of gradients")
     return place[0] if place is not None else next(iter(inner), None)
@@ -139,10 +139,12 @@ def _as_traced(graph: Graph, value: Value) -> Placeholder:
     return Placeholder(value, None, value.name, target)
 
 
-def _repeat_in_units(run: LayerRun, ones: Sequence[Placeholder]) -> list[Placeholder]:
+def _repeat_in_units(run: LayerRun, stores: Sequence[Placeholder]) -> list[Placeholder]:
     """Placeholders of each unit from 1 on. Names are cleaned in parts, since a large model has 70,000 of them."""
     found = []
-    parts = [(one.value, one.name[:2], place[1], place[2]) for one in ones if (place := run.locate(one.target))]
+    parts = [
+        (store.value, store.name[:2], place[1], place[2]) for store in stores if (place := run.locate(store.target))
+    ]
     cleaned = [_clean_name(rest) for *_, rest in parts]
     for unit in range(1, run.count):
         paths = [run.layer(unit, offset) for offset in run.offsets]
@@ -154,21 +156,21 @@ def _repeat_in_units(run: LayerRun, ones: Sequence[Placeholder]) -> list[Placeho
 
 def _renumber_constants(run: LayerRun, stores: Sequence[Placeholder]) -> list[Placeholder]:
     """Number lifted constants as a trace of the whole model would."""
-    own = sorted(number for one in stores if one.unit == 1 and (number := _number(one.target)) is not None)
+    own = sorted(number for store in stores if store.unit == 1 and (number := _number(store.target)) is not None)
     if not own:
         return list(stores)
     if own != list(range(own[0], own[0] + len(own))):
         raise NotRepeatable("the constants of a layer are not numbered one after the other")
-    return [_renumber(one, len(own), own[-1], run.count) for one in stores]
+    return [_renumber(store, len(own), own[-1], run.count) for store in stores]
 
 
-def _renumber(one: Placeholder, each: int, last: int, count: int) -> Placeholder:
-    number = _number(one.target)
+def _renumber(store: Placeholder, each: int, last: int, count: int) -> Placeholder:
+    number = _number(store.target)
     if number is None:
-        return one
-    before = one.unit - 1 if one.unit is not None else (count - TRACED) * (number > last)
-    target = one.target.removesuffix(str(number)) + str(number + before * each)
-    return replace(one, name=one.name[:2] + _clean_name(target), target=target)
+        return store
+    before = store.unit - 1 if store.unit is not None else (count - TRACED) * (number > last)
+    target = store.target.removesuffix(str(number)) + str(number + before * each)
+    return replace(store, name=store.name[:2] + _clean_name(target), target=target)
 
 
 def _number(target: str) -> int | None:
@@ -183,7 +185,7 @@ def _clean_name(target: str) -> str:
 
 def _target(graph: Graph, value: Value) -> str:
     if value.vid not in graph.sources:
-        raise NotRepeatable(f"torch keeps the tensor {value.name} beside the graph")
+        raise NotRepeatable(f"torch keeps the tensor {value.name} outside of the graph")
     return graph.sources[value.vid][0]
 
 
@@ -219,27 +221,27 @@ class _Writer:
         """The same for the model's inputs that unit 1 reads."""
 
     def graph(self, leaving: Sequence[Leaving]) -> Graph:
-        for one in repeat_stores(self._run, self._short):
-            self._store(one)
+        for item in repeat_stores(self._run, self._short):
+            self._store(item)
         inputs = self._declare_inputs()
         self._write_ops()
         updates = dict(sorted(self._updates()))
-        outputs = [self._output(one, inputs, updates) for one in leaving]
+        outputs = [self._output(item, inputs, updates) for item in leaving]
         facts = GraphFacts(updates, self._sources)
         return assemble(
             self._short.name, self._stubs, self._ops, list(inputs.values()), outputs, self._payloads, facts=facts
         )
 
-    def _store(self, one: Placeholder) -> None:
+    def _store(self, item: Placeholder) -> None:
         """Declare a parameter, buffer or constant."""
-        vid = self._declare(one.value, one.name)
-        (self._around if one.unit is None else self._own[one.unit])[one.value.vid] = vid
-        self._sources[vid] = (one.target, *self._whole.tied.get(one.target, ()))
-        payload = self._short.payloads.get(one.value.vid)
-        if payload is not None and one.unit is not None:
-            payload = self._own_payload(one.target, payload)
+        vid = self._declare(item.value, item.name)
+        (self._around if item.unit is None else self._own[item.unit])[item.value.vid] = vid
+        self._sources[vid] = (item.target, *self._whole.tied.get(item.target, ()))
+        payload = self._short.payloads.get(item.value.vid)
+        if payload is not None and item.unit is not None:
+            payload = self._own_payload(item.target, payload)
         if payload is not None:
-            self._payloads[one.name] = payload
+            self._payloads[item.name] = payload
 
     def _own_payload(self, target: str, payload: Payload) -> Payload | None:
         """The unit's own buffer or attribute; a constant that the code makes is equal in all units."""
@@ -334,8 +336,8 @@ class _Writer:
         self._stubs.append(ValueDecl(name, like.spec, like.role, like.strides))
         return len(self._stubs) - 1
 
-    def _output(self, one: Leaving, inputs: Mapping[int, int], updates: Mapping[int, int]) -> int:
-        match one:
+    def _output(self, item: Leaving, inputs: Mapping[int, int], updates: Mapping[int, int]) -> int:
+        match item:
             case RepeatedOutput(place, unit):
                 return self._read_within(unit, self._short.outputs[place])
             case KeptOutput(place):
@@ -345,7 +347,7 @@ class _Writer:
             case ("stored", name):
                 vid = next(vid for vid, names in self._sources.items() if names[0] == name)
                 return updates.get(vid, vid)
-        raise AssertionError(one)
+        raise AssertionError(item)
 
 
 def _look(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.importers.from_torch.modules import preserve_module_state
 from pipeline.torch_ir import execute_ir, extract_ir
 
 
@@ -58,6 +59,34 @@ class Registering(nn.Module):
         if "scale" not in self._buffers:
             self.register_buffer("scale", torch.full((4,), 2.0))
         return self.linear(x) * self.scale
+
+
+class Hooking(nn.Module):
+    """Collects what a layer gives by a hook that the first run installs, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.is_hooked = nn.Linear(4, 4), False
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        self.found = found
+        if not self.is_hooked:
+            self.linear.register_forward_hook(lambda module, args, result: self.found.append(result))
+            self.is_hooked = True
+        self.linear(x)
+        return found
+
+
+def test_hooks_that_a_run_installs_are_taken_off() -> None:
+    """Kept without the flag, they would be installed twice, and collect each result twice."""
+    model = Hooking()
+    own = model.linear.register_forward_pre_hook(lambda module, args: None)
+    for _ in range(3):
+        with preserve_module_state(model):
+            assert len(model(torch.ones(1, 4))) == 1
+        assert not model.linear._forward_hooks
+        assert list(model.linear._forward_pre_hooks) == [own.id]
 
 
 class Either(nn.Module):

@@ -60,7 +60,7 @@ def test_what_is_no_file_of_an_ir(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name, said in {
         "m.json": "m.json is packed with zstd; rename it to m.json.zst",
-        "m.json.zst": "has its large constants in .*safetensors, which is not beside it; copy it too",
+        "m.json.zst": "has its large constants in .*safetensors, which is not in the same folder; copy it too",
         "folder": "folder cannot be read: it is a folder; expected a file",
         "none.json": "there is no such file or folder",
     }.items():

@@ -165,7 +165,9 @@ def test_large_constants_lie_beside_and_a_failed_save_leaves_all(
     assert [name.endswith(".safetensors") for name in sorted(before)] == [False, True]
     assert torch.equal(IR.load(path).constants["mask"], model.mask)
 
-    ir.constants["mask"] = torch.full((4,), 7.0)
+    with pytest.raises(TypeError, match=r"the constants of an IR cannot be changed; .*dataclasses.replace\(ir"):
+        ir.constants["mask"] = torch.zeros(4)  # type: ignore[index]
+    ir = replace(ir, constants={"mask": torch.full((4,), 7.0)})
     monkeypatch.setattr("pipeline.torch_ir.document.nodes.OpNode.to_dict", _failing)
     with pytest.raises(SerializationError, match="No space left"):
         ir.save(path, threshold=8)
@@ -191,7 +193,7 @@ WRONG = {
     "a file elsewhere": (
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [],'
         ' "constants": {"k": {"file": "../k.safetensors", "key": "k", "dtype": "int8", "shape": []}}}',
-        "which is not beside it",
+        "which is not in the same folder",
     ),
     "an unknown dtype": (
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [],'

@@ -1,0 +1,74 @@
+"""The main doors name each parameter, what they return and what they raise; their examples run as they are shown."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+import pytest
+
+import onnxline
+import passes
+from onnxline.bisect import bisect
+from tests.support.onnx_models import biased_attention
+from tests.support.paths import ROOT
+
+DOORS: Final[dict[str, Callable[..., Any]]] = {
+    "onnxline.optimize": onnxline.optimize,
+    "onnxline.run": onnxline.run,
+    "onnxline.diff": onnxline.diff,
+    "onnxline.guard": onnxline.guard,
+    "onnxline.why": onnxline.why,
+    "onnxline.bisect.bisect": bisect,
+    "onnxline.from_onnx": onnxline.from_onnx,
+    "onnxline.compile_graph": onnxline.compile_graph,
+    "onnxline.extract_ir": onnxline.extract_ir,
+    "onnxline.execute_ir": onnxline.execute_ir,
+    "onnxline.record_step": onnxline.record_step,
+    "passes.optimize": passes.optimize,
+}
+
+
+def sections(door: Callable[..., Any]) -> dict[str, str]:
+    """Heading → text, of a docstring in Google's form."""
+    parts = re.split(r"^(\w+):\n", inspect.getdoc(door) or "", flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_every_parameter_is_named(name: str) -> None:
+    named = re.findall(r"^ {4}(\w+): ", sections(DOORS[name])["Args"], re.MULTILINE)
+    assert named == list(inspect.signature(DOORS[name]).parameters)
+    assert sections(DOORS[name]).keys() >= {"Returns", "Raises", "Example"}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_the_example_runs_as_it_is_shown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with `model.onnx`, an attention block with an Identity before it."""
+    model = biased_attention()
+    for node in model.graph.node:
+        node.input[:] = ["given" if value == "x" else value for value in node.input]
+    identity = onnx.helper.make_node("Identity", ["x"], ["given"])
+    nodes = [identity, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    example = doctest.DocTestParser().get_doctest(sections(DOORS[name])["Example"], {}, name, None, None)
+    assert example.examples
+    report: list[str] = []
+    doctest.DocTestRunner().run(example, out=report.append)
+    assert not report, "".join(report)
+
+
+def test_the_files_of_which_ruff_reads_the_docstrings_are_there() -> None:
+    """A file that has moved would be left out in silence."""
+    names = re.findall(r'^"!\{(.+)\}\.py" = \["D"\]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0].split(",")
+    assert [name for name in names if not (ROOT / f"{name}.py").is_file()] == []
+    homes = {Path(inspect.getsourcefile(inspect.unwrap(door)) or "").resolve() for door in DOORS.values()}
+    assert homes <= {ROOT / f"{name}.py" for name in names}
