@@ -15,7 +15,7 @@ from passes.proof.gauges import Readings, gauges_of
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import DRAWN, Tolerance, tolerance_for
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.weak_blocks import Term
+from passes.proof.weak_blocks import SumTerm
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
@@ -67,7 +67,7 @@ class ExportedRun:
 
     def find_weak(
         self, readings: Readings, tolerances: Mapping[str, Tolerance]
-    ) -> tuple[tuple[Term, ...], dict[str, float]]:
+    ) -> tuple[tuple[SumTerm, ...], dict[str, float]]:
         """The terms of sums in which a fault would stay within the tolerance of what they are added to, and the factor
         on the absolute tolerance of each value that such a term adds."""
         terms = self.gauges.terms

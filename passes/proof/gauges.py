@@ -21,7 +21,7 @@ from passes.graph.index import GraphIndex
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of, first_output
 from passes.graph.traversal import bodies_in, every_graph, every_node, live_nodes
 from passes.proof.lookups import OPS, Lookup, find_lookups, values_of_inputs
-from passes.proof.weak_blocks import Term, find_terms
+from passes.proof.weak_blocks import SumTerm, find_terms
 from passes.weights.detached import DetachedModel
 
 GAUGE: Final = "onnxline.gauge/"
@@ -55,7 +55,7 @@ class Gauges:
     """For each If, its first output and its condition."""
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
-    terms: tuple[Term, ...] = ()
+    terms: tuple[SumTerm, ...] = ()
     """Terms of sums, whose norm is measured, and that of what they are added to."""
     nested: int = 0
     """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
@@ -74,7 +74,7 @@ class Readings:
     reached: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
     """Limit → whether it acted below, acted above, and did nothing."""
     ratios: dict[int, float] = field(default_factory=dict)
-    """Term of a sum → the largest ratio of its norm to that of what it is added to."""
+    """SumTerm of a sum → the largest ratio of its norm to that of what it is added to."""
     why_not: str = ""
     """Why nothing was measured; empty where it was."""
 

@@ -32,7 +32,7 @@ from passes.proof.precision import computed_types
 from passes.proof.server import Criteria, RunAnswer
 from passes.proof.tables import Match, TableCheck, TablesPart, match_tables, tables_of
 from passes.proof.types import Measurement, Reference, Sensitivity, worst_errors
-from passes.proof.weak_blocks import Term
+from passes.proof.weak_blocks import SumTerm
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
@@ -77,7 +77,7 @@ class NumericProver:
         self._tables: TableCheck | None = None
         self._probes: tuple[str, ...] = ()
         """Values inside of models to compare."""
-        self._weak: tuple[Term, ...] = ()
+        self._weak: tuple[SumTerm, ...] = ()
         self._power: Sensitivity | None = None
         self._measured: dict[str, Measurement] = {}
         self._equal: dict[str, str] = {}

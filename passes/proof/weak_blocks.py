@@ -21,7 +21,7 @@ from passes.structures.view import module_of
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class SumTerm:
     """A term of a sum: `added` is the value that it adds to `trunk`; `value` is `added` before constant factors."""
 
     name: str
@@ -47,7 +47,7 @@ CANCELLED: Final = 0.2
 """The share of the absolute tolerance of float32, which is 84 units of rounding, that 16 units are."""
 
 
-def find_terms(graph: GraphProto, constant: AbstractSet[str], single: Collection[str] = ()) -> tuple[Term, ...]:
+def find_terms(graph: GraphProto, constant: AbstractSet[str], single: Collection[str] = ()) -> tuple[SumTerm, ...]:
     """The terms of the sums in `graph` that may be weak.
 
     In a residual sum it is the value that is computed from the other; in another sum of computed values it is either.
@@ -58,7 +58,7 @@ def find_terms(graph: GraphProto, constant: AbstractSet[str], single: Collection
         single: those of one element, next to which a term may be weak as well.
     """
     index = GraphIndex(graph)
-    makers, terms = index.producers, list[Term]()
+    makers, terms = index.producers, list[SumTerm]()
     for node in live_nodes(graph)[::-1]:
         if node.op_type not in ("Add", "Sub") or node.domain not in ONNX_DOMAINS:
             continue
@@ -71,7 +71,7 @@ def find_terms(graph: GraphProto, constant: AbstractSet[str], single: Collection
         for added, trunk in chosen:
             if added in makers:
                 value = _before_factors(added, makers, constant)
-                terms.append(Term(module_of([makers[value]]) or value, added, trunk, value))
+                terms.append(SumTerm(module_of([makers[value]]) or value, added, trunk, value))
     return tuple(terms)
 
 
