@@ -89,7 +89,7 @@ def _group_removed(replaced: Sequence[Replacement]) -> list[Replacement]:
 
 
 def _ops(removed: Sequence[NodeLabel], added: Sequence[NodeLabel]) -> str:
-    """`Identity -25, Gemm +1`."""
+    """`Identity -25, Add +1`."""
     counts = Counter(node.op for node in added)
     counts.subtract(node.op for node in removed)
     texts = [f"{op} {count:+d}" for op, count in sorted(counts.items()) if count]

@@ -14,8 +14,8 @@ from passes.encodings.encoding import Encoding
 from passes.errors import UsageError
 from passes.graph.index import initializers_of
 from passes.graph.inference import FLOATS, float_shapes, float_tensors
-from passes.graph.moved_constants import find_moved_constants, weight_axes
-from passes.graph.op_facts import BIAS, BIASED
+from passes.graph.moved_constants import find_moved_constants
+from passes.graph.op_facts import BIAS, BIASED, weight_axes
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 

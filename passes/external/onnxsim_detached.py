@@ -41,7 +41,7 @@ LARGE: Final = 2**18
 COMPARING: Final = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
 
 UNREAD: Final = frozenset(
-    {(kind, at) for kind in ("MatMul", "Gemm", "Einsum") for at in (0, 1)}
+    {(kind, at) for kind in MATRIX_PRODUCTS | {"Einsum"} for at in (0, 1)}
     | {(kind, 0) for kind in ("Gather", "GatherND", "GatherElements")}
 )
 """Operands where only the op itself reads a weight. Elsewhere a pass may ask, for example, whether the weight is all

@@ -65,21 +65,3 @@ def _same_axis(shape: Shape, result: Shape, axis: int) -> int | None:
     """The axis of `shape` along which numbers lie as along `axis` of `result`."""
     wanted = math.prod(result[:axis]), result[axis]
     return next((place for place in range(len(shape)) if (math.prod(shape[:place]), shape[place]) == wanted), None)
-
-
-def weight_axes(node: NodeProto, index: int, rank: int) -> tuple[int | None, int | None] | None:
-    """The axes of channels and of sums of the weight at input `index`; None if it is no weight."""
-    match node.op_type, index:
-        case "MatMul", (0 | 1) if rank >= 2:
-            return (rank - 1, rank - 2) if index == 1 else (rank - 2, rank - 1)
-        case "Gemm", 1:
-            return (0, 1) if attribute_of(node, "transB") else (1, 0)
-        case "Gemm", 0:
-            return (1, 0) if attribute_of(node, "transA") else (0, 1)
-        case "Conv", 1:
-            return 0, 1
-        case "ConvTranspose", 1:
-            return (1, 0) if attribute_of(node, "group", 1) == 1 else (None, None)
-        case (("LSTM" | "GRU" | "RNN"), (1 | 2)):
-            return None, None
-    return None

@@ -124,6 +124,29 @@ def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
     )
 
 
+def addend_of(node: NodeProto) -> str:
+    """What a product of matrices adds to its result: the third input; empty where there is none."""
+    return input_of(node, BIAS) if node.op_type in MATRIX_PRODUCTS else ""
+
+
 def opset_of(model: ModelProto) -> int:
     """The opset of ONNX's own operators; 0 where the model names none."""
     return max((entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), default=0)
+
+
+def weight_axes(node: NodeProto, index: int, rank: int) -> tuple[int | None, int | None] | None:
+    """The axes of channels and of sums of the weight at input `index`; None if it is no weight."""
+    match node.op_type, index:
+        case "MatMul", (0 | 1) if rank >= 2:
+            return (rank - 1, rank - 2) if index == 1 else (rank - 2, rank - 1)
+        case "Gemm", 1:
+            return (0, 1) if attribute_of(node, "transB") else (1, 0)
+        case "Gemm", 0:
+            return (1, 0) if attribute_of(node, "transA") else (0, 1)
+        case "Conv", 1:
+            return 0, 1
+        case "ConvTranspose", 1:
+            return (1, 0) if attribute_of(node, "group", 1) == 1 else (None, None)
+        case (("LSTM" | "GRU" | "RNN"), (1 | 2)):
+            return None, None
+    return None

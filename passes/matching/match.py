@@ -240,7 +240,7 @@ def _match_values_by_name(same: NodeMatching) -> int:
 
 
 def _match_values_by_weights(same: NodeMatching) -> int:
-    """Match the input and output of a new product whose weights lost nodes read: a Gemm for a MatMul and an Add."""
+    """Match the input and output of a new product whose weights lost nodes read: one node for product and bias."""
     count = 0
     for new in same.open_new():
         item = same.after.items[new]

@@ -139,7 +139,7 @@ NAMED: Final = 3
 def _refuse_attention(proto: onnx.ModelProto, to: int) -> None:
     for node, reason in _without_form(proto, to):
         if node.op_type == "Attention" and "no form" in reason:
-            raise StepFailed(f"{_name_of(node)} {reason} at opset {to}: put decompose-attention in front")
+            raise StepFailed(f"{_name_of(node)} {reason} at opset {to}: put decompose-attention before it")
 
 
 def _without_form(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto, str]]:

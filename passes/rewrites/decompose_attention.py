@@ -63,7 +63,7 @@ def _replace_attention(model: DetachedModel) -> tuple[bool, list[str]]:
     opset = opset_of(model.proto)
     if opset < OLDEST:
         return False, [
-            f"all, since opset {opset} is too old: put {{convert-opset: {{to: {OLDEST}}}}} or later in front"
+            f"all, since opset {opset} is too old: put {{convert-opset: {{to: {OLDEST}}}}} or later before it"
         ]
     types, taken, constants = GraphTypes.of(model), names_in(model.proto), dict[str, TensorProto]()
     stored = initializers_of(graph)

@@ -35,7 +35,7 @@ class FoldBatchnorm(Step):
     name: str = field(default="fold-batchnorm", init=False)
     source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
-        "Put BatchNormalization into the weight and bias of the product in front of it"
+        "Put BatchNormalization into the weight and bias of the product before it"
     )
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"fold-batchnorm": ("batchnorm",)}
 
@@ -137,7 +137,7 @@ def _fold_into_conv(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto])
     """Scale the filters of a Conv or ConvTranspose, which has its channels where BatchNormalization has them."""
     conv, view = path[-1], edit.view
     if len(path) > 1:
-        raise _NotFolded(f"follows {op_of(path[0])} behind {op_of(conv)}")
+        raise _NotFolded(f"follows {op_of(path[0])} after {op_of(conv)}")
     factor, shift = _affine(norm, _norm_params(view, norm))
     stored = _stored_weight(view, conv.input[1], 0)
     if op_of(conv) == "Conv":
@@ -166,12 +166,12 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
     product = read_product(view, node)
     value = next((result for result in channel_values(view, product).walk() if result.node is norm), None)
     if value is None:
-        raise _NotFolded(f"has other channels than the {op_of(node)} in front of it")
+        raise _NotFolded(f"has other channels than the {op_of(node)} before it")
     *adds, own = value.ops
     (at, stored), *_ = product.weights.items()
     count, channels = stored.tensor.dims[stored.axis], value.layout.channels.reshape(-1)
     if len(channels) != count or any(op_of(channel_op.node) != "Add" for channel_op in adds):
-        raise _NotFolded(f"has other channels than the {op_of(node)} in front of it")
+        raise _NotFolded(f"has other channels than the {op_of(node)} before it")
     _norm_params(view, norm)  # refuses what is fed
 
     def by_channel(numbers: Array) -> Array:

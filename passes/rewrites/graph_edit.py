@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, copy_of, replace_entries
+from passes.graph.index import GraphIndex, computed_values, copy_of, replace_entries
 from passes.graph.op_facts import op_of, opset_of
 from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
-from passes.provenance.weight_origins import free_name, mark_part, part_name
+from passes.provenance.weight_origins import mark_part, part_name, take_name
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, digest_of, initializer_of
@@ -59,7 +59,7 @@ class GraphEdit:
         source = self.view.model
         proto = source.copy_proto()
         graph = proto.graph
-        was_alive = {name for node in live_nodes(graph) for name in node.output}
+        was_alive = computed_values(live_nodes(graph)).keys()
         was_read = {name for node in graph.node for name in reads_of(node)}
         own = enumerate(zip(graph.node, self.view.own, strict=True))
         stays = [(at, 1, same) for at, (same, node) in own if id(node) not in self.removed]
@@ -71,7 +71,7 @@ class GraphEdit:
         )
         graph.initializer.extend(self.tensors)
         sort_nodes(graph)
-        alive = {name for node in live_nodes(graph) for name in node.output}
+        alive = computed_values(live_nodes(graph)).keys()
         replace_entries(graph.node, [n for n in graph.node if alive & {*n.output} or not was_alive & {*n.output}])
         index = GraphIndex(graph)
         stays = (tensor for tensor in graph.initializer if tensor.name in index.reads or tensor.name not in was_read)
@@ -89,15 +89,15 @@ class GraphEdit:
         self.replaced.add(name)
         self._store_array(array, name, None, "")
 
-    def renew_tensor(self, name: str, numbers: Array, behind: Sequence[str] = ()) -> str:
+    def renew_tensor(self, name: str, numbers: Array, on_the_way: Sequence[str] = ()) -> str:
         """Store other numbers for the tensor `name`, and return the name of the stored tensor: `name` if the old tensor
         has no other consumer.
 
         Args:
-            behind: values computed from the tensor on the way to the consumer of the new numbers.
+            on_the_way: values computed from the tensor before the consumer of the new numbers.
         """
         view = self.view
-        shared = any(len(view.consumers.get(value, ())) > 1 or value in view.outputs for value in (name, *behind))
+        shared = any(len(view.consumers.get(value, ())) > 1 or value in view.outputs for value in (name, *on_the_way))
         if shared or name not in view.initializers or name in self.replaced:
             return self.store(numbers, name)
         self.replace_tensor(name, numbers)
@@ -163,8 +163,7 @@ class GraphEdit:
         """Add `node` with the metadata of `template`, and a name after its."""
         if not node.metadata_props:
             node.metadata_props.extend(template.metadata_props)
-        node.name = free_name(part_name(template.name, role), self.node_names) if template.name else ""
-        self.node_names.add(node.name)
+        node.name = take_name(part_name(template.name, role), self.node_names) if template.name else ""
         self.nodes.append((self.place, node))
 
     def add_bare(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
@@ -173,9 +172,7 @@ class GraphEdit:
 
     def free(self, name: str) -> str:
         """Return `name`, or the next free name derived from it, and mark the result as taken."""
-        name = free_name(name, self.names)
-        self.names.add(name)
-        return name
+        return take_name(name, self.names)
 
     def opset(self) -> int:
         return opset_of(self.view.model.proto)

@@ -10,9 +10,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.graph.index import constant_of, copy_of
-from passes.graph.op_facts import attribute_of, op_of
+from passes.graph.op_facts import MATRIX_PRODUCTS, attribute_of, op_of
 from passes.structures.axes import Side, product_of
-from passes.structures.view import GraphView
+from passes.structures.view import NBITS, GraphView
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -89,9 +89,8 @@ def read_product(view: GraphView, node: NodeProto) -> MergedProduct:
             own = read_input(view, node, name, count)
             weights |= {} if own is None else {at: own}
     data, matrix = product.operands[1 - side], view.dims(product.operands[side]) or ()
-    plain = op_of(node) in ("MatMul", "MatMulInteger", "QLinearMatMul") or (
-        node.op_type == "Gemm" and not attribute_of(node, "transA", 0)
-    )
+    is_left_plain = not attribute_of(node, "transA", 0)
+    plain = op_of(node) in MATRIX_PRODUCTS | {"MatMulInteger", "QLinearMatMul"} and is_left_plain
     is_matrix = op_of(node) == NBITS or (plain and side == 1 and len(matrix) == 2)
     return MergedProduct(node, place, weights, data, is_matrix)
 
@@ -182,14 +181,12 @@ def _axis_before(view: GraphView, node: NodeProto, axis: int) -> int:
 WEIGHT_OPS: Final = frozenset({"Transpose", "Identity", "Cast", "DequantizeLinear"})
 """Ops that may stand between a stored weight and the product."""
 
-NBITS: Final = "com.microsoft.MatMulNBits"
-
 GROUP_INDICES: Final = 4
 """The position of the group indices among the inputs of MatMulNBits."""
 
-SPLIT_OPS: Final = frozenset(
-    {"MatMul", "Gemm", "Conv", "Einsum", "MatMulInteger", "QLinearMatMul", "com.microsoft.FusedMatMul", NBITS}
-)
+SPLIT_OPS: Final = MATRIX_PRODUCTS | {
+    *("Conv", "Einsum", "MatMulInteger", "QLinearMatMul", "com.microsoft.FusedMatMul", NBITS)
+}
 """Products that are taken apart."""
 
 WITH_CHANNELS: Final[Mapping[str, tuple[int, ...]]] = {"MatMulInteger": (3,), "QLinearMatMul": (4, 5)}

@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.graph.index import replace_entries
 from passes.graph.op_facts import attribute_of, input_of, op_of
-from passes.provenance.weight_origins import free_name
+from passes.provenance.weight_origins import take_name
 from passes.rewrites.decompose_attention import is_attention
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
@@ -102,7 +102,7 @@ class _UnpackedOperator:
 
     def advice(self) -> str:
         """The end of a message: the step that takes the operator apart; empty for an operator without such a step."""
-        return "; decompose-attention in front of split-qkv does" if is_attention(self.node) else ""
+        return "; decompose-attention before split-qkv does" if is_attention(self.node) else ""
 
     def add(self, op: str, inputs: Sequence[str], *outputs: str, domain: str = "", **attributes: Any) -> list[str]:
         names = [self.free(output) for output in outputs]
@@ -120,9 +120,7 @@ class _UnpackedOperator:
         return name
 
     def free(self, name: str) -> str:
-        name = free_name(name, self.names)
-        self.names.add(name)
-        return name
+        return take_name(name, self.names)
 
     def split(self, value: str, sizes: Sequence[int], names: Sequence[str] = ("q", "k", "v")) -> list[str]:
         stem = self.node.output[0]
@@ -172,7 +170,7 @@ def _unstack(build: _UnpackedOperator, at: int, names: Sequence[str]) -> list[st
 
 
 def _group_query(build: _UnpackedOperator) -> None:
-    """GroupQueryAttention with Q, K and V side by side in its first input."""
+    """GroupQueryAttention with Q, K and V joined in its first input."""
     if build.input(1) or build.input(2):
         return
     width, heads, groups = build.dims(0)[-1], build.number_of("num_heads"), build.number_of("kv_num_heads")

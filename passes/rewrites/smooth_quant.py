@@ -45,7 +45,7 @@ class SmoothQuant(Step):
     name: str = field(default="smooth-quant", init=False)
     source: str = field(default="onnxsim", init=False)
     description: ClassVar[Description] = values(
-        "Move outlier channels of activations into the weights behind them (SmoothQuant)"
+        "Move outlier channels of activations into the weights after them (SmoothQuant)"
     )
 
     def check(self, context: PassContext) -> None:
@@ -126,12 +126,12 @@ class _Smoother:
         if self.smoothed:
             yield f"smoothed {plural(self.smoothed, 'product')}"
         if self.left:
-            hint = "" if self.adds_nodes else "; add_nodes: true puts a Mul in front"
-            yield f"left {plural(self.left, 'product')} that no norm alone is in front of{hint}"
+            hint = "" if self.adds_nodes else "; add_nodes: true puts a Mul before it"
+            yield f"left {plural(self.left, 'product')} without a norm that feeds no other node{hint}"
         view = self.edit.view
         gemms = [node for node in view.by_op.get("Gemm", ()) if node.input[1] in view.folded]
         if gemms:
-            yield f"onnxsim smooths no Gemm ({len(gemms)} here): put smooth-quant in front of what makes them"
+            yield f"onnxsim smooths no Gemm ({len(gemms)} here): put smooth-quant before the step that makes them"
 
     def _scale_norm(self, value: str, factor: Array, fixed: Mapping[str, str]) -> bool:
         """Multiply the channels of `value`, which a norm makes, by `factor`; False if none does."""

@@ -17,10 +17,10 @@ from passes.provenance.weight_origins import part_name
 from passes.rewrites.channel_layout import Group, LayoutStep, layout_steps
 from passes.rewrites.channel_values import ChannelOp, ChannelValue, channel_values
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
-from passes.rewrites.merged_product import NBITS, MergedProduct, NotSplit, StoredChannels, read_product, stored_channels
+from passes.rewrites.merged_product import MergedProduct, NotSplit, StoredChannels, read_product, stored_channels
 from passes.structures.axes import product_of
 from passes.structures.matrices import matrix_of
-from passes.structures.view import GraphView, modules_of
+from passes.structures.view import NBITS, GraphView, modules_of
 from passes.weights.detached import DetachedModel
 from passes.weights.mapped import find_file_range
 from passes.weights.stand_ins import Weight, derived_digest
@@ -355,7 +355,7 @@ def _unread_rows(weight: Weight, axis: int, channels: Array) -> Weight:
     """
     first, count = int(channels[0]), len(channels)
     if axis or not weight.data.flags.c_contiguous or not np.array_equal(channels, np.arange(first, first + count)):
-        raise NotSplit("stays unread, and its parts are not rows of it side by side")
+        raise NotSplit("stays unread, and its parts are not consecutive rows of it")
     size = weight.data.nbytes // weight.dims[0]
     data = weight.data[first * size : (first + count) * size]
     place = find_file_range(data)

@@ -107,7 +107,7 @@ MOST_VALUES: Final = 12
 
 
 def find_swiglus(view: GraphView) -> Iterator[Candidate]:
-    """silu(gate)·up, with bounds on both and a factor in the sigmoid too, as gpt-oss has it."""
+    """silu(gate)·up, with bounds on both and a factor in the sigmoid too, as in gpt-oss."""
     for curve in view.by_op.get("Sigmoid", ()):
         scaled = view.maker(curve.input[0], "Mul")
         reads = [] if scaled is None else [name for name in scaled.input if view.scalar(name) is None]

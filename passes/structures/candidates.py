@@ -29,7 +29,7 @@ from passes.structures.view import DEQUANTIZE, NBITS, QUANTIZE, GraphView, modul
 from passes.weights.stand_ins import digest_of
 
 PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "com.microsoft.FusedMatMul"}
-"""Ops that may replace one another while the matrix is the same: optimizers turn MatMul and Add into Gemm."""
+"""Ops that may replace one another while the matrix is the same: optimizers put the bias into the product."""
 
 
 @dataclass(frozen=True, slots=True)

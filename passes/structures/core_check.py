@@ -17,7 +17,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.graph.index import GraphIndex, constant_of
-from passes.graph.op_facts import ARRANGING, PASSING_OPS, attribute_of, first_output, op_of
+from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, PASSING_OPS, attribute_of, first_output, op_of
 from passes.graph.traversal import live_nodes
 from passes.structures.projection_check import computed_constant
 from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, QUANTIZED, Core, CoreNode, Instance
@@ -264,7 +264,7 @@ def _names_of(core: CoreNode) -> Iterator[str]:
     yield min(core.ops)
 
 
-BARRIERS: Final = frozenset({"MatMul", "Einsum", "Gemm", "Softmax"})
+BARRIERS: Final = MATRIX_PRODUCTS | {"Einsum", "Softmax"}
 """Ops at which the search for a core node stops, unless they read weights."""
 
 QUANTIZING: Final = frozenset({"QuantizeLinear", "com.microsoft.QuantizeLinear"})

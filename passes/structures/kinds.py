@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.graph.op_facts import op_of
+from passes.graph.op_facts import MATRIX_PRODUCTS, op_of
 from passes.structures.activations import find_geglus, find_gelus, find_swiglus
 from passes.structures.attention import find_attentions
 from passes.structures.boundary_check import find_lost_boundaries, with_sources
@@ -24,7 +24,7 @@ from passes.structures.quantization import find_pairs
 from passes.structures.residual import find_residuals
 from passes.structures.selectors import find_modules, find_nodes, name_of
 from passes.structures.types import Instance, SearchResult
-from passes.structures.view import GraphView
+from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView
 from passes.structures.wiring_check import find_bypassed_projections, with_wiring
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -126,7 +126,8 @@ STRUCTURES: Final[Mapping[str, Structure]] = {
             _by_shape("embedding", "lookup of rows in a table of weights", find_embeddings, "Gather", "GatherND"),
             _by_shape("rope", "rotary embedding", find_rotary_embeddings, "Cos", "Sin", "Neg", "Softmax"),
             _by_shape(
-                "qdq", "quantized tensor", find_pairs, "QuantizeLinear", "DequantizeLinear", "MatMul", "Gemm", "Conv"
+                *("qdq", "quantized tensor", find_pairs, QUANTIZE, DEQUANTIZE),
+                *(*sorted(MATRIX_PRODUCTS, reverse=True), "Conv"),
             ),
             _by_shape(
                 "residual", "sum of a value and of what a sublayer makes of it", find_residuals, "Add", "Sum", "Concat"

@@ -7,7 +7,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.graph.op_facts import RECURRENT, op_of
+from passes.graph.op_facts import MATRIX_PRODUCTS, RECURRENT, op_of
 from passes.graph.traversal import reads_of
 from passes.structures.candidates import PRODUCTS, Candidate
 from passes.structures.view import GraphView
@@ -107,24 +107,10 @@ MOST_SHORTCUTS: Final = 6
 LAYERS: Final = PRODUCTS | RECURRENT | {"Einsum", "ConvTranspose"}
 """Ops that make a sublayer, where they read weights."""
 
-LINEAR: Final = frozenset(
-    {
-        *(
-            "Add",
-            "Sub",
-            "Mul",
-            "Div",
-            "Identity",
-            "Cast",
-            "CastLike",
-            "Reshape",
-            "Transpose",
-            "BatchNormalization",
-            "Conv",
-        )
-    }
-    | {*("Constant", "Shape", "Concat", "Slice", "Gather", "Unsqueeze", "Squeeze", "Expand", "Pad", "MatMul", "Gemm")}
-)
+LINEAR: Final = MATRIX_PRODUCTS | {
+    *("Add", "Sub", "Mul", "Div", "Identity", "Cast", "CastLike", "Reshape", "Transpose", "BatchNormalization", "Conv"),
+    *("Constant", "Shape", "Concat", "Slice", "Gather", "Unsqueeze", "Squeeze", "Expand", "Pad"),
+}
 
 SHORTCUT: Final = frozenset(
     {*("Conv", "BatchNormalization", "AveragePool", "MaxPool", "Pad", "Slice", "Transpose", "Reshape", "Mul", "Div")}

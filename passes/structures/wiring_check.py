@@ -24,13 +24,15 @@ from passes.graph.op_facts import (
     ARRANGING,
     CONVOLUTIONS,
     FACTORS,
+    MATRIX_PRODUCTS,
     ONNX_DOMAINS,
     RECURRENT,
     SIZES,
+    addend_of,
     has_body,
     is_opaque,
 )
-from passes.graph.traversal import bodies_in, every_node, inline_functions, live_nodes, reads_of
+from passes.graph.traversal import bodies_in, every_node, live_nodes, reads_of
 from passes.model.canonical import meanings_of
 from passes.structures.projection_check import computed_constant, packing_suffix
 from passes.structures.types import Instance, Wiring
@@ -82,7 +84,7 @@ def find_bypassed_projections(
         fed = {name for mask in strangers for name in joins.sources_of(mask)}
         beside = [instance for instance, _ in standing if fed & joins.sources_of(joins.mask_of(_digests([instance])))]
         for instance in beside or [instance for instance, _ in standing]:
-            reasons.setdefault(instance.name, "attention reads products with other matrices beside those of Q, K and V")
+            reasons.setdefault(instance.name, "attention reads products with more matrices than those of Q, K and V")
     return reasons
 
 
@@ -98,8 +100,8 @@ class _Joins:
     """
 
     def __init__(self, model: DetachedModel, digests: Iterable[str]) -> None:
-        proto = inline_functions(model.proto)
-        self._model = model.with_proto(proto)
+        self._model = model.without_functions()
+        proto = self._model.proto
         self._wanted = set(digests)
         self._index = index = GraphIndex(proto.graph, live_nodes(proto.graph)[::-1])
         nodes, self._makers, self._stored = index.nodes, index.producers, index.initializers
@@ -165,7 +167,7 @@ class _Joins:
             return near
         matrix = self._matrix_of(product)
         computed = [name for name in _factors(product) if name and name not in self._constants]
-        addend = self._near.get(product.input[2], 0) if product.op_type == "Gemm" and len(product.input) > 2 else 0
+        addend = self._near.get(addend_of(product), 0)
         if "Attention" in node.op_type or (product.op_type in JOINS and len(computed) > 1):
             operands = [self._near.get(name, 0) for name in computed] + [matrix]
             self._operands += [operand for operand in operands if operand]
@@ -255,7 +257,7 @@ def _factors(node: NodeProto) -> Sequence[str]:
 PRODUCTS: Final = CONVOLUTIONS | RECURRENT | {*FACTORS, "FusedMatMul"}
 """All ops of ONNX that multiply with a matrix; those of other domains are taken to do so, whatever they are."""
 
-JOINS: Final = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Mul"})
+JOINS: Final = MATRIX_PRODUCTS | {"Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Mul"}
 """Ops that join two computed values, including a Mul whose result is summed; so does any Attention."""
 
 SUMS: Final = frozenset({"ReduceSum", "ReduceMean", "CumSum", "AveragePool", "GlobalAveragePool", "LpPool", "ReduceL1"})

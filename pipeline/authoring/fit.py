@@ -3,7 +3,7 @@
 Ctrl-C is seen between two steps: the step at hand is finished, the states are saved, and KeyboardInterrupt is raised.
 To go on, the loop asks for the same batches again and leaves out those that were trained on, so batches have to come
 in the same order each time: draw them by a generator of their own. A script may call `run` several times, one for each
-stage of its training. Each stage that is to go on has a path of its own, beside whose states the history says at which
+stage of its training. Each stage that is to go on has a path of its own; the history next to its states says at which
 step the stage began: a stage goes on only from its own states.
 """
 
@@ -31,7 +31,7 @@ from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
 from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
 from pipeline.training.batch import Batch
-from pipeline.training.checkpoint import check_place
+from pipeline.training.state_dict import check_place
 
 Batches: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
 """The batches of one epoch, which can be iterated again; or a function from the epoch, counted from 0, to them."""
@@ -94,7 +94,7 @@ class FitLimits:
     def __post_init__(self) -> None:
         for name, value in (("epochs", self.epochs), ("steps", self.steps)):
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageError(f"fit: found {name}={value!r}, expected a whole number above zero")
+                raise UsageError(f"fit: found {name}={value!r}, expected an integer above zero")
 
     def are_reached(self, steps: int, records: Sequence[StepRecord]) -> bool:
         """Whether a training of so many steps, with these records, ends."""
@@ -148,7 +148,7 @@ class TrainingLoop:
         """Train until a limit is reached.
 
         path: the states are saved there when the training ends or is stopped, after each epoch, and, with
-            `save_every`, after so many steps; its history lies beside it.
+            `save_every`, after so many steps; its history lies next to it.
         resume: go on from `path`, if there is such a file. States that are ahead of all limits stay as they are.
 
         Raises:
@@ -229,7 +229,7 @@ class TrainingLoop:
             raise UsageError(f"fit: epoch {epoch + 1} has no batch; expected one at least")
 
     def _end_leaving_out(self) -> None:
-        """Begin behind the states that were taken up; drawing their batches again may have drawn torch's numbers."""
+        """Restore the resumed states after their batches were skipped, which may have advanced torch's generator."""
         self._ahead = 0
         if self._resumed is not None:
             self._program.restore(self._resumed)
@@ -285,7 +285,9 @@ class TrainingLoop:
         self._program.load(path)
         ahead = self._program.steps_done - before
         if ahead < 0:
-            raise UsageError(f"{path} is of step {before + ahead}, behind the program, which did {before}; begin anew")
+            raise UsageError(
+                f"{path} is of step {before + ahead}, and the program did {before} steps already; begin anew"
+            )
         self._done, self._ahead = self._done + ahead, ahead
         self._records = [record for record in records if record.step <= self._done]
         self._seconds = self._records[-1].seconds if self._records else 0.0
@@ -318,7 +320,7 @@ def _refuse_batches(batches: object, epochs: int) -> None:
 
 def _refuse_saving(path: Path | None, save_every: int | None, *, resume: bool) -> None:
     if save_every is not None and (not isinstance(save_every, int) or save_every < 1):
-        raise UsageError(f"fit: found save_every={save_every!r}, expected a whole number above zero")
+        raise UsageError(f"fit: found save_every={save_every!r}, expected an integer above zero")
     if path is not None:
         check_place(path)
         return
@@ -328,7 +330,7 @@ def _refuse_saving(path: Path | None, save_every: int | None, *, resume: bool) -
 
 
 def history_path(path: Path) -> Path:
-    """The file of the history beside the states in `path`."""
+    """The file of the history, next to the states in `path`."""
     return path.with_name(f"{path.name}.history.json")
 
 

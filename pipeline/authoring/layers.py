@@ -88,9 +88,9 @@ def _size_of_all(item: object) -> bool:
     return bool(sizes) and all(type(size) is int and size > 0 for size in sizes)
 
 
-SIZE: Final = Check(lambda item: WHOLE.accepts(item) and item > 0, "a whole number above zero")
+SIZE: Final = Check(lambda item: WHOLE.accepts(item) and item > 0, "an integer above zero")
 SHARE: Final = Check(lambda item: NUMBER.accepts(item) and 0 <= item <= 1, "a number from 0 to 1")
-PAIR: Final = Check(lambda item: _sizes(item, 1), "a whole number of 1 or more, or a pair of them")
+PAIR: Final = Check(lambda item: _sizes(item, 1), "an integer of 1 or more, or a pair of them")
 
 CHECKS: Final[Mapping[str, Check]] = {
     **dict.fromkeys(("in_features", "out_features", "in_channels", "out_channels"), SIZE),
@@ -99,7 +99,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "stride": Check(lambda item: item is None or _sizes(item, 1), PAIR.words),
     "padding": Check(
         lambda item: item in ("same", "valid") if isinstance(item, str) else _sizes(item, 0),
-        "a whole number of 0 or more, or a pair of them",
+        "an integer of 0 or more, or a pair of them",
     ),
     "normalized_shape": Check(_size_of_all, "the size of one axis at least"),
     "eps": Check(lambda item: NUMBER.accepts(item) and 0 <= item < float("inf"), "a number that is not below zero"),

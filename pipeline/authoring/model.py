@@ -41,7 +41,7 @@ class Evaluation:
 
 
 class Model:
-    """A model by hand: its inputs, and the layers behind them.
+    """A model by hand: its inputs, and the layers that follow them.
 
         model = Model((64, 64))                      # batches of 64 samples with 64 numbers each
         model.add(Linear(64, 128)).add(ReLU()).add(Linear(128, 10))
@@ -73,10 +73,10 @@ class Model:
         return f"Model({', '.join(map(str, self.inputs))}): {self.module!r}"
 
     def add(self, layer: torch.nn.Module) -> Self:
-        """Put a layer behind the others; its shapes are checked at once.
+        """Append a layer; its shapes are checked at once.
 
         Raises:
-            UsageError: it is no layer, or does not fit behind the one before.
+            UsageError: it is no layer, or does not fit the output of the last layer.
         """
         if not isinstance(self.module, Sequential) or not self._grows:
             raise UsageError("add: the model was made of a module of its own; expected Model(shape) without module=")
@@ -157,7 +157,7 @@ class Model:
 
         steps: the most steps. until: stop when the mean loss of the last 50 steps is below it.
         path: a file for the states, which are whole at every moment, also after Ctrl-C; `resume` goes on from there.
-        save_every: save after so many steps, beside after each epoch.
+        save_every: save after so many steps, as well as after each epoch.
         quiet: show no progress. observer: is called with the events instead.
 
         Raises:
@@ -379,7 +379,7 @@ def _spec_of(shape: Sequence[int]) -> TensorSpec:
 
 def _with_batch(spec: TensorSpec, batch: int) -> TensorSpec:
     if batch < 1:
-        raise UsageError(f"found batch={batch}, expected a whole number above zero")
+        raise UsageError(f"found batch={batch}, expected an integer above zero")
     return TensorSpec((batch, *spec.shape[1:]), spec.dtype, spec.device)
 
 

@@ -168,7 +168,7 @@ def _scopes(builder: ModelBuilder, module: nn.Module) -> Iterator[None]:
 
 
 class Sequential(Module, nn.Sequential):
-    """Modules in a row, each called with what the one before gave; they are called `0`, `1` and so on."""
+    """Modules in a row, each called with the result of the last; they are called `0`, `1` and so on."""
 
     def __init__(self, *modules: Any) -> None:
         """`modules`: in order, or one dict of modules with their names, as torch's class takes it."""

@@ -60,7 +60,7 @@ class Adam(OptimizerSpec):
 @typed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW(OptimizerSpec):
-    """Adam with a weight decay of its own, beside the gradient."""
+    """Adam with a weight decay that is separate from the gradient."""
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)

@@ -221,9 +221,9 @@ typed: Final = expects_annotated(
         "Sequence[Tensor]": Check(
             lambda item: isinstance(item, tuple | list) and bool(item), "IR tensors, one at least"
         ),
-        "Sequence[int]": Check(_are_sizes, "whole numbers, such as (2, 3)"),
-        "Pair": Check(lambda item: type(item) is int or _are_sizes(item), "a whole number or a pair of them"),
-        "int | Sequence[int]": Check(lambda item: type(item) is int or _are_sizes(item), "a whole number, or several"),
+        "Sequence[int]": Check(_are_sizes, "integers, such as (2, 3)"),
+        "Pair": Check(lambda item: type(item) is int or _are_sizes(item), "an integer or a pair of them"),
+        "int | Sequence[int]": Check(lambda item: type(item) is int or _are_sizes(item), "an integer, or several"),
         "tuple[float, float]": Check(
             lambda item: isinstance(item, tuple | list) and len(item) == 2 and all(map(NUMBER.accepts, item)),
             "two numbers",

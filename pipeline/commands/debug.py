@@ -83,6 +83,10 @@ def compare(
     ] = None,
     overrides: Overrides = None,
     most: Annotated[int | None, typer.Option(metavar="N", min=1, help="Values to write out (default 20).")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="K", min=1, help="Of a training: compare its step K on the plan with eager torch."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run MODEL on the backends A and B with the same inputs, and compare every value; exit code 1 if any differs.
@@ -90,6 +94,9 @@ def compare(
     An element may differ by atol + rtol × the scale of its tensor; both follow from the dtype where they are not given.
     """
     _check_backends(first, second)
+    if step is not None:
+        _compare_step({first, second}, model, overrides, step, _tolerances(rtol, atol), as_json=as_json)
+        return
     if inputs is not None and seed is not None:
         raise UsageError("--inputs gives the numbers, so --seed has no effect; leave one of them out")
     if first_divergence and most is not None:
@@ -132,6 +139,31 @@ def compare(
         shown = "\n".join(map(visible_line, lines))
         print_styled(shown + "\n", STYLES)
     if found.divergences:
+        raise typer.Exit(DIFFERENT)
+
+
+def _compare_step(
+    names: set[str],
+    model: str,
+    overrides: Sequence[str] | None,
+    step: int,
+    tolerances: Mapping[str, Tolerance],
+    *,
+    as_json: bool,
+) -> None:
+    """Compare one step of the training that the configuration `model` describes with eager torch."""
+    if names != {"torch", "plan"}:
+        raise UsageError(f"found {' and '.join(sorted(names))} with --step; expected torch and plan, which train")
+    from pipeline.config import RunConfig
+    from pipeline.train_run import TrainRun
+
+    config = RunConfig.from_source(model, overrides or ())
+    found = TrainRun(config).compare_step(step, {**config.verify.compared_within, **tolerances})
+    if as_json:
+        print_json({"format_version": FORMAT_VERSION, **dataclasses.asdict(found)})
+    else:
+        print_styled(visible_line(str(found)) + "\n", STYLES)
+    if found.errors is not None:
         raise typer.Exit(DIFFERENT)
 
 
@@ -222,7 +254,7 @@ def _open_ir(path: Path, weights: Path | None) -> Subject:
         raise UsageError(f"there is no file {path}; expected an IR, as `onnxline ir extract` or a run writes it")
     from pipeline.config import InputConfig
     from pipeline.export.inputs import input_spec
-    from pipeline.runtime.weights import with_weights
+    from pipeline.runtime.slots import with_weights
     from pipeline.torch_ir import load_weights
     from pipeline.verify.backends import GraphModel
 

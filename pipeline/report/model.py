@@ -221,6 +221,11 @@ class BackendReport:
         return "; ".join(remarks)
 
     @property
+    def excuse(self) -> str:
+        """Why a difference from the reference is rounding of both; empty where nothing differs."""
+        return self.reason if self.status == "ran" and not self.is_wrong else ""
+
+    @property
     def shortfall(self) -> str:
         """What the backend does not run, or computes otherwise, in a few words; empty if it ran right."""
         if self.status == "ran":

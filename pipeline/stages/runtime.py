@@ -32,6 +32,7 @@ from pipeline.stages.plan_files import with_memory_map, write_plan_files
 from pipeline.stages.weight_free import written_path
 from pipeline.verify.backends import BACKENDS, Backend, Feeds, OnnxFile, shapes_of
 from pipeline.verify.divergence import compare_backends
+from pipeline.verify.exact import excuse_rounding
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
@@ -76,7 +77,7 @@ def run_backends(
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
         backend = BACKENDS[name](model, config.runtime.chosen_fusions, native=config.runtime.native)
-        trial = _BackendTrial(backend, name, config.runtime)
+        trial = _BackendTrial(backend, name, config.runtime, model)
         for reference in references.draws:
             trial.run(reference, judge, partial(_write_ir, backend, reference, config.runtime, path, workspace))
         if name == "plan" and not trial.planned:
@@ -119,14 +120,16 @@ def refuse_wrong_results(report: RuntimeReport) -> None:
 class _BackendTrial:
     """One backend on the draws, one after the other."""
 
-    def __init__(self, backend: Backend, name: str, config: RuntimeConfig) -> None:
-        self._backend, self._name, self._config = backend, name, config
+    def __init__(self, backend: Backend, name: str, config: RuntimeConfig, model: OnnxFile) -> None:
+        self._backend, self._name, self._config, self._model = backend, name, config, model
         self.errors: dict[str, dict[str, Errors]] = {}
         """By the label of each draw that the backend has run, and by output."""
         self.planned: dict[str, Any] = {}
         """The fields of the report on the plan of the first draw that the backend has run."""
         self.difference = ""
         """Where the values of the backend begin to differ from those of onnxruntime."""
+        self._excused: list[str] = []
+        """Differences that are rounding of both results."""
         self._refusals: dict[str, Exception] = {}
         self._seconds: list[float] = []
 
@@ -142,9 +145,11 @@ class _BackendTrial:
             self._refusals[reference.label] = error
             return
         self.planned = planned
-        self.errors[reference.label] = {
-            output: judge(output, value, outputs[output]) for output, value in reference.outputs.items()
-        }
+        errors = {output: judge(output, value, outputs[output]) for output, value in reference.outputs.items()}
+        if self._name != "onnxruntime":
+            errors, excused = excuse_rounding(self._model, reference.feeds, reference.outputs, outputs, errors)
+            self._excused += excused
+        self.errors[reference.label] = errors
 
     def _raise_if_required(self, error: Exception) -> None:
         """Raise `error`, unless it is only reported: all of a default backend's, and what torch cannot take."""
@@ -178,6 +183,7 @@ class _BackendTrial:
         if wrong:
             status = "differs" if self._config.is_default(self._name) else "ran"
             return replace(found, status=status, reason="; ".join([*wrong, *filter(None, [self.difference])]))
+        found = replace(found, reason="; ".join(self._excused))
         return self._with_refusal(found) if self._refusals else found
 
     def _with_refusal(self, found: BackendReport) -> BackendReport:

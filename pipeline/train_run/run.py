@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from passes.proof.numbers import Tolerance
 from passes.suggest import plural
 from pipeline.authoring import Model, TrainingHistory, TrainingLoop
 from pipeline.authoring.fit import FitLimits, history_path
@@ -27,8 +28,8 @@ from pipeline.stages.check import check_settings, check_train
 from pipeline.stages.report import write_quietly
 from pipeline.train_run.settings import make_loss, make_optimizer, make_schedule, training_key
 from pipeline.train_run.source import TrainSource, open_train_source, quantize
-from pipeline.training import TrainProgram, record_step
-from pipeline.training.checkpoint import replace_tensors
+from pipeline.training import StepComparison, TrainProgram, compare_step, record_step
+from pipeline.training.state_dict import replace_tensors
 from pipeline.versions import versions
 from pipeline.workspace import Workspace, make_folder
 
@@ -44,7 +45,7 @@ MODEL: Final = "model.onnx"
 """The trained model, as the main job has left it."""
 
 MAIN_JOB, SIMULATION = "onnx", "quantsim"
-"""The folders of the main job behind the training, and of the simulation of quantization in front of it."""
+"""The folders of the main job after the training, and of the simulation of quantization before it."""
 
 EARLIER: Final = "earlier"
 """The folder of what trainings of other settings have left, each in a folder with its number."""
@@ -52,7 +53,7 @@ EARLIER: Final = "earlier"
 STAGE: Final = "train"
 
 END: Final = object()
-"""Stands behind the last batch of an epoch."""
+"""Marks the end of an epoch's batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,32 @@ class TrainRun:
             finally:
                 write_quietly(lambda: self._workspace.write_text("log.txt", self._log.text()))
 
+    def compare_step(self, step: int, tolerances: Mapping[str, Tolerance] | None = None) -> StepComparison:
+        """Begin anew, do `step` steps, and the last of them by eager torch too, from the same states; writes no file.
+
+        Raises:
+            UsageError: the training has fewer steps, or trains a quantized model.
+        """
+        if self._train.quantized:
+            raise UsageError(
+                "train.quantized is set; expected a training in float, whose step eager torch does as well"
+            )
+        first = self._first_batch()
+        program = self._record(open_train_source(self._config, first, None).module, first)
+        schedule = make_schedule(self._train.schedule)
+        scheduler = None if schedule is None else schedule(program.optimizer)
+        batches = itertools.chain.from_iterable(map(self._batches, range(self._train.epochs)))
+        for batch in itertools.islice(batches, step - 1):
+            program.step(batch)
+            if scheduler is not None:
+                scheduler.step()
+        batch = next(batches, None)
+        if batch is None:
+            raise UsageError(f"the training has {plural(program.steps_done, 'step')}, so there is no step {step}")
+        return compare_step(
+            program, make_loss(self._train), batch, max_norm=self._train.max_norm, tolerances=tolerances
+        )
+
     def _execute(self) -> TrainResult:
         folder = self._workspace.folder
         if self._train.export:
@@ -124,7 +151,7 @@ class TrainRun:
         return self._finish(source, program, history)
 
     def _finish(self, source: TrainSource, program: TrainProgram, history: TrainingHistory) -> TrainResult:
-        """What comes behind the steps: weights, numbers, ONNX, and the report, also of a failure on that way."""
+        """What follows the steps: weights, numbers, ONNX, and the report, also of a failure on the way."""
         training = self._describe(program, history)
         try:
             program.write_back()
@@ -174,7 +201,7 @@ class TrainRun:
             make_folder(aside)
             for file in found:
                 file.rename(aside / file.name)
-            self._send(Note(f"this training begins anew; the files of the one before are in {aside}"))
+            self._send(Note(f"this training begins anew; the files of the previous training are in {aside}"))
         self._workspace.save(STAGE, key, self._config.name)
 
     def _first_batch(self) -> Any:
@@ -239,7 +266,7 @@ class TrainRun:
             last_loss=history.last_loss if points else None,
             loss=self._train.loss,
             optimizer=f"{self._train.optimizer.name}({settings})",
-            parameters=sum(one.numel() for one in program.module.parameters() if one.requires_grad),
+            parameters=sum(param.numel() for param in program.module.parameters() if param.requires_grad),
             ops=len(program.graph.ops),
             phases=phases,
             losses=points,

@@ -31,7 +31,7 @@ from pipeline.workspace import key_of
 def training_key(config: RunConfig, train: TrainConfig, quantized: Path | None) -> str:
     """Digest of all that the steps depend on: settings, the user's files, this code and its libraries.
 
-    quantized: the file of the quantized model, where that is trained. `evaluate` and `export` come behind the steps.
+    quantized: the file of the quantized model, where that is trained. `evaluate` and `export` follow the steps.
     """
     references = (config.model.factory, train.batches, train.loss)
     files = [Path(text.rpartition(":")[0]) for text in references if text and ".py:" in text]
@@ -52,14 +52,14 @@ def _files_of_model(model: ModelConfig, checkpoint: str | None) -> list[Path]:
 
 
 def _files_in(path: Path) -> Iterator[Path]:
-    """The file, or those of the folder; of an index of shards, what lies beside it."""
+    """The file, or those of the folder; of an index of shards, the files in its folder."""
     is_index = path.name.endswith(".index.json")
     folder = path.parent if is_index else path
     yield from sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else [path]
 
 
 def _files_of_onnx(path: Path) -> list[Path]:
-    """The ONNX file, and those beside it that hold its weights."""
+    """The ONNX file, and the files in its folder that hold its weights."""
     try:
         graph = onnx.load(path, load_external_data=False).graph
     except (OSError, DecodeError):  # as_module says what is wrong with it

@@ -58,7 +58,7 @@ class TrainSource(ABC):
 
     @property
     def rivals(self) -> Mapping[str, Callable[[], nn.Module]]:
-        """Models that `train.evaluate` measures too, beside the trained one, by what the report calls them."""
+        """Models that `train.evaluate` measures as well as the trained one, by what the report calls them."""
         return {}
 
     @abstractmethod
@@ -166,7 +166,7 @@ def quantize(config: RunConfig, folder: Path, observer: Observer) -> Path:
 
     Raises:
         UsageError, PassError: something that was given is wrong, such as a rule that matches nothing.
-        CheckFailed: the run in front of the simulation failed.
+        CheckFailed: the run before the simulation failed.
     """
     result = QuantSim(config, folder, observer).run()
     return result.folder / "model.qdq.onnx"
@@ -204,7 +204,7 @@ def open_train_source(config: RunConfig, batch: object, quantized: Path | None) 
 
 
 def _sizes_of(path: Path, batch: object) -> dict[str, tuple[int, ...]]:
-    """The shapes of the inputs of an ONNX model in a batch, as far as it has them; the recording says what is wrong."""
+    """The shapes of the inputs of an ONNX model in a batch, as far as it has any; the recording says what is wrong."""
     names = [spec.name for spec in read_onnx_file(str(path), ModelConfig(onnx=str(path))).inputs]
     given = dict(zip(names, batch, strict=False)) if isinstance(batch, tuple | list) else batch
     tensors = given if isinstance(given, Mapping) else {}

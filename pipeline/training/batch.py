@@ -57,7 +57,7 @@ class BatchLayout:
         return cls(names, False, inputs)
 
     def tensors(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The tensors of `batch` by the names of the graph's inputs; a mapping may hold others beside them.
+        """The tensors of `batch` by the names of the graph's inputs; a mapping may hold further tensors.
 
         Raises:
             UsageError: the batch has another form than the example, or a tensor is missing.
@@ -87,9 +87,9 @@ class BatchLayout:
 def _parameters_of(module: nn.Module) -> frozenset[str] | None:
     """The names that `forward` takes; None where it takes any."""
     parameters = inspect.signature(module.forward).parameters.values()
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return frozenset(one.name for one in parameters)
+    return frozenset(parameter.name for parameter in parameters)
 
 
 def _refuse_other_things(tensors: Mapping[str, object]) -> None:

@@ -28,14 +28,14 @@ class RandomGuard:
     """The state of torch's random numbers, which a recording leaves as it is: whatever sets it is refused.
 
     A seed, or a `torch.random.fork_rng`, would be no part of a step. To see them, each operator that draws is followed
-    by a draw of our own: a state that the code puts back is then another than the one that is expected.
+    by a draw of our own: a state that the code puts back then differs from the expected state.
     """
 
     def __init__(self) -> None:
         self._expected = self._before = torch.get_rng_state()
 
     def follow_draw(self) -> None:
-        """Called in front of each operator that draws."""
+        """Called before each operator that draws."""
         with _disable_current_modes():
             self.refuse_changes()
             torch.rand(1)
@@ -144,11 +144,11 @@ class RefusedCalls(TorchFunctionMode):
             own = self._name_of(generator)
             raise Unsupported(
                 f"torch.{name} draws from {f'the torch.Generator {own!r}' if own else 'a torch.Generator'} "
-                f"({place_outside()}), whose state no step would keep: leave generator= out, or draw in front of each "
+                f"({place_outside()}), whose state no step would keep: leave generator= out, or draw before each "
                 "step and give the numbers with the batch; numbers that are to stay belong into a buffer"
             )
         if name in RECURRENT:
-            # Both forms of each, for padded and for packed sequences, have these behind the list of weights.
+            # Both forms of each, for padded and for packed sequences, have these after the list of weights.
             first = next((place for place, item in enumerate(args) if isinstance(item, bool)), len(args))
             given = {
                 **dict(zip(("has_biases", "num_layers", "dropout", "train"), args[first:], strict=False)),
@@ -187,7 +187,7 @@ def _describe_difference(before: Call, now: Call, left: Sequence[str]) -> str:
         return (
             f"the forward pass or the loss {found} ({place_outside()}), where the first call has left a tensor in "
             f"{' and '.join(map(repr, left))}, which no step carries to the next one: register it by register_buffer "
-            "with its first value, in front of the recording, and write to it by copy_"
+            "with its first value, before the recording, and write to it by copy_"
         )
     return (
         f"the forward pass or the loss {found} ({place_outside()}); a step would keep the first. Randomness of Python, "

@@ -3,7 +3,7 @@
 A step whose loss is not finite (or the norm of its gradients, where they are clipped or checked) changes nothing: the
 updates read `skip`, and the buffers that the forward pass wrote keep their old values.
 
-An update stands as early as it may: behind the last operator that reads the parameter, and behind the one that makes
+An update stands as early as it may: after the last operator that reads the parameter, and after the operator of
 its gradient. So the memory of a large gradient is free again at once. Small parameters of a group share one update,
 since a launch costs more than they do.
 """
@@ -21,7 +21,7 @@ from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
 from pipeline.training.trace import TracedStep
 
 LARGE = 1024 * 1024
-"""Bytes from which on a parameter has an update of its own."""
+"""A parameter of so many bytes, or more, has an update of its own."""
 
 STEP = "optimizer.step"
 """The state that counts the steps, float32."""
@@ -156,7 +156,7 @@ class _FiniteCheck:
         return self._edit.insert("aten.where.self", [*self._flags, old, new], [self._edit.spec(old)], attrs)[0]
 
     def count(self, step: int) -> int:
-        """The number of this step; the one before where it is left out."""
+        """The number of this step, or of the last one where the step is left out."""
         return self._edit.insert("CountStep", [step, self.skip], [SCALAR], {})[0]
 
 
@@ -164,12 +164,12 @@ OF_TWO: Mapping[str, Attr] = {"self": InputRef(0), "other": InputRef(1)}
 
 
 class _Edit:
-    """Inserts ops into a graph, each as early as its operands allow, and behind all readers of what it replaces."""
+    """Inserts ops into a graph, each as early as its operands allow, and after all consumers of what it replaces."""
 
     def __init__(self, graph: Graph) -> None:
         self._decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
         self._ops: list[tuple[int, Op]] = [(op.oid, op) for op in graph.ops]
-        """Each op behind the op of the graph whose index it has; of equal indices the order is that of insertion."""
+        """(Index of the graph op that it follows, new op); equal indices keep the order of insertion."""
         self._made = {value.vid: -1 if value.producer is None else value.producer for value in graph.values}
         self._last = {value.vid: max(value.users, default=-1) for value in graph.values}
 
@@ -188,7 +188,7 @@ class _Edit:
     def insert(
         self, kind: str, inputs: Sequence[int], outputs: Sequence[TensorSpec], attrs: Mapping[str, Attr]
     ) -> tuple[int, ...]:
-        """Insert an op behind what makes its inputs, and behind what reads those of them that are stored."""
+        """Insert an op after the producers of its inputs, and after the consumers of those inputs that are stored."""
         stored = [vid for vid in inputs if self._made[vid] < 0]
         place = max([*(self._made[vid] for vid in inputs), *(self._last[vid] for vid in stored), 0])
         number = len(self._ops)

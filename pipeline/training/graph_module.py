@@ -19,8 +19,7 @@ from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dims_of
-from pipeline.runtime.eager import apply
-from pipeline.runtime.functional import refuse_kinds, why_not_differentiable
+from pipeline.runtime.eager import apply, refuse_kinds, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
 from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
 from pipeline.training.trained import DEQUANTIZER, QUANTIZER, find_candidates, find_trained, scales_of
@@ -77,7 +76,7 @@ def whole_model(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
 
 @dataclass(frozen=True, slots=True)
 class BoundGraph:
-    """A graph for some sizes, the vids of parameters and buffers in it, and the constants that it has beside these."""
+    """A graph for some sizes, the vids of parameters and buffers in it, and its further constants."""
 
     graph: Graph
     vids: Mapping[str, int]
@@ -124,7 +123,7 @@ class GraphModule(nn.Module):
         self._make_relative(list(scales))
 
     def _make_relative(self, scales: Sequence[str]) -> None:
-        """Train each scale as a multiple of the one that it begins with, which stays as a buffer.
+        """Train each scale as a multiple of its first value, which stays as a buffer.
 
         Scales differ by thousands, and an optimizer like Adam takes steps of one size: a step of 1e-3 is 0.1 % now.
         """
@@ -275,7 +274,7 @@ class GraphModule(nn.Module):
         vids = {name: params[value] for name, value in self.value_names.items() if value in params}
         stored = [value for value in graph.with_role(Role.PARAM, Role.CONST) if value.vid not in vids.values()]
         # Other sizes give other constants, also under the same name.
-        return BoundGraph(graph, vids, {one.vid: as_tensor(graph.payloads[one.vid].numpy()) for one in stored})
+        return BoundGraph(graph, vids, {value.vid: as_tensor(graph.payloads[value.vid].numpy()) for value in stored})
 
 
 def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -293,7 +292,7 @@ def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.T
 def quantize_to_floats(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Whole numbers travel to their dequantizer as floats, since torch gives integers no gradient."""
     if str(op.attrs["to"]).startswith("float8"):
-        raise Unsupported(f"op {op.name!r} rounds to {op.attrs['to']}, expected whole numbers of 8 or 16 bits")
+        raise Unsupported(f"op {op.name!r} rounds to {op.attrs['to']}, expected integers of 8 or 16 bits")
     return apply(replace(op, attrs={**op.attrs, "as_floats": True}), ins, {})
 
 
@@ -309,8 +308,8 @@ def refuse_ops(graph: Graph) -> None:
         for user in (graph.ops[oid] for vid in op.outputs for oid in graph.values[vid].users):
             if user.kind not in (*CARRIERS, DEQUANTIZER):
                 raise Unsupported(
-                    f"op {user.name!r}, {user.operator}, computes with the whole numbers of {op.name!r}; expected a "
-                    "DequantizeLinear behind each QuantizeLinear"
+                    f"op {user.name!r}, {user.operator}, computes with the integers of {op.name!r}; expected a "
+                    "DequantizeLinear after each QuantizeLinear"
                 )
 
 
@@ -343,12 +342,12 @@ split_with_sizes.default
 """
 
 CARRIERS = frozenset(f"aten.{name}" for name in MOVES.split())
-"""Kinds that pass whole numbers on as they are, also where these travel as floats."""
+"""Kinds that pass integers on as they are, also where these travel as floats."""
 
 
 def _gradient_factor(graph: Graph, quantizer: Op) -> float:
     """LSQ's factor for the gradient of a scale, 1 / sqrt(N · Q): N elements that share the scale, of a weight or of one
-    sample of an activation, and the greatest whole number Q."""
+    sample of an activation, and the greatest integer Q."""
     data, scale = (graph.values[vid] for vid in quantizer.inputs[:2])
     sizes = [size for size in data.spec.shape if isinstance(size, int)]
     if data.producer is not None or data.role is Role.INPUT:

@@ -1,7 +1,7 @@
 """Numbers that Python asks for while a step is recorded, where they follow from what no step changes.
 
 A recording runs on tensors without numbers. Yet `bool((mask == causal).all())`, as torch's own TransformerEncoder asks
-of its mask, follows from a stored mask and constants alone. So beside the recording, what follows from such tensors is
+of its mask, follows from a stored mask and constants alone. So during the recording, what follows from such tensors is
 computed, as long as nothing else takes part; an answer that follows from anything else is refused, with its line.
 """
 

@@ -60,7 +60,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
         )
     refuse_optimizer_hooks(optimizer)
     names = {id(tensor): name for name, tensor in module.named_parameters()}
-    strangers = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in names]
+    strangers = [param for group in optimizer.param_groups for param in group["params"] if id(param) not in names]
     if strangers:
         raise UsageError(
             f"the optimizer has a parameter of shape {list(strangers[0].shape)} that the module has not; "
@@ -69,7 +69,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
     groups, moments, steps = [], {}, set[int]()
     for number, options in enumerate(optimizer.param_groups):
         _refuse_options(options, number)
-        own = [(names[id(one)], one) for one in options["params"] if names[id(one)] in trained]
+        own = [(names[id(param)], param) for param in options["params"] if names[id(param)] in trained]
         _refuse_dtypes(rule, own)
         sorts = MOMENTS[rule](options)
         groups.append(
@@ -83,7 +83,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
     if len(steps) > 1:
         raise Unsupported(
             f"the optimizer did {min(steps)} to {max(steps)} steps with its parameters; expected one count, since a "
-            "program counts once for all: train those that are behind with an optimizer of their own first"
+            "program counts once for all: train those with fewer steps by an optimizer of their own first"
         )
     return OptimizerSettings(rule, tuple(group for group in groups if group.params), max(steps, default=0), moments)
 

@@ -3,8 +3,8 @@
     stored:    w_quantized (int4) ▸ DequantizeLinear ▸ w_dequantized
     trained:   w (float) ▸ QuantizeLinear (int8) ▸ Clip [-7, 7] ▸ DequantizeLinear ▸ w_dequantized
 
-The trained form is a plain ONNX model too. It has whole numbers of 8 and 16 bits only, with a Clip where the format has
-fewer numbers: behind QuantizeLinear, where its limits are whole numbers and do not move with the scale. A bias of 32
+The trained form is a plain ONNX model too. It has integers of 8 and 16 bits only, with a Clip where the format has
+fewer values: after QuantizeLinear, where its limits are integers and do not move with the scale. A bias of 32
 bits is as good as a float, and is trained as one.
 """
 
@@ -27,19 +27,19 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """Whole numbers in front of a DequantizeLinear, which train as floats."""
+    """Integers that a DequantizeLinear reads, which train as floats."""
 
     name: str
     """Of the floats."""
     numbers: str
-    """Of the initializer that holds the whole numbers."""
+    """Of the initializer that holds the integers."""
     scale: str
     encoding: Encoding
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowQuantizer:
-    """A Clip in front of a QuantizeLinear: a format with fewer numbers than its ONNX dtype has."""
+    """A Clip before a QuantizeLinear: a format with fewer numbers than its ONNX dtype has."""
 
     clip: str
     """The Clip's output."""
@@ -67,7 +67,7 @@ def read_quantizers(proto: onnx.ModelProto) -> QdqModel:
     """What `proto` quantizes.
 
     Raises:
-        Unsupported: whole numbers that are stored in a node, or that have a computed scale.
+        Unsupported: integers that are stored in a node, or that have a computed scale.
     """
     graph = proto.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -78,7 +78,7 @@ def read_quantizers(proto: onnx.ModelProto) -> QdqModel:
     for node in graph.node:
         source = node.input[0] if node.input else ""
         if node.op_type == DEQUANTIZE and makers.get(source) is not None and makers[source].op_type == "Constant":
-            raise Unsupported(f"{node.name or source!r} reads whole numbers of a Constant; make it an initializer")
+            raise Unsupported(f"{node.name or source!r} reads integers of a Constant; make it an initializer")
         if node.op_type == DEQUANTIZE and source in tensors and source not in stored:
             name, encoding = _encoding_of(node, tensors)
             name = name if name not in taken else f"{source}_as_float"
@@ -90,7 +90,7 @@ def read_quantizers(proto: onnx.ModelProto) -> QdqModel:
 
 
 def trainable_form(model: QdqModel) -> onnx.ModelProto:
-    """The model with float weights in front of QuantizeLinear; it computes the same.
+    """The model with float weights before QuantizeLinear; it computes the same.
 
     Raises:
         Unsupported: a zero point that is no initializer.
@@ -132,7 +132,7 @@ def trainable_form(model: QdqModel) -> onnx.ModelProto:
 
 
 def stored_numbers(weight: StoredWeight, floats: np.ndarray, scale: np.ndarray, like: TensorProto) -> TensorProto:
-    """The trained floats as whole numbers of the format; ties go to the even number.
+    """The trained floats as integers of the format; ties go to the even number.
 
     Raises:
         UsageError: a scale is not above zero, or the shape is another.
@@ -169,7 +169,7 @@ class _Widening:
         return list(self._made.values())
 
     def zero_point(self, node: NodeProto) -> tuple[int, str]:
-        """The ONNX dtype of the whole numbers, and the name of a zero point of 8 bits or more."""
+        """The ONNX dtype of the integers, and the name of a zero point of 8 bits or more."""
         tensor = self._tensors.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if tensor is None:
             if len(node.input) > 2 and node.input[2]:
@@ -186,7 +186,7 @@ class _Widening:
         return tensor.data_type, self._keep(f"{tensor.name}_wide", numpy_helper.to_array(tensor), tensor.data_type)
 
     def quantize_weight(self, node: NodeProto, weight: StoredWeight, result: str) -> Iterator[NodeProto]:
-        """The nodes that make the whole numbers `result` of a float weight, for its DequantizeLinear."""
+        """The nodes that make the integers `result` of a float weight, for its DequantizeLinear."""
         _, zero = self.zero_point(node)
         precision = weight.encoding.precision
         settings = [entry for entry in node.attribute if entry.name in ("axis", "block_size")]
@@ -236,7 +236,7 @@ def _encoding_of(node: NodeProto, tensors: Mapping[str, TensorProto]) -> tuple[s
 
 
 def _narrows(clip: NodeProto, quantize: NodeProto, tensors: Mapping[str, TensorProto]) -> bool:
-    """Whether a Clip in front of a QuantizeLinear ends at numbers of its format, as quantsim's does."""
+    """Whether a Clip before a QuantizeLinear ends at numbers of its format, as quantsim's does."""
     if clip.op_type != "Clip" or len(clip.input) != 3 or not all(name in tensors for name in clip.input[1:]):
         return False
     scale = tensors.get(quantize.input[1])

@@ -21,8 +21,7 @@ from pipeline.runtime.tensors import torch_dtype
 from pipeline.training.batch import Batch, LossFunction
 from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name, rate_name, stored_name
 from pipeline.training.optimizer import OptimizerSettings, fixed_options, rate_state, read_optimizer
-from pipeline.training.phases import Phase, PhaseRecorder
-from pipeline.training.program import TrainProgram
+from pipeline.training.program import Phase, PhaseRecorder, TrainProgram
 from pipeline.training.refusals import check_limit, refuse_classes
 from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, refuse_what_torch_refuses, trace_step
@@ -61,7 +60,7 @@ def record_step(
         large: bytes; a parameter of this size or larger is updated as soon as its gradient is final, and not with the
             others.
         native: kernels in C++ compute what they can (see `compile_graph`); losses differ from torch's by roundings.
-        observe: is called with an event when a phase (`pipeline/training/phases.py`) begins and when it has ended.
+        observe: is called with an event when a phase (`PHASES`) begins and when it has ended.
 
     Returns:
         A TrainProgram: `step(batch)` returns the loss before the update; `write_back()` gives the values to the module.
@@ -126,7 +125,7 @@ def _describe_trace(traced: TracedStep) -> str:
 
 
 def _capture(compiled: CompiledProgram, feed: Mapping[str, torch.Tensor], recorder: PhaseRecorder) -> Capture:
-    """Warm up and record. One call does both, so the events of the second come together, behind it."""
+    """Warm up and record. One call does both, so the events of the second come together, after it."""
     recorder.begin("Warmup")
     start = time.perf_counter()
     capture = compiled.capture(feed, mode="train")

@@ -59,7 +59,7 @@ class StepFunction:
             value = self.layout.loss(call, self.loss, tensors[first : first + len(self.layout.names)])
             _refuse_other_losses(value)
             value = value.reshape(())
-            found = value.detach()  # in front of the backward operators, so that updates may stand among these
+            found = value.detach()  # before the backward operators, so that updates may stand among these
             if self.until_loss:
                 return [found]
             one = torch.ones((), dtype=value.dtype)  # a constant, unlike the ones_like that autograd would call

@@ -1,7 +1,7 @@
 """Forward, loss and backward of a module as one graph of torch operators that write to nothing.
 
 torch's `make_fx` records what a function calls on fake tensors; autograd runs inside of it, so the backward operators
-are recorded behind the forward ones. Functionalizing it makes values of all writes: a BatchNorm's running statistics
+are recorded after the forward ones. Functionalizing it makes values of all writes: a BatchNorm's running statistics
 are results of the graph. Nothing of the module is run with real numbers, and no random number is drawn, unless the
 recording fails: then plain torch says on copies whether the module and the batch are at fault.
 """

@@ -31,7 +31,7 @@ Runner = Callable[[Feeds], dict[str, np.ndarray]]
 """Feeds by input name → outputs by output name."""
 
 VALUES_AT_ONCE: Final = 64
-"""Values that one session of onnxruntime returns beside the outputs; all of a large model would not fit into memory."""
+"""Further outputs of one session of onnxruntime; all values of a large model would not fit into memory."""
 
 
 class RunnableModel(Protocol):
@@ -186,7 +186,7 @@ class Torch(Backend):
         graph = self._graph_for(shapes_of(feeds))
         tensors = {name: as_tensor(array) for name, array in feeds.items()}
         with _torch_refusals(), _own_random_numbers():
-            outputs = run_eager(graph, tensors, own=_operators(graph)).outputs
+            outputs = run_eager(graph, tensors, own=operators_of(graph)).outputs
         return {name: to_numpy(tensor) for name, tensor in outputs.items()}
 
     def value_names(self, shapes: Shapes) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ class Torch(Backend):
 
         graph = self._graph_for(shapes_of(feeds))
         tensors = {name: as_tensor(array) for name, array in feeds.items()}
-        steps = walk_eager(graph, tensors, own=_operators(graph))
+        steps = walk_eager(graph, tensors, own=operators_of(graph))
         while True:
             with _torch_refusals(), _own_random_numbers():
                 step = next(steps, None)
@@ -226,10 +226,12 @@ class Plan(Backend):
         self._shapes: Shapes = {}
         self._compiled: tuple[Graph, CompiledProgram] | None = None
         self._segmented: SegmentedModel | None = None
+        self._unplanned: list[Shapes] = []
+        """Shapes at which no plan holds the model as a whole."""
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        if self._segmented is not None:
+        if self._compiled is None and self._segmented is not None:
             return self._segmented.count().fallbacks
         return fallbacks_of(self._compiled[0] if self._compiled else None)
 
@@ -239,23 +241,24 @@ class Plan(Backend):
 
     @property
     def native_calls(self) -> int:
-        if self._segmented is not None:
+        if self._compiled is None and self._segmented is not None:
             return self._segmented.count().native_calls
         return 0 if self._compiled is None else self._compiled[1].native_calls
 
     def compile_whole(self, shapes: Shapes) -> tuple[Graph, CompiledProgram] | None:
-        """As `_compile_for`; None where the model has to run in segments.
+        """As `_compile_for`; None where the model has to run in segments at these shapes.
 
         Raises:
             Unsupported: it cannot run in segments either.
         """
         from pipeline.segments import SegmentedModel
 
-        if self._segmented is None:
+        if shapes not in self._unplanned:
             try:
                 return self._compile_for(shapes)
             except Unsupported:
-                self._segmented = SegmentedModel(self._model.path, native=self._native)
+                self._segmented = self._segmented or SegmentedModel(self._model.path, native=self._native)
+                self._unplanned.append(shapes)
         return None
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
@@ -292,8 +295,8 @@ class Plan(Backend):
         from pipeline.runtime import compile_graph
 
         if self._compiled is None or self._shapes != shapes:
-            self._compiled = None  # first, to free its storage
             graph = fuse(self._model.graph_for(shapes), self._fusions)  # import
+            self._compiled = None  # before the next program, to free its storage
             program = compile_graph(graph, native=self._native)  # lower, plan, bind
             self._shapes, self._compiled = shapes, (graph, program)
         return self._compiled
@@ -304,9 +307,9 @@ def fallbacks_of(graph: Graph | None) -> tuple[str, ...]:
     return tuple(str(op.attrs["op"]) for op in graph.ops if op.kind == Kind.OnnxNode.name) if graph else ()
 
 
-def _operators(graph: Graph) -> Own:
+def operators_of(graph: Graph) -> Own:
     """The functional forms of the kinds of `graph`; a fallback is computed by the runtime that `plan` uses for it."""
-    from pipeline.runtime.functional import refuse_kinds
+    from pipeline.runtime.eager import refuse_kinds
     from pipeline.runtime.kernels.fallback import KERNELS
     from pipeline.runtime.tensors import torch_dtype
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from passes.suggest import plural
+from pipeline.importers.from_onnx.definitions import aten, compute, give, term
 from pipeline.importers.from_onnx.node import CONVERSION, Importer, Node, range_of
 from pipeline.importers.from_onnx.shape import emit_moves, emit_reshape, expand, reshape, with_constant
 from pipeline.ir.graph import Attr, TensorSpec, TorchConst
@@ -258,9 +259,9 @@ def max_unpool(node: Node) -> None:
 def lp_pool(node: Node) -> None:
     """The p-norm over a window: a sum of powers is the average, pads included, times the size of the window."""
     window, power = read_window(node, pool_kernel(node)), node.attributes.integer("p", 2)
-    spec, out = node.spec(0), node.output()
-    sizes = node.step("aten.abs.default", node.operands(0), spec)
-    powers = node.step("aten.pow.Tensor_Scalar", [sizes], spec, {"exponent": power})
+    out = node.output()
+    sizes = aten("abs", term(node, node.operand(0)))
+    powers = compute(node, aten("pow.Tensor_Scalar", sizes, exponent=power))
     if node.attributes.flag("ceil_mode") or set(window.dilations) - {1}:
         total = sum_windows(node, powers, window)
     else:
@@ -276,15 +277,12 @@ def local_response_norm(node: Node) -> None:
     size, alpha = read.integer("size"), read.number("alpha", 1e-4)
     beta, bias = read.number("beta", 0.75), read.number("bias", 1.0)
     table = TensorSpec((spec.sizes[0], 1, spec.sizes[1], math.prod(spec.sizes[2:])), spec.dtype)
-    squares = node.step("aten.mul.Tensor", node.operands(0, 0), spec)
-    squares = reshape(node, squares, table.sizes)
+    x = term(node, node.operand(0))
+    squares = reshape(node, compute(node, x * x), table.sizes)
     window = Window((size, 1), (1, 1), (1, 1), ((size - 1) // 2, 0), (size // 2, 0))
     operator, operands, attrs = average(node, squares, table, window, True)
-    mean = reshape(node, node.step(operator, operands, table, attrs), spec.sizes)
-    scaled = node.step("aten.mul.Tensor", [mean], spec, {"other": alpha})
-    base = node.step("aten.add.Tensor", [scaled], spec, {"other": bias})
-    power = node.step("aten.pow.Tensor_Scalar", [base], spec, {"exponent": beta})
-    node.emit("aten.div.Tensor", [node.operand(0), power])
+    mean = term(node, reshape(node, node.step(operator, operands, table, attrs), spec.sizes))
+    give(node, x / aten("pow.Tensor_Scalar", mean * alpha + bias, exponent=beta))
 
 
 def unusual(**arguments: Sizes | int) -> dict[str, Attr]:

@@ -40,8 +40,14 @@ class Term:
     def __mul__(self, other: Term | float) -> Term:
         return _combine("mul.Tensor", self, other)
 
-    def __lt__(self, other: float) -> Term:
-        return _combine("lt.Scalar", self, other)
+    def __sub__(self, other: Term | float) -> Term:
+        return _combine("sub.Tensor", self, other)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return _combine("div.Tensor", self, other)
+
+    def __lt__(self, other: Term | float) -> Term:
+        return _combine("lt.Tensor" if isinstance(other, Term) else "lt.Scalar", self, other)
 
     def __ne__(self, other: object) -> Any:
         return _combine("ne.Tensor", self, other)
@@ -69,21 +75,37 @@ def define(definition: Callable[..., Term]) -> Importer:
             if parameter.default not in (parameter.empty, None):
                 given.append(READERS[type(parameter.default)](node.attributes, parameter.name, parameter.default))
             else:
-                given.append(Term(node.spec(place), vid=node.operand(place)) if node.has(place) else None)
-        result = definition(*given)
-        if not result.operator:
-            node.alias(result.vid)
-            return
-        node.emit(result.operator, [_make(node, term) for term in result.operands], result.arguments)
+                is_given = parameter.default is parameter.empty or node.has(place)
+                given.append(term(node, node.operand(place)) if is_given else None)
+        give(node, definition(*given))
 
     return importer
 
 
-def _make(node: Node, term: Term) -> int:
-    """The vid of an operand, whose op is added to the graph."""
-    if not term.operator:
-        return term.vid
-    return node.step(term.operator, [_make(node, operand) for operand in term.operands], term.spec, term.arguments)
+def term(node: Node, vid: int) -> Term:
+    """A value of the graph, to compute with."""
+    return Term(node.vid_spec(vid), vid=vid)
+
+
+def constant(node: Node, array: np.ndarray | float, like: Term | None = None) -> Term:
+    """A new constant, in the dtype of `like` where that is given."""
+    return term(node, node.constant_operand(np.array(array, None if like is None else like.spec.dtype)))
+
+
+def give(node: Node, result: Term) -> None:
+    """Add the ops of `result`, the last of which makes output 0."""
+    if result.operator:
+        node.emit(result.operator, [compute(node, operand) for operand in result.operands], result.arguments)
+    else:
+        node.alias(result.vid)
+
+
+def compute(node: Node, result: Term) -> int:
+    """Add the ops of `result`, and return its vid."""
+    if not result.operator:
+        return result.vid
+    operands = [compute(node, operand) for operand in result.operands]
+    return node.step(result.operator, operands, result.spec, result.arguments)
 
 
 def _combine(name: str, left: Term, right: object) -> Term:

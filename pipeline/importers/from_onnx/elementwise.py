@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.importers.from_onnx.definitions import aten, define, where
+from pipeline.importers.from_onnx.definitions import aten, define, give, term, where
 from pipeline.importers.from_onnx.node import Importer, Node, call
 from pipeline.importers.from_onnx.shape import emit_expand
 from pipeline.importers.from_onnx.specs import ir_dtype
@@ -90,8 +90,7 @@ def is_infinite(node: Node) -> None:
         sign for sign, name in ((-1, "detect_negative"), (1, "detect_positive")) if node.attributes.flag(name, True)
     ]
     if len(signs) == 2:
-        size = node.step("aten.abs.default", node.operands(0), node.spec(0))
-        node.emit("aten.eq.Scalar", [size], {"other": math.inf})
+        give(node, aten("eq.Scalar", aten("abs", term(node, node.operand(0))), other=math.inf))
     elif signs:
         node.emit("aten.eq.Scalar", node.operands(0), {"other": signs[0] * math.inf})
     else:

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
+from pipeline.importers.from_onnx.definitions import aten, compute, constant, give, term, where
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.importers.from_onnx.shape import (
     INDEX,
     PERMUTE,
     Move,
-    by_range,
     emit_moves,
     emit_reshape,
     expand,
@@ -31,15 +31,12 @@ def one_hot(node: Node) -> None:
     vid = node.convert(node.operand(0), "int64")
     vid = reshape(node, vid, (*indices.sizes[:axis], 1, *indices.sizes[axis:]))
     places = np.arange(depth).reshape([-1 if at == axis else 1 for at in range(out.rank)])
-    on = node.step("aten.eq.Tensor", [vid, node.constant_operand(places)], TensorSpec(out.shape, "bool"))
+    on = aten("eq.Tensor", term(node, vid), constant(node, places))
     if depth:
-        from_end = node.step(
-            "aten.eq.Tensor", [vid, node.constant_operand(places - depth)], TensorSpec(out.shape, "bool")
-        )
-        on = node.step("aten.logical_or.default", [on, from_end], TensorSpec(out.shape, "bool"))
+        on = aten("logical_or", on, aten("eq.Tensor", term(node, vid), constant(node, places - depth)))
     names = [node.fresh(f"{node.output_names[0]}.{word}") for word in ("off", "on")]
-    values = [reshape(node, half, ()) for half in split(node, node.operand(2), 0, (1, 1), names)]
-    node.emit("aten.where.self", [on, values[1], values[0]])
+    off, high = (term(node, reshape(node, half, ())) for half in split(node, node.operand(2), 0, (1, 1), names))
+    give(node, where(on, high, off))
 
 
 def reverse_sequence(node: Node) -> None:
@@ -51,15 +48,11 @@ def reverse_sequence(node: Node) -> None:
     steps, rows = spec.sizes[time], spec.sizes[batch]
     swap = (1, 0, *range(2, spec.rank))
     x = permute(node, node.operand(0), swap) if time == 0 else node.operand(0)
-    table = TensorSpec((rows, steps), "int64")
-    lengths = reshape(node, node.operand(1), (rows, 1))
+    lengths = term(node, reshape(node, node.operand(1), (rows, 1)))
     row = node.constant_operand(np.arange(rows).reshape(-1, 1))
-    place = node.constant_operand(np.arange(steps).reshape(1, -1))
-    last = node.step("aten.sub.Tensor", [lengths, node.constant_operand(np.array(1))], TensorSpec((rows, 1), "int64"))
-    turned = node.step("aten.sub.Tensor", [last, place], table)
-    inside = node.step("aten.lt.Tensor", [place, lengths], TensorSpec(table.shape, "bool"))
-    chosen = node.step("aten.where.self", [inside, turned, place], table)
-    picked: Move = (INDEX, (row, chosen), node.vid_spec(x).sizes, by_several(2))
+    place = constant(node, np.arange(steps).reshape(1, -1))
+    chosen = where(place < lengths, lengths - 1 - place, place)
+    picked: Move = (INDEX, (row, compute(node, chosen)), node.vid_spec(x).sizes, by_several(2))
     emit_moves(node, x, [picked] if time == 1 else [picked, (PERMUTE, (), spec.sizes, {"dims": swap})])
 
 
@@ -70,16 +63,12 @@ def tensor_scatter(node: Node) -> None:
     if mode not in ("linear", "circular"):
         raise node.refusal(f"found mode {mode!r}, expected linear or circular")
     batch, count, size = cache.sizes[0], update.sizes[axis], cache.sizes[axis]
-    shape = tuple(batch if at == 0 else count if at == axis else 1 for at in range(cache.rank))
-    steps = node.constant_operand(np.arange(count).reshape([-1 if at == axis else 1 for at in range(cache.rank)]))
-    places = steps
+    places = constant(node, np.arange(count).reshape([-1 if at == axis else 1 for at in range(cache.rank)]))
     if node.has(2):
-        begin = reshape(node, node.operand(2), (batch, *(1,) * (cache.rank - 1)))
-        places = node.step("aten.add.Tensor", [begin, steps], TensorSpec(shape, "int64"))
+        places = term(node, reshape(node, node.operand(2), (batch, *(1,) * (cache.rank - 1)))) + places
         if mode == "circular":
-            length = node.constant_operand(np.array(size))
-            places = node.step("aten.remainder.Tensor", [places, length], TensorSpec(shape, "int64"))
-    indices = expand(node, places, update.sizes)
+            places = aten("remainder.Tensor", places, constant(node, size))
+    indices = expand(node, compute(node, places), update.sizes)
     node.emit("aten.scatter.src", [node.operand(0), indices, node.operand(1)], {"dim": axis})
 
 
@@ -207,21 +196,15 @@ def grid_sample(node: Node) -> None:
 
 
 def top_k(node: Node) -> None:
-    """The first of a stable sort: of equal values ONNX asks for the lower index, and torch.topk promises nothing."""
-    node.attributes.settle("sorted")  # ONNX allows any order if unsorted
+    """ONNX allows any order of an unsorted result."""
+    node.attributes.settle("sorted")
     count = int(node.need_constant(1, "k").item()) if node.has(1) else node.attributes.integer("k")
     axis, spec = node.axis(-1), node.spec(0)
-    cut = by_range(spec.sizes, axis, range(count))
+    sizes = (*spec.sizes[:axis], count, *spec.sizes[axis + 1 :])
     names = [name or node.fresh(f"topk.{place}") for place, name in enumerate((*node.output_names, "")[:2])]
-    outputs = [
-        (node.fresh(f"{name}.sort") if cut else name, TensorSpec(spec.shape, dtype))
-        for name, dtype in zip(names, (spec.dtype, "int64"), strict=True)
-    ]
-    call: dict[str, Attr] = {"stable": True, "dim": axis, "descending": node.attributes.flag("largest", True)}
-    made = node.make("aten.sort.stable", [node.operand(0)], outputs, call)
-    for name, vid in zip(names, made, strict=True):
-        for operator, _, sizes, attrs in cut:
-            node.make(operator, [vid], [(name, TensorSpec(tuple(sizes), node.vid_spec(vid).dtype))], attrs)
+    outputs = [(name, TensorSpec(sizes, dtype)) for name, dtype in zip(names, (spec.dtype, "int64"), strict=True)]
+    call: dict[str, Attr] = {"k": count, "dim": axis, "largest": node.attributes.flag("largest", True)}
+    node.make("onnxline.top_k.default", [node.operand(0)], outputs, call)
 
 
 REDUCTIONS = {"none": "", "add": "sum", "mul": "prod", "min": "amin", "max": "amax"}

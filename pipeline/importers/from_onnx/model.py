@@ -1,5 +1,7 @@
-"""Import an ONNX model, or the first part of some nodes that one plan can run: up to a node whose sizes or kind only a
-run tells."""
+"""Import an ONNX model, or the first nodes of a list as far as one plan can run them.
+
+A plan ends before a node whose sizes or kind depend on the data.
+"""
 
 from __future__ import annotations
 

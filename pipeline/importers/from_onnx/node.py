@@ -187,7 +187,13 @@ class Node:
                 raise self.refusal(f"its output {name!r} is read, and it is not made")
 
     def operand(self, index: int) -> int:
-        """The vid of input `index`."""
+        """The vid of input `index`.
+
+        Raises:
+            Unsupported: it is left out.
+        """
+        if not self.has(index):
+            raise self.refusal(f"it has no input {index}, which it needs")
         self._read_inputs.add(index)
         return self.scope.vid(self.input_names[index])
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from pipeline.importers.from_onnx.definitions import aten, constant, give, term, where
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.importers.from_onnx.shape import emit_expand, emit_reshape, expand, move, reshape, with_constant
 from pipeline.ir.graph import Attr, TensorSpec, TorchConst
@@ -242,10 +243,9 @@ def lp_norm(node: Node) -> None:
         raise node.refusal(f"found p {order}, expected 1 or 2")
     one = TensorSpec(tuple(1 if at == axis else size for at, size in enumerate(spec.sizes)), spec.dtype)
     call: dict[str, Attr] = {"ord": order, "dim": (axis,), "keepdim": True}
-    length = node.step(NORM, node.operands(0), one, call)
-    zero, unit = (node.constant_operand(np.array(number, spec.dtype)) for number in (0, 1))
-    is_zero = node.step("aten.eq.Tensor", [length, zero], TensorSpec(one.shape, "bool"))
-    node.emit("aten.div.Tensor", [node.operand(0), node.step("aten.where.self", [is_zero, unit, length], one)])
+    length = term(node, node.step(NORM, node.operands(0), one, call))
+    zero, unit = (constant(node, number, length) for number in (0, 1))
+    give(node, term(node, node.operand(0)) / where(aten("eq.Tensor", length, zero), unit, length))
 
 
 SQUARE, SUM, NORM = "aten.mul.Tensor", "aten.sum.dim_IntList", "aten.linalg_vector_norm.default"

@@ -299,7 +299,12 @@ class Resolver:
         if len(specs) < len(names) or not all(spec.is_static for spec in specs.values()):
             return {}
         if node.key in OWN_SHAPES and schema_of(node.proto.op_type, node.proto.domain, node.opset) is None:
-            return OWN_SHAPES[node.key](node.proto, specs, {})
+            try:
+                return OWN_SHAPES[node.key](node.proto, specs, {})
+            except (IndexError, KeyError) as error:
+                missing = [*node.proto.input, ""].index("")
+                said = f"node {node.proto.name or node.proto.output[0]!r} ({node.key})"
+                raise Unsupported(f"{said}: it has no input {missing}, which it needs") from error
         small = {name: array for name in names if (array := self._found.small(name)) is not None}
         opsets = node.opsets
         if node.key in POOLS:

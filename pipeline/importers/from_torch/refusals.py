@@ -116,7 +116,7 @@ def _roots(node: Node, top: Mapping[str, Node]) -> set[str]:
             found.add(viewed.name)
         elif viewed.op == "placeholder" or viewed.target is AS_STRIDED:
             found |= {name for name, other in top.items() if memories_at(viewed) & memories_at(other)}
-        pending += (other for other in _sources_of_view(viewed) if other not in pending)
+        pending += (source for source in _sources_of_view(viewed) if source not in pending)
     return found
 
 

@@ -88,7 +88,7 @@ REFUSED = {
         23,
         "g (float[1, 2, 4, 8] q) => (float[1, 2, 4, 8] y) { [attend] y = Attention (q, q, q) }",
         21,
-        "Attention 'attend' has no form at opset 21: put decompose-attention in front",
+        "Attention 'attend' has no form at opset 21: put decompose-attention before it",
     ),
     "the converter has no way down": (
         21,

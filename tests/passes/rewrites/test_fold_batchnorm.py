@@ -201,7 +201,7 @@ LEFT = {
             a = MatMul (x, w)
             y = BatchNormalization (a, bn.weight, bn.bias, mean, bn.var)
         }""",
-        "y has other channels than the MatMul in front of it",
+        "y has other channels than the MatMul before it",
     ),
 }
 

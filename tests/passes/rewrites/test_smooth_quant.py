@@ -140,7 +140,7 @@ LEFT = {
 def test_what_no_norm_is_in_front_of_stays_or_gets_a_node(form: str, context: PassContext) -> None:
     model = model_of(LEFT[form], scale=scale_with_outliers(), w=matrix(WIDTH, WIDTH, 0))
     same, row = smooth(model, context)
-    why = "left 1 product that no norm alone is in front of; add_nodes: true puts a Mul in front"
+    why = "left 1 product without a norm that feeds no other node; add_nodes: true puts a Mul before it"
     assert (row.changed, row.reason) == (False, why)
     assert picture(same) == picture(detached(model))
     after, row = smooth(model, context, add_nodes=True)
@@ -187,7 +187,7 @@ def test_gemms_are_named(context: PassContext) -> None:
     text = "g (float[5, 16] x) => (float[5, 8] y) { y = Gemm (x, w) }"
     draws = [{"x": feeds()[0]["x"][0]}]
     run = passes.optimize(model_of(text, w=matrix(WIDTH, 8, 0)), ["smooth-quant"], feeds=draws, context=context)
-    why = "onnxsim smooths no Gemm (1 here): put smooth-quant in front of what makes them"
+    why = "onnxsim smooths no Gemm (1 here): put smooth-quant before the step that makes them"
     assert (run.rows[0].changed, run.rows[0].reason) == (False, why)
 
 

@@ -121,4 +121,4 @@ def test_an_unread_weight_with_its_parts_in_between_is_left(tmp_path: Path) -> N
     onnx.save(merged_model(interleaved), path, save_as_external_data=True, location="model.data", size_threshold=1024)
     assert split_qkv(read_model(path)).split == ("attn.in_proj.weight",)
     result = split_qkv(read_model(path, unread=True))
-    assert result.notes == ("attn.in_proj.weight stays unread, and its parts are not rows of it side by side",)
+    assert result.notes == ("attn.in_proj.weight stays unread, and its parts are not consecutive rows of it",)

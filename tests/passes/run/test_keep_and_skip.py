@@ -12,6 +12,7 @@ from onnx import numpy_helper
 import passes
 from passes import PolicyError, Status
 from passes.context import PassContext
+from passes.run.result import author_of_loss
 from passes.worker.client import Worker
 from tests.support.onnx_models import attention, biased_attention, matrix, merged_attention, model_of
 from tests.support.pass_runs import ops, row
@@ -30,6 +31,18 @@ def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(context: Pas
     assert not verdict.kept
     assert verdict.broken_by in ("onnxsim/fuse_qkv", "onnxsim/fuse_attention")
     assert row(run, "onnxsim").status is Status.RAN
+
+
+def test_a_lost_structure_names_the_step_that_is_left_in_place(context: PassContext) -> None:
+    wrong = {"tests.support.hostile_passes:change_row": {"table": "wq"}}
+    run = passes.optimize(attention(), recipe=[wrong, "fuse_qkv"], context=context)
+    assert [row.status for row in run.rows] == [Status.REVERTED, Status.RAN]
+    (verdict,) = run.structures
+    assert (verdict.kept, verdict.broken_by) == (False, run.rows[0].name), "the first, also where it was reverted"
+    assert author_of_loss(verdict, run.rows) == "fuse_qkv"
+    assert "lost to fuse_qkv" in repr(run)
+    kept = passes.optimize(attention(), recipe=[wrong], context=context).structures[0]
+    assert kept.kept and kept.broken_by == run.rows[0].name
 
 
 @pytest.mark.parametrize("recipe", [["fuse_qkv"], ["onnxsim"], ["default", "onnxsim"]], ids=str)

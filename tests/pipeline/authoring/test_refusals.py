@@ -34,16 +34,7 @@ from pipeline.authoring import (
 )
 from pipeline.errors import UsageError
 from pipeline.ir import TensorSpec
-
-X, Y = torch.ones(8, 16), torch.ones(8, 4)
-
-
-def small() -> Model:
-    return Model((8, 16)).add(Linear(16, 4))
-
-
-def compiled() -> Model:
-    return small().compile(SGD(lr=0.1), MSELoss(), quiet=True)
+from tests.pipeline.authoring.authored_models import X, Y, compiled, small
 
 
 class Misplaced(Module):
@@ -123,7 +114,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "padding by name": (
         lambda: Conv2d(1, 4, 3, padding="small"),
-        "Conv2d: found padding='small', expected a whole number of 0 or more, or a pair of them",
+        "Conv2d: found padding='small', expected an integer of 0 or more, or a pair of them",
     ),
     "groups": (
         lambda: Conv2d(3, 4, 3, groups=2),
@@ -131,26 +122,26 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no group": (
         lambda: Conv2d(3, 4, 3, groups=0),
-        "Conv2d: found groups=0, expected a whole number above zero",
+        "Conv2d: found groups=0, expected an integer above zero",
     ),
     "a kernel of three sizes": (
         lambda: Conv2d(1, 4, (1, 2, 3)),
-        "Conv2d: found kernel_size=(1, 2, 3), expected a whole number of 1 or more, or a pair of them",
+        "Conv2d: found kernel_size=(1, 2, 3), expected an integer of 1 or more, or a pair of them",
     ),
     **{
         f"{name} {value}": (
             lambda name=name, value=value: Model((8, 1, 4, 4)).add(Conv2d(1, 4, 3, **{name: value})),
-            f"Conv2d: found {name}={value}, expected a whole number of {least} or more, or a pair of them",
+            f"Conv2d: found {name}={value}, expected an integer of {least} or more, or a pair of them",
         )
         for name, value, least in (("stride", 0, 1), ("dilation", (1, 0), 1), ("padding", -1, 0), ("stride", (1,), 1))
     },
     "a pool of nothing": (
         lambda: Model((8, 1, 4, 4)).add(MaxPool2d(0)),
-        "MaxPool2d: found kernel_size=0, expected a whole number of 1 or more, or a pair of them",
+        "MaxPool2d: found kernel_size=0, expected an integer of 1 or more, or a pair of them",
     ),
     "a pool that stays": (
         lambda: Model((8, 1, 4, 4)).add(MaxPool2d(2, 0)),
-        "MaxPool2d: found stride=0, expected a whole number of 1 or more, or a pair of them",
+        "MaxPool2d: found stride=0, expected an integer of 1 or more, or a pair of them",
     ),
     "a norm of no axis": (
         lambda: LayerNorm(()),
@@ -177,7 +168,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Model((8, 16)).add(Linear(16, 4)).predict([[1.0] * 16]),  # type: ignore[arg-type]
         "'input' is a list, expected a tensor",
     ),
-    "a size": (lambda: Linear(0, 4), "Linear: found in_features=0, expected a whole number above zero"),
+    "a size": (lambda: Linear(0, 4), "Linear: found in_features=0, expected an integer above zero"),
     "a share": (lambda: Dropout(1.0), "Dropout: found p=1.0, expected 0 ≤ p < 1"),
     "a layer of torch": (
         lambda: Model((8, 16)).add(nn.Linear(15, 4)),
@@ -279,7 +270,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "saving after no step": (
         lambda: compiled().fit([(X, Y)], path="x", save_every=0),
-        "fit: found save_every=0, expected a whole number above zero",
+        "fit: found save_every=0, expected an integer above zero",
     ),
     "saving nowhere": (
         lambda: compiled().fit([(X, Y)], save_every=2),
@@ -297,7 +288,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled().fit([(X, Y)], path="nowhere/x"),
         "nowhere is no folder; make it before saving to x",
     ),
-    "no epoch": (lambda: FitLimits(epochs=0), "fit: found epochs=0, expected a whole number above zero"),
+    "no epoch": (lambda: FitLimits(epochs=0), "fit: found epochs=0, expected an integer above zero"),
     "a sample of another shape": (
         lambda: small().predict(torch.ones(3, 15)),
         "'input' is float32[3, 15], expected float32[batch, 16]",

@@ -200,7 +200,7 @@ def test_a_failed_training_lists_no_file_of_another_one(folder: Path) -> None:
     assert all((out / name).read_bytes() == data for name, data in kept.items())  # nothing was trained
     with pytest.raises(NotFinite):
         run(settings(folder, batches="net.py:breaking"), out)
-    assert f"the files of the one before are in {out / 'earlier' / '1'}" in (out / "log.txt").read_text()
+    assert f"the files of the previous training are in {out / 'earlier' / '1'}" in (out / "log.txt").read_text()
     report = json.loads((out / "report.json").read_text())
     assert (report["exit_code"], report["training"]["steps"]) == (1, 2)
     states = ["train.safetensors", "train.safetensors.history.json"]
@@ -312,3 +312,16 @@ def test_the_shipped_configurations_train(name: str, classes: int, tmp_path: Pat
     losses, _ = run(ROOT / "configs" / f"{name}.yaml", tmp_path / "out", *short)
     assert losses[0] == pytest.approx(math.log(classes), abs=0.5)
     assert len(set(losses)) == 3
+
+
+def test_a_step_is_compared_with_eager_torch(folder: Path) -> None:
+    path = settings(folder, loss="net.py:half", schedule={"name": "cosine", "steps": 12}, max_norm=0.5)
+    found = CliRunner().invoke(app, ["debug", "compare", "torch", "plan", str(path), "--step", "6"])
+    assert (found.exit_code, found.output) == (
+        0,
+        "step 6: no difference, torch and the program agree on 13 values\n",
+    )
+    assert not (folder / "runs").exists()
+    wrong = CliRunner().invoke(app, ["debug", "compare", "torch", "plan", str(path), "--step", "13"])
+    assert isinstance(wrong.exception, UsageError)
+    assert str(wrong.exception) == "the training has 12 steps, so there is no step 13"

@@ -290,7 +290,7 @@ class _Deduplicator:
 
     def _repeat_run(self, run: LayerRun, others: Sequence[LayerRun], whole: TracedModule) -> DeduplicatedGraph:
         run, proof = _find_equal_units(run, others, whole.walk)
-        others = [other for other in others if other.path not in run.siblings]
+        others = [rest for rest in others if rest.path not in run.siblings]
         short = find_short_model(run, others, whole, proof)
         within, left = self.first_of(others, short)
         try:

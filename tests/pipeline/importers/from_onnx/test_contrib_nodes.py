@@ -20,6 +20,13 @@ ROWS = "float[2, 4, 16] x, float[2, 4, 16] s, float[16] g, float[16] b, float[16
 MODELS = {
     "FusedMatMul": """(float[2, 3, 4] a, float[2, 5, 4] b) => (float[2, 3, 5] y)
         { y = com.microsoft.FusedMatMul <transB = 1, alpha = 0.5> (a, b) }""",
+    "Inverse": "(float[2, 3, 3] x) => (float[2, 3, 3] y) { y = com.microsoft.Inverse (x) }",
+    "CDist": "(float[4, 3] a, float[5, 3] b) => (float[4, 5] y) { y = com.microsoft.CDist (a, b) }",
+    "CDist, euclidean": """(float[4, 3] a, float[5, 3] b) => (float[4, 5] y)
+        { y = com.microsoft.CDist <metric = "euclidean"> (a, b) }""",
+    "Trilu": """(float[2, 3, 4] x) => (float[2, 3, 4] y)
+        { k = Constant <value_int = 1> () y = com.microsoft.Trilu (x, k) }""",
+    "Trilu, lower": "(float[3, 4] x) => (float[3, 4] y) { y = com.microsoft.Trilu <upper = 0> (x) }",
     "Gelu": "(float[5] x) => (float[5] y) { y = com.microsoft.Gelu (x) }",
     "FastGelu": "(float[2, 5] x, float[5] b) => (float[2, 5] y) { y = com.microsoft.FastGelu (x, b) }",
     "BiasGelu": "(float[2, 5] x, float[5] b) => (float[2, 5] y) { y = com.microsoft.BiasGelu (x, b) }",
@@ -84,4 +91,14 @@ def test_computed_weights_of_few_bits_are_refused() -> None:
     text = f"""{HEAD} g (float[2, 16] x, uint8[4, 1, 8] w, float[4, 1] s) => (float[2, 4] y)
         {{ y = com.microsoft.MatMulNBits <K = 16, N = 4, bits = 4, block_size = 16> (x, w, s) }}"""
     with pytest.raises(Unsupported, match="expected stored weights"):
+        from_onnx(onnx.parser.parse_model(text))
+
+
+@pytest.mark.parametrize(
+    ("node", "missing"),
+    [("BiasGelu (x)", 1), ("FusedMatMul (x)", 1), ("SkipLayerNormalization (x)", 1), ("QuickGelu ()", 0)],
+)
+def test_an_input_that_is_left_out_is_named(node: str, missing: int) -> None:
+    text = f"{HEAD} g (float[2, 4] x) => (float[2, 4] y) {{ y = com.microsoft.{node} }}"
+    with pytest.raises(Unsupported, match=f"it has no input {missing}, which it needs"):
         from_onnx(onnx.parser.parse_model(text))
