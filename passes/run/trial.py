@@ -13,8 +13,7 @@ from passes.context import PassContext
 from passes.errors import InvalidResult, StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
-from passes.model.defaults import with_defaults
-from passes.model.signature import annotations_of, keep_signature
+from passes.model.signature import annotations_of, keep_signature, with_defaults
 from passes.policy.contrib import describe_brought_in
 from passes.policy.known_passes import DESTROYS, merging
 from passes.proof.numbers import Errors
@@ -188,11 +187,16 @@ class Trial:
         asked for that, and the result is sound."""
         if not attempt.changed or attempt.why or step.may_grow:
             return attempt
+        attempt = self._with_computed_values(step, attempt)
         for name in step.known_to_grow(self.context) if count_nodes(attempt.model) > count_nodes(self.model) else ():
             smaller = self.try_step(step.without((name,)))
             if not smaller.why and count_nodes(smaller.model) < count_nodes(attempt.model):
                 words = f"without {name}, which would have left {plural(count_nodes(attempt.model), 'node')}"
                 return replace(smaller, note="; ".join(filter(None, (words, smaller.note))))
+        return attempt
+
+    def _with_computed_values(self, step: Step, attempt: Attempt) -> Attempt:
+        """`attempt` with the folded values computed that make the model much larger, where that is sound."""
         computed, note = compute_again(self.model, attempt.model)
         if not note:
             return attempt

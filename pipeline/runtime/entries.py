@@ -11,19 +11,18 @@ from types import MappingProxyType
 import torch
 
 from passes.suggest import bytes_text, nearest
-from pipeline.argument_checks import FLAG, MAPPING, TEXT, a_mapping, expects
+from pipeline.argument_checks import FLAG, MAPPING, TEXT, Check, a_mapping, expects
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph, Payload, Role, TensorSpec
 from pipeline.planning import ExecutionPlan
+from pipeline.runtime.binding import ProcessBound
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import PackedMemory
-from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.program import BoundProgram
-from pipeline.runtime.slots import Feed, new_memory
+from pipeline.runtime.slots import Feed, Weights, new_memory, with_weights
 from pipeline.runtime.states import StateTable
-from pipeline.runtime.weights import Weights, with_weights
 
 
 class EntryPoint(Replayable):
@@ -54,6 +53,14 @@ class EntryPoint(Replayable):
             return self._context.run(feed, copy=copy)
 
 
+BOUND_PROGRAMS = Check(
+    lambda item: (
+        isinstance(item, Mapping) and bool(item) and all(isinstance(own, BoundProgram) for own in item.values())
+    ),
+    "BoundPrograms by name; compile_graphs makes the entries of Graphs",
+)
+
+
 class CompiledEntries(ProcessBound):
     """Plans that share weights, states and an arena. Runs are one sequence: threads take turns.
 
@@ -62,6 +69,7 @@ class CompiledEntries(ProcessBound):
 
     instead = f"take `new_sequence()` for states of its own, or {ProcessBound.instead}"
 
+    @expects(bound=BOUND_PROGRAMS)
     def __init__(self, bound: Mapping[str, BoundProgram]) -> None:
         self._bound = dict(bound)
         self.plans: Mapping[str, ExecutionPlan] = MappingProxyType({name: one.plan for name, one in bound.items()})
@@ -167,7 +175,7 @@ def compile_graphs(
     if not graphs:
         raise UsageError("compile_graphs: found no graphs, expected {name of the entry point: graph}")
     strangers = [*graphs.values()] if isinstance(graphs, Mapping) else [graphs]
-    if strange := [type(one).__name__ for one in strangers if not isinstance(one, Graph)]:
+    if strange := [type(item).__name__ for item in strangers if not isinstance(item, Graph)]:
         raise UsageError(f"compile_graphs: found a {strange[0]}, expected {{name of the entry point: graph}}")
     known = {name: frozenset(sum(graph.weight_names().values(), ())) for name, graph in graphs.items()}
     every = frozenset[str]().union(*known.values())

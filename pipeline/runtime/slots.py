@@ -2,22 +2,124 @@
 
 Weights are bound over the model's own bytes, once for all contexts. Arena values are typed views of one buffer of a
 context. `pipeline.runtime.feeding` says how a feed reaches its slots.
+
+Stored values as tensors: payloads of the graph, or tensors that the caller gives by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from passes.suggest import bytes_text, nearest
-from passes.worker.platforms import memory_limit
-from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.ir.graph import DTYPE_BITS, Payload, Role
+from pipeline.errors import SourceError, UsageError
+from pipeline.importers.from_torch.tensors import TensorPayload
+from pipeline.ir.graph import DTYPE_BITS, Graph, Payload, Role, Value
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
-from pipeline.runtime.tensors import as_tensor, dtype_name, torch_dtype, why_unreadable, with_strides
-from pipeline.runtime.weights import stored_tensor
+from pipeline.runtime.devices import CPU, device_of
+from pipeline.runtime.tensors import as_tensor, dtype_name, why_unreadable, with_strides
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def stored_tensor(payload: Payload, strides: Sequence[int] | None = None) -> torch.Tensor:
+    """The payload as a CPU tensor with these strides (None: contiguous); copied only where they differ."""
+    return CPU.copy_in(payload.tensor if isinstance(payload, TensorPayload) else as_tensor(payload.numpy()), strides)
+
+
+Lenders = Mapping[int, weakref.ref[torch.Tensor]]
+"""By vid, the caller's tensors whose memory the bound weights show; a program keeps the memory, not the tensors."""
+
+
+def lenders_of(payloads: Mapping[int, Payload], bound: Mapping[int, torch.Tensor]) -> Lenders:
+    """The tensors among `payloads` whose memory `bound` shows; what was copied when it was bound lends nothing."""
+    return {
+        vid: weakref.ref(payload.tensor)
+        for vid, payload in payloads.items()
+        if vid in bound and isinstance(payload, TensorPayload) and _same_storage(payload.tensor, bound[vid])
+    }
+
+
+def refuse_moved(lenders: Lenders, bound: Mapping[int, torch.Tensor], names: Mapping[int, str]) -> None:
+    """Check that the caller's tensors still have the memory that was bound.
+
+    Raises:
+        UsageError: one was given other memory, so that the program computes with numbers that its caller does not see.
+    """
+    for vid, lender in lenders.items():
+        tensor = lender()
+        if tensor is not None and not _same_storage(tensor, bound[vid]):
+            raise UsageError(
+                f"weight {names[vid]!r} was bound to the memory of a tensor that has other memory now (`.data` was "
+                "set, or the module was moved); compile the graph again with the weights as they are"
+            )
+
+
+def _same_storage(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def with_weights(graph: Graph, weights: Weights) -> Graph:
+    """`graph` with `weights` as payloads; they are matched by any name in `Graph.weight_names`.
+
+    Raises:
+        SourceError: names that the graph does not have, tensors that are not what it declares, or different ones under
+            two names of one weight: all of them.
+    """
+    return _with_named(graph, weights, {name: vid for vid, names in graph.weight_names().items() for name in names})
+
+
+def with_stored(graph: Graph, tensors: Weights) -> Graph:
+    """`graph` with `tensors` as payloads, by the names of its values only, never by names in a checkpoint.
+
+    Raises:
+        SourceError: as `with_weights`.
+    """
+    return _with_named(graph, tensors, {graph.values[vid].name: vid for vid in graph.weight_names()})
+
+
+def _with_named(graph: Graph, tensors: Weights, vids: Mapping[str, int]) -> Graph:
+    if not tensors:
+        return graph
+    wrong = [problem for name, tensor in tensors.items() if (problem := _wrong(graph, vids, name, tensor))]
+    if wrong := wrong or [*_other_twins(vids, tensors)]:
+        listed = "\n".join(f"  - {problem}" for problem in wrong)
+        raise SourceError(f"weights that do not belong to graph {graph.name!r}:\n{listed}")
+    given = {vids[name]: TensorPayload(tensor) for name, tensor in tensors.items()}
+    return replace(graph, payloads={**graph.payloads, **given})
+
+
+def _other_twins(vids: Mapping[str, int], tensors: Weights) -> Iterator[str]:
+    """Names of one weight under which different tensors are given: either could be meant."""
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        twin = first.setdefault(vids[name], name)
+        if twin != name and not _is_same(tensors[twin], tensor):
+            yield f"{twin!r} and {name!r} are names of one weight, and the two tensors differ: leave one of them out"
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same memory, or the same bytes."""
+    if _same_storage(one, other) and one.storage_offset() == other.storage_offset() and one.stride() == other.stride():
+        return True
+    return bool(TensorPayload(one).numpy().tobytes() == TensorPayload(other).numpy().tobytes())
+
+
+def _wrong(graph: Graph, vids: Mapping[str, int], name: str, tensor: torch.Tensor) -> str:
+    if name not in vids:
+        return f"it has no {name!r}{nearest(name, vids)}"
+    if why := why_unreadable(tensor):
+        return f"{name!r} {why}"
+    value: Value = graph.values[vids[name]]
+    if (tuple(tensor.shape), dtype_name(tensor.dtype)) == (value.spec.shape, value.spec.dtype):
+        return ""
+    found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+    return f"{name!r} is {found}; the graph declares {value.spec.dtype}{list(value.spec.shape)}"
+
 
 HAD_ANYWHERE = 2**24
 """Bytes of an arena for which nobody asks how much memory there is, which takes longer than to make it."""
@@ -65,14 +167,10 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
 def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tensor]:
     """vid → part of `arena` (uint8, `plan.arena_bytes` long) for every value that owns storage there.
 
-    Each is a storage of its own that cannot grow: an operator that resizes its result fails instead of writing over
-    the values beside it.
+    Each is a storage of its own, see `Device.view`.
     """
-    raw = arena.numpy()
-    return {
-        vid: _view_typed(torch.from_numpy(raw[offset : offset + plan.slots[vid].spec.nbytes]), plan.slots[vid])
-        for vid, offset in plan.offsets.items()
-    }
+    device = device_of(plan)
+    return {vid: device.view(arena, offset, plan.slots[vid].spec) for vid, offset in plan.offsets.items()}
 
 
 def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
@@ -81,9 +179,10 @@ def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
     Raises:
         UsageError: this machine does not have so much memory; a plan for another one may be made here all the same.
     """
+    device = device_of(plan)
     try:
-        if nbytes <= HAD_ANYWHERE or nbytes <= memory_limit():
-            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        if nbytes <= HAD_ANYWHERE or nbytes <= device.limit():
+            return device.allocate(nbytes)
     except RuntimeError:  # torch's allocator
         pass
     own = [slot for slot in plan.slots if slot.role not in STORED and slot.vid not in plan.alias]
@@ -91,7 +190,7 @@ def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
     shown = ", ".join(f"{slot.name!r} {_describe_slot(slot)} of {bytes_text(_nbytes(slot))}" for slot in largest[:3])
     raise UsageError(
         f"graph {plan.graph_name!r} needs {bytes_text(nbytes)} of memory in one piece, and this process may have "
-        f"{bytes_text(memory_limit())}; its largest values are {shown}: take smaller inputs, or a machine with more "
+        f"{bytes_text(device.limit())}; its largest values are {shown}: take smaller inputs, or a machine with more "
         "memory"
     )
 
@@ -102,9 +201,9 @@ def _nbytes(slot: Slot) -> int:
 
 def placeholders(plan: ExecutionPlan, entries: Mapping[int, FeedEntry]) -> dict[int, torch.Tensor]:
     """vid → a tensor that stands in for what is fed, each a storage of its own over the same untouched memory."""
-    sizes = {vid: _extent(entry) * DTYPE_BITS[entry.spec.dtype] // 8 for vid, entry in entries.items()}
-    raw = new_memory(plan, max(sizes.values(), default=0)).numpy()
-    return {vid: _stand_in(raw[: sizes[vid]], entry) for vid, entry in entries.items()}
+    sizes = [_extent(entry) * DTYPE_BITS[entry.spec.dtype] // 8 for entry in entries.values()]
+    device, memory = device_of(plan), new_memory(plan, max(sizes, default=0))
+    return {vid: device.view(memory, 0, entry.spec, entry.strides) for vid, entry in entries.items()}
 
 
 def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
@@ -145,20 +244,6 @@ def refuse_unreadable(feed: Feed) -> None:
             raise UsageError(f"input {name!r} {why}")
 
 
-def refuse_foreign_devices(slots: Sequence[Slot]) -> None:
-    """Refuse slots on other devices, since kernels run on the CPU.
-
-    Raises:
-        Unsupported: a slot asks for another device.
-    """
-    foreign = [slot for slot in slots if slot.spec.device != "cpu"]
-    if foreign:
-        raise Unsupported(
-            f"{foreign[0].name!r} is on device {foreign[0].spec.device!r}; this release has CPU kernels only: "
-            "import the model for device 'cpu'"
-        )
-
-
 def bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
     """The caller's tensor, checked; copied only where the strides differ.
 
@@ -186,22 +271,6 @@ def _extent(entry: FeedEntry) -> int:
     if entry.strides is None or 0 in sizes:
         return entry.spec.numel
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, entry.strides, strict=True))
-
-
-def _stand_in(raw: np.ndarray, entry: FeedEntry) -> torch.Tensor:
-    dtype = torch_dtype(entry.spec.dtype)
-    if not raw.size:
-        return torch.empty(entry.spec.sizes, dtype=dtype)
-    tensor = torch.from_numpy(raw).view(dtype)
-    return (
-        tensor.view(entry.spec.sizes) if entry.strides is None else tensor.as_strided(entry.spec.sizes, entry.strides)
-    )
-
-
-def _view_typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
-    if not raw.numel():
-        return torch.empty(slot.spec.sizes, dtype=torch_dtype(slot.spec.dtype))
-    return raw.view(torch_dtype(slot.spec.dtype)).view(slot.spec.sizes)
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:

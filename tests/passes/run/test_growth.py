@@ -85,6 +85,17 @@ def test_an_inner_pass_that_leaves_more_nodes_is_left_out(context: PassContext) 
     assert "without fuse_matmul_add_bias_into_gemm_batched, which would have left 7 nodes" in run.rows[0].reason
 
 
+def test_a_tied_table_with_a_bias_leaves_no_more_nodes(context: PassContext) -> None:
+    """Its Transpose stays computed, so the two Reshapes around a Gemm are not paid for by a folded node."""
+    layers = "h = Gather (table, ids) t = Transpose <perm = [1, 0]> (table) m = MatMul (h, t) y = Add (m, b)"
+    model = model_of(
+        f"g (int64[n, 4] ids) => (float[n, 4, 64] y) {{ {layers} }}", table=matrix(64, 32, 0), b=vector(64, 0)
+    )
+    run = passes.optimize(model, ["onnxsim"], context=context)
+    assert stored_bytes(run.model) == stored_bytes(passes.optimize(model, [], context=context).model)
+    assert [node.op_type for node in run.model.proto.graph.node] == ["Gather", "Transpose", "MatMul", "Add"]
+
+
 def test_shapes_that_a_step_fixes_are_those_of_the_proof(context: PassContext) -> None:
     model = model_of("g (float[n, 4] x, float[n, 4] z) => (float[n, 4] y) { y = Add (x, z) }")
     for step, option in (
