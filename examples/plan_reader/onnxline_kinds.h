@@ -149,6 +149,10 @@
     KIND(IndexPut, 2018) \
     KIND(ScatterReduce, 2019) \
     KIND(Sort, 2020) \
+    KIND(Inverse, 2021) \
+    KIND(Cdist, 2022) \
+    KIND(Triu, 2023) \
+    KIND(Tril, 2024) \
     KIND(CastFloat8, 2101) \
     KIND(Unsigned, 2102) \
     KIND(Recurrent, 2103) \
@@ -159,7 +163,8 @@
     KIND(Multinomial, 2108) \
     KIND(Dropout, 2109) \
     KIND(Quantize, 2110) \
-    KIND(Dequantize, 2111)
+    KIND(Dequantize, 2111) \
+    KIND(StableTopk, 2112)
 
 #define ONNXLINE_ENTRY(name, number) ONNXLINE_KIND_##name = number,
 enum onnxline_kind { ONNXLINE_KINDS(ONNXLINE_ENTRY) };

@@ -15,7 +15,7 @@ from passes.errors import StepFailed
 from passes.graph.index import copy_of
 from passes.graph.inference import types_of
 from passes.graph.traversal import reads_of
-from passes.model.extraction import extract_nodes
+from passes.model.analysis import extract_nodes
 from passes.provenance import carry
 from passes.rewrites.fold_constants import FoldConstants
 from passes.run.reproduce import smallest

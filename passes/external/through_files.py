@@ -12,7 +12,7 @@ from onnx import save_model  # bound here: a pass of the user's may patch onnx
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.graph.index import required_inputs
+from passes.graph.index import GraphIndex, required_inputs
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.weights.files import save
 from passes.worker.client import Worker
@@ -67,7 +67,7 @@ def give_back_inputs(source: str, model: onnx.ModelProto) -> None:
     Libraries drop inputs that nothing reads; some also drop inputs that are read only inside of an If or a Loop.
     """
     before = onnx.load(source, load_external_data=False).graph
-    has = {info.name: info for info in model.graph.input}
+    has = GraphIndex(model.graph).inputs
     inputs = [has.pop(info.name, info) for info in required_inputs(before)]
     inputs += [info for info in model.graph.input if info.name in has]
     restored = onnx.GraphProto(input=inputs)  # a copy, since clearing the field frees them

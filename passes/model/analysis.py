@@ -1,15 +1,16 @@
-"""A model with facts on it, each computed once and then cached."""
+"""A model with facts on it, each computed once and then cached; and some of its nodes as a model of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import onnx
-from onnx import NodeProto
+from onnx import NodeProto, ValueInfoProto
 
-from passes.graph.index import GraphIndex, computed_values
-from passes.graph.traversal import live_nodes
+from passes.graph.index import GraphIndex, computed_values, extract, values_read
+from passes.graph.traversal import live_nodes, reads_of
 from passes.model.canonical import CanonicalGraph, read
 from passes.weights.detached import DetachedModel
 
@@ -82,3 +83,20 @@ def what_is_invalid(model: DetachedModel) -> str:
     except onnx.checker.ValidationError as error:
         return " ".join(str(error).split())
     return ""
+
+
+def extract_nodes(
+    model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto]
+) -> DetachedModel | None:
+    """`nodes` as a model; None when an input or output of it has no known type.
+
+    Values that the nodes only read become inputs; values that they only compute become outputs.
+    """
+    index = GraphIndex(model.proto.graph)
+    read = {name for node in nodes for name in reads_of(node)}
+    inputs = [name for name in values_read(nodes) if name not in index.initializers]
+    outputs = [name for name in computed_values(nodes) if name in index.outputs or name not in read]
+    if not outputs or any(name not in types for name in (*inputs, *outputs)):
+        return None
+    typed_inputs, typed_outputs = ([types[name] for name in names] for names in (inputs, outputs))
+    return model.with_proto(extract(model.proto, nodes, inputs=typed_inputs, outputs=typed_outputs))

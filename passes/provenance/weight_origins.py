@@ -325,3 +325,10 @@ def free_name(name: str, taken: Collection[str]) -> str:
         number += 1
         candidate = f"{name}_{number}"
     return candidate
+
+
+def take_name(name: str, taken: set[str]) -> str:
+    """`free_name`, and add the result to `taken`."""
+    name = free_name(name, taken)
+    taken.add(name)
+    return name

@@ -17,9 +17,8 @@ from passes.external.onnxslim import OnnxSlim
 from passes.rewrites.clamp_mask import ClampMask
 from passes.rewrites.convert_opset import ConvertOpset
 from passes.rewrites.decompose_attention import DecomposeAttention
-from passes.rewrites.fix_defaults import FixDefaults
 from passes.rewrites.fold_batchnorm import FoldBatchnorm
-from passes.rewrites.fold_constants import FoldConstants
+from passes.rewrites.fold_constants import FixDefaults, FoldConstants
 from passes.rewrites.smooth_quant import SmoothQuant
 from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.rewrites.untie import Tie, Untie

@@ -26,7 +26,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
-from passes.provenance.weight_origins import free_name
+from passes.provenance.weight_origins import take_name
 from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op, tensor_in
 from passes.step import Description, PassResult, Step, values
 from passes.suggest import plural
@@ -147,7 +147,7 @@ def _store_constants(graph: MaskedGraph) -> MaskedGraph:
             proto.graph.node.remove(node)
             continue
         del stored.dims[:], node.attribute[:]
-        stored.name = _fresh(f"{node.output[0]}_value", taken)
+        stored.name = take_name(f"{node.output[0]}_value", taken)
         node.op_type, node.input[:] = "Expand", [stored.name, node.input[0]]
     return MaskedGraph(graph.model.with_proto(proto))
 
@@ -181,7 +181,7 @@ def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str
     """A model that computes the scores with their masks as well as with masks of 0; and the argument for `observe`."""
     proto, taken = graph.model.copy_proto(), graph.value_names()
     uses = graph.all_uses()
-    zero = {name: _fresh(f"{name}_zero", taken) for name in sorted({graph.constant_name(use) for use in uses})}
+    zero = {name: take_name(f"{name}_zero", taken) for name in sorted({graph.constant_name(use) for use in uses})}
     proto.graph.initializer.extend(_raise(graph, name, new, 0.0) for name, new in zero.items())
     at, renamed = {(use.node, use.slot) for use in uses}, dict[str, str]()
     for place in graph.path_nodes(uses):
@@ -191,16 +191,16 @@ def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str
         for slot, name in enumerate(node.input):
             node.input[slot] = zero[name] if (place, slot) in at else renamed.get(name, name)
         for slot, name in enumerate(node.output):
-            node.output[slot] = renamed[name] = _fresh(f"{name}_zero", taken)
+            node.output[slot] = renamed[name] = take_name(f"{name}_zero", taken)
     del proto.graph.output[:], proto.graph.value_info[:]
     flattens = any(entry.version < 13 and entry.domain in ONNX_DOMAINS for entry in proto.opset_import)
     scores = []
     for place in graph.uses:
         value = graph.nodes[place].input[0]
         axis = attribute_of(graph.nodes[place], "axis", 1 if flattens else -1)
-        shown = [_fresh(f"{value}_{kind}", taken) for kind in ("masked", "free")]
+        shown = [take_name(f"{value}_{kind}", taken) for kind in ("masked", "free")]
         for source, name in zip((value, renamed[value]), shown, strict=True):
-            flat = _fresh(f"{name}_flat", taken)
+            flat = take_name(f"{name}_flat", taken)
             matrix = helper.make_node("Flatten", [source], [flat], axis=axis)  # as Softmax did before opset 13
             proto.graph.node.append(matrix if flattens else helper.make_node("Identity", [source], [flat]))
             proto.graph.node.append(helper.make_node("Cast", [flat], [name], to=TensorProto.FLOAT))
@@ -226,7 +226,7 @@ def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
         reads = [(place, slot) for place in graph.readers[name] for slot in range(len(graph.nodes[place].input))]
         others = [(place, slot) for place, slot in reads if graph.nodes[place].input[slot] == name]
         is_shared = name in graph.outputs or not spots.issuperset(others) or graph.is_read_in_bodies(name)
-        new = _fresh(f"{name}_clamped", taken) if is_shared else name
+        new = take_name(f"{name}_clamped", taken) if is_shared else name
         for place, slot in spots:
             proto.graph.node[place].input[slot] = new
         if not is_shared:
@@ -242,10 +242,3 @@ def _raise(graph: MaskedGraph, name: str, new: str, limit: float) -> TensorProto
     low, high = np.asarray(limit, array.dtype), np.asarray(-limit, array.dtype)
     raised = np.where(wide <= -MASKING, low, np.where(wide >= MASKING, high, array))
     return numpy_helper.from_array(raised.astype(array.dtype), new)
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    """A free name like `name`; it is then taken."""
-    fresh = free_name(name, taken)
-    taken.add(fresh)
-    return fresh

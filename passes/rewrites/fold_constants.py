@@ -1,4 +1,7 @@
-"""Compute values that depend only on constants once, with onnxruntime; in the worker, and a few weights at a time."""
+"""Make constants: of what depends on constants alone, and of initializers that are inputs of the model, too.
+
+Values are computed with onnxruntime, in the worker, a few weights at a time.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,9 @@ from passes.errors import StepFailed
 from passes.graph.index import GraphIndex, extract, initializers_of, replace_entries
 from passes.graph.op_facts import RANDOM_OPS, attribute_of, has_body
 from passes.graph.traversal import reads_of
-from passes.model.defaults import FREE_INITIALIZERS, declare_initializers
-from passes.step import Description, PassResult, Step, values
+from passes.model.signature import FREE_INITIALIZERS, declare_initializers, drop_default_inputs
+from passes.step import Description, PassResult, Step, structure, values
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
 from passes.weights.stand_ins import DETACH_FROM_BYTES, Weight, digest_of, initializer_of
@@ -70,6 +74,23 @@ class FoldConstants(Step):
             if not too_large:
                 return PassResult(_replace_nodes(model, nodes, [value for results in computed for value in results]))
             excluded |= {node.output[0] for node in nodes if too_large & set(node.output)}
+
+
+@dataclass(frozen=True, slots=True)
+class FixDefaults(Step):
+    """Take every input away that has a default. Exporters of Keras, mxnet and older torch declare all weights so."""
+
+    name: str = field(default="fix-defaults", init=False)
+    source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = structure("Make constants of initializers that are inputs of the model, too")
+    fixes_defaults: ClassVar[bool] = True
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        proto = model.copy_proto()
+        fixed = drop_default_inputs(proto.graph)
+        if not fixed:
+            return PassResult(model, changed=False)
+        return PassResult(model.with_proto(proto), why=f"{plural(len(fixed), 'input')} made constant")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from passes.graph.index import GraphIndex, computed_values, copy_of, replace_entries
 from passes.graph.op_facts import op_of, opset_of
 from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
-from passes.provenance.weight_origins import free_name, mark_part, part_name
+from passes.provenance.weight_origins import mark_part, part_name, take_name
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, digest_of, initializer_of
@@ -163,8 +163,7 @@ class GraphEdit:
         """Add `node` with the metadata of `template`, and a name after its."""
         if not node.metadata_props:
             node.metadata_props.extend(template.metadata_props)
-        node.name = free_name(part_name(template.name, role), self.node_names) if template.name else ""
-        self.node_names.add(node.name)
+        node.name = take_name(part_name(template.name, role), self.node_names) if template.name else ""
         self.nodes.append((self.place, node))
 
     def add_bare(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
@@ -173,9 +172,7 @@ class GraphEdit:
 
     def free(self, name: str) -> str:
         """Return `name`, or the next free name derived from it, and mark the result as taken."""
-        name = free_name(name, self.names)
-        self.names.add(name)
-        return name
+        return take_name(name, self.names)
 
     def opset(self) -> int:
         return opset_of(self.view.model.proto)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.index import GraphIndex
 from passes.graph.inference import dims_of, types_of
 from passes.graph.traversal import every_graph
 from passes.weights.detached import DetachedModel
@@ -31,17 +31,18 @@ class GraphTypes:
 
     infos: Mapping[str, tuple[int, tuple[Dim, ...] | None]]
     model: DetachedModel
+    index: GraphIndex
 
     @classmethod
     def of(cls, model: DetachedModel) -> GraphTypes:
         infos = {name: _type_of(info) for name, info in types_of(model.proto).items()}
-        stored = initializers_of(model.proto.graph).items()
-        return cls({**infos, **{name: (tensor.data_type, tuple(tensor.dims)) for name, tensor in stored}}, model)
+        index = GraphIndex(model.proto.graph)
+        stored = index.initializers.items()
+        return cls({**infos, **{name: (tensor.data_type, tuple(tensor.dims)) for name, tensor in stored}}, model, index)
 
     def array(self, name: str) -> np.ndarray | None:
         """The values of a constant that nobody can override; None for anything else, and for an unread weight."""
-        index = GraphIndex(self.model.proto.graph)
-        tensor = None if name in index.inputs else index.initializers.get(name)
+        tensor = None if name in self.index.inputs else self.index.initializers.get(name)
         return None if tensor is None or self.model.is_unread(tensor) else self.model.array(tensor)
 
     def shape(self, name: str) -> tuple[Dim, ...] | None:

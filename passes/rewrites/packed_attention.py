@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.graph.index import replace_entries
 from passes.graph.op_facts import attribute_of, input_of, op_of
-from passes.provenance.weight_origins import free_name
+from passes.provenance.weight_origins import take_name
 from passes.rewrites.decompose_attention import is_attention
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
@@ -120,9 +120,7 @@ class _UnpackedOperator:
         return name
 
     def free(self, name: str) -> str:
-        name = free_name(name, self.names)
-        self.names.add(name)
-        return name
+        return take_name(name, self.names)
 
     def split(self, value: str, sizes: Sequence[int], names: Sequence[str] = ("q", "k", "v")) -> list[str]:
         stem = self.node.output[0]

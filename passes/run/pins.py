@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import onnx
-from onnx import NodeProto, ValueInfoProto
+from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
 from passes.graph.traversal import live_nodes, reads_of
-from passes.model.defaults import hide_defaults
-from passes.model.extraction import lead_in
+from passes.model.signature import hide_defaults
 from passes.weights.detached import DetachedModel
 
 
@@ -90,9 +89,22 @@ def build_pin_probe(
     stored = [index.initializers[name] for name in read if name in index.initializers]
     part = extract(model.proto, [], outputs=[pin for pin in second if pin.name in computed], initializers=stored)
     for name in outside:
-        lead_in(part, index.types[name])
+        _lead_in(part, index.types[name])
     part.graph.node.extend(nodes)
     return model.with_proto(part)
+
+
+def _lead_in(part: onnx.ModelProto, info: ValueInfoProto) -> None:
+    """Add an input to `part`, and a node that computes the value `info` from it, as a node did in the source model.
+
+    `info` itself does not become an input: onnxoptimizer's fuse_qkv aborts where three products read one input.
+    """
+    entry = part.graph.input.add()
+    entry.CopyFrom(info)
+    entry.name = f"outside/{info.name}"
+    op = "Not" if info.type.tensor_type.elem_type == TensorProto.BOOL else "Neg"
+    part.graph.node.add(op_type=op, input=[entry.name], output=[info.name])
+    part.graph.value_info.append(info)
 
 
 def _layouts(nodes: Sequence[NodeProto], made_by: dict[str, NodeProto]) -> list[NodeProto]:

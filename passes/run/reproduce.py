@@ -15,8 +15,7 @@ from passes.errors import StepFailed
 from passes.graph.index import GraphIndex, copy_of, extract, replace_all_uses_with
 from passes.graph.inference import types_of
 from passes.graph.traversal import live_nodes, reads_of
-from passes.model.analysis import what_is_invalid
-from passes.model.extraction import extract_nodes
+from passes.model.analysis import extract_nodes, what_is_invalid
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save

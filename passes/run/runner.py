@@ -11,8 +11,7 @@ from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.analysis import AnalyzedModel, what_is_invalid
-from passes.model.defaults import describe_defaults, free_initializers, restore_version
-from passes.model.signature import fill_in_outputs
+from passes.model.signature import describe_defaults, fill_in_outputs, free_initializers, restore_version
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights

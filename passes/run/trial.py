@@ -13,8 +13,7 @@ from passes.context import PassContext
 from passes.errors import InvalidResult, StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
-from passes.model.defaults import with_defaults
-from passes.model.signature import annotations_of, keep_signature
+from passes.model.signature import annotations_of, keep_signature, with_defaults
 from passes.policy.contrib import describe_brought_in
 from passes.policy.known_passes import DESTROYS, merging
 from passes.proof.numbers import Errors

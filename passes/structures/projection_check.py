@@ -21,9 +21,7 @@ from passes.graph.inference import evaluate
 from passes.graph.op_facts import CONTRIB_FACTORS, FACTORS, attribute_of
 from passes.graph.traversal import bodies_of, live_nodes
 from passes.model.canonical import meanings_of
-from passes.model.extraction import with_functions_inlined
-from passes.model.rounding import sums_of
-from passes.structures.types import PACKED, Instance, KeptWeight
+from passes.structures.types import PACKED, Instance, KeptWeight, sums_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
@@ -72,7 +70,7 @@ class ProductOperands:
     """The operands of all products that some output depends on, also inside of If, Loop, Scan and of functions."""
 
     def __init__(self, model: DetachedModel) -> None:
-        self._model = with_functions_inlined(model)
+        self._model = model.without_functions()
         scopes = _scopes(self._model.proto.graph, "", None, self._model)
         self._operands = [operand for scope in scopes for operand in _operands(scope, self._model)]
 

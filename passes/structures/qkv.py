@@ -20,12 +20,10 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.graph.op_facts import PASSING_OPS, attribute_of
 from passes.graph.traversal import bodies_of
 from passes.model.canonical import ValueDigests, meanings_of
-from passes.model.extraction import with_functions_inlined
-from passes.model.rounding import Sums, sums_of
 from passes.structures.attention import Operands, attention_operands
 from passes.structures.matrices import Matrix, matrix_of, matrix_values
 from passes.structures.projection import Projection, ProjectionSearch, as_projection
-from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult
+from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult, Sums, sums_of
 from passes.structures.view import GraphView, module_of, packing_of, quantized_weight
 from passes.suggest import plural
 from passes.weights.stand_ins import digest_of
@@ -35,7 +33,7 @@ Triple = tuple[Projection, Projection, Projection]
 
 def find_separate_qkv(view: GraphView) -> SearchResult:
     """Three projections, each with its own weight, feeding one attention (MHA, GQA, MQA, cross-attention)."""
-    inlined = with_functions_inlined(view.model)
+    inlined = view.model.without_functions()
     whole = view if inlined is view.model else GraphView(inlined)
     instances: list[Instance] = []
     merged = [*find_packed(whole)]

@@ -21,7 +21,7 @@ from onnx import TensorProto
 
 from passes.errors import ModelError
 from passes.graph.index import copy_of
-from passes.graph.traversal import bodies_of, sort_nodes
+from passes.graph.traversal import bodies_of, inline_functions, sort_nodes
 from passes.load import check_model, check_payload, load_model, to_path
 from passes.suggest import plural
 from passes.weights.mapped import ExternalFiles, find_file_range, release
@@ -62,6 +62,10 @@ class DetachedModel:
 
     def with_proto(self, proto: onnx.ModelProto) -> DetachedModel:
         return DetachedModel(proto, self.weights)
+
+    def without_functions(self) -> DetachedModel:
+        """The model with its functions inlined; itself where it has none. The values of its graph keep their names."""
+        return self.with_proto(inline_functions(self.proto)) if self.proto.functions else self
 
     def copy_proto(self) -> onnx.ModelProto:
         """A copy of the proto, to change and give to `with_proto`: this model stays as it is."""

@@ -16,6 +16,9 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
+from passes.suggest import describe_argument
+from pipeline.errors import UsageError
+
 Dim = int | str
 """A size, or the name of a dimension that is fixed per feed signature."""
 
@@ -43,6 +46,10 @@ DTYPE_BITS: Final[dict[str, int]] = {
 """Bits per element by dtype name; the names are torch's, without the `torch.`"""
 
 
+class SpecError(UsageError, ValueError):
+    """A shape or a dtype that no value can have."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Shape, dtype and device of a value.
@@ -50,7 +57,7 @@ class TensorSpec:
     `shape` holds sizes, or names of dynamic dims; `dtype` is a key of `DTYPE_BITS`.
 
     Raises:
-        ValueError: an unknown dtype, or a negative size.
+        SpecError: (a UsageError and a ValueError) an unknown dtype, a shape that is none, or a negative size.
     """
 
     shape: tuple[Dim, ...]
@@ -58,10 +65,13 @@ class TensorSpec:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPE_BITS:
-            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPE_BITS)}")
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BITS:
+            found = repr(self.dtype) if isinstance(self.dtype, str) else describe_argument(self.dtype)
+            raise SpecError(f"unknown dtype {found}; known: {', '.join(DTYPE_BITS)}")
+        if not isinstance(self.shape, tuple):
+            raise SpecError(f"the shape is {describe_argument(self.shape)}; expected a tuple of sizes, such as (2, 3)")
         if negative := [dim for dim in self.shape if isinstance(dim, int) and dim < 0]:
-            raise ValueError(f"a size may not be negative: found {negative[0]} at axis {self.shape.index(negative[0])}")
+            raise SpecError(f"a size may not be negative: found {negative[0]} at axis {self.shape.index(negative[0])}")
 
     def __str__(self) -> str:
         place = "" if self.device == "cpu" else f" on {self.device}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.ops.kinds import Kind
-from pipeline.ops.rows import OpCall, kind, signature
+from pipeline.ops.rows import OpCall, everywhere, kind, signature
 
 
 def as_many_as_given(call: OpCall) -> str | None:
@@ -20,6 +20,6 @@ KINDS = (
         Kind.OnnxNode,
         signature(as_many_as_given, inputs=(0, None), outputs=(1, None)),
         "op=s,opset=i,node=s,inputs=i[],outputs=i[]",
-        capturable=False,
+        obstacles=everywhere("another runtime computes it, on the host"),
     ),
 )

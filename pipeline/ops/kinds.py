@@ -167,6 +167,10 @@ class Kind(IntEnum):
     IndexPut = 2018
     ScatterReduce = 2019
     Sort = 2020
+    Inverse = 2021
+    Cdist = 2022
+    Triu = 2023
+    Tril = 2024
 
     # operators of our own
     CastFloat8 = 2101
@@ -180,3 +184,4 @@ class Kind(IntEnum):
     Dropout = 2109
     Quantize = 2110
     Dequantize = 2111
+    StableTopk = 2112

@@ -9,7 +9,7 @@ importer, which normalises what ONNX and torch leave open, so it is an InternalE
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import InternalError
@@ -54,6 +54,20 @@ def signature(*checks: Check, inputs: Count = 1, outputs: Count = 1) -> EmitterS
     return EmitterSignature(checks, inputs, outputs)
 
 
+CAPTURING_DEVICES = ("cpu", "cuda")
+"""Kinds of devices that a capture can be made on."""
+
+HOST_SYNC = "it waits for the host: a value that a kernel computed decides what is launched next"
+BY_HOST = "numpy computes it, on the host"
+RUNS_BODIES = "it is a higher-order operator, whose bodies run as often as the data says"
+OWN_GENERATOR = "it draws from a generator of its own, which no CUDA graph advances"
+
+
+def everywhere(reason: str) -> Mapping[str, str]:
+    """An obstacle on every device: a loop on the CPU could call it, and its report says what a CUDA graph would do."""
+    return dict.fromkeys(CAPTURING_DEVICES, reason)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelKind:
     """A kind of kernel: its number and attribute schema, which are the ABI, and what the planner may do with it."""
@@ -66,8 +80,8 @@ class KernelKind:
     broadcast input and a comparison's operands drop out by themselves."""
     view: ViewRule | None
     """The layouts of the outputs as views of input 0; None for a kind that always computes."""
-    capturable: bool = True
-    """Whether a launch may be part of a capture. Not so where it leaves torch and allocates at each run."""
+    obstacles: Mapping[str, str] = field(default_factory=dict)
+    """Device → why a capture there cannot hold a launch of this kind; a device without an entry can."""
     overwrites: OverwriteRule | None = None
     """For a kind with several outputs, each of which may take the storage of an input of its own."""
 
@@ -100,13 +114,13 @@ def kind(
     *,
     inplace: tuple[int, ...] = (),
     view: ViewRule | None = None,
-    capturable: bool = True,
+    obstacles: Mapping[str, str] | None = None,
     overwrites: OverwriteRule | None = None,
     version: int = 1,
 ) -> KernelKind:
     """A row; `layout` is the field part of the attribute schema (`pipeline.ops.attrs`)."""
     schema = f"{number.name.lower()}/{version}:{layout}"
-    return KernelKind(number, schema, values, inplace, view, capturable, overwrites)
+    return KernelKind(number, schema, values, inplace, view, obstacles or {}, overwrites)
 
 
 def rows(numbers: Iterable[Kind], values: EmitterSignature, layout: str = "", **facts: Any) -> tuple[KernelKind, ...]:

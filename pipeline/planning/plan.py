@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from passes.suggest import bytes_text, plural
+from passes.suggest import bytes_text, describe_argument, plural
 from pipeline.argument_checks import A_LIST, a, expects
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Graph, Role, TensorSpec, Value
@@ -88,11 +88,13 @@ class ExecutionPlan:
     """Cache of `root`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "alias", MappingProxyType(dict(self.alias)))
-        object.__setattr__(self, "layouts", MappingProxyType(dict(self.layouts)))
-        object.__setattr__(self, "offsets", MappingProxyType(dict(self.offsets)))
-        object.__setattr__(self, "updates", MappingProxyType(dict(self.updates)))
-        object.__setattr__(self, "bodies", MappingProxyType(dict(self.bodies)))
+        for name in ("slots", "calls", "order", "inputs", "outputs"):
+            if not isinstance(found := getattr(self, name), tuple):
+                raise UsageError(f"ExecutionPlan: {name} is {describe_argument(found)}; expected a tuple")
+        for name in ("alias", "layouts", "offsets", "updates", "bodies"):
+            if not isinstance(found := getattr(self, name), Mapping):
+                raise UsageError(f"ExecutionPlan: {name} is {describe_argument(found)}; expected a mapping by vid")
+            object.__setattr__(self, name, MappingProxyType(dict(found)))
 
     def __repr__(self) -> str:
         return (

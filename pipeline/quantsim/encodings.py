@@ -13,6 +13,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from passes.encodings.encoding import BIAS, Encoding, Precision, encode_bias
+from passes.graph.index import initializers_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
@@ -39,7 +40,7 @@ def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedMod
     Raises:
         UsageError: a weight or a bias holds infinity or NaN, which no scale can express.
     """
-    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    stored = initializers_of(model.proto.graph)
     encodings: dict[str, Encoding] = {}
     biases: list[PlacedSite] = []
     fixed = _fixed_groups(placement)

@@ -15,6 +15,7 @@ import torch
 from onnx import NodeProto, TensorProto, helper
 from torch import Tensor
 
+from passes.graph.index import initializers_of
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding, round_trip
@@ -37,7 +38,7 @@ class QuantizedLayers:
     ) -> None:
         self._encodings, self._layers = encodings, layers
         reads = {name for nodes in layers for node in nodes for name in node.input if name}
-        stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+        stored = initializers_of(model.proto.graph)
         arrays = {name: model.array(stored[name]) for name in reads & stored.keys()}
         for name in arrays.keys() & encodings.keys():
             arrays[name] = round_trip(arrays[name], encodings[name], is_stored=True)

@@ -15,6 +15,7 @@ import onnxruntime
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.errors import StepFailed
+from passes.graph.index import initializers_of
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
@@ -223,7 +224,7 @@ def _quantizes_to(model: DetachedModel, types: Collection[int]) -> bool:
 def _quantizers(model: DetachedModel) -> Iterator[tuple[NodeProto, TensorProto]]:
     """Each QuantizeLinear with its stored zero point."""
     graph = model.proto.graph
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    stored = initializers_of(graph)
     for node in graph.node:
         if node.op_type == "QuantizeLinear" and len(node.input) > 2 and node.input[2] in stored:
             yield node, stored[node.input[2]]

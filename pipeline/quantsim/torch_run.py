@@ -14,6 +14,7 @@ import torch
 from onnx import NodeProto, TensorProto, helper
 from torch import Tensor
 
+from passes.graph.index import initializers_of
 from passes.graph.inference import float_tensors
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel
@@ -47,7 +48,7 @@ class TorchRun:
         if missing:
             raise Unsupported(f"torch has no function for {', '.join(sorted(missing))}", sorted(missing))
         made = {name for node in self._nodes for name in node.output}
-        stored = {tensor.name: tensor for tensor in graph.initializer}
+        stored = initializers_of(graph)
         quantizers = (node for node in self._nodes if node.op_type in QUANTIZERS)
         types = {stored[name].data_type for node in quantizers for name in node.input[::2] if name in stored}
         strange = sorted(TensorProto.DataType.Name(one).lower() for one in types - KNOWN_TYPES)

@@ -44,6 +44,7 @@ class CompiledProgram(Replayable):
 
     instead = f"take `new_context()` for states of its own, or {Replayable.instead}"
 
+    @expects(bound=a(BoundProgram, "a BoundProgram; compile_graph makes the program of a Graph"))
     def __init__(self, bound: BoundProgram) -> None:
         self._bound = bound
         self._first: list[Context] = [Context(bound)]

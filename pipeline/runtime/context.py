@@ -10,6 +10,7 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory, RunBody
 from pipeline.runtime.capture import Captures, OneMemory
+from pipeline.runtime.devices import Device, device_of
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
 from pipeline.runtime.kernels import has_native
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
@@ -17,7 +18,7 @@ from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
-from pipeline.runtime.tensors import empty_strided, torch_dtype
+from pipeline.runtime.tensors import torch_dtype
 from pipeline.runtime.torch_state import plain_state
 
 Tensors = dict[str, torch.Tensor]
@@ -52,10 +53,10 @@ class Context(ProcessBound):
         # Slots are written to in every mode, so they must not become inference tensors of a caller in that mode.
         with plain_state(), torch.inference_mode(mode=False), torch.no_grad():
             self.states = States(plan, bound.weights, table) if states is None else states
-            fed = _fed_entries(plan)
+            fed, device = _fed_entries(plan), device_of(plan)
             pointed = [vid for vid, entry in fed.items() if not _is_copied(plan, vid, entry)]
             buffers = {
-                vid: empty_strided(entry.spec.sizes, entry.strides, torch_dtype(entry.spec.dtype))
+                vid: device.empty(entry.spec.sizes, entry.strides, torch_dtype(entry.spec.dtype))
                 for vid, entry in fed.items()
                 if vid not in pointed
             }
@@ -67,9 +68,9 @@ class Context(ProcessBound):
             self._launches = [self.memory.bind_step(step, self._slots) for step in bound.steps]
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
-            CopiedSlot(entry, buffers[vid])
+            CopiedSlot(entry, device, buffers[vid])
             if vid in buffers
-            else PointedSlot(entry, pointers[vid], stays=vid not in plan.inputs)
+            else PointedSlot(entry, device, pointers[vid], stays=vid not in plan.inputs)
             for vid, entry in fed.items()
         ]
         self._large = {vid: pointers[vid] for vid in _large_outputs(plan)}
@@ -77,6 +78,7 @@ class Context(ProcessBound):
         """Roots of the values whose slots are pointed at other memory."""
         self.captures = Captures(OneMemory(self.memory))
         """Replays continue the sequence of the runs: they have the same states, and the same arena."""
+        self._device = device
         self._inference = torch.inference_mode()
         self._shapes_checked = False
         self._reached = 0
@@ -224,7 +226,7 @@ class Context(ProcessBound):
 
     def _point_at_new(self) -> dict[int, torch.Tensor]:
         """New memory for the caller by root, to which the large outputs are written."""
-        new = {vid: _empty(self.plan.slots[vid].spec) for vid in self._large}
+        new = {vid: _empty(self._device, self.plan.slots[vid].spec) for vid in self._large}
         for vid, tensor in new.items():
             self._large[vid].point_at(tensor)
         return new
@@ -266,5 +268,5 @@ def _large_outputs(plan: ExecutionPlan) -> list[int]:
     return list(dict.fromkeys(roots))
 
 
-def _empty(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty(spec.sizes, dtype=torch_dtype(spec.dtype))
+def _empty(device: Device, spec: TensorSpec) -> torch.Tensor:
+    return device.empty(spec.sizes, None, torch_dtype(spec.dtype))

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 
 from passes.suggest import bytes_text, nearest
-from pipeline.argument_checks import FLAG, MAPPING, TEXT, a_mapping, expects
+from pipeline.argument_checks import FLAG, MAPPING, TEXT, Check, a_mapping, expects
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph, Payload, Role, TensorSpec
 from pipeline.planning import ExecutionPlan
@@ -54,6 +54,14 @@ class EntryPoint(Replayable):
             return self._context.run(feed, copy=copy)
 
 
+BOUND_PROGRAMS = Check(
+    lambda item: (
+        isinstance(item, Mapping) and bool(item) and all(isinstance(own, BoundProgram) for own in item.values())
+    ),
+    "BoundPrograms by name; compile_graphs makes the entries of Graphs",
+)
+
+
 class CompiledEntries(ProcessBound):
     """Plans that share weights, states and an arena. Runs are one sequence: threads take turns.
 
@@ -62,6 +70,7 @@ class CompiledEntries(ProcessBound):
 
     instead = f"take `new_sequence()` for states of its own, or {ProcessBound.instead}"
 
+    @expects(bound=BOUND_PROGRAMS)
     def __init__(self, bound: Mapping[str, BoundProgram]) -> None:
         self._bound = dict(bound)
         self.plans: Mapping[str, ExecutionPlan] = MappingProxyType({name: one.plan for name, one in bound.items()})

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pipeline.planning import FeedEntry
+from pipeline.runtime.devices import Device
 from pipeline.runtime.operands import SlotPointer
 from pipeline.runtime.slots import bind_one
 from pipeline.runtime.tensors import is_functional, torch_dtype
@@ -50,13 +51,13 @@ class FedSlot(Protocol):
 class CopiedSlot:
     """An input that is copied into a buffer of the context."""
 
-    def __init__(self, entry: FeedEntry, buffer: torch.Tensor) -> None:
+    def __init__(self, entry: FeedEntry, device: Device, buffer: torch.Tensor) -> None:
         self.name = entry.name
-        self._entry, self._buffer = entry, buffer
+        self._entry, self._is_here, self._buffer = entry, device.holds, buffer
         self._shape, self._dtype = buffer.shape, buffer.dtype
 
     def accept(self, given: Given) -> torch.Tensor:
-        if type(given) in PLAIN and given.dtype is self._dtype and given.shape == self._shape and given.is_cpu:  # type: ignore[union-attr]
+        if type(given) in PLAIN and given.dtype is self._dtype and given.shape == self._shape and self._is_here(given):  # type: ignore[union-attr]
             return given  # type: ignore[return-value]
         return bind_one(self._entry, given)
 
@@ -73,9 +74,9 @@ class PointedSlot:
     holds it.
     """
 
-    def __init__(self, entry: FeedEntry, pointer: SlotPointer, *, stays: bool) -> None:
+    def __init__(self, entry: FeedEntry, device: Device, pointer: SlotPointer, *, stays: bool) -> None:
         self.name = entry.name
-        self._entry, self._pointer, self._stays = entry, pointer, stays
+        self._entry, self._is_here, self._pointer, self._stays = entry, device.holds, pointer, stays
         self._shape, self._dtype = torch.Size(entry.spec.sizes), torch_dtype(entry.spec.dtype)
         self._address: int | None = None
         self._held: torch.Tensor | None = None
@@ -93,7 +94,7 @@ class PointedSlot:
         return (
             tensor.dtype is self._dtype
             and tensor.shape == self._shape
-            and tensor.is_cpu
+            and self._is_here(tensor)
             and (tensor.is_contiguous() if strides is None else tensor.stride() == strides)
             and not tensor.is_conj()
             and not tensor.is_neg()

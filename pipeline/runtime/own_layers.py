@@ -1,4 +1,4 @@
-"""Layers of ONNX that torch has no operator for: recurrent cells with all that ONNX gives them, and RoiAlign.
+"""Layers of ONNX that torch has no operator for: recurrent cells with all that ONNX gives them, RoiAlign, TopK.
 
 They are written in torch's own operators, which torch follows to trace and to differentiate them.
 """
@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn import functional
+
+from pipeline.errors import Unsupported
 
 Squash = Callable[[torch.Tensor], torch.Tensor]
 States = tuple[torch.Tensor, ...]
@@ -154,12 +158,14 @@ def roi_align(
 
     `places` says of each box, in which picture it is. Without a `sampling_ratio` a box has so many samples as it has
     pixels, so the corners of the boxes are read.
+
+    Raises:
+        Unsupported: it is traced, and the boxes have no numbers.
     """
     rows, columns = output_size
     offset = 0.5 if half_pixel else 0.0
     regions = [input.new_zeros((0, input.shape[1], rows, columns))]
-    corners = (boxes.double() * spatial_scale - offset).tolist()
-    for (left, top, right, bottom), place in zip(corners, places.tolist(), strict=True):
+    for (left, top, right, bottom), place in read_boxes(boxes.double() * spatial_scale - offset, places):
         width, height = right - left, bottom - top
         if not half_pixel:
             width, height = max(width, 1.0), max(height, 1.0)
@@ -170,6 +176,26 @@ def roi_align(
         cells = sample(input[place], y, x).reshape(4, -1, rows, down, columns, across)
         regions.append((cells.sum(0).mean((2, 4)) if mode == "avg" else cells.amax(0).amax((2, 4))).unsqueeze(0))
     return torch.cat(regions)
+
+
+def read_boxes(boxes: torch.Tensor, places: torch.Tensor) -> list[tuple[list[float], int]]:
+    """The corners of each box, and in which picture it is."""
+    try:
+        return list(zip(boxes.tolist(), places.tolist(), strict=True))
+    except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
+        raise Unsupported(
+            "RoiAlign takes as many samples as its boxes have pixels, and a trace has no boxes yet, so no recorded "
+            "step or traced program holds it: leave it out of what is recorded, and compute it in a call of its own"
+        ) from error
+
+
+def top_k(self: torch.Tensor, k: int, dim: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `k` largest or smallest elements along an axis, in order, and their places (int64). ONNX's TopK.
+
+    Of equal elements the one with the lower index comes first, which torch.topk does not promise.
+    """
+    values, places = torch.sort(self, dim=dim, descending=largest, stable=True)
+    return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
 
 
 def sample_places(begin: float, size: float, count: int, samples: int) -> torch.Tensor:

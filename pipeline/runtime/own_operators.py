@@ -96,7 +96,7 @@ def cast_back(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, Non
 cast_float8.register_autograd(cast_back, setup_context=save_dtype)
 
 
-COMPOSED = (own_layers.recurrent, own_layers.roi_align, quantize, dequantize)
+COMPOSED = (own_layers.recurrent, own_layers.roi_align, own_layers.top_k, quantize, dequantize)
 """Functions of torch's own operators: torch sees through them, so they need no fake and no gradient."""
 
 LIBRARY: Final = library.Library("onnxline", "FRAGMENT")

@@ -13,6 +13,7 @@ from pipeline.lowering import KernelCall
 from pipeline.ops import Kind, Layout, unpack
 from pipeline.ops.aten import is_call, takes_any_order
 from pipeline.planning import ExecutionPlan
+from pipeline.runtime.devices import device_of
 from pipeline.runtime.kernels import (
     KERNELS,
     PACKERS,
@@ -25,7 +26,7 @@ from pipeline.runtime.kernels import (
 )
 from pipeline.runtime.kernels.aten.traced_order import Strides, strides_in_trace
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
-from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
+from pipeline.runtime.slots import bind_weights
 from pipeline.runtime.weights import Lenders, lenders_of, refuse_moved
 
 AUTOCAST = "higher_order.wrap_with_autocast"
@@ -84,7 +85,7 @@ class UnboundProgram:
             InternalError: a call has no kernel, or its attributes cannot be decoded.
             Unsupported: the plan asks for a device other than the CPU.
         """
-        refuse_foreign_devices(plan.slots)
+        device_of(plan)
         read = {*plan.outputs, *plan.updates.values(), *(vid for call in plan.calls for vid in call.in_vids)}
         steps = [
             _resolve_step(

@@ -6,17 +6,17 @@ context. `pipeline.runtime.feeding` says how a feed reaches its slots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from passes.suggest import bytes_text, nearest
-from passes.worker.platforms import memory_limit
-from pipeline.errors import SourceError, Unsupported, UsageError
+from pipeline.errors import SourceError, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Payload, Role
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
-from pipeline.runtime.tensors import as_tensor, dtype_name, torch_dtype, why_unreadable, with_strides
+from pipeline.runtime.devices import device_of
+from pipeline.runtime.tensors import as_tensor, dtype_name, why_unreadable, with_strides
 from pipeline.runtime.weights import stored_tensor
 
 HAD_ANYWHERE = 2**24
@@ -65,14 +65,10 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
 def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tensor]:
     """vid → part of `arena` (uint8, `plan.arena_bytes` long) for every value that owns storage there.
 
-    Each is a storage of its own that cannot grow: an operator that resizes its result fails instead of writing over
-    the values beside it.
+    Each is a storage of its own, see `Device.view`.
     """
-    raw = arena.numpy()
-    return {
-        vid: _view_typed(torch.from_numpy(raw[offset : offset + plan.slots[vid].spec.nbytes]), plan.slots[vid])
-        for vid, offset in plan.offsets.items()
-    }
+    device = device_of(plan)
+    return {vid: device.view(arena, offset, plan.slots[vid].spec) for vid, offset in plan.offsets.items()}
 
 
 def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
@@ -81,9 +77,10 @@ def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
     Raises:
         UsageError: this machine does not have so much memory; a plan for another one may be made here all the same.
     """
+    device = device_of(plan)
     try:
-        if nbytes <= HAD_ANYWHERE or nbytes <= memory_limit():
-            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        if nbytes <= HAD_ANYWHERE or nbytes <= device.limit():
+            return device.allocate(nbytes)
     except RuntimeError:  # torch's allocator
         pass
     own = [slot for slot in plan.slots if slot.role not in STORED and slot.vid not in plan.alias]
@@ -91,7 +88,7 @@ def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
     shown = ", ".join(f"{slot.name!r} {_describe_slot(slot)} of {bytes_text(_nbytes(slot))}" for slot in largest[:3])
     raise UsageError(
         f"graph {plan.graph_name!r} needs {bytes_text(nbytes)} of memory in one piece, and this process may have "
-        f"{bytes_text(memory_limit())}; its largest values are {shown}: take smaller inputs, or a machine with more "
+        f"{bytes_text(device.limit())}; its largest values are {shown}: take smaller inputs, or a machine with more "
         "memory"
     )
 
@@ -102,9 +99,9 @@ def _nbytes(slot: Slot) -> int:
 
 def placeholders(plan: ExecutionPlan, entries: Mapping[int, FeedEntry]) -> dict[int, torch.Tensor]:
     """vid → a tensor that stands in for what is fed, each a storage of its own over the same untouched memory."""
-    sizes = {vid: _extent(entry) * DTYPE_BITS[entry.spec.dtype] // 8 for vid, entry in entries.items()}
-    raw = new_memory(plan, max(sizes.values(), default=0)).numpy()
-    return {vid: _stand_in(raw[: sizes[vid]], entry) for vid, entry in entries.items()}
+    sizes = [_extent(entry) * DTYPE_BITS[entry.spec.dtype] // 8 for entry in entries.values()]
+    device, memory = device_of(plan), new_memory(plan, max(sizes, default=0))
+    return {vid: device.view(memory, 0, entry.spec, entry.strides) for vid, entry in entries.items()}
 
 
 def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
@@ -145,20 +142,6 @@ def refuse_unreadable(feed: Feed) -> None:
             raise UsageError(f"input {name!r} {why}")
 
 
-def refuse_foreign_devices(slots: Sequence[Slot]) -> None:
-    """Refuse slots on other devices, since kernels run on the CPU.
-
-    Raises:
-        Unsupported: a slot asks for another device.
-    """
-    foreign = [slot for slot in slots if slot.spec.device != "cpu"]
-    if foreign:
-        raise Unsupported(
-            f"{foreign[0].name!r} is on device {foreign[0].spec.device!r}; this release has CPU kernels only: "
-            "import the model for device 'cpu'"
-        )
-
-
 def bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
     """The caller's tensor, checked; copied only where the strides differ.
 
@@ -186,22 +169,6 @@ def _extent(entry: FeedEntry) -> int:
     if entry.strides is None or 0 in sizes:
         return entry.spec.numel
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, entry.strides, strict=True))
-
-
-def _stand_in(raw: np.ndarray, entry: FeedEntry) -> torch.Tensor:
-    dtype = torch_dtype(entry.spec.dtype)
-    if not raw.size:
-        return torch.empty(entry.spec.sizes, dtype=dtype)
-    tensor = torch.from_numpy(raw).view(dtype)
-    return (
-        tensor.view(entry.spec.sizes) if entry.strides is None else tensor.as_strided(entry.spec.sizes, entry.strides)
-    )
-
-
-def _view_typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
-    if not raw.numel():
-        return torch.empty(slot.spec.sizes, dtype=torch_dtype(slot.spec.dtype))
-    return raw.view(torch_dtype(slot.spec.dtype)).view(slot.spec.sizes)
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:

@@ -14,8 +14,9 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
 from pipeline.planning import ExecutionPlan, FeedEntry, Slot
+from pipeline.runtime.devices import device_of
 from pipeline.runtime.slots import Feed, bind_feed
-from pipeline.runtime.tensors import empty_strided, torch_dtype
+from pipeline.runtime.tensors import torch_dtype
 
 
 class LostStates(UsageError):
@@ -50,7 +51,7 @@ class StateTable:
             for other, reader in plans.items():
                 _refuse_other_form(slot, plan, owner, reader, other)
             strides = plan.strides(slot.vid)
-            self.tensors[slot.name] = empty_strided(slot.spec.sizes, strides, torch_dtype(slot.spec.dtype))
+            self.tensors[slot.name] = device_of(plan).empty(slot.spec.sizes, strides, torch_dtype(slot.spec.dtype))
 
 
 def _refuse_other_form(slot: Slot, plan: ExecutionPlan, owner: str, reader: ExecutionPlan, name: str) -> None:

@@ -12,16 +12,15 @@ from passes.suggest import nearest
 from pipeline.errors import SourceError, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import Graph, Payload, Value
-from pipeline.runtime.tensors import as_tensor, dtype_name, why_unreadable, with_strides
+from pipeline.runtime.devices import CPU
+from pipeline.runtime.tensors import as_tensor, dtype_name, why_unreadable
 
 Weights = Mapping[str, torch.Tensor]
 
 
 def stored_tensor(payload: Payload, strides: Sequence[int] | None = None) -> torch.Tensor:
     """The payload as a CPU tensor with these strides (None: contiguous); copied only where they differ."""
-    if isinstance(payload, TensorPayload):
-        return with_strides(payload.tensor.detach().to("cpu"), strides)
-    return with_strides(as_tensor(payload.numpy()), strides)
+    return CPU.copy_in(payload.tensor if isinstance(payload, TensorPayload) else as_tensor(payload.numpy()), strides)
 
 
 Lenders = Mapping[int, weakref.ref[torch.Tensor]]

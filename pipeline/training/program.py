@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from passes.suggest import nearest, plural
-from pipeline.argument_checks import PATH, a, expects
+from pipeline.argument_checks import MAPPING, PATH, a, expects
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
@@ -61,6 +61,14 @@ class TrainProgram(ProcessBound):
 
     instead = "`save` its states, or pickle its `snapshot()`, and record the step again where they are read"
 
+    @expects(
+        graph=a(Graph, "a Graph; record_step makes the program of a module"),
+        compiled=a(CompiledProgram, "a CompiledProgram"),
+        layout=a(BatchLayout, "a BatchLayout"),
+        sources=a(Sources, "what the program was recorded from"),
+        capture=a(CaptureReport, "a CaptureReport"),
+        example=MAPPING,
+    )
     def __init__(
         self,
         graph: Graph,

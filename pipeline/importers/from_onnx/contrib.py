@@ -139,15 +139,36 @@ def simplified_norm(node: Node) -> None:
     layer_norm(node)
 
 
+def distances(node: Node) -> None:
+    """Of each row of one matrix to each row of the other, squared by default."""
+    metric = node.attributes.text("metric", "sqeuclidean")
+    if metric == "euclidean":
+        node.emit("aten.cdist.default", node.operands())
+    elif metric == "sqeuclidean":
+        node.emit("aten.square.default", [node.step("aten.cdist.default", node.operands(), node.output())])
+    else:
+        raise node.refusal(f"its metric is {metric!r}, expected euclidean or sqeuclidean")
+
+
+def triangle(node: Node) -> None:
+    """The elements above a diagonal or below it; the others become 0."""
+    diagonal = int(node.need_constant(1, "the diagonal").item()) if node.has(1) else 0
+    side = "triu" if node.attributes.flag("upper", True) else "tril"
+    node.emit(f"aten.{side}.default", node.operands(0), {"diagonal": diagonal})
+
+
 IMPORTERS: dict[str, Importer] = {
     "SimplifiedLayerNormalization": simplified_norm,
     "com.microsoft::Attention": attention,
     "com.microsoft::BiasGelu": define(lambda x, bias: aten("gelu", x + bias, approximate="none")),
+    "com.microsoft::CDist": distances,
     "com.microsoft::FastGelu": define(fast_gelu),
     "com.microsoft::FusedMatMul": fused_matmul,
     "com.microsoft::Gelu": define(lambda x: aten("gelu", x, approximate="none")),
+    "com.microsoft::Inverse": define(lambda x: aten("linalg_inv", x)),
     "com.microsoft::MatMulNBits": matmul_n_bits,
     "com.microsoft::QuickGelu": define(lambda x, alpha=1.702: x * aten("sigmoid", x * alpha)),
     "com.microsoft::SkipLayerNormalization": skip_norm("aten.layer_norm.default", 4),
     "com.microsoft::SkipSimplifiedLayerNormalization": skip_norm("aten.rms_norm.default", 3),
+    "com.microsoft::Trilu": triangle,
 }

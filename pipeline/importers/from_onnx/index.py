@@ -12,7 +12,6 @@ from pipeline.importers.from_onnx.shape import (
     INDEX,
     PERMUTE,
     Move,
-    by_range,
     emit_moves,
     emit_reshape,
     expand,
@@ -197,21 +196,15 @@ def grid_sample(node: Node) -> None:
 
 
 def top_k(node: Node) -> None:
-    """The first of a stable sort: of equal values ONNX asks for the lower index, and torch.topk promises nothing."""
-    node.attributes.settle("sorted")  # ONNX allows any order if unsorted
+    """ONNX allows any order of an unsorted result."""
+    node.attributes.settle("sorted")
     count = int(node.need_constant(1, "k").item()) if node.has(1) else node.attributes.integer("k")
     axis, spec = node.axis(-1), node.spec(0)
-    cut = by_range(spec.sizes, axis, range(count))
+    sizes = (*spec.sizes[:axis], count, *spec.sizes[axis + 1 :])
     names = [name or node.fresh(f"topk.{place}") for place, name in enumerate((*node.output_names, "")[:2])]
-    outputs = [
-        (node.fresh(f"{name}.sort") if cut else name, TensorSpec(spec.shape, dtype))
-        for name, dtype in zip(names, (spec.dtype, "int64"), strict=True)
-    ]
-    call: dict[str, Attr] = {"stable": True, "dim": axis, "descending": node.attributes.flag("largest", True)}
-    made = node.make("aten.sort.stable", [node.operand(0)], outputs, call)
-    for name, vid in zip(names, made, strict=True):
-        for operator, _, sizes, attrs in cut:
-            node.make(operator, [vid], [(name, TensorSpec(tuple(sizes), node.vid_spec(vid).dtype))], attrs)
+    outputs = [(name, TensorSpec(sizes, dtype)) for name, dtype in zip(names, (spec.dtype, "int64"), strict=True)]
+    call: dict[str, Attr] = {"k": count, "dim": axis, "largest": node.attributes.flag("largest", True)}
+    node.make("onnxline.top_k.default", [node.operand(0)], outputs, call)
 
 
 REDUCTIONS = {"none": "", "add": "sum", "mul": "prod", "min": "amin", "max": "amax"}

@@ -243,6 +243,11 @@ def unpooled_shape(node: onnx.NodeProto, specs: Specs, constants: Constants) -> 
     return {node.output[0]: TensorSpec(shape, specs[node.input[0]].dtype)}
 
 
+def distances_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
+    first, second = (specs[name] for name in node.input)
+    return {node.output[0]: TensorSpec((first.shape[0], second.shape[0]), first.dtype)}
+
+
 def product_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
     """FusedMatMul, whose operands may be transposed."""
     read = Attributes(node)
@@ -339,14 +344,15 @@ ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
 
 LIKE_FIRST = (
     "GroupNormalization", "SimplifiedLayerNormalization", "com.microsoft::BiasGelu", "com.microsoft::FastGelu",
-    "com.microsoft::Gelu", "com.microsoft::QuickGelu", "com.microsoft::SkipLayerNormalization",
-    "com.microsoft::SkipSimplifiedLayerNormalization",
+    "com.microsoft::Gelu", "com.microsoft::Inverse", "com.microsoft::QuickGelu",
+    "com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization", "com.microsoft::Trilu",
 )  # fmt: skip
 
 OWN_SHAPES: dict[str, Callable[[onnx.NodeProto, Specs, Constants], dict[str, TensorSpec]]] = {
     **dict.fromkeys(LIKE_FIRST, like_first_input),
     "MaxUnpool": unpooled_shape,
     "com.microsoft::Attention": attention_shapes,
+    "com.microsoft::CDist": distances_shape,
     "com.microsoft::FusedMatMul": product_shape,
     "com.microsoft::MatMulNBits": unpacked_product_shape,
 }

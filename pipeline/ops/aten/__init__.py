@@ -14,12 +14,13 @@ from pipeline.ops.aten.any_order import takes_any_order
 from pipeline.ops.aten.call import ATEN, BODIES, HIGHER_ORDER, emitter_of, is_call
 from pipeline.ops.aten.inplace import inplace_of
 from pipeline.ops.aten.orders import AS_STRIDED
-from pipeline.ops.aten.typed import TYPED, call_attrs, untyped_call
+from pipeline.ops.aten.typed import DRAWING, TYPED, call_attrs, untyped_call
 from pipeline.ops.aten.views import as_view
 
 __all__ = [
     "AS_STRIDED",
     "CALL_KINDS",
+    "DRAWING",
     "HIGHER_ORDER",
     "KINDS",
     "TYPED",

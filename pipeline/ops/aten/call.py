@@ -18,13 +18,13 @@ from pipeline.ops.aten.orders import ORDERS
 from pipeline.ops.aten.typed import as_typed
 from pipeline.ops.aten.views import as_view
 from pipeline.ops.kinds import Kind
-from pipeline.ops.rows import KernelKind, Specs, kind, signature
+from pipeline.ops.rows import RUNS_BODIES, KernelKind, Specs, everywhere, kind, signature
 
 HIGHER_ORDER = "higher_order."
 
 ANY = signature(inputs=(0, None), outputs=(0, None))
 ATEN = kind(Kind.Aten, ANY, "op=s,call={},orders=v", version=2)
-BODIES = kind(Kind.HigherOrder, ANY, "op=s,call={}", version=2)
+BODIES = kind(Kind.HigherOrder, ANY, "op=s,call={}", version=2, obstacles=everywhere(RUNS_BODIES))
 
 
 def is_call(kind: str) -> bool:

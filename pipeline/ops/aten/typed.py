@@ -20,7 +20,19 @@ from pipeline.ops.aten.inplace import CHANGED, POINTWISE, WRITTEN_LAST
 from pipeline.ops.aten.orders import ORDERS
 from pipeline.ops.aten.signatures import OperatorSignature
 from pipeline.ops.kinds import Kind
-from pipeline.ops.rows import Check, Count, KernelKind, OpCall, Specs, kind, signature
+from pipeline.ops.rows import (
+    BY_HOST,
+    HOST_SYNC,
+    OWN_GENERATOR,
+    Check,
+    Count,
+    KernelKind,
+    OpCall,
+    Specs,
+    everywhere,
+    kind,
+    signature,
+)
 
 SIGNATURES: Final[Mapping[Kind, str]] = {
     # products of matrices
@@ -134,11 +146,17 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     "? input_forget=False, ? reset_after=False)",
     Kind.RoiAlign: "onnxline.roi_align.default(T input, T boxes, T places, i[] output_size, s mode='avg', "
     "? half_pixel=True, i sampling_ratio=0, f spatial_scale=1.0)",
+    Kind.StableTopk: "onnxline.top_k.default(T self, i k, i dim, ? largest=True)",
     Kind.RandomNormal: "onnxline.random_normal.default(i[] size, f mean, f scale, s dtype, i seed)",
     Kind.RandomUniform: "onnxline.random_uniform.default(i[] size, f low, f high, s dtype, i seed)",
     Kind.Bernoulli: "onnxline.bernoulli.default(T self, s dtype, i seed)",
     Kind.Multinomial: "onnxline.multinomial.default(T self, i count, s dtype, i seed)",
     Kind.Dropout: "onnxline.dropout.default(T self, f ratio, i seed)",
+    # of matrices
+    Kind.Inverse: "linalg_inv.default(T A)",
+    Kind.Cdist: "cdist.default(T x1, T x2, n p=2, i? compute_mode=None)",
+    Kind.Triu: "triu.default(T self, i diagonal=0)",
+    Kind.Tril: "tril.default(T self, i diagonal=0)",
     # along axes
     Kind.Sum: "sum.dim_IntList(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
     Kind.Mean: "mean.dim(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
@@ -184,10 +202,20 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     "- layout=None, - device=None, - pin_memory=None, - memory_format=None)",
 }
 
-TWO_RESULTS = (Kind.MaxDim, Kind.Topk, Kind.Sort, Kind.Dropout)
+TWO_RESULTS = (Kind.MaxDim, Kind.Topk, Kind.StableTopk, Kind.Sort, Kind.Dropout)
 
 RESULTS: Final[Mapping[Kind, Count]] = {**dict.fromkeys(TWO_RESULTS, 2), Kind.Recurrent: (2, 3)}
 """How many results a call has, where it is not one."""
+
+DRAWING: Final = (Kind.RandomNormal, Kind.RandomUniform, Kind.Bernoulli, Kind.Multinomial, Kind.Dropout)
+"""Kinds of calls that draw numbers by a seed of their own."""
+
+OBSTACLES: Final[Mapping[Kind, Mapping[str, str]]] = {
+    Kind.RoiAlign: everywhere(HOST_SYNC),
+    Kind.Unsigned: everywhere(BY_HOST),
+    **{number: {"cuda": OWN_GENERATOR} for number in DRAWING},
+}
+"""Device → why a capture there cannot hold a call, by kind; all others can be held."""
 
 SAME_OPERATOR: Final[Mapping[str, str]] = {
     "aten.multiply.Tensor": "aten.mul.Tensor",
@@ -221,7 +249,7 @@ class TypedCall:
         results = RESULTS.get(number, 1)
         layout = ",".join(filter(None, (calls.layout(), "order=i[]" if results == 1 else "")))
         values = signature(_has_its_operands(calls), inputs=(0, None), outputs=results)
-        return cls(kind(number, values, layout, inplace=_inplace(calls)), calls)
+        return cls(kind(number, values, layout, inplace=_inplace(calls), obstacles=OBSTACLES.get(number)), calls)
 
 
 def _inplace(calls: OperatorSignature) -> tuple[int, ...]:

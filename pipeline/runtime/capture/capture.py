@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import OnnxlineError, UsageError
 from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory
 from pipeline.runtime.capture.dispatch import make_guard, set_grad_enabled, without_autograd
@@ -17,6 +18,7 @@ from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, T
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
+from pipeline.runtime.devices import CPU
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.slots import Feed, refuse_unreadable
@@ -51,6 +53,12 @@ class Capture(ProcessBound):
     weights that were bound when the graph was compiled. Use it from one thread at a time.
     """
 
+    @expects(
+        memory=a(ProgramMemory, "the memory of a Context; CompiledProgram.capture makes a capture"),
+        session=a(CaptureSession, "a CaptureSession"),
+        key=a(CaptureKey, "a CaptureKey"),
+        feed=MAPPING,
+    )
     def __init__(self, memory: ProgramMemory, session: CaptureSession, key: CaptureKey, feed: Feed) -> None:
         """Warm up and record. States and generators are afterwards what they were before.
 
@@ -199,8 +207,7 @@ class Capture(ProcessBound):
     def _warm_up(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment], before: Snapshot) -> float:
         """Run the launches until all is settled, then go back to `before`. Returns the seconds that this took."""
         begun = time.perf_counter()
-        device = torch.device(self._plan.slots[0].spec.device if self._plan.slots else "cpu").type
-        self._recorder: Recorder = RECORDERS[device]()
+        self._recorder: Recorder = RECORDERS[self._session.device.name]()
         self._segments = segments
         self._parts: tuple[Recording, ...] = tuple(
             CallLoop(launches[segment.first : segment.last]) for segment in segments
@@ -263,7 +270,7 @@ class Capture(ProcessBound):
         for vid in self._plan.outputs:
             tensor = self._slots[vid]
             if self._plan.root(vid) not in self._plan.offsets:
-                saved = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                saved = torch.empty_like(tensor, memory_format=torch.contiguous_format)
                 launches.append(partial(saved.copy_, tensor))
                 tensor = saved
             outputs[self._plan.slots[vid].name] = tensor
@@ -276,7 +283,7 @@ class Capture(ProcessBound):
         for vid, after in self._session.states.updates_to_copy(self._plan):
             value = self._slots[after]
             if self._plan.root(after) in states:
-                saved = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+                saved = torch.empty_like(value, memory_format=torch.contiguous_format)
                 saves.append(partial(saved.copy_, value))
                 value = saved
             writes.append(partial(states[vid].copy_, value))
@@ -312,5 +319,5 @@ def _pin(weight: torch.Tensor) -> None:
     As with any tensor whose memory numpy shares: `untyped_storage().resize_(0)` is an error then, where it would have
     left the launches with memory that is gone.
     """
-    if weight.layout is torch.strided and weight.device.type == "cpu":
+    if weight.layout is torch.strided and CPU.holds(weight):
         torch.empty(0, dtype=torch.uint8).set_(weight.untyped_storage()).numpy()  # type: ignore[arg-type]

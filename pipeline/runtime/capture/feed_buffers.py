@@ -16,7 +16,7 @@ from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture.key import CapturePolicy, Treatment
 from pipeline.runtime.capture.session import CaptureSession
 from pipeline.runtime.slots import Feed, bind_one
-from pipeline.runtime.tensors import as_tensor, empty_strided, torch_dtype
+from pipeline.runtime.tensors import as_tensor, torch_dtype
 
 FEW = 16
 """Up to so many names beside the copied ones are looked at in every feed."""
@@ -144,7 +144,7 @@ class FeedBuffers:
             return self._session.states.tensors[value.vid]
         if value.role is Role.INPUT or value.treatment is Treatment.COPIED:
             spec = value.entry.spec
-            buffer = empty_strided(spec.sizes, value.entry.strides, torch_dtype(spec.dtype))
+            buffer = self._session.device.empty(spec.sizes, value.entry.strides, torch_dtype(spec.dtype))
             self._own.append(buffer)
         else:
             buffer = self._session.weight_buffer(value.entry)

@@ -13,7 +13,8 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.aten.draws import DRAWING
+from pipeline.ops.aten import DRAWING
+from pipeline.runtime.devices import Device
 from pipeline.runtime.program import LaunchStep
 from pipeline.runtime.torch_args import find_operator
 
@@ -31,9 +32,9 @@ class RandomState:
 class Randomness:
     """The generators that the replays of a program draw from; all captures of one sequence share them."""
 
-    def __init__(self, steps: Sequence[LaunchStep]) -> None:
+    def __init__(self, steps: Sequence[LaunchStep], device: Device) -> None:
         seeds = [int(step.attrs["seed"]) for step in steps if step.kind in DRAWING]
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._generators = [device.generator(seed) for seed in seeds]
         self._draws_from_default = any(map(_draws_from_default, steps))
 
     def with_generators(self, steps: Sequence[LaunchStep]) -> list[LaunchStep]:

@@ -1,36 +1,26 @@
 """Split a plan at the calls that cannot be captured, and report where and why.
 
-The rows hold on every device: a loop on the CPU could record a call that waits for the host, a CUDA graph could not,
-and the report of one shows what the other would do.
+The table of operators says on which device which kinds stand in the way (`KernelKind.obstacles`). What follows from
+the arguments of a call, and what torch says of its operators by tags, is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from passes.suggest import bytes_text, plural, shorten_lines
 from pipeline.ir.graph import TensorSpec
-from pipeline.ops import Kind
+from pipeline.ops import KINDS, Kind
+from pipeline.ops.rows import BY_HOST, HOST_SYNC
 from pipeline.runtime.capture.key import CaptureKey
+from pipeline.runtime.devices import device_of
 from pipeline.runtime.program import LaunchStep, UnboundProgram
 from pipeline.runtime.torch_args import find_operator
 
-HOST_SYNC = "it waits for the host: a value that a kernel computed decides what is launched next"
 DATA_SHAPE = "it makes a result whose shape depends on the data"
-HIGHER_ORDER = "it is a higher-order operator, whose bodies run as often as the data says"
-
-BY_NUMPY = "numpy computes it, on the host"
-
-OBSTACLES: Mapping[str, str] = {
-    "HigherOrder": HIGHER_ORDER,
-    "OnnxNode": "another runtime computes it, on the host",
-    "RoiAlign": HOST_SYNC,
-    "Unsigned": BY_NUMPY,
-}
-"""Why calls of a kind cannot be captured, by its name; a kind without a row can."""
 
 TAGS = {
     torch.Tag.data_dependent_output: HOST_SYNC,
@@ -110,9 +100,9 @@ class CaptureReport:
 
 def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: int = 0) -> tuple[CaptureSegment, ...]:
     """The segments of `steps`, after which `further` launches follow that can be captured."""
-    segments, first = [], 0
+    segments, first, device = [], 0, device_of(program.plan).name
     for at, step in enumerate(steps):
-        reason = find_obstacle(program, step)
+        reason = find_obstacle(program, step, device)
         if reason:
             segments += [CaptureSegment(first, at), CaptureSegment(at, at + 1, program.place_of(step), reason)]
             first = at + 1
@@ -120,12 +110,12 @@ def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: i
     return tuple(segment for segment in segments if segment.first < segment.last)
 
 
-def find_obstacle(program: UnboundProgram, step: LaunchStep) -> str:
-    """Why `step` cannot be captured; empty where it can."""
+def find_obstacle(program: UnboundProgram, step: LaunchStep, device: str) -> str:
+    """Why `step` cannot be captured on `device`; empty where it can."""
     if step.kind is Kind.CastFloat8 and not step.attrs["saturate"]:
-        return BY_NUMPY
+        return BY_HOST
     if step.kind is not Kind.Aten:
-        return OBSTACLES.get(step.kind.name, "")
+        return KINDS[step.kind.name].obstacles.get(device, "")
     ins = [program.plan.slots[vid].spec for vid in step.call.in_vids]
     return next(_aten_obstacles(str(step.attrs["op"]), ins), "")
 

@@ -13,7 +13,8 @@ from pipeline.errors import UsageError
 from pipeline.planning import FeedEntry
 from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture.randomness import Randomness, RandomState
-from pipeline.runtime.tensors import empty_strided, torch_dtype
+from pipeline.runtime.devices import device_of
+from pipeline.runtime.tensors import torch_dtype
 
 SHOWN = 3
 """How many names a warning lists."""
@@ -42,8 +43,8 @@ class CaptureSession:
     """
 
     def __init__(self, memory: ProgramMemory) -> None:
-        self.states = memory.states
-        self.randomness = Randomness(memory.bound.steps)
+        self.states, self.device = memory.states, device_of(memory.bound.plan)
+        self.randomness = Randomness(memory.bound.steps, self.device)
         self._weights: dict[str, torch.Tensor] = {}
         self.filled: set[str] = set()
         """Names of the weights and inputs that a capture has taken from its feed."""
@@ -73,7 +74,7 @@ class CaptureSession:
         """The buffer of a weight that comes with the feed, made when it is first asked for."""
         if entry.name not in self._weights:
             spec = entry.spec
-            self._weights[entry.name] = empty_strided(spec.sizes, entry.strides, torch_dtype(spec.dtype))
+            self._weights[entry.name] = self.device.empty(spec.sizes, entry.strides, torch_dtype(spec.dtype))
         return self._weights[entry.name]
 
     def drop_weights(self) -> None:

@@ -5,8 +5,8 @@ their operands. A weight in blocks of columns, and rows in groups, make a produc
 take two to four fifths less time than torch's BLAS, and less than oneDNN with its packed weights
 (benchmarks/RESULTS.md). They use one thread.
 
-A stored weight is kept in blocks (`BlockedWeight`). A matrix that changes from run to run is read where it lies
-(`launch_in_blocks`), which saves a tenth to a third.
+Only a stored weight is kept in blocks (`BlockedWeight`): matrices that change from run to run were read in blocks too,
+which made no train step 1.2 times as fast, and on a processor with AMX made it slower.
 """
 
 from __future__ import annotations
@@ -40,18 +40,6 @@ DEEPEST = 1024
 
 LEAST, MOST = 2**14, 2**27
 """Multiplications from which, and up to which, blocks are faster than what else there is."""
-
-LEAST_IN_PLACE, LEAST_SIDE_BY_SIDE, LEAST_OF_FEW_ROWS = 2**22, 2**23, 2**21
-"""Multiplications from which on it pays to read matrices in place: a launch of Python costs 3 µs, and splits the calls
-that C++ walks. The second where each number comes from two rows, which the small kernels read slower, and the third
-for few rows, at which torch's BLAS is slow."""
-
-LEAST_BLOCK = 1024
-"""Numbers of a block of such a result, below which torch is faster unless there are as few rows."""
-
-SHORTEST_SIDE_BY_SIDE, MOST_SIDE_BY_SIDE = 256, 1024
-"""Where each number comes from two rows: the length of the rows from which on blocks are faster, and the numbers of a
-block up to which the small kernels are."""
 
 
 class BlockMemory(Protocol):
@@ -130,49 +118,6 @@ def _divisions(rows: int, columns: int, inner: int) -> Iterator[tuple[int, int]]
         group = next((count for count in range(most, 0, -1) if rows % count == 0), 0)
         if columns % width == 0 and (group == rows or group >= FEWEST_ROWS // 2):
             yield width, group
-
-
-def launch_in_blocks(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Launch | None:
-    """The product of two matrices where they lie; None where torch's own is faster, or they cannot be read so."""
-    division = _divide_in_place(a, b, out)
-    if division is None:
-        return None
-    width, group = division
-    results = out.unflatten(0, (-1, group)).unflatten(2, (-1, width)).transpose(1, 2)
-    groups = a.unflatten(0, (-1, group)).unsqueeze(1)
-    blocks = b.unflatten(1, (-1, width)).transpose(0, 1).unsqueeze(0)
-    return partial(_multiply_batch, results, groups, blocks, HeldArrays())
-
-
-def _divide_in_place(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[int, int] | None:
-    """(columns of a block, rows of a group) for matrices that are read where they lie."""
-    (rows, inner), columns = a.shape, b.shape[1]
-    if not HAS_SMALL_KERNELS or planned_threads() > 1 or rows * inner * columns > MOST:
-        return None
-    if min(rows, inner) < 2 or not (out.is_cpu and out.is_contiguous()):
-        return None  # a product with one row, which torch does faster, or not in rows
-    if not a.dtype is b.dtype is out.dtype is torch.float32:
-        return None
-    match _order_of(a), _order_of(b):
-        case "rows" | "columns", "rows":
-            least, most = LEAST_IN_PLACE, SMALL // max(inner, 1)
-        case "rows", "columns" if inner >= SHORTEST_SIDE_BY_SIDE:
-            least, most = LEAST_SIDE_BY_SIDE, MOST_SIDE_BY_SIDE
-        case _:
-            return None
-    if rows * inner * columns < (LEAST_OF_FEW_ROWS if min(rows, inner) <= FEWEST_ROWS else least):
-        return None
-    for width in WIDTHS:
-        group = next((count for count in range(min(rows, most // width), 0, -1) if rows % count == 0), 0)
-        if columns % width == 0 and (group * width >= LEAST_BLOCK or group == rows):
-            return width, group
-    return None
-
-
-def _order_of(matrix: torch.Tensor) -> str:
-    """What of a matrix lies side by side in memory: `rows`, `columns`, or neither."""
-    (rows, columns), (down, along) = matrix.shape, matrix.stride()
-    return "rows" if along == 1 and down >= columns else "columns" if down == 1 and along >= rows else ""
 
 
 class HeldArrays:

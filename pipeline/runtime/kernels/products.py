@@ -1,4 +1,4 @@
-"""Products of matrices: as one call of torch's BLAS over views, or in blocks where these are faster."""
+"""Products of matrices as one call of torch's BLAS over views."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ from functools import partial
 import torch
 
 from pipeline.runtime.kernels.base import Launch
-from pipeline.runtime.kernels.blocked import launch_in_blocks
-from pipeline.runtime.kernels.launches import in_turn
 
 
 def multiply_matrices(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
-    """One product of matrices, in blocks where these are faster than torch's BLAS."""
-    in_blocks = launch_in_blocks(a, b, out)
-    if in_blocks is not None:
-        return in_turn(in_blocks, None if bias is None else partial(torch.add, out, bias, out=out))
+    """One product of matrices, with a bias for each column."""
     return partial(torch.mm, a, b, out=out) if bias is None else partial(torch.addmm, bias, a, b, out=out)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from pipeline.authoring import (
     GELU,
+    SGD,
     BatchNorm2d,
     Conv2d,
     Dropout,
@@ -18,7 +19,9 @@ from pipeline.authoring import (
     LayerNorm,
     Linear,
     MaxPool2d,
+    Model,
     Module,
+    MSELoss,
     ReLU,
     Sequential,
     Sigmoid,
@@ -27,6 +30,16 @@ from pipeline.authoring import (
     Tanh,
 )
 from pipeline.ir import TensorSpec
+
+X, Y = torch.ones(8, 16), torch.ones(8, 4)
+
+
+def small() -> Model:
+    return Model((8, 16)).add(Linear(16, 4))
+
+
+def compiled() -> Model:
+    return small().compile(SGD(lr=0.1), MSELoss(), quiet=True)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 
 from pipeline.authoring import (
-    SGD,
     Adam,
     Conv2d,
     CrossEntropyLoss,
@@ -20,22 +20,16 @@ from pipeline.authoring import (
     Linear,
     Model,
     Module,
-    MSELoss,
     Parameter,
     functional,
 )
 from pipeline.errors import OnnxlineError, UsageError
-
-X, Y = torch.ones(8, 16), torch.ones(8, 4)
-
-
-def small() -> Model:
-    return Model((8, 16)).add(Linear(16, 4))
-
-
-def compiled() -> Model:
-    return small().compile(SGD(lr=0.1), MSELoss(), quiet=True)
-
+from pipeline.ir import TensorSpec
+from pipeline.planning import ExecutionPlan
+from pipeline.runtime import Capture, CompiledProgram
+from pipeline.runtime.entries import CompiledEntries
+from pipeline.training import TrainProgram
+from tests.pipeline.authoring.authored_models import X, Y, compiled, small
 
 ODD: tuple[Any, ...] = (
     None,
@@ -61,6 +55,7 @@ DOORS: dict[str, tuple[type | Callable[..., Any], dict[str, Any]]] = {
     "Adam": (Adam, {"lr": 0.1, "betas": (0.9, 0.99), "eps": 0.1, "amsgrad": False}),
     "FitLimits": (FitLimits, {"epochs": 1, "steps": 1, "until": 0.1}),
     "CrossEntropyLoss": (CrossEntropyLoss, {"label_smoothing": 0.0}),
+    "TensorSpec": (TensorSpec, {"shape": (2, 3), "dtype": "float32"}),
     "graph": (lambda **asked: small().graph(**asked), {"training": False, "batch": 1}),
     "evaluate": (lambda **asked: compiled().evaluate(**asked), {"batches": [(X, Y)]}),
     "to_torch": (lambda **asked: small().to_torch(**asked), {"training": False}),
@@ -99,3 +94,13 @@ def test_arguments_of_another_type_are_refused_in_one_sentence(name: str) -> Non
                 assert "\n" not in str(error)
     with pytest.raises(UsageError):
         call(**(right | {next(iter(right)): object()}))
+
+
+@pytest.mark.parametrize("made", [Capture, CompiledEntries, CompiledProgram, ExecutionPlan, TrainProgram])
+@pytest.mark.parametrize("odd", [None, 5, "x", [torch.ones(1)], {}])
+def test_what_other_calls_make_is_not_made_of_anything_else(made: Callable[..., object], odd: object) -> None:
+    taken = [own for own in inspect.signature(made).parameters.values() if own.default is own.empty]
+    named = {own.name: odd for own in taken if own.kind is own.KEYWORD_ONLY}
+    with pytest.raises(UsageError, match="; expected ") as caught:
+        made(*(odd for own in taken if own.kind is not own.KEYWORD_ONLY), **named)
+    assert "\n" not in str(caught.value)

@@ -34,16 +34,7 @@ from pipeline.authoring import (
 )
 from pipeline.errors import UsageError
 from pipeline.ir import TensorSpec
-
-X, Y = torch.ones(8, 16), torch.ones(8, 4)
-
-
-def small() -> Model:
-    return Model((8, 16)).add(Linear(16, 4))
-
-
-def compiled() -> Model:
-    return small().compile(SGD(lr=0.1), MSELoss(), quiet=True)
+from tests.pipeline.authoring.authored_models import X, Y, compiled, small
 
 
 class Misplaced(Module):

@@ -16,7 +16,6 @@ from pipeline.ir import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.traced_order import in_traced_order
 from pipeline.planning import make_plan
-from pipeline.runtime.kernels.blocked import HAS_SMALL_KERNELS
 from pipeline.training import record_step
 from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, Model, record, seeded, step_of_torch
 
@@ -79,8 +78,7 @@ def test_losses_are_those_of_torch_in_every_dtype(model: str, dtype: torch.dtype
     assert min(theirs) < 0.99 * theirs[0]
 
 
-@pytest.mark.skipif(not HAS_SMALL_KERNELS, reason="numpy has no small kernels for this processor")
-def test_losses_are_those_of_torch_where_products_run_in_blocks() -> None:
+def test_losses_of_wide_layers_are_those_of_torch_and_repeat() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -90,7 +88,6 @@ def test_losses_are_those_of_torch_where_products_run_in_blocks() -> None:
         x, label = torch.randn(8, 512), torch.randint(0, 512, (8,))
         ours_of, theirs_of = (AdamW(own.parameters(), lr=1e-4) for own in (module, twin))
         program = record_step(module, LOSS, ours_of, (x, label))
-        assert sum("_multiply_batch" in reason for reason in program.capture.by_python) == 5
         begin = program.snapshot()
         ours = [program.step((x, label)).item() for _ in range(STEPS)]
         program.restore(begin)

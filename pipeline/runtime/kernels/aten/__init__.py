@@ -12,9 +12,9 @@ from functools import partial
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
-from pipeline.ops.aten import TYPED, untyped_call
+from pipeline.ops.aten import DRAWING, TYPED, untyped_call
 from pipeline.runtime.kernels.aten.call import read_call
-from pipeline.runtime.kernels.aten.draws import DRAWING, launch_draw
+from pipeline.runtime.kernels.aten.draws import launch_draw
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
 from pipeline.runtime.kernels.aten.native import launch_native
 from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out

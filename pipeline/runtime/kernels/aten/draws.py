@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.ops import Kind
+from pipeline.runtime.devices import CPU
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.own_random import DRAWS
@@ -27,7 +27,7 @@ def launch_draw(generator: torch.Generator | None, call: AtenCall, outs: Outs) -
 def _draw_into(
     outs: Sequence[torch.Tensor], draw: Callable[..., Any], generator: torch.Generator | None, seed: int
 ) -> None:
-    drawn = draw(generator=generator or torch.Generator().manual_seed(seed))
+    drawn = draw(generator=generator or CPU.generator(seed))
     for out, result in zip(outs, tensors_in(drawn), strict=True):
         out.copy_(result)
 
@@ -35,6 +35,3 @@ def _draw_into(
 DRAWN: Final[Mapping[str, Callable[..., Any]]] = {
     f"onnxline.{schema.partition('(')[0]}.default": function for schema, function in DRAWS.items()
 }
-
-DRAWING: Final = frozenset({Kind.RandomNormal, Kind.RandomUniform, Kind.Bernoulli, Kind.Multinomial, Kind.Dropout})
-"""The kinds of these calls."""

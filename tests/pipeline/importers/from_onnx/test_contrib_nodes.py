@@ -20,6 +20,13 @@ ROWS = "float[2, 4, 16] x, float[2, 4, 16] s, float[16] g, float[16] b, float[16
 MODELS = {
     "FusedMatMul": """(float[2, 3, 4] a, float[2, 5, 4] b) => (float[2, 3, 5] y)
         { y = com.microsoft.FusedMatMul <transB = 1, alpha = 0.5> (a, b) }""",
+    "Inverse": "(float[2, 3, 3] x) => (float[2, 3, 3] y) { y = com.microsoft.Inverse (x) }",
+    "CDist": "(float[4, 3] a, float[5, 3] b) => (float[4, 5] y) { y = com.microsoft.CDist (a, b) }",
+    "CDist, euclidean": """(float[4, 3] a, float[5, 3] b) => (float[4, 5] y)
+        { y = com.microsoft.CDist <metric = "euclidean"> (a, b) }""",
+    "Trilu": """(float[2, 3, 4] x) => (float[2, 3, 4] y)
+        { k = Constant <value_int = 1> () y = com.microsoft.Trilu (x, k) }""",
+    "Trilu, lower": "(float[3, 4] x) => (float[3, 4] y) { y = com.microsoft.Trilu <upper = 0> (x) }",
     "Gelu": "(float[5] x) => (float[5] y) { y = com.microsoft.Gelu (x) }",
     "FastGelu": "(float[2, 5] x, float[5] b) => (float[2, 5] y) { y = com.microsoft.FastGelu (x, b) }",
     "BiasGelu": "(float[2, 5] x, float[5] b) => (float[2, 5] y) { y = com.microsoft.BiasGelu (x, b) }",

@@ -17,7 +17,6 @@ from pipeline.runtime.kernels.blocked import (
     BlockedWeight,
     HeldArrays,
     launch_batch,
-    launch_in_blocks,
     pack_blocks,
     split_into_blocks,
 )
@@ -135,92 +134,6 @@ def test_a_batch_of_products_into_a_result_with_any_strides() -> None:
     launch_batch(none, none, torch.empty(0, 2, 2))()
 
 
-def matrix(rows: int, columns: int, order: str) -> torch.Tensor:
-    return torch.randn(rows, columns) if order == "rows" else torch.randn(columns, rows).t()
-
-
-@needs_small_kernels
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    ("orders", "rows", "inner", "columns", "blocks"),
-    [
-        (("rows", "rows"), 64, 256, 256, (4, 32)),  # (blocks of columns, rows of a group)
-        (("columns", "rows"), 256, 64, 256, (4, 128)),
-        (("columns", "rows"), 256, 64, 144, None),  # fewer multiplications than a launch of Python is worth
-        (("rows", "rows"), 32, 128, 512, None),
-        (("rows", "columns"), 64, 512, 256, (4, 16)),  # a number of two rows: at most 1,024 in a block
-        (("rows", "columns"), 64, 256, 256, None),
-        (("rows", "columns"), 1024, 128, 128, None),  # short rows
-        (("columns", "columns"), 256, 256, 256, None),
-        (("rows", "rows"), 4, 1024, 1024, (16, 4)),  # few rows
-        (("rows", "rows"), 16, 256, 512, (8, 16)),
-        (("columns", "rows"), 512, 8, 512, (8, 512)),
-        (("rows", "columns"), 8, 512, 512, (8, 8)),
-        (("rows", "rows"), 1, 2048, 2048, None),  # a vector
-        (("rows", "rows"), 64, 1024, 1024, None),  # groups of 15 rows do not divide 64, and 8 are too few
-        (("rows", "rows"), 64, 256, 300, None),  # 300 columns are no blocks
-        (("rows", "rows"), 2**12, 256, 512, None),  # torch is as fast
-    ],
-)
-def test_a_product_of_matrices_where_they_lie(
-    orders: tuple[str, str], rows: int, inner: int, columns: int, blocks: tuple[int, int] | None
-) -> None:
-    a, b = matrix(rows, inner, orders[0]), matrix(inner, columns, orders[1])
-    out = torch.zeros(rows, columns)
-    launch = launch_in_blocks(a, b, out)
-    if launch is None:
-        assert blocks is None
-        return
-    launch()
-    assert (launch.args[0].shape[1], launch.args[0].shape[2]) == blocks  # type: ignore[attr-defined]
-    torch.testing.assert_close(out, a @ b, atol=1e-5 * inner**0.5, rtol=RTOL)
-
-
-@needs_small_kernels
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    ("a", "b", "out"),
-    [
-        (torch.randn(64, 512)[:, ::2], torch.randn(256, 256), torch.empty(64, 256)),
-        (torch.randn(256).expand(64, 256), torch.randn(256, 256), torch.empty(64, 256)),
-        (torch.randn(64, 1).expand(64, 256), torch.randn(256, 256), torch.empty(64, 256)),
-        (torch.randn(64, 256), torch.randn(256, 256), torch.empty(256, 64).t()),
-        (torch.randn(64, 256).double(), torch.randn(256, 256).double(), torch.empty(64, 256).double()),
-    ],
-)
-def test_what_the_small_kernels_cannot_read_is_left_to_torch(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-) -> None:
-    assert launch_in_blocks(torch.randn(64, 256), torch.randn(256, 256), torch.empty(64, 256)) is not None
-    assert launch_in_blocks(a, b, out) is None
-
-
-@needs_small_kernels
-@pytest.mark.usefixtures("one_thread")
-def test_a_context_has_the_kernels_that_its_program_was_compiled_with() -> None:
-    """Other kernels sum in another order, and one program has the same bits in all of its contexts and captures."""
-
-    class Product(torch.nn.Module):
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return torch.mm(a, b)
-
-    program, feed = compile_module(Product(), [torch.randn(64, 256), torch.randn(256, 256)])
-    (first,) = program.run(feed).values()
-    torch.set_num_threads(2)
-    other, _ = compile_module(Product(), list(feed.values()))
-    later = [program.new_context().run(feed), program.replay(feed), program.new_context().run(feed)]
-    assert all(torch.equal(first, one) for (one,) in (found.values() for found in later))
-    launches = [type(one.context._launches[0]).__name__ + str(one.context._launches[0]) for one in (program, other)]
-    assert "_multiply_batch" in launches[0]
-    assert "_multiply_batch" not in launches[1]
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_several_threads_share_a_product_of_matrices_instead() -> None:
-    torch.set_num_threads(2)
-    assert launch_in_blocks(torch.randn(64, 256), torch.randn(256, 256), torch.empty(64, 256)) is None
-
-
 @needs_small_kernels
 @pytest.mark.usefixtures("one_thread")
 def test_runs_and_replays_of_a_plan_read_the_blocks() -> None:
@@ -237,6 +150,21 @@ def test_runs_and_replays_of_a_plan_read_the_blocks() -> None:
         found = program.run(feed)["y"]
         torch.testing.assert_close(found, feed["x"] @ weight, atol=ATOL, rtol=RTOL)
         assert torch.equal(program.replay(feed)["y"], found)
+
+
+@needs_small_kernels
+@pytest.mark.usefixtures("one_thread")
+def test_a_context_has_the_kernels_that_its_program_was_compiled_with() -> None:
+    """Other kernels sum in another order, and one program has the same bits in all of its contexts and captures."""
+    module, x = torch.nn.Linear(256, 256), torch.randn(64, 256)
+    program, feed = compile_module(module, [x])
+    (first,) = program.run(feed).values()
+    torch.set_num_threads(2)
+    later = [program.new_context().run(feed), program.replay(feed), program.new_context().run(feed)]
+    assert all(torch.equal(first, y) for (y,) in (found.values() for found in later))
+    other, _ = compile_module(module, [x])
+    assert "_multiply" in str(program.context._launches[0])
+    assert "_multiply" not in str(other.context._launches[0])
 
 
 @needs_small_kernels

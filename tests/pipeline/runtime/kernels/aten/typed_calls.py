@@ -282,6 +282,10 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         "has_cell=False has_lengths=False has_peepholes=False kind='GRU' direction='reverse' activations='' "
         "has_alphas=False alphas=() has_betas=False betas=() clip=1.5 input_forget=False reset_after=False",
     ),
+    "StableTopk": (lambda x: onnxline.top_k(x, 2, 1), (X,), "k=2 dim=1 largest=True"),
+    "Cdist": (lambda x, y: aten.cdist(x, y), (X, Y), "p=2 has_compute_mode=False compute_mode=0"),
+    "Triu": (lambda x: x.triu(1), (X,), "diagonal=1"),
+    "Tril": (lambda x: x.tril(), (X,), "diagonal=0"),
     "Sum": (lambda x: x.sum((0, -1), keepdim=True), (X,), "has_dim=True dim=(0, -1) keepdim=True dtype=''"),
     "Mean": (lambda x: x.mean(1), (X,), "has_dim=True dim=(1,) keepdim=False dtype=''"),
     "Amax": (lambda x: x.amax((0, 1)), (X,), "dim=(0, 1) keepdim=False"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from passes.model.rounding import sums_of
+from passes.structures.types import sums_of
 
 MATRIX = np.random.default_rng(0).standard_normal((24, 16))
 

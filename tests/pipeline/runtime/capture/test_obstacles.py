@@ -1,0 +1,71 @@
+"""The table says truly which operators read the host: with fake tensors, which have no numbers, such reads fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pipeline.errors import Unsupported
+from pipeline.ir import TensorSpec
+from pipeline.ops import KINDS, GraphBuilder
+from pipeline.runtime import compile_graph, own_layers, own_operators
+from pipeline.runtime.own_quantize import dequantize, quantize
+
+Make = Callable[..., torch.Tensor]
+
+
+def recurrent(make: Make, **options: Any) -> Any:
+    x, state = make(3, 2, 4), make(1, 2, 5)
+    lengths = make(2).long() if options.pop("lengths", False) else None
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[options["kind"]] * 5
+    weights = make(1, gates, 4), make(1, gates, 5), make(1, 2 * gates)
+    cell = state if options["kind"] == "LSTM" else None
+    return own_layers.recurrent(x, *weights, state, cell, lengths, **options)
+
+
+CALLS: dict[str, tuple[str, Callable[[Make], Any]]] = {
+    "LSTM": ("Recurrent", lambda make: recurrent(make, kind="LSTM")),
+    "LSTM of rows of several lengths": ("Recurrent", lambda make: recurrent(make, kind="LSTM", lengths=True)),
+    "GRU": ("Recurrent", lambda make: recurrent(make, kind="GRU", clip=0.5, reset_after=True)),
+    "RNN against time": ("Recurrent", lambda make: recurrent(make, kind="RNN", direction="reverse")),
+    "power": ("Pow", lambda make: torch.pow(make(3), make(1))),
+    "quantize": ("Quantize", lambda make: quantize(make(2, 4), make(()), to="int8")),
+    "quantize, 4 bits": ("Quantize", lambda make: quantize(make(2, 4), make(4), to="int8", low=-8, high=7)),
+    "dequantize": ("Dequantize", lambda make: dequantize(make(2, 4).char(), make(()), to="float32")),
+    "cast": ("CastFloat8", lambda make: own_operators.cast_float8._init_fn(make(4), "float8_e4m3fn")),
+    "boxes": ("RoiAlign", lambda make: own_layers.roi_align(make(1, 2, 4, 4), make(2, 4), make(2).long(), [2, 2])),
+    "unsigned": ("Unsigned", lambda make: own_operators.compute_unsigned("add", make(2), make(2), make(2))),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_reads_the_host_has_a_row_and_nothing_else(name: str) -> None:
+    """`.item()`, `.tolist()` and `.numpy()` of a fake tensor raise."""
+    kind, call = CALLS[name]
+    with FakeTensorMode():
+        try:
+            call(lambda *sizes: torch.ones(*sizes))
+            reads_host = False
+        except Exception as error:
+            reads_host = True
+            assert isinstance(error, Unsupported) or "numpy" in str(error), error
+    assert reads_host is ("cuda" in KINDS[kind].obstacles)
+
+
+def test_a_trace_of_boxes_is_refused_in_a_sentence() -> None:
+    with FakeTensorMode(), pytest.raises(Unsupported, match="RoiAlign takes as many samples as its boxes have pixels"):
+        own_layers.roi_align(torch.ones(1, 2, 4, 4), torch.ones(2, 4), torch.zeros(2).long(), [2, 2])
+
+
+def test_the_rest_of_a_sorted_axis_is_not_in_the_arena() -> None:
+    builder = GraphBuilder("top")
+    x, few = builder.input("x", TensorSpec((1000,), "float32")), (3,)
+    outputs = [("values", TensorSpec(few, "float32")), ("places", TensorSpec(few, "int64"))]
+    program = compile_graph(builder.build(builder.emit("onnxline.top_k.default", [x], outputs, {"k": 3, "dim": 0})))
+    assert program.plan.arena_bytes == 128
+    found = program.run({"x": torch.arange(1000.0) // 2})
+    assert (found["values"].tolist(), found["places"].tolist()) == ([499, 499, 498], [998, 999, 996])
