@@ -40,12 +40,11 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.graph import Graph
 from pipeline.ir.json import from_json
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.traced_order import in_traced_order
+from pipeline.lowering.lower import in_traced_order
 from pipeline.ops import emitter_of
 from pipeline.planning import check_plan, make_plan
 from pipeline.planning.alias import storage_classes
-from pipeline.planning.arena import Block, Lifetime, lifetimes
-from pipeline.planning.packing import aligned_peak, assign_offsets
+from pipeline.planning.arena import Block, Lifetime, aligned_peak, assign_offsets, lifetimes
 from pipeline.runtime.fold import fold_constants
 
 WANTED: Final = 1.03

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from rich.text import Text
 
 from passes.proof.numbers import only_compared
-from passes.run.result import PassRow, Status, StructureVerdict
+from passes.run.result import PassRow, Status, StructureVerdict, author_of_loss
 from passes.suggest import bytes_text, milliseconds_text, plural
 from passes.visible import visible_line
 from pipeline import events
@@ -111,7 +111,7 @@ class RunConsole:
                 self.line(f"{row.status.replace('_', ' ')}: {row.name}: {row.reason}", STYLES[row.status])
                 if row.reproducer and folder is not None:
                     self.line(f"  the smallest model that brings it down: {folder / REPRODUCERS / row.reproducer}")
-        for line in _lost_lines(structures, self._keep):
+        for line in _lost_lines(structures, rows, self._keep):
             self.line(line, "red")
 
     def conclude(self, result: RunResult) -> None:
@@ -211,11 +211,13 @@ def _structure_lines(structures: Sequence[StructureVerdict], verbose: bool) -> I
                 yield f"  {verdict.name}: {'kept' if verdict.kept else 'lost'}{broken}"
 
 
-def _lost_lines(structures: Sequence[StructureVerdict], keep: Sequence[str]) -> Iterator[str]:
+def _lost_lines(structures: Sequence[StructureVerdict], rows: Sequence[PassRow], keep: Sequence[str]) -> Iterator[str]:
     """The structures that the final model lost, the passes that broke them, and the option that keeps them."""
     lost = [verdict for verdict in structures if not verdict.kept]
-    for kind, culprit in dict.fromkeys((verdict.kind, verdict.broken_by) for verdict in lost):
-        names = [verdict.name for verdict in lost if (verdict.kind, verdict.broken_by) == (kind, culprit)]
+    by_author = defaultdict[tuple[str, str], list[str]](list)
+    for verdict in lost:
+        by_author[verdict.kind, author_of_loss(verdict, rows)].append(verdict.name)
+    for (kind, culprit), names in by_author.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         yield f"lost: {kind} {', '.join(names[:NAMED])}{more}" + (f", by {culprit}" if culprit else "")
     if lost:

@@ -77,11 +77,8 @@ class PassRow:
 
 @dataclass(frozen=True, slots=True)
 class StructureVerdict:
-    """Whether the final model has a structure, in `kept`.
-
-    `broken_by` names the step that broke it: of a lost structure the step that is left in place, of a kept structure
-    the first step that was reverted for it; None where there is no such step.
-    """
+    """Whether the final model has a structure, in `kept`; `broken_by` names the first step that broke it, even if that
+    step was reverted; `author_of_loss` names the step that is left in place."""
 
     kind: str
     name: str
@@ -179,6 +176,19 @@ class PassRun(OptimizeResult):
         return attach(self.model)
 
 
+def author_of_loss(verdict: StructureVerdict, rows: Sequence[PassRow]) -> str:
+    """The step, or its inner pass, that broke a lost structure and is left in place; empty where no row shows it."""
+    steps = [row.name for row in rows if not row.status.counts_as_reverted]
+    breakers = [
+        row.name for row in rows if f"{verdict.kind} {verdict.name}" in row.lost and not row.status.counts_as_reverted
+    ]
+    first = verdict.broken_by or ""
+    was_reverted = any(row.name == first for row in rows if row.status.counts_as_reverted) and first not in steps
+    if breakers and (was_reverted or first.partition("/")[0] not in breakers):
+        return breakers[0]
+    return "" if was_reverted else first
+
+
 SUMMARIZED: Final = 3
 """Changed steps, reverted steps, and kinds of structures that a summary lists at most."""
 
@@ -203,7 +213,8 @@ def summary_lines(passes: Sequence[PassRow], structures: Sequence[StructureVerdi
         yield f"reverted or failed: {names}" + (" …" if len(reverted) > SUMMARIZED else "")
     found = Counter(verdict.kind for verdict in structures)
     kept = Counter(verdict.kind for verdict in structures if verdict.kept)
-    culprits = dict.fromkeys(verdict.broken_by for verdict in structures if not verdict.kept and verdict.broken_by)
+    authors = (author_of_loss(verdict, passes) for verdict in structures if not verdict.kept)
+    culprits = dict.fromkeys(filter(None, authors))
     lost = f" (lost to {', '.join(culprits)})" if culprits else ""
     if found:
         yield ", ".join(f"{kind}: {kept[kind]} of {count} kept" for kind, count in found.items()) + lost

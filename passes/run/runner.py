@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -121,9 +121,6 @@ class _PassLoop:
     rows: list[PassRow] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Structure → the first step that broke it, also where that step was reverted."""
-    lost_by: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
-    """Structure → the row and the name of the step that broke it and is left in place."""
     carrier: Carrier = field(default_factory=Carrier)
     held: set[tuple[str, str]] = field(default_factory=set)
     """The kept structures of which a row says what would have lost them."""
@@ -182,7 +179,6 @@ class _PassLoop:
             self.rows[guilty.row], status=Status.REVERTED, reason=f"run as a whole: {' '.join(why.split())}"
         )
         self.accepted = self.accepted[:place]
-        self.lost_by = {key: (row, author) for key, (row, author) in self.lost_by.items() if row < guilty.row}
         self.current = self.accepted[-1].after if self.accepted else self.baseline
         self.changed(guilty.row, self.rows[guilty.row], self.current, guilty.after)
         for accepted in later:
@@ -193,7 +189,7 @@ class _PassLoop:
             self.rows[accepted.row] = replace(row, name=was.name, seconds=was.seconds, turn=was.turn)
             self._report_change(accepted.row, attempt)
             if attempt.changed and not attempt.why:
-                self._accept(accepted.row, accepted.step, attempt, {})
+                self._accept(accepted.row, accepted.step, attempt)
 
     def verdicts(self) -> tuple[StructureVerdict, ...]:
         lost = self.watched.find_lost(self.model)
@@ -203,26 +199,18 @@ class _PassLoop:
                 instance.name,
                 instance.module,
                 (kind, instance.name) not in lost,
-                self._author_of((kind, instance.name), is_lost=(kind, instance.name) in lost),
+                self.broken_by.get((kind, instance.name)),
             )
             for kind, instances in self.watched.instances.items()
             for instance in instances
         )
 
-    def _author_of(self, key: tuple[str, str], *, is_lost: bool) -> str | None:
-        """The step that broke a structure: of a lost structure, the step that is left in place."""
-        if is_lost:
-            return self.lost_by[key][1] if key in self.lost_by else None
-        return self.broken_by.get(key)
-
     def _try(self, step: Step) -> None:
         trial = self._trial()
         attempt = trial.try_step(step)
-        authors: Mapping[tuple[str, str], str] = {}
         if attempt.lost or attempt.why:
             narrowed = trial.narrow(step, attempt)
-            authors = narrowed.authors
-            for key, author in authors.items():
+            for key, author in narrowed.authors.items():
                 self.broken_by.setdefault(key, author)
             for name in narrowed.taken_out:
                 self._record(step, attempt.status, attempt.why, attempt, name=f"{step.name}/{name}")
@@ -243,7 +231,7 @@ class _PassLoop:
         self._record(step, Status.RAN, reason, attempt)
         self.rows[-1] = replace(self.rows[-1], merges=found, remarks=(*self.rows[-1].remarks, *self._held(trial, step)))
         if attempt.changed:
-            self._accept(len(self.rows) - 1, step, attempt, authors)
+            self._accept(len(self.rows) - 1, step, attempt)
 
     def _held(self, trial: Trial, step: Step) -> Iterator[str]:
         """A sentence on the kept structures that `step` is the first that would have lost."""
@@ -262,10 +250,9 @@ class _PassLoop:
             )
         return self.trial
 
-    def _accept(self, row: int, step: Step, attempt: Attempt, authors: Mapping[tuple[str, str], str]) -> None:
+    def _accept(self, row: int, step: Step, attempt: Attempt) -> None:
         self.current = attempt.after
         self.gone.update(attempt.lost)
-        self.lost_by.update((key, (row, authors.get(key, step.name))) for key in attempt.lost)
         if step.makes_structures:
             self.watched = self.watched.with_new(step.makes_structures, self.model, self.gone)
             lost = self.watched.find_lost(self.model)

@@ -31,7 +31,7 @@ from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
 from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
 from pipeline.training.batch import Batch
-from pipeline.training.checkpoint import check_place
+from pipeline.training.state_dict import check_place
 
 Batches: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
 """The batches of one epoch, which can be iterated again; or a function from the epoch, counted from 0, to them."""

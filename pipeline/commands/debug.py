@@ -254,7 +254,7 @@ def _open_ir(path: Path, weights: Path | None) -> Subject:
         raise UsageError(f"there is no file {path}; expected an IR, as `onnxline ir extract` or a run writes it")
     from pipeline.config import InputConfig
     from pipeline.export.inputs import input_spec
-    from pipeline.runtime.weights import with_weights
+    from pipeline.runtime.slots import with_weights
     from pipeline.torch_ir import load_weights
     from pipeline.verify.backends import GraphModel
 

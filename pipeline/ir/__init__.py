@@ -1,6 +1,6 @@
 """The static IR: a Graph of Values and Ops, the Builder that makes it, the checker, and the text and JSON forms."""
 
-from pipeline.ir.bind import bind_dims, dims_of
+from pipeline.ir.bind import as_states, bind_dims, dims_of
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
 from pipeline.ir.graph import (
@@ -22,7 +22,6 @@ from pipeline.ir.graph import (
 )
 from pipeline.ir.json import from_json, to_json
 from pipeline.ir.parse import IRSyntaxError, from_text
-from pipeline.ir.states import as_states
 from pipeline.ir.text import to_text
 
 __all__ = [

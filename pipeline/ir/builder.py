@@ -32,7 +32,7 @@ class ValueDecl:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """The fields of Graph with these names: what it holds beside values and ops."""
+    """The fields of Graph with these names: what it holds in addition to values and ops."""
 
     updates: Mapping[int, int] = field(default_factory=dict)
     sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)

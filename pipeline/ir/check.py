@@ -211,7 +211,7 @@ def updates(graph: Graph) -> Iterator[str]:
         if target.role not in (Role.PARAM, Role.STATE, Role.INPUT):
             yield f"{label(target)} has the role {target.role} and an update; only params, states and inputs change"
         if target.spec != value.spec:
-            was, becomes = (f"{one.spec.dtype}{list(one.spec.shape)}" for one in (target, value))
+            was, becomes = (f"{changed.spec.dtype}{list(changed.spec.shape)}" for changed in (target, value))
             yield f"{label(target)} is {was}, and its update {label(value)} is {becomes}"
 
 

@@ -238,7 +238,7 @@ class Op:
 
     @property
     def operator(self) -> str:
-        """The operator that messages name: the one that a user reads in the source."""
+        """The operator that messages name, as a user reads it in the source."""
         return self.node_type or self.kind
 
     def __reduce__(self) -> tuple[type[Op], tuple[Any, ...]]:

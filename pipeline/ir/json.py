@@ -222,9 +222,9 @@ def text_of(item: Any) -> str:
 
 
 def int_of(item: Any) -> int:
-    """`item` if it is a whole number; 1.5 and true are none, though Python makes one of them."""
+    """`item` if it is an integer; 1.5 and true are none, though Python converts them."""
     if type(item) is not int:
-        raise ValueError(f"found {item!r:.60}, expected a whole number")
+        raise ValueError(f"found {item!r:.60}, expected an integer")
     return item
 
 

@@ -7,9 +7,8 @@ the operands that it may overwrite, whether it is a view. Nothing here imports t
 from __future__ import annotations
 
 from pipeline.ops.attrs import pack, unpack
-from pipeline.ops.builder import GraphBuilder
 from pipeline.ops.kinds import Kind
 from pipeline.ops.layout import Layout
-from pipeline.ops.tables import KINDS, emitter_of, wrong_schema
+from pipeline.ops.tables import KINDS, GraphBuilder, emitter_of, wrong_schema
 
 __all__ = ["KINDS", "GraphBuilder", "Kind", "Layout", "emitter_of", "pack", "unpack", "wrong_schema"]

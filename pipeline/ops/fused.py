@@ -58,7 +58,7 @@ def product_with_relu(call: OpCall) -> str | None:
     wanted = [out.shape[1:]] * bool(call.attrs["bias"]) + [out.shape] * bool(call.attrs["gate"])
     if [a.rank, b.rank, out.rank] != [2, 2, 2] or [spec.shape for spec in more] != wanted:
         shapes = [list(spec.shape) for spec in call.ins]
-        return f"operands {shapes} → {list(out.shape)}; expected two matrices, and what bias and gate say behind them"
+        return f"operands {shapes} → {list(out.shape)}; expected two matrices, and what bias and gate say after them"
     return None
 
 
@@ -141,4 +141,4 @@ KINDS = (
     kind(Kind.SmallAttention, signature(same_dtype, floating, scores_of_heads, inputs=(3, 3), outputs=2), "scale=f"),
     kind(Kind.ReluProduct, signature(same_dtype, floating, product_with_relu, inputs=(2, 4)), "bias=?,gate=?"),
 )
-"""ReluProduct is a product with ReLU behind it, or the gradient of one; the gate is then the result of that ReLU."""
+"""ReluProduct is a product with ReLU after it, or the gradient of one; the gate is then the result of that ReLU."""

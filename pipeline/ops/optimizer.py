@@ -20,13 +20,13 @@ SCALARS_OF_ADAM = 3
 
 
 def groups(scalars: int, *moments: int) -> Check:
-    """The operands are groups of one size and shape, `moments` of them behind parameters and gradients, and scalars."""
+    """The operands are groups of one size and shape, `moments` of them after parameters and gradients, and scalars."""
 
     def check(call: OpCall) -> str | None:
         count, operands = _count(call.attrs["count"]), call.ins[: len(call.ins) - scalars]
         if count < 1 or len(operands) % count or len(operands) // count - 2 not in moments:
             return (
-                f"{len(call.ins)} inputs with count={count}; expected {scalars} scalars behind parameters, gradients "
+                f"{len(call.ins)} inputs with count={count}; expected {scalars} scalars after parameters, gradients "
                 f"and {' or '.join(map(str, moments))} moments of {count} tensors each"
             )
         shapes = [[spec.shape for spec in operands[at : at + count]] for at in range(0, len(operands), count)]

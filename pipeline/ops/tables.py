@@ -1,4 +1,12 @@
-"""All families in one table: one row for each kind of kernel."""
+"""All families in one table: one row for each kind of kernel.
+
+A Builder that knows the table of operators, so that a graph can be written by hand.
+
+builder = GraphBuilder("g")
+x = builder.input("x", TensorSpec((2, 3), "float32"))
+(y,) = builder.emit("aten.mul.Tensor", [x], [("y", builder.spec(x))], {"other": 2})
+graph = builder.build([y])
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,8 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from pipeline.errors import InternalError
-from pipeline.ir.builder import Emitter
+from pipeline.ir.builder import Builder, Emitter
+from pipeline.ir.graph import Attr
 from pipeline.ops import (
     aten,
     fallback,
@@ -15,6 +24,7 @@ from pipeline.ops import (
     optimizer,
     shape,
 )
+from pipeline.ops.aten import call_attrs, is_call
 from pipeline.ops.attrs import template_of
 from pipeline.ops.kinds import Kind
 from pipeline.ops.rows import KernelKind
@@ -67,3 +77,14 @@ def wrong_schema(kind_id: int, schema: str) -> str:
     if template_of(schema) != row.schema:
         return f"{row.kind.name} has the attr schema {schema!r}; expected {row.schema!r}"
     return ""
+
+
+class GraphBuilder(Builder):
+    """Each op gets the kernel call of its operator, and a call of torch finds its operands in their order."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, emitter_of)
+
+    def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
+        """Say where the operands of a call go, in the order of its signature, unless `given` says so itself."""
+        return call_attrs(kind, operands, given) if is_call(kind) else dict(given)

@@ -351,8 +351,8 @@ def _write_memory(writer: _PlanWriter, memory: MemoryMap | None) -> None:
         writer.pack("Q", UNBOUNDED if region.nbytes is None else region.nbytes)
     writer.vids(tuple(number for pin in memory.pins.items() for number in pin))
     writer.pack("I", len(memory.residences))
-    for one in memory.residences:
-        writer.pack("IIQII", one.root, one.region, one.offset, one.first, one.last)
+    for residence in memory.residences:
+        writer.pack("IIQII", residence.root, residence.region, residence.offset, residence.first, residence.last)
 
 
 def _read_memory(reader: _PlanReader) -> MemoryMap | None:

@@ -32,7 +32,7 @@ Content = TypeVar("Content")
 def to_json(plan: ExecutionPlan) -> dict[str, Any]:
     """`plan` as dicts, lists, strings, numbers and None, ready for `json.dumps`.
 
-    `attr_blob` is hex and exact. `attrs` beside it is for people: a float that JSON cannot write is a string there.
+    `attr_blob` is hex and exact. `attrs` is for people: a float that JSON cannot write is a string there.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -209,8 +209,14 @@ def _memory(memory: MemoryMap) -> dict[str, Any]:
         "regions": [{"name": region.name, "nbytes": region.nbytes} for region in memory.regions],
         "pins": {str(root): region for root, region in memory.pins.items()},
         "residences": [
-            {"root": one.root, "region": one.region, "offset": one.offset, "first": one.first, "last": one.last}
-            for one in memory.residences
+            {
+                "root": residence.root,
+                "region": residence.region,
+                "offset": residence.offset,
+                "first": residence.first,
+                "last": residence.last,
+            }
+            for residence in memory.residences
         ],
         "moves": [
             {

@@ -50,9 +50,9 @@ def occupants(plan: ExecutionPlan) -> dict[int, Occupant]:
 def alive_bytes(everyone: Sequence[Occupant], calls: int) -> list[int]:
     """By call, the bytes that are alive in it."""
     change = [0] * (calls + 2)
-    for one in everyone:
-        change[one.life.first] += one.nbytes
-        change[min(one.life.last, calls) + 1] -= one.nbytes
+    for occupant in everyone:
+        change[occupant.life.first] += occupant.nbytes
+        change[min(occupant.life.last, calls) + 1] -= occupant.nbytes
     alive, found = 0, []
     for step in change[:calls]:
         alive += step

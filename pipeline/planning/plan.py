@@ -18,9 +18,8 @@ from pipeline.lowering import KernelCall, lower
 from pipeline.ops import Kind, Layout, unpack
 from pipeline.ops.layout import traced_strides
 from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
-from pipeline.planning.arena import Block, Lifetime, lifetimes, live_peak
+from pipeline.planning.arena import Block, Lifetime, assign_offsets, lifetimes, live_peak
 from pipeline.planning.memory_map import MemoryMap
-from pipeline.planning.packing import assign_offsets
 
 
 @dataclass(frozen=True, slots=True)

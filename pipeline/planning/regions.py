@@ -1,6 +1,6 @@
 """A memory map over several regions, fast ones first: which region holds a value during which calls, and the copies.
 
-A machine with a small fast memory beside a large one keeps there what the next calls need. A storage class of the plan
+A machine with a small fast memory and a large one keeps there what the next calls need. A storage class of the plan
 (a value with all that share its bytes) lives in one region after the other. Each change is a move, a copy before a
 call: a spill to a slower region, a fill to a faster one. The map is data for compilers and simulators; this runtime
 runs in one arena and does not read it. Inputs and stored values stay where the caller has them.
@@ -19,10 +19,9 @@ from typing import Final
 from passes.suggest import bytes_text, nearest, plural
 from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import UsageError
-from pipeline.planning.arena import Block, Lifetime
+from pipeline.planning.arena import Block, Lifetime, align, assign_offsets
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence, check_regions
 from pipeline.planning.occupancy import Occupant, occupants
-from pipeline.planning.packing import align, assign_offsets
 from pipeline.planning.plan import ExecutionPlan
 
 SHOWN: Final = 3
@@ -192,7 +191,7 @@ class _Cache:
     def _evict(self, nbytes: int, call: int, kept: set[int]) -> bool:
         """Free `nbytes` or more, of what is needed last first, but of none of `kept`; False where that cannot be."""
         rest = [other for root, (other, _) in self.since.items() if root not in kept]
-        if sum(align(other.nbytes) for other in rest) < nbytes:
+        if sum(align(block.nbytes) for block in rest) < nbytes:
             return False
         rest.sort(key=lambda other: (_next_call(other, call), other.nbytes, other.root))
         while nbytes > 0:
@@ -218,16 +217,16 @@ def _next_call(stay: Occupant, call: int) -> int:
 def _complement(stays: Sequence[Occupant], residences: Sequence[Residence]) -> list[_Span]:
     """The parts of all lives that are in no region yet."""
     by_root: dict[int, list[Residence]] = {}
-    for one in sorted(residences, key=lambda one: one.first):
-        by_root.setdefault(one.root, []).append(one)
+    for residence in sorted(residences, key=lambda residence: residence.first):
+        by_root.setdefault(residence.root, []).append(residence)
     return [span for stay in stays for span in _gaps(stay, by_root.get(stay.root, []))]
 
 
 def _gaps(stay: Occupant, held: Sequence[Residence]) -> Iterator[_Span]:
     begin = stay.life.first
-    for one in held:
-        if begin < one.first:
-            yield replace(_whole_life(stay), first=begin, last=one.first - 1)
-        begin = one.last + 1
+    for residence in held:
+        if begin < residence.first:
+            yield replace(_whole_life(stay), first=begin, last=residence.first - 1)
+        begin = residence.last + 1
     if begin <= stay.life.last:
         yield replace(_whole_life(stay), first=begin)

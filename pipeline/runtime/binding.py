@@ -1,20 +1,43 @@
 """Bind a program to memory: the slot table of a plan, and one launch for each step.
 
 A context and its captures share one `ProgramMemory`; each binds the program to slots of its own.
+
+What has launches holds memory of its process, so it is refused where Python would copy or pickle it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NoReturn, SupportsIndex
 
 import torch
 
-from pipeline.errors import InternalError
+from passes.suggest import with_article
+from pipeline.errors import InternalError, UsageError
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.kernels.threads import kernels_for_threads
+from pipeline.runtime.kernels.base import kernels_for_threads
 from pipeline.runtime.program import BoundProgram, LaunchStep
 from pipeline.runtime.states import States
+
+
+class ProcessBound:
+    """Something that can be neither copied nor pickled."""
+
+    instead: ClassVar[str] = "pickle the graph and its weights, and compile them again where they are read"
+    """What to do in place of it, for the message."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """What `copy.copy`, `copy.deepcopy`, `pickle`, `torch.save` and a spawned process ask first.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{with_article(type(self).__name__)} can be neither copied nor pickled, since its launches hold memory "
+            f"of this process; {self.instead}"
+        )
+
 
 LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError, MemoryError)
 """What the operators of torch and numpy raise."""

@@ -13,7 +13,7 @@ from pipeline.errors import UsageError
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.traced_order import in_traced_order
+from pipeline.lowering.lower import in_traced_order
 from pipeline.planning import (
     ExecutionPlan,
     FeedSignature,
@@ -27,10 +27,9 @@ from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
 from pipeline.runtime.kernels import PackedMemory, load_library
 from pipeline.runtime.program import BoundProgram, UnboundProgram
-from pipeline.runtime.slots import Feed
+from pipeline.runtime.slots import Feed, Weights, with_weights
 from pipeline.runtime.torch_state import plain_state
 from pipeline.runtime.user_passes import GraphPass, PlanPass, run_graph_passes, run_plan_passes
-from pipeline.runtime.weights import Weights, with_weights
 
 A_GRAPH = a(Graph, "a Graph, as from_onnx makes; an IR of extract_ir has it as .graph")
 
@@ -125,7 +124,7 @@ class CompiledProgram(Replayable):
 
     @property
     def context(self) -> Context:
-        """The context of this thread, or the one that all threads share."""
+        """The context of this thread, or the context that all threads share."""
         if self._shared is not None:
             return self._shared
         try:

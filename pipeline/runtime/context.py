@@ -8,13 +8,20 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
-from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory, RunBody
+from pipeline.runtime.binding import LAUNCH_ERRORS, ProcessBound, ProgramMemory, RunBody
 from pipeline.runtime.capture import Captures, OneMemory
 from pipeline.runtime.devices import Device, device_of
-from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
+from pipeline.runtime.feeding import (
+    LARGE,
+    CopiedSlot,
+    FedSlot,
+    PointedSlot,
+    SlotPointer,
+    operands,
+    storage_id,
+    tensors_by_storage,
+)
 from pipeline.runtime.kernels import has_native
-from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
-from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable

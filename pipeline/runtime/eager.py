@@ -1,6 +1,12 @@
-"""The plain reference beside the planned runtime: a Graph op by op with torch's operators, as eager torch would run it.
+"""The plain reference for the planned runtime: a Graph op by op with torch's operators, as eager torch would run it.
 
 No plan, no emitters, no kernels. A value is freed after its last use.
+
+Call torch's higher-order operators with arguments by name and functions as bodies.
+
+Torch's operators accept any function as a body; most of them take arguments by position only.
+
+Why torch does not differentiate a kind: every op that an importer makes is an operator that it does.
 """
 
 from __future__ import annotations
@@ -11,15 +17,107 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import UsageError
+from pipeline.errors import Unsupported, UsageError
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.ops.aten import HIGHER_ORDER, is_call, takes_any_order
-from pipeline.runtime import higher_order
+from pipeline.ops import Kind
+from pipeline.ops.aten import CALL_KINDS, HIGHER_ORDER, is_call, takes_any_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of
 from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
 from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
 from pipeline.runtime.torch_state import plain_state
+
+Given = Mapping[str, Any]
+Function = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def call_higher_order(name: str, given: Given) -> Any:
+    """The result of `torch.ops.higher_order.<name>` for these arguments."""
+    operator = getattr(torch.ops.higher_order, name)
+    return CALLS.get(name, in_order)(operator, given)
+
+
+def in_order(operator: Any, given: Given) -> Any:
+    return operator(*given.values())
+
+
+def while_loop(operator: Any, given: Given) -> Any:
+    return operator(*{**given, "cond_fn": first_of(given["cond_fn"])}.values())
+
+
+def flex_attention(operator: Any, given: Given) -> Any:
+    """Torch vmaps the bodies over all pairs of positions, so each returns one tensor."""
+    *blocks, mask = given["block_mask"]
+    rest = {
+        "score_mod": first_of(given["score_mod"]),
+        "block_mask": (*blocks, first_of(mask)),
+        "kernel_options": dict(given["kernel_options"]),
+        "score_mod_other_buffers": tuple(given["score_mod_other_buffers"]),
+        "mask_mod_other_buffers": tuple(given["mask_mod_other_buffers"]),
+    }
+    return operator(*{**given, **rest}.values())
+
+
+def by_name(operator: Any, given: Given) -> Any:
+    """Call an operator that writes into copies of its arguments and returns these after its results."""
+    return operator(given["_mutable_op"], **{name: item for name, item in given.items() if name != "_mutable_op"})
+
+
+def on_bases(operator: Any, given: Given) -> Any:
+    """Version 2 addresses views by storage offset, so each base is cloned to start at offset 0."""
+    return by_name(operator, {**given, "_all_bases": [base.clone() for base in given["_all_bases"]]})
+
+
+def first_of(body: Function) -> Callable[..., torch.Tensor]:
+    """A body as a function that returns its first result."""
+    return lambda *tensors: body(*tensors)[0]
+
+
+CALLS: Mapping[str, Callable[[Any, Given], Any]] = {
+    "while_loop": while_loop,
+    "flex_attention": flex_attention,
+    "auto_functionalized": by_name,
+    "auto_functionalized_v2": on_bases,
+}
+
+
+FUSED = "it is made only when a plan is compiled, after which nothing is trained"
+
+REFUSED: Mapping[Kind, str] = {
+    Kind.SGD: "it is the update of a train step, which has no gradient",
+    Kind.Adam: "it is the update of a train step, which has no gradient",
+    Kind.NotFinite: "it decides about the update of a train step, which has no gradient",
+    Kind.CountStep: "it counts the updates of a train step, which has no gradient",
+    Kind.LinearPointwise: FUSED,
+    Kind.ConvPointwise: FUSED,
+    Kind.ScaledDotProductAttention: FUSED,
+    Kind.SmallAttention: FUSED,
+    Kind.FeedForward: FUSED,
+    Kind.ReluProduct: FUSED,
+    Kind.OnnxNode: "it is run by another runtime, outside of torch",
+    **dict.fromkeys(CALL_KINDS, "an operator of torch is run by torch"),
+}
+"""kind → why torch has no function for an op of this name."""
+
+
+def why_not_differentiable(op: Op) -> str:
+    """Why torch has no function for an op, as the end of a sentence; empty for an operator of torch."""
+    if op.kind not in Kind.__members__:
+        return ""
+    if op.kind == Kind.OnnxNode.name:
+        return f"{op.attrs['op']} is run by another runtime, outside of torch"
+    return REFUSED[Kind[op.kind]]
+
+
+def refuse_kinds(graph: Graph) -> dict[str, Callable[[Op, Sequence[torch.Tensor]], list[torch.Tensor]]]:
+    """Functions that refuse the ops of `graph` that are no operators of torch, as `run_eager(own=…)` takes them."""
+    return dict.fromkeys((op.kind for op in graph.ops if op.kind in Kind.__members__), _refuse)
+
+
+def _refuse(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    del ins
+    raise Unsupported(f"{op.operator} {op.name!r} cannot be computed by torch: {why_not_differentiable(op)}")
+
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -188,7 +286,7 @@ def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
     namespace, _, name = op.kind.partition(".")
     if namespace != "higher_order":
         return list(tensors_in(_operator(op.kind, given)))
-    return list(tensors_in(higher_order.call(name, given)))
+    return list(tensors_in(call_higher_order(name, given)))
 
 
 def _operator(kind: str, given: dict[str, Any]) -> Any:

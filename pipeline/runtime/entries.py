@@ -15,15 +15,14 @@ from pipeline.argument_checks import FLAG, MAPPING, TEXT, Check, a_mapping, expe
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph, Payload, Role, TensorSpec
 from pipeline.planning import ExecutionPlan
+from pipeline.runtime.binding import ProcessBound
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import PackedMemory
-from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.program import BoundProgram
-from pipeline.runtime.slots import Feed, new_memory
+from pipeline.runtime.slots import Feed, Weights, new_memory, with_weights
 from pipeline.runtime.states import StateTable
-from pipeline.runtime.weights import Weights, with_weights
 
 
 class EntryPoint(Replayable):
@@ -176,7 +175,7 @@ def compile_graphs(
     if not graphs:
         raise UsageError("compile_graphs: found no graphs, expected {name of the entry point: graph}")
     strangers = [*graphs.values()] if isinstance(graphs, Mapping) else [graphs]
-    if strange := [type(one).__name__ for one in strangers if not isinstance(one, Graph)]:
+    if strange := [type(item).__name__ for item in strangers if not isinstance(item, Graph)]:
         raise UsageError(f"compile_graphs: found a {strange[0]}, expected {{name of the entry point: graph}}")
     known = {name: frozenset(sum(graph.weight_names().values(), ())) for name, graph in graphs.items()}
     every = frozenset[str]().union(*known.values())

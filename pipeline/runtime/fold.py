@@ -9,13 +9,13 @@ import torch
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Graph, Op, Role
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
-from pipeline.lowering.traced_order import memory_order
+from pipeline.lowering.lower import memory_order
 from pipeline.ops.aten import is_call
-from pipeline.ops.aten.call import HIGHER_ORDER
+from pipeline.ops.aten.typed import HIGHER_ORDER
 from pipeline.ops.layout import traced_strides
 from pipeline.runtime.eager import apply, in_traced_order
 from pipeline.runtime.kernels.aten.call import pure_operator
-from pipeline.runtime.weights import stored_tensor
+from pipeline.runtime.slots import stored_tensor
 
 LARGEST = 2**24
 """Bytes of one folded result; a larger one costs more memory than it saves time."""

@@ -24,8 +24,7 @@ from pipeline.runtime.compile import A_GRAPH, bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import PackedMemory
 from pipeline.runtime.program import BoundProgram
-from pipeline.runtime.slots import Feed, refuse_unreadable
-from pipeline.runtime.weights import Weights, with_weights
+from pipeline.runtime.slots import Feed, Weights, refuse_unreadable, with_weights
 
 Buckets = Mapping[str, Sequence[int]]
 
@@ -194,7 +193,7 @@ class SizedProgram(Replayable):
         return fits[0]
 
     def _fill(self, name: str, tensor: torch.Tensor, dims: Mapping[str, int]) -> torch.Tensor:
-        """An input with zeros behind its elements, up to the planned sizes."""
+        """An input with zeros after its elements, up to the planned sizes."""
         if name not in self._shapes:
             return tensor  # the run names it
         wanted = _sizes(self._shapes[name], dims)
@@ -239,7 +238,7 @@ class SizedSequence:
 
 
 class LastUsed(Generic[Kept]):
-    """Things by sizes, at most `limit`; the one that was used longest ago makes room before another is made."""
+    """Things by sizes, at most `limit`; the least recently used makes room before another is made."""
 
     def __init__(self, limit: int) -> None:
         if type(limit) is not int or limit < 1:
@@ -276,7 +275,7 @@ def compile_open_graph(
     """A program for `graph` that plans when sizes are fed for the first time, and keeps the last `limit` plans.
 
     `weights` are bound to all plans without a copy. `buckets` are sizes by the name of a dim, to one of which `run`
-    rounds a fed size up; replays are for the sizes that are fed. That is right only where elements behind the fed ones
+    rounds a fed size up; replays are for the sizes that are fed. That is right only where elements after the fed ones
     do not change the others, which nothing checks: rows of a batch do not, positions of a sequence do without a mask.
     `native` is as for `compile_graph`.
 
@@ -310,7 +309,7 @@ def _refuse_buckets(graph: Graph, buckets: Buckets) -> None:
             mixed = names_in(dim) & buckets.keys() if isinstance(dim, str) and not dim.isidentifier() else ()
             if mixed:
                 raise UsageError(
-                    f"{graph.values[vid].name!r} has the size {dim!r}, in which elements behind those of "
+                    f"{graph.values[vid].name!r} has the size {dim!r}, in which elements after those of "
                     f"{', '.join(mixed)} are not at the end: leave out its buckets"
                 )
 

@@ -22,7 +22,7 @@ States = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One direction of a cell: what its steps read beside the input, whose product is taken for all steps at once."""
+    """One direction of a cell: what its steps read except the input, whose product is taken for all steps at once."""
 
     of_state: torch.Tensor
     """The weights of the state, turned: [hidden, gates · hidden]."""

@@ -24,10 +24,9 @@ from pipeline.runtime.kernels import (
     ProductWeight,
     bind_attrs,
 )
-from pipeline.runtime.kernels.aten.traced_order import Strides, strides_in_trace
+from pipeline.runtime.kernels.aten.call import Strides, strides_in_trace
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
-from pipeline.runtime.slots import bind_weights
-from pipeline.runtime.weights import Lenders, lenders_of, refuse_moved
+from pipeline.runtime.slots import Lenders, bind_weights, lenders_of, refuse_moved
 
 AUTOCAST = "higher_order.wrap_with_autocast"
 

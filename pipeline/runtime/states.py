@@ -55,7 +55,7 @@ class StateTable:
 
 
 def _refuse_other_form(slot: Slot, plan: ExecutionPlan, owner: str, reader: ExecutionPlan, name: str) -> None:
-    found = next((other for other in reader.slots if other.name == slot.name), None)
+    found = next((candidate for candidate in reader.slots if candidate.name == slot.name), None)
     if found is None:
         return
     if (found.spec, found.role, reader.strides(found.vid)) != (slot.spec, slot.role, plan.strides(slot.vid)):

@@ -42,7 +42,7 @@ def trace_runs(bound: BoundProgram, feed: Feed, *, runs: int = 1) -> list[Launch
 
 
 def random_feed(signature: FeedSignature, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Floats between -1 and 1, and ones for whole numbers and bools: of any table with two rows a valid index."""
+    """Floats between -1 and 1, and ones for integers and bools: of any table with two rows a valid index."""
     draw = torch.Generator().manual_seed(seed)
     feed = {}
     for entry in signature:

@@ -1,13 +1,11 @@
 """Run models whose shapes or course only a run tells, in segments: a plan for each static part, and steps between.
 
-model.py       `SegmentedModel`: an ONNX model that runs on whatever it is fed
-stage.py       the nodes that are left, and for each kind of feed the step that comes first and what follows it
-steps.py       a step: a plan, or one node that no plan can hold
+model.py       `SegmentedModel`: an ONNX model that runs on whatever it is fed, by stages (the nodes that are left) and
+               steps (a plan, or one node that no plan can hold)
 control.py     Loop and Scan, whose bodies are stages of their own
 host_ops.py    sequences, optionals, and operators whose result has as many elements as the numbers say
 """
 
-from pipeline.segments.model import SegmentedModel
-from pipeline.segments.stage import FallbackCount
+from pipeline.segments.model import FallbackCount, SegmentedModel
 
 __all__ = ["FallbackCount", "SegmentedModel"]

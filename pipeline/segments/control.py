@@ -111,7 +111,7 @@ class ScanNode:
         rows: list[list[np.ndarray]] = [[] for _ in self._out_axes]
         for at in range(count):
             now = [each[count - 1 - at if back else at] for each, back in zip(slices, self._in_back, strict=True)]
-            made = self._body.run([*states, *(np.array(each, order="C") for each in now)], around)
+            made = self._body.run([*states, *(np.array(part, order="C") for part in now)], around)
             states = made[: self._states]
             for row, value in zip(rows, made[self._states :], strict=True):
                 row.append(np.asarray(value))

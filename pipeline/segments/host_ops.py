@@ -153,7 +153,7 @@ def non_max_suppression(node: HostNode) -> list[Any]:
         for box in ranked:
             if len(taken) >= most:
                 break
-            if all(shared_part(corners[picture, box], corners[picture, other]) <= limit for other in taken):
+            if all(shared_part(corners[picture, box], corners[picture, better]) <= limit for better in taken):
                 taken.append(int(box))
         rows += [(picture, kind, box) for box in taken]
     return [np.array(rows, np.int64).reshape(-1, 3)]

@@ -1,20 +1,235 @@
-"""An ONNX model that runs on whatever it is fed: arrays of any shape, sequences, optionals, strings."""
+"""An ONNX model that runs on whatever it is fed: arrays of any shape, sequences, optionals, strings.
+
+The two kinds of steps: a plan, and one node that no plan can hold.
+
+A stage: the nodes that are left of a model or of a body, and the steps by which they have been run so far.
+
+A step is made for the types and shapes of what the stage reads, and for the numbers that decide shapes (the input 1 of
+a Reshape) or the course (the condition of an If). The next run with the same ones takes the same step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from pipeline.importers.from_onnx.model import NodeList
-from pipeline.importers.from_onnx.replacements import pending_nodes
-from pipeline.importers.from_onnx.source import read_initializers, read_source
+from pipeline.errors import SourceError
+from pipeline.importers.from_onnx.model import NodeList, PlanSegment, import_segment, tensor_spec
+from pipeline.importers.from_onnx.replacements import PendingNode, pending_nodes
+from pipeline.importers.from_onnx.source import Stored, read_initializers, read_source
 from pipeline.importers.from_onnx.specs import is_ir_type
-from pipeline.segments.stage import FallbackCount, Stage
+from pipeline.ops import Kind
+from pipeline.runtime import compile_graph
+from pipeline.runtime.onnx_op import ForeignNode, type_of
+from pipeline.runtime.tensors import to_numpy
+from pipeline.segments.control import BODIES, MakeStage
+from pipeline.segments.host_ops import HOST_OPS, HostNode
+
+Values = MutableMapping[str, Any]
+"""By name: arrays, lists of arrays for sequences, None for an optional without a value."""
+
+
+class PlanStep:
+    """Runs a plan, and names the constants that its nodes make."""
+
+    def __init__(self, segment: PlanSegment, *, native: bool = False) -> None:
+        self._constants = segment.constants
+        self._program = compile_graph(segment.graph, native=native) if segment.graph.outputs else None
+        self._fallbacks = [str(op.attrs["op"]) for op in segment.graph.ops if op.kind == Kind.OnnxNode.name]
+        self.calls = len(segment.graph.ops)
+        self.native_calls = 0 if self._program is None else self._program.native_calls
+
+    def run(self, values: Values) -> None:
+        values.update(self._constants)
+        if self._program is not None:
+            feed = {entry.name: values[entry.name] for entry in self._program.feed_signature}
+            made = self._program.run(feed)
+            values.update({name: to_numpy(tensor) for name, tensor in made.items()})
+
+    def stages(self) -> Iterator[Any]:
+        return iter(())
+
+    def fallbacks(self) -> Iterator[str]:
+        return iter(self._fallbacks)
+
+
+class HostStep:
+    """Runs one node: a loop over a body, an operation of our own on values of any kind, or another runtime."""
+
+    calls = 1
+    native_calls = 0
+
+    def __init__(
+        self, node: PendingNode, stored: Mapping[str, Stored], values: Mapping[str, Any], make_stage: MakeStage
+    ) -> None:
+        self._node, self._stored = node, stored
+        self._bodies = BODIES[node.key](node, stored, make_stage) if node.key in BODIES else None
+        operation = HOST_OPS.get(node.key)
+        self._operation = operation if operation and operation.takes(HostNode(node, self._inputs(values))) else None
+        self._foreign: ForeignNode | None = None
+
+    def run(self, values: Values) -> None:
+        inputs = self._inputs(values)
+        if self._bodies is not None:
+            outputs = self._bodies.run(inputs, values)
+        elif self._operation is not None:
+            outputs = self._operation.compute(HostNode(self._node, inputs))
+        else:
+            outputs = self._by_another_runtime(inputs)
+        proto = self._node.proto
+        values.update({name: value for name, value in zip(proto.output, outputs, strict=False) if name})
+
+    def stages(self) -> Iterator[Any]:
+        return iter(()) if self._bodies is None else iter(self._bodies.stages())
+
+    def fallbacks(self) -> Iterator[str]:
+        return iter(() if self._bodies or self._operation else (self._node.key,))
+
+    def _inputs(self, values: Mapping[str, Any]) -> list[Any]:
+        return [self._value(name, values) if name else None for name in self._node.proto.input]
+
+    def _value(self, name: str, values: Mapping[str, Any]) -> Any:
+        return values[name] if name in values else stored_value(self._stored, name)
+
+    def _by_another_runtime(self, inputs: list[Any]) -> list[Any]:
+        # The types may change between runs: an optional may have a value or none.
+        proto, given = self._node.proto, [bool(name) for name in self._node.proto.input]
+        types = [type_of(value) if there else None for value, there in zip(inputs, given, strict=True)]
+        if self._foreign is None or types != self._foreign.types:
+            self._foreign = ForeignNode(proto, dict(self._node.opsets), types, outputs=len(proto.output))
+        return self._foreign.run(inputs)
+
+
+def stored_value(stored: Mapping[str, Stored], name: str) -> np.ndarray:
+    """The numbers of an initializer.
+
+    Raises:
+        SourceError: nothing makes the value, or the file has no numbers for it.
+    """
+    if name not in stored or (payload := stored[name].payload) is None:
+        raise SourceError(f"the value {name!r} is read, and nothing makes it; check the model")
+    return payload.numpy()
+
+
+MOST_VARIANTS = 16
+"""Steps of one stage that are kept, the latest; a model that needs more makes some again."""
+
+
+class StageStep(Protocol):
+    """What is run for the first nodes of a stage."""
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def native_calls(self) -> int: ...
+
+    def run(self, values: Values) -> None: ...
+
+    def stages(self) -> Iterator[Stage]: ...
+
+    def fallbacks(self) -> Iterator[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackCount:
+    """How many steps and calls there are, and which operators another runtime computes, each as often as it occurs."""
+
+    steps: int
+    calls: int
+    fallbacks: tuple[str, ...]
+    native_calls: int = 0
+    """Those of the calls that kernels in C++ compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A step for one feed, and the stage after it."""
+
+    signature: tuple[object, ...]
+    fixed: Mapping[str, np.ndarray]
+    step: StageStep
+    following: Stage | None
+
+    def fits(self, signature: tuple[object, ...], values: Values) -> bool:
+        if signature != self.signature:
+            return False
+        return all(np.array_equal(array, np.asarray(values[name])) for name, array in self.fixed.items())
+
+
+@dataclass(slots=True)
+class Stage:
+    """Nodes that are left; `variants` grows as runs bring other shapes."""
+
+    part: NodeList
+    variants: list[Variant] = field(default_factory=list)
+    native: bool = False
+    _reads: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._reads = self.part.reads()
+
+    def run(self, values: Values) -> None:
+        """Run all nodes, and put what they make among `values`."""
+        stage: Stage | None = self
+        while stage is not None and stage.part.nodes:
+            variant = stage.variant_for(values)
+            variant.step.run(values)
+            stage = variant.following
+        for name in self.part.outputs:
+            if name not in values:
+                values[name] = stored_value(self.part.stored, name)
+
+    def variant_for(self, values: Values) -> Variant:
+        signature = tuple(_signature(values[name]) if name in values else None for name in self._reads)
+        for variant in self.variants:
+            if variant.fits(signature, values):
+                return variant
+        variant = self._make(signature, values)
+        del self.variants[: max(len(self.variants) - MOST_VARIANTS + 1, 0)]
+        self.variants.append(variant)
+        return variant
+
+    def count(self) -> FallbackCount:
+        """What the steps that are kept hold, in this stage, in those after it, and in bodies."""
+        steps, calls, native, names = 0, 0, 0, []
+        for variant in self.variants:
+            inner = [stage.count() for stage in (*variant.step.stages(), variant.following) if stage is not None]
+            steps += 1 + sum(count.steps for count in inner)
+            calls += variant.step.calls + sum(count.calls for count in inner)
+            native += variant.step.native_calls + sum(count.native_calls for count in inner)
+            names += [*variant.step.fallbacks(), *(name for count in inner for name in count.fallbacks)]
+        return FallbackCount(steps, calls, tuple(names), native)
+
+    def _make(self, signature: tuple[object, ...], values: Values) -> Variant:
+        """The first step: as many nodes as one plan can hold, or one node."""
+        read = {name: values[name] for name in self._reads if name in values}
+        fixed: dict[str, np.ndarray] = {}
+        while True:
+            segment = import_segment(self.part, read, fixed)
+            known = {name: read[name] for name in segment.needs if tensor_spec(read.get(name)) is not None}
+            if not known:
+                break
+            fixed |= {name: np.array(array) for name, array in known.items()}
+        rest = list(segment.rest)
+        if segment.begins:
+            step: StageStep = PlanStep(segment, native=self.native)
+        else:
+            step = HostStep(rest.pop(0), self.part.stored, read, partial(Stage, native=self.native))
+        return Variant(signature, fixed, step, Stage(self.part.after(rest), native=self.native) if rest else None)
+
+
+def _signature(value: Any) -> object:
+    if isinstance(value, np.ndarray):
+        return (value.dtype, value.shape)
+    return (type(value), tuple(map(_signature, value))) if isinstance(value, list) else type(value)
 
 
 class SegmentedModel:

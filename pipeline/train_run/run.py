@@ -29,7 +29,7 @@ from pipeline.stages.report import write_quietly
 from pipeline.train_run.settings import make_loss, make_optimizer, make_schedule, training_key
 from pipeline.train_run.source import TrainSource, open_train_source, quantize
 from pipeline.training import StepComparison, TrainProgram, compare_step, record_step
-from pipeline.training.checkpoint import replace_tensors
+from pipeline.training.state_dict import replace_tensors
 from pipeline.versions import versions
 from pipeline.workspace import Workspace, make_folder
 

@@ -2,26 +2,24 @@
 
 batch.py        what a batch is                         trace.py        record forward and backward
 optimizer.py    a torch optimizer as data               graph.py        the Graph of a step
-record.py       the entry point, phase by phase         program.py      the program, its states and snapshots
-state_dict.py   states ↔ torch's state dicts            checkpoint.py   states ↔ a file
-blame.py        where a step broke                      phases.py       the phases, and what each took
+record.py       the entry point, phase by phase         program.py      the program, its states, snapshots and phases
+state_dict.py   states ↔ torch's state dicts ↔ a file   blame.py        where a step broke
 
 step_function.py the function that is recorded          known_values.py  numbers that Python asks for meanwhile
 refusals.py     what is wrong before that               frozen_numbers.py numbers of Python that a step would keep
-attributes.py   what a forward pass leaves in its modules  user_caches.py  caches of the user's files
-export.py       a trained program → ONNX by the main job   step_comparison.py  a step against eager torch
+attributes.py   what a forward pass leaves in its modules and in the user's files
+step_comparison.py  a step against eager torch
 
 graph_module.py a Graph or an ONNX model as a torch module, which the above takes like any other
 trained.py      which of its weights are trained       qdq.py          a quantized model in trainable form
-with_weights.py trained weights → the ONNX model that they came from
+with_weights.py trained weights → the ONNX model that they came from, or an export of the module
 """
 
 from __future__ import annotations
 
 from pipeline.runtime.capture import Snapshot
 from pipeline.training.graph_module import GraphModule, as_module
-from pipeline.training.phases import PHASES, Phase
-from pipeline.training.program import NotFinite, TrainProgram
+from pipeline.training.program import PHASES, NotFinite, Phase, TrainProgram
 from pipeline.training.record import record_step
 from pipeline.training.step_comparison import StepComparison, compare_step
 from pipeline.training.with_weights import with_weights

@@ -19,8 +19,7 @@ from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dims_of
-from pipeline.runtime.eager import apply
-from pipeline.runtime.functional import refuse_kinds, why_not_differentiable
+from pipeline.runtime.eager import apply, refuse_kinds, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
 from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
 from pipeline.training.trained import DEQUANTIZER, QUANTIZER, find_candidates, find_trained, scales_of

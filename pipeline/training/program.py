@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,15 +17,14 @@ from torch.optim import Optimizer
 from passes.suggest import nearest, plural
 from pipeline.argument_checks import MAPPING, PATH, a, expects
 from pipeline.errors import CheckFailed, UsageError
+from pipeline.events import Observer, PhaseEnded, Progress
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
+from pipeline.runtime.binding import ProcessBound
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
-from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.batch import Arguments, Batch, BatchLayout
 from pipeline.training.blame import find_first_broken
-from pipeline.training.checkpoint import read_snapshot, write_snapshot
-from pipeline.training.export import export_program
 from pipeline.training.graph import LIMIT, STEP, rate_name, stored_name
 from pipeline.training.optimizer import (
     fixed_options,
@@ -34,9 +33,9 @@ from pipeline.training.optimizer import (
     rate_state,
     refuse_changes,
 )
-from pipeline.training.phases import Phase
 from pipeline.training.refusals import check_limit
-from pipeline.training.state_dict import Sources, from_state_dict, to_state_dict
+from pipeline.training.state_dict import Sources, from_state_dict, read_snapshot, to_state_dict, write_snapshot
+from pipeline.training.with_weights import export_program
 
 if TYPE_CHECKING:
     from passes.run.result import PassRun
@@ -328,3 +327,49 @@ class TrainProgram(ProcessBound):
         what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
         said = f"step {number}: {what}; {blamed}. The step changed nothing: the error's snapshot is of before"
         return NotFinite(said, number, snapshot)
+
+
+PHASES = ("Trace", "Compile", "Warmup", "Capture", "Replay")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One of `PHASES`, and what it took, in seconds.
+
+    Trace    records forward and backward; nothing is computed.
+    Compile  puts the updates in, plans, checks the plan and binds it.
+    Warmup   runs the step until storage and algorithms are settled, then takes back every state and random number.
+    Capture  binds the calls to buffers of their own and records them.
+    Replay   all steps so far.
+    """
+
+    name: str
+    seconds: float
+    detail: str = ""
+
+
+class PhaseRecorder:
+    """Collects phases, and sends an event when one begins and when one ends."""
+
+    def __init__(self, observe: Observer | None = None) -> None:
+        self.phases: list[Phase] = []
+        self._observe = observe
+
+    def run(self, name: str, work: Callable[[], Result], detail: Callable[[Result], str]) -> Result:
+        """The result of `work`, which is the phase `name`."""
+        self.begin(name)
+        start = time.perf_counter()
+        result = work()
+        self.end(Phase(name, time.perf_counter() - start, detail(result)))
+        return result
+
+    def begin(self, name: str) -> None:
+        if self._observe is not None:
+            self._observe(Progress("train", name, PHASES.index(name), len(PHASES)))
+
+    def end(self, phase: Phase) -> None:
+        self.phases.append(phase)
+        if self._observe is not None:
+            self._observe(PhaseEnded(phase.name, phase.seconds, phase.detail))

@@ -21,8 +21,7 @@ from pipeline.runtime.tensors import torch_dtype
 from pipeline.training.batch import Batch, LossFunction
 from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name, rate_name, stored_name
 from pipeline.training.optimizer import OptimizerSettings, fixed_options, rate_state, read_optimizer
-from pipeline.training.phases import Phase, PhaseRecorder
-from pipeline.training.program import TrainProgram
+from pipeline.training.program import Phase, PhaseRecorder, TrainProgram
 from pipeline.training.refusals import check_limit, refuse_classes
 from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, refuse_what_torch_refuses, trace_step
@@ -61,7 +60,7 @@ def record_step(
         large: bytes; a parameter of this size or larger is updated as soon as its gradient is final, and not with the
             others.
         native: kernels in C++ compute what they can (see `compile_graph`); losses differ from torch's by roundings.
-        observe: is called with an event when a phase (`pipeline/training/phases.py`) begins and when it has ended.
+        observe: is called with an event when a phase (`PHASES`) begins and when it has ended.
 
     Returns:
         A TrainProgram: `step(batch)` returns the loss before the update; `write_back()` gives the values to the module.

@@ -1,20 +1,24 @@
-"""Put trained weights and scales back into the ONNX model that they came from."""
+"""What was trained → ONNX: its weights go back into the model that they came from, or its module is exported."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import onnx
+import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
 from passes.suggest import nearest
 from pipeline.argument_checks import Check, a, expects
 from pipeline.errors import UsageError
+from pipeline.optimize import optimize
 from pipeline.runtime.tensors import to_numpy
+from pipeline.training.batch import Arguments
 from pipeline.training.graph_module import GraphModule, whole_model
 from pipeline.training.qdq import (
     DEQUANTIZE,
@@ -26,6 +30,10 @@ from pipeline.training.qdq import (
     read_quantizers,
     stored_numbers,
 )
+
+if TYPE_CHECKING:
+    from passes.run.result import PassRun
+    from pipeline.result import RunResult
 
 
 class TrainedModule(Protocol):
@@ -171,3 +179,39 @@ BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 """Products whose third input is a bias."""
 
 BIAS_BITS: Final = 32
+
+
+class ExportableProgram(TrainedModule, Protocol):
+    """A `TrainProgram`, as far as it takes part in its export."""
+
+    @property
+    def example(self) -> Arguments: ...
+
+    def write_to(self, module: nn.Module) -> None: ...
+
+
+def export_program(
+    program: ExportableProgram,
+    path: Path,
+    args: Sequence[torch.Tensor] | None,
+    kwargs: Mapping[str, torch.Tensor] | None,
+    keep: Sequence[str],
+    options: Mapping[str, Any],
+) -> RunResult | PassRun:
+    """Export and save; see `TrainProgram.export`."""
+    module = program.module
+    if isinstance(module, GraphModule) and module.source is not None:
+        if args is not None or kwargs is not None:
+            raise UsageError("export: found args, expected none: the module came from ONNX, whose inputs are known")
+        run = optimize(with_weights(module.source, program), keep=keep, **options)
+    else:
+        own_args, own_kwargs = program.example if args is None and kwargs is None else (args or (), kwargs or {})
+        run = optimize(_trained_copy(module, program), tuple(own_args), dict(own_kwargs), keep=keep, **options)
+    run.save(path)
+    return run
+
+
+def _trained_copy(module: nn.Module, program: ExportableProgram) -> nn.Module:
+    found = copy.deepcopy(module)
+    program.write_to(found)
+    return found.eval()

@@ -309,7 +309,7 @@ def fallbacks_of(graph: Graph | None) -> tuple[str, ...]:
 
 def operators_of(graph: Graph) -> Own:
     """The functional forms of the kinds of `graph`; a fallback is computed by the runtime that `plan` uses for it."""
-    from pipeline.runtime.functional import refuse_kinds
+    from pipeline.runtime.eager import refuse_kinds
     from pipeline.runtime.kernels.fallback import KERNELS
     from pipeline.runtime.tensors import torch_dtype
 

@@ -12,8 +12,6 @@ from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph
 from pipeline.lowering.fusion.attention import fuse_attention
-from pipeline.lowering.fusion.constants import take_constant_places
-from pipeline.lowering.fusion.feed_forward import join_products
 from pipeline.lowering.fusion.gradients import (
     add_biases_in_products,
     join_parts,
@@ -22,10 +20,9 @@ from pipeline.lowering.fusion.gradients import (
     sum_rows_by_product,
 )
 from pipeline.lowering.fusion.images import store_images_by_channel
-from pipeline.lowering.fusion.layout import keep_channels_last
-from pipeline.lowering.fusion.orders import store_as_copied
-from pipeline.lowering.fusion.pointwise import fuse_convolutions, fuse_products
-from pipeline.lowering.fusion.residual import add_in_products
+from pipeline.lowering.fusion.layout import keep_channels_last, store_as_copied
+from pipeline.lowering.fusion.pointwise import add_in_products, fuse_convolutions, fuse_products, join_products
+from pipeline.lowering.fusion.readers import take_constant_places
 from pipeline.ops.aten import AS_STRIDED
 
 __all__ = ["FUSIONS", "NATIVE_TRAIN_PASSES", "TRAIN_PASSES", "fuse", "fuse_train_step"]

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 from pipeline.ir.graph import Graph, Op, TensorSpec
-from pipeline.lowering.fusion.constants import constant_number
 from pipeline.lowering.fusion.pointwise import is_float32
-from pipeline.lowering.fusion.readers import Attention, read_attention, read_sum
+from pipeline.lowering.fusion.readers import Attention, constant_number, read_attention, read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
 PRODUCTS = frozenset({"aten.matmul.default"})

@@ -2,7 +2,7 @@
 
 Autograd knows one operator at a time. The gradient of a tensor that was taken apart comes as a sum of tensors that are
 zero everywhere but in one part; the gradient of a mean is divided after it was spread; a product whose bias was added
-behind a view is a product and a sum.
+after a view is a product and a sum.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _read_part(graph: Graph, op: Op) -> Part | None:
 
 
 def _fill(parts: list[Part], whole: TensorSpec) -> bool:
-    """Whether the parts, of one axis, lie beside each other and leave nothing out."""
+    """Whether the parts, of one axis, lie next to each other and leave nothing out."""
     if len(parts) < 2 or len({part.axis for part in parts}) > 1:
         return False
     ends = sorted((part.start, part.stop) for part in parts)
@@ -230,7 +230,7 @@ def _sums_few_rows(graph: Graph, op: Op) -> bool:
 
 
 def join_relu_with_products(graph: Graph) -> Graph:
-    """`relu`: a product of matrices, and the ReLU behind it or the gradient of one, become one call."""
+    """`relu`: a product of matrices, and the ReLU after it or the gradient of a ReLU, become one call."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
         gated = op.kind == "aten.threshold_backward.default"

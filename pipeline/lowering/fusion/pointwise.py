@@ -1,8 +1,16 @@
-"""Products and convolutions with what follows them: bias, normalisation, a sum, an activation."""
+"""Products and convolutions with what follows them: bias, normalisation, a sum, an activation.
+
+The sum of a product and another tensor, as around the layers of a transformer.
+
+Two products with constant matrices, one after the other, as the layers of a transformer have them.
+"""
 
 from __future__ import annotations
 
-from pipeline.ir.graph import Attr, Graph, Op
+from collections.abc import Container
+from dataclasses import dataclass
+
+from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
 from pipeline.lowering.fusion.readers import (
     Activation,
     Convolved,
@@ -145,3 +153,138 @@ def of_activation(activation: Activation) -> dict[str, Attr]:
 
 def is_float32(graph: Graph, op: Op) -> bool:
     return all(graph.values[vid].spec.dtype == "float32" for vid in (*op.inputs, *op.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class SumOfProduct:
+    """The sum, and the tensor that it adds to the product."""
+
+    op: Op
+    other: int
+
+
+def add_in_products(graph: Graph) -> Graph:
+    """`residual`: a product with a constant matrix, what `linear` joined to it, and the tensor that is added then.
+
+    Between product and sum there may be views that leave the elements in their order.
+    """
+    rewrite = Rewrite(graph)
+    taken: set[int] = set()
+    for op in graph.ops:
+        product = read_stored_product(graph, op)
+        found = _sum_of_product(graph, op, taken) if product is not None else None
+        if product is not None and found is not None:
+            taken.add(found.op.oid)
+            _put_sum(rewrite, op, product, found)
+    return rewrite.build()
+
+
+def _sum_of_product(graph: Graph, op: Op, taken: Container[int]) -> SumOfProduct | None:
+    """A sum with a tensor of the same spec; a sum of two products belongs to the first of them."""
+    vid = op.outputs[0]
+    after = only_user(graph, vid)
+    while after is not None and _keeps_order(graph, after):
+        vid = after.outputs[0]
+        after = only_user(graph, vid)
+    both = read_sum(after) if after is not None else None
+    if after is None or both is None or after.oid in taken:
+        return None
+    other = both[1] if both[0] == vid else both[0]
+    specs = {graph.values[value].spec for value in (other, vid, after.outputs[0])}
+    return SumOfProduct(after, other) if len(specs) == 1 and all(spec.is_static for spec in specs) else None
+
+
+def _keeps_order(graph: Graph, op: Op) -> bool:
+    """Whether `op` is a view with the same elements in the same order: its transpose moves axes of one element."""
+    if op.kind in RESHAPES:
+        return True
+    perm, spec = op.attrs.get(PERMUTES.get(op.kind, "")), graph.values[op.inputs[0]].spec
+    if not isinstance(perm, tuple) or not spec.is_static:
+        return False
+    moved = [axis % spec.rank for axis in perm if isinstance(axis, int)]
+    moved = [axis for axis in moved if spec.sizes[axis] != 1]
+    return moved == sorted(moved)
+
+
+RESHAPES = frozenset({"aten.view.default", "aten.reshape.default", "aten.unsqueeze.default"})
+PERMUTES = {"Transpose": "perm", "aten.permute.default": "dims"}
+"""Kind → the attribute that has the order of the axes."""
+
+
+def _put_sum(rewrite: Rewrite, op: Op, product: MatrixProduct, found: SumOfProduct) -> None:
+    rows, last = rewrite.spec(op.outputs[0]), found.op
+    flags: dict[str, Attr] = {"trans": product.trans, "add": True, "bias": product.bias is not None}
+    of_op = {name: op.attrs[name] for name in ("activation", "numbers")} if op.kind == "LinearPointwise" else None
+    attrs = {**flags, **(of_op or of_activation(NONE))}
+    optional = [] if product.bias is None else [product.bias]
+    if rewrite.spec(found.other) == rows:
+        ins = [product.x, product.weight, found.other, *optional]
+        rewrite.replace(last, "LinearPointwise", ins, last.outputs, attrs)
+        return
+    name = rewrite.graph.values[last.outputs[0]].name
+    other, result = (rewrite.declare(f"{name} {of}", rows) for of in ("other by rows", "by rows"))
+    rewrite.replace(last, "aten.reshape.default", [found.other], [other], {"shape": rows.shape})
+    ins = [product.x, product.weight, other, *optional]
+    rewrite.replace(last, "LinearPointwise", ins, [result], attrs)
+    rewrite.replace(
+        last, "aten.reshape.default", [result], last.outputs, {"shape": rewrite.spec(last.outputs[0]).shape}
+    )
+
+
+LEAST = 2**27
+"""Multiplications of each product from which one call is faster: below, products in blocks need no copies either."""
+
+
+def join_products(graph: Graph) -> Graph:
+    """`feed-forward`: two large products with the activation between them, and the tensor that is added to the second.
+
+    The numbers between them are a value of the plan, which a kernel that has them elsewhere leaves unwritten.
+    """
+    rewrite = Rewrite(graph)
+    taken: set[int] = set()
+    for op in graph.ops:
+        first = read_stored_product(graph, op) if op.oid not in taken else None
+        after = only_user(graph, op.outputs[0]) if first is not None and op.kind == "LinearPointwise" else None
+        second = read_stored_product(graph, after) if after is not None else None
+        if first is None or after is None or second is None or after.attrs.get("activation", "none") != "none":
+            continue
+        if second.x == op.outputs[0] and _is_large(graph, first) and _is_large(graph, second):
+            last, other = _sum_after_pair(graph, after, taken)
+            taken |= {after.oid, last.oid}
+            _put_both(rewrite, op, first, second, last, other)
+    return rewrite.build()
+
+
+def _is_large(graph: Graph, product: MatrixProduct) -> bool:
+    x, weight = graph.values[product.x].spec, graph.values[product.weight].spec
+    return x.rank > 1 and x.is_static and weight.is_static and x.numel // max(x.sizes[-1], 1) * weight.numel >= LEAST
+
+
+def _put_both(
+    rewrite: Rewrite, op: Op, first: MatrixProduct, second: MatrixProduct, last: Op, other: int | None
+) -> None:
+    between = rewrite.graph.values[op.outputs[0]]
+    hidden = rewrite.declare(f"{between.name} hidden", TensorSpec(between.spec.shape, between.spec.dtype))
+    attrs: dict[str, Attr] = {
+        "trans_first": first.trans,
+        "trans_second": second.trans,
+        "add": other is not None,
+        "bias_first": first.bias is not None,
+        "bias_second": second.bias is not None,
+        "activation": op.attrs["activation"],
+        "numbers": op.attrs["numbers"],
+    }
+    optional = [vid for vid in (other, first.bias, second.bias) if vid is not None]
+    ins = [first.x, first.weight, second.weight, *optional]
+    rewrite.replace(last, "FeedForward", ins, [last.outputs[0], hidden], attrs)
+
+
+def _sum_after_pair(graph: Graph, op: Op, taken: Container[int]) -> tuple[Op, int | None]:
+    """A sum with a tensor of the same spec; a sum of two pairs belongs to the first of them."""
+    after = only_user(graph, op.outputs[0])
+    both = read_sum(after) if after is not None else None
+    if after is None or both is None or after.oid in taken:
+        return op, None
+    other = both[1] if both[0] == op.outputs[0] else both[0]
+    specs = {graph.values[vid].spec for vid in (other, op.outputs[0], after.outputs[0])}
+    return (after, other) if len(specs) == 1 else (op, None)

@@ -2,19 +2,26 @@
 
 An operator that only moves elements becomes one of our own view kinds, which cost nothing at run time (`views.py`).
 The operators that nearly all calls of models are have kinds of their own, with typed fields (`typed.py`). Every other
-one becomes the kind Aten, which holds the whole call, so all of torch can be lowered (`call.py`).
-Operands keep the order in memory that they had in the trace, unless the order does not matter (`any_order.py`).
+one becomes the kind Aten, which holds the whole call, so all of torch can be lowered.
+Operands keep the order in memory that they had in the trace, unless the order does not matter (`memory.py`).
 """
 
 from __future__ import annotations
 
 from pipeline.ops import shape
 from pipeline.ops.aten import typed
-from pipeline.ops.aten.any_order import takes_any_order
-from pipeline.ops.aten.call import ATEN, BODIES, HIGHER_ORDER, emitter_of, is_call
-from pipeline.ops.aten.inplace import inplace_of
-from pipeline.ops.aten.orders import AS_STRIDED
-from pipeline.ops.aten.typed import DRAWING, TYPED, call_attrs, untyped_call
+from pipeline.ops.aten.memory import AS_STRIDED, inplace_of, takes_any_order
+from pipeline.ops.aten.typed import (
+    ATEN,
+    BODIES,
+    DRAWING,
+    HIGHER_ORDER,
+    TYPED,
+    call_attrs,
+    emitter_of,
+    is_call,
+    untyped_call,
+)
 from pipeline.ops.aten.views import as_view
 
 __all__ = [

@@ -241,7 +241,7 @@ TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def _typed(code: str, item: Attr) -> Any:
-    """`item` for a field of this code. A single number may stand for a list, as torch has it for strides and pads.
+    """`item` for a field of this code. A single number may stand for a list, as in torch for strides and pads.
 
     Raises:
         OtherCallError: it is of another type, or too large for its field.

@@ -1,29 +1,39 @@
 """Operators of torch with a kind of kernel of their own: the ones that nearly all calls of models are.
 
 A row is a kind and the signature of its operators (`signatures.py`). The fields of a call follow from the signature,
-and so do its operands; what its result may be written over is a fact of the operator (`inplace.py`). A call that its
+and so do its operands; what its result may be written over is a fact of the operator (`memory.py`). A call that its
 signature does not cover, such as a product with a complex number, is of the kind Aten.
 
 `order` is the permutation from the stored form of the result, or empty (`order.py`).
+
+The kinds Aten and HigherOrder: an operator of torch and its arguments, all by name.
+
+The schema lists the arguments that were given, and each argument says its type (`pipeline.ops.tagged`), so that a
+runtime without Python reads a call: `aten/2:op=s,call={self,dim,keepdim},orders=v`.
+
+Aten is for the operators that have no kind of their own (`typed.py`), and for calls of others that no signature covers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr, InputRef, KernelSpec
 from pipeline.ops import shape
-from pipeline.ops.aten.inplace import CHANGED, POINTWISE, WRITTEN_LAST
-from pipeline.ops.aten.orders import ORDERS
+from pipeline.ops.aten.memory import CHANGED, ORDERS, POINTWISE, WRITTEN_LAST
 from pipeline.ops.aten.signatures import OperatorSignature
+from pipeline.ops.aten.views import as_view
 from pipeline.ops.kinds import Kind
 from pipeline.ops.rows import (
     BY_HOST,
     HOST_SYNC,
     OWN_GENERATOR,
+    RUNS_BODIES,
     Check,
     Count,
     KernelKind,
@@ -327,3 +337,38 @@ def untyped_call(number: Kind, fields: Mapping[str, Any]) -> dict[str, Any]:
     """What the attributes of a call of the kind Aten would be: `op`, `call` and `orders`."""
     operator, call = TYPED[number].signature.unpack(fields)
     return {"op": operator, "call": call, "orders": (fields["order"],) if "order" in fields else ()}
+
+
+HIGHER_ORDER = "higher_order."
+
+ANY = signature(inputs=(0, None), outputs=(0, None))
+ATEN = kind(Kind.Aten, ANY, "op=s,call={},orders=v", version=2)
+BODIES = kind(Kind.HigherOrder, ANY, "op=s,call={}", version=2, obstacles=everywhere(RUNS_BODIES))
+
+
+def is_call(kind: str) -> bool:
+    """Whether `kind` names an operator of torch: `namespace.name.overload`, or `higher_order.name`."""
+    return kind.count(".") == 2 or kind.startswith(HIGHER_ORDER)
+
+
+def emitter_of(kind: str) -> Emitter:
+    """The emitter of the operator `kind`."""
+    return partial(_emit, kind)
+
+
+def _emit(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> KernelSpec:
+    view = as_view(kind, attrs, ins, outs)
+    if view is not None:
+        return view
+    typed = as_typed(kind, attrs, ins, outs)
+    if typed is not None:
+        return typed
+    call = {name: item for name, item in attrs.items() if name != ORDERS}
+    if kind.startswith(HIGHER_ORDER):
+        return _with_names(BODIES, call).emit({"op": kind, "call": call}, ins, outs)
+    return _with_names(ATEN, call).emit({"op": kind, "call": call, "orders": attrs.get(ORDERS, ())}, ins, outs)
+
+
+def _with_names(row: KernelKind, call: Mapping[str, Attr]) -> KernelKind:
+    """`row` with the names of the arguments in its schema."""
+    return replace(row, schema=row.schema.replace("{}", f"{{{','.join(call)}}}"))

@@ -12,7 +12,7 @@ from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall
 from pipeline.ops import Kind, unpack
-from pipeline.planning.check.residences import wrong_residences
+from pipeline.planning.check.meaning import shows_its_operand
 from pipeline.planning.check.shadow_memory import (
     ARENA,
     ByteRange,
@@ -21,9 +21,9 @@ from pipeline.planning.check.shadow_memory import (
     place,
     roots_of,
     strides_of,
+    wrong_residences,
 )
 from pipeline.planning.check.tables import GIVEN, outside, unused_bytes, wrong_peak, wrong_tables
-from pipeline.planning.check.view_semantics import shows_its_operand
 from pipeline.planning.plan import ExecutionPlan
 
 LISTED = 20
@@ -123,8 +123,8 @@ class _Memory:
         for count, (vid, mine) in enumerate(places.items()):
             if mine.region != ARENA:
                 self.found.append(f"output {self._name(vid)} shares the storage of {self._name(mine.region)}")
-            twins = [other for other in computed[:count] if places[other].overlaps(mine)]
-            self.found += [f"outputs {self._name(other)} and {self._name(vid)} share storage" for other in twins]
+            twins = [twin for twin in computed[:count] if places[twin].overlaps(mine)]
+            self.found += [f"outputs {self._name(twin)} and {self._name(vid)} share storage" for twin in twins]
 
     def _strike(self, vid: int, index: int, call: KernelCall, where: str, *, allowed: int | None) -> None:
         if self.plan.slots[vid].role in GIVEN and not self._is_changed(vid):

@@ -1,20 +1,16 @@
 """Capture a program once, replay it many times (seed documents 003 and 004).
 
 key.py            what makes two captures the same    segments.py  what cannot be captured, and the report
-captures.py       captures by key, bounded            recorders.py one recorder for each kind of device
+captures.py       captures by key, replay methods    recorders.py one recorder for each kind of device
 capture.py        one capture: record and replay      session.py   states, generators, snapshots
-feed_buffers.py   what of a feed goes where           randomness.py  generators that go on from replay to replay
-operator_calls.py launches read as operators          call_graphs.py operators in a row, walked by C++
-replayable.py     the methods of a program            dispatch.py  what torch leaves out of launches
+feed_buffers.py   what of a feed goes where           call_graphs.py operators in a row, walked by C++
 """
 
 from pipeline.runtime.capture.capture import Capture, OutputViews
-from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, MemorySource, OneMemory
+from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, MemorySource, OneMemory, Replayable
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor
-from pipeline.runtime.capture.randomness import RandomState
-from pipeline.runtime.capture.replayable import Replayable
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment
-from pipeline.runtime.capture.session import CaptureWarning, Snapshot
+from pipeline.runtime.capture.session import CaptureWarning, RandomState, Snapshot
 
 __all__ = [
     "MOST_CAPTURES",

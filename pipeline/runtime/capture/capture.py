@@ -11,8 +11,7 @@ import torch
 
 from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import OnnxlineError, UsageError
-from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory
-from pipeline.runtime.capture.dispatch import make_guard, set_grad_enabled, without_autograd
+from pipeline.runtime.binding import LAUNCH_ERRORS, ProcessBound, ProgramMemory
 from pipeline.runtime.capture.feed_buffers import FeedBuffers, as_tensors
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, Treatment, signature_of
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
@@ -20,9 +19,9 @@ from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, spl
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.devices import CPU
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
+from pipeline.runtime.torch_state import make_guard, set_grad_enabled, without_autograd
 
 is_grad_enabled = torch.is_grad_enabled
 
@@ -172,7 +171,7 @@ class Capture(ProcessBound):
             self._guards.append(guard)
 
     def take_others(self, feed: Feed) -> None:
-        """Take what a feed has beside the copied values: live ones are written, static ones are ignored.
+        """Take what a feed has in addition to the copied values: live ones are written, static ones are ignored.
 
         Raises:
             UsageError: a name that the plan does not have, or a live value that does not fit.
@@ -227,7 +226,7 @@ class Capture(ProcessBound):
             self._recorder.settle(partial(self._replay_and_go_back, before))
 
     def _replay_and_go_back(self, before: Snapshot) -> None:
-        """One replay from `before`: a counter of places that is counted twice may point behind the last one."""
+        """One replay from `before`: a position counter that advances twice could pass the end of its cache."""
         with self._going_back_to(before):
             self._replay_parts()
 

@@ -19,7 +19,7 @@ from pipeline.runtime.slots import Feed, bind_one
 from pipeline.runtime.tensors import as_tensor, torch_dtype
 
 FEW = 16
-"""Up to so many names beside the copied ones are looked at in every feed."""
+"""The most names, in addition to the copied ones, that are looked at in every feed."""
 
 Write = Callable[[torch.Tensor], object]
 

@@ -8,8 +8,14 @@ from typing import Protocol
 
 import torch
 
-from pipeline.runtime.capture.call_graphs import LEAST_CALLS, SETTLING_RUNS, CallGraph
-from pipeline.runtime.capture.operator_calls import OperatorCall, UnreadableLaunchError, read_operator_calls
+from pipeline.runtime.capture.call_graphs import (
+    LEAST_CALLS,
+    SETTLING_RUNS,
+    CallGraph,
+    OperatorCall,
+    UnreadableLaunchError,
+    read_operator_calls,
+)
 from pipeline.runtime.kernels import Launch
 
 

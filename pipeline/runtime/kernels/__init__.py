@@ -16,9 +16,8 @@ from pipeline.runtime.kernels import (
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 from pipeline.runtime.kernels.native import KERNELS as NATIVE
 from pipeline.runtime.kernels.native import NativeLibrary, has_native, is_library_built, load_library
-from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.packing import Packer
-from pipeline.runtime.kernels.weight_forms import ProductWeight
+from pipeline.runtime.kernels.weight_forms import PackedMemory, ProductWeight
 
 __all__ = [
     "FAMILIES",

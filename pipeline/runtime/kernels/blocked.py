@@ -21,10 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.base import Launch, planned_threads
 from pipeline.runtime.kernels.launches import in_turn
-from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
-from pipeline.runtime.kernels.threads import planned_threads
+from pipeline.runtime.kernels.weight_forms import PLAIN, PostOp
 
 SMALL = 10**6
 """Multiplications up to which OpenBLAS takes its kernels for small products."""
@@ -33,7 +32,7 @@ WIDTHS = (64, 32, 16)
 """Columns of a block; the first ones are faster."""
 
 FEWEST_ROWS = 16
-"""Rows of a group, from which on a block need not be narrower for a larger one."""
+"""Rows of a group at which a block need not be narrower for a larger group."""
 
 DEEPEST = 1024
 """Rows of the matrix, beyond which the groups that are left are too small."""

@@ -15,7 +15,6 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.launches import OverloadCall, in_turn
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
-from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.packing import (
     ACTIVATED_FROM,
     ONTO,
@@ -30,9 +29,16 @@ from pipeline.runtime.kernels.packing import (
     pack_pair,
     pack_product,
 )
-from pipeline.runtime.kernels.post_ops import PostOp, post_op
 from pipeline.runtime.kernels.products import multiply
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PairWeight, ProductWeight
+from pipeline.runtime.kernels.weight_forms import (
+    Convolution,
+    ConvolutionWeight,
+    PackedMemory,
+    PairWeight,
+    PostOp,
+    ProductWeight,
+    post_op,
+)
 
 nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
 

@@ -1,7 +1,7 @@
 """Launches of several calls, in forms that a recorder can read: one after the other, or a result that is copied.
 
 A launch that is a function of Python can only be called. One in a form of this module, over functions of torch, can be
-read as calls of operators (`pipeline.runtime.capture.operator_calls`).
+read as calls of operators (`pipeline.runtime.capture.call_graphs`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.runtime.torch_args import tensors_in
 
 
 class OverloadCall(partial[Any]):
-    """A call of the function behind an OpOverload, which costs 1 µs less than to call that itself."""
+    """A call of the function of an OpOverload, which costs 1 µs less than to call that itself."""
 
     overload: torch._ops.OpOverload
 
@@ -41,7 +41,7 @@ def call_in_turn(launches: Sequence[Launch]) -> None:
 
 
 def give_result(make: Launch, call: OverloadCall, rest: tuple[Any, ...]) -> Launch:
-    """Give the result of `make` to `call`, in front of further arguments, without a copy."""
+    """Give the result of `make` to `call`, before further arguments, without a copy."""
     return partial(call_with_result, make, call, rest)
 
 

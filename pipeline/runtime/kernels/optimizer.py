@@ -18,7 +18,7 @@ from pipeline.runtime.kernels.launches import in_turn
 FUSED: Any = torch
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""A tensor, and the one that it is a copy of."""
+"""A tensor, and the tensor that it copies."""
 
 
 def sgd(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:

@@ -19,9 +19,15 @@ from pipeline.runtime.kernels.blocked import pack_blocks
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
 from pipeline.runtime.kernels.native.products import NativePair, pack_panels
-from pipeline.runtime.kernels.packed_memory import PackedMemory
-from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PairWeight, ProductWeight
+from pipeline.runtime.kernels.weight_forms import (
+    PLAIN,
+    Convolution,
+    ConvolutionWeight,
+    PackedMemory,
+    PairWeight,
+    PostOp,
+    ProductWeight,
+)
 
 PRODUCT_FROM = 2**23
 """Multiplications from which a packed product is faster than BLAS, its copy included."""

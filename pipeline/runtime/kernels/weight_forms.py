@@ -1,15 +1,109 @@
-"""What a stored weight in a form of its own can do, whether numpy, oneDNN or kernels in C++ chose that form."""
+"""What a stored weight in a form of its own can do, whether numpy, oneDNN or kernels in C++ chose that form.
+
+What a fused kernel computes on its result: by oneDNN while it is in a register, or by torch in place.
+
+Packed weights that several programs share: plans of one model for several sizes.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 
-from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.kernels.packed_memory import PackedMemory
-from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
+from pipeline.runtime.kernels.base import Attrs, Launch, Outs
+
+nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
+
+
+@dataclass(frozen=True, slots=True)
+class PostOp:
+    """An activation: oneDNN's name, its algorithm where it has several, and torch's function with `out=`."""
+
+    name: str
+    algorithm: str = ""
+    function: Callable[..., Any] | None = None
+    fixed: tuple[float, ...] = ()
+    """Numbers that only torch's function needs."""
+    numbers: tuple[float, ...] = ()
+
+    def bind_in_place(self, out: torch.Tensor) -> Launch | None:
+        """Apply it to `out`; None where there is nothing to do."""
+        return None if self.function is None else partial(self.function, out, *self.fixed, *self.numbers, out=out)
+
+
+PLAIN = PostOp("none")
+
+
+def post_op(attrs: Attrs) -> PostOp:
+    """The activation of a fused call."""
+    found = POST_OPS[attrs["activation"]]
+    return PostOp(found.name, found.algorithm, found.function, found.fixed, tuple(attrs["numbers"]))
+
+
+POST_OPS: Mapping[str, PostOp] = {
+    "none": PLAIN,
+    "relu": PostOp("relu", "", torch.clamp_min, (0,)),
+    "gelu": PostOp("gelu", "none", nn.gelu),
+    "gelu_tanh": PostOp("gelu", "tanh", partial(nn.gelu, approximate="tanh")),
+    "silu": PostOp("swish", "", torch.ops.aten.silu.out),
+    "sigmoid": PostOp("sigmoid", "", torch.sigmoid),
+    "tanh": PostOp("tanh", "", torch.tanh),
+    "hardswish": PostOp("hardswish", "", torch.ops.aten.hardswish.out),
+    "clip": PostOp("hardtanh", "", torch.clamp),
+    "leaky_relu": PostOp("leaky_relu", "", torch.ops.aten.leaky_relu.out),
+}
+"""By the activation of a fused kind."""
+
+
+Buffer = TypeVar("Buffer", torch.Tensor, np.ndarray)
+
+
+class PackedMemory:
+    """The packed weights of several programs, of which equal ones have one memory.
+
+    Each plan packs its weights, since oneDNN chooses the form for the sizes of the plan. Two plans mostly have the same
+    form, and then the memory of the earlier one is taken, as long as a program holds it. Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], list[weakref.ref[Any]]] = {}
+        self._lock = threading.Lock()
+
+    def share(self, packed: Buffer) -> Buffer:
+        """`packed`, or the earlier one with the very bytes and sizes."""
+        mine = _bytes_of(packed)
+        if mine is None:
+            return packed
+        key = type(packed), tuple(packed.shape), mine.size, mine[:64].tobytes()
+        with self._lock:
+            known = [ref for ref in self._known.get(key, ()) if ref() is not None]
+            for ref in known:
+                other = ref()
+                if other is not None and np.array_equal(mine, _bytes_of(other)):  # type: ignore[arg-type]
+                    return other
+            self._known[key] = [*known, weakref.ref(packed)]
+        return packed
+
+
+def _bytes_of(packed: torch.Tensor | np.ndarray) -> np.ndarray | None:
+    """The memory of a packed weight; None where this torch does not show it."""
+    if isinstance(packed, np.ndarray):
+        return packed.reshape(-1).view(np.uint8)
+    if packed.layout is torch.strided:
+        return packed.numpy().reshape(-1).view(np.uint8)
+    if not hasattr(torch.ops.mkldnn, "data_ptr"):
+        return None
+    count = int(torch.ops.mkldnn._nbytes(packed))
+    address = int(torch.ops.mkldnn.data_ptr(packed))
+    return np.ctypeslib.as_array((ctypes.c_ubyte * count).from_address(address))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from pipeline.importers.from_torch.tensors import copy_with_strides, extent, is_
 from pipeline.ir import Graph, InputRef, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.ir.graph import parts
-from pipeline.lowering.traced_order import AS_STRIDED
+from pipeline.lowering.lower import AS_STRIDED
 from pipeline.ops.aten.views import MOVES
-from pipeline.runtime.result_check import find_mismatch
+from pipeline.runtime.checked_builder import find_mismatch
 from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.torch_args import find_operator
 from pipeline.torch_ir.errors import ExecutionError

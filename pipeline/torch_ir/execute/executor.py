@@ -20,8 +20,8 @@ from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import dim_names
 from pipeline.runtime import SizedProgram
 from pipeline.runtime.eager import Own, as_traced, run_eager
+from pipeline.runtime.slots import with_stored
 from pipeline.runtime.states import LostStates
-from pipeline.runtime.weights import with_stored
 from pipeline.torch_ir.calls import find_known_operator
 from pipeline.torch_ir.document.nodes import key_of, stored_values
 from pipeline.torch_ir.errors import ExecutionError, NoWeights, by_name

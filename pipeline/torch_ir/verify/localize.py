@@ -34,8 +34,7 @@ from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.ir import Graph, Op
-from pipeline.runtime import higher_order
-from pipeline.runtime.eager import Own, apply, as_function
+from pipeline.runtime.eager import Own, apply, as_function, call_higher_order
 from pipeline.runtime.torch_args import argument, tensors_in
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.registry import kinds_of
@@ -208,7 +207,7 @@ def _run_region(op: Op, ins: Tensors, watched: Own) -> Tensors:
     """The results of a region, whose bodies are run op by op."""
     bodies = [as_function(body, watched) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
-    return list(tensors_in(higher_order.call(op.kind.removeprefix("higher_order."), given)))
+    return list(tensors_in(call_higher_order(op.kind.removeprefix("higher_order."), given)))
 
 
 MOST = 4

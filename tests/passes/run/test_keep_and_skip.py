@@ -12,6 +12,7 @@ from onnx import numpy_helper
 import passes
 from passes import PolicyError, Status
 from passes.context import PassContext
+from passes.run.result import author_of_loss
 from passes.worker.client import Worker
 from tests.support.onnx_models import attention, biased_attention, matrix, merged_attention, model_of
 from tests.support.pass_runs import ops, row
@@ -37,7 +38,9 @@ def test_a_lost_structure_names_the_step_that_is_left_in_place(context: PassCont
     run = passes.optimize(attention(), recipe=[wrong, "fuse_qkv"], context=context)
     assert [row.status for row in run.rows] == [Status.REVERTED, Status.RAN]
     (verdict,) = run.structures
-    assert (verdict.kept, verdict.broken_by) == (False, "fuse_qkv")
+    assert (verdict.kept, verdict.broken_by) == (False, run.rows[0].name), "the first, also where it was reverted"
+    assert author_of_loss(verdict, run.rows) == "fuse_qkv"
+    assert "lost to fuse_qkv" in repr(run)
     kept = passes.optimize(attention(), recipe=[wrong], context=context).structures[0]
     assert kept.kept and kept.broken_by == run.rows[0].name
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.errors import SourceError
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.traced_order import in_traced_order
+from pipeline.lowering.lower import in_traced_order
 from pipeline.planning import ExecutionPlan, PlanFile, StoredBytes, decode_plans, encode_plans, make_plan
 from tests.support.planning_graphs import graphs
 from tests.support.torch_programs import SmallDecoder, graph_of

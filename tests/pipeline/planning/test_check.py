@@ -14,7 +14,7 @@ from pipeline.lowering import lower
 from pipeline.ops import KINDS, GraphBuilder, Layout
 from pipeline.planning import ExecutionPlan, check_plan, make_plan
 from pipeline.planning.check import violations
-from pipeline.planning.check.view_semantics import VIEW_INDEX
+from pipeline.planning.check.meaning import VIEW_INDEX
 from tests.support.planning_graphs import graphs
 
 

@@ -11,8 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning.arena import Block, Lifetime, live_peak
-from pipeline.planning.packing import aligned_peak, assign_offsets, pack_by_birth, pack_in_order
+from pipeline.planning.arena import (
+    Block,
+    Lifetime,
+    aligned_peak,
+    assign_offsets,
+    live_peak,
+    pack_by_birth,
+    pack_in_order,
+)
 
 Row = tuple[int, int, int]
 """Bytes, first and last call."""

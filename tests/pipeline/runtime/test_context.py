@@ -14,7 +14,7 @@ from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph
-from pipeline.runtime.operands import operands
+from pipeline.runtime.feeding import operands
 from tests.support.torch_programs import compile_module
 
 LARGE = TensorSpec((128, 256), "float32")

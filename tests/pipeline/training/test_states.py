@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW
 from pipeline.errors import Unsupported, UsageError
 from pipeline.runtime.capture import RandomState, Snapshot
 from pipeline.training import NotFinite, TrainProgram, record_step
-from pipeline.training.checkpoint import read_snapshot, write_snapshot
+from pipeline.training.state_dict import read_snapshot, write_snapshot
 from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, mlp, record, seeded, step_of_torch
 
 DROPOUT = MODELS["transformer with dropout"]

@@ -1,8 +1,7 @@
 """Operators of torch: the most expensive ones by a fast path, all others by their schema.
 
-`call.py` reads a call; `out_variants.py` says how any operator writes into given storage; `fast_paths.py` holds faster
-ways, `packed.py` those with packed weights; `traced_order.py` gives operands the strides that an operator expects;
-`regions.py` runs operators that have bodies.
+`call.py` reads a call, gives its operands the strides that it expects, and writes into given storage;
+`fast_paths.py` holds faster ways, `packed.py` those with packed weights; `regions.py` runs operators that have bodies.
 """
 
 from __future__ import annotations
@@ -13,14 +12,11 @@ from functools import partial
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
 from pipeline.ops.aten import DRAWING, TYPED, untyped_call
-from pipeline.runtime.kernels.aten.call import read_call
-from pipeline.runtime.kernels.aten.draws import launch_draw
+from pipeline.runtime.kernels.aten.call import bring_in_order, launch_draw, make_and_copy, read_call, write_out
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
 from pipeline.runtime.kernels.aten.native import launch_native
-from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out
 from pipeline.runtime.kernels.aten.packed import launch_packed, may_pack, pack_call
 from pipeline.runtime.kernels.aten.regions import higher_order
-from pipeline.runtime.kernels.aten.traced_order import bring_in_order
 from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored

@@ -1,17 +1,41 @@
-"""One call of an operator of torch, read from the attributes of its kernel call."""
+"""One call of an operator of torch, read from the attributes of its kernel call.
+
+Write the result of any torch operator into given storage: by its overload with `out=`, or by a copy.
+
+Some overloads with `out=` take the memory of the result for rows, whatever its strides are (`avg_pool3d`), or for the
+memory format of an operand (`native_batch_norm`), and `triu` even writes beyond it. So such an overload is only called
+where operands and results lie in rows, or where the operator is known to take any order.
+
+Calls that draw numbers, each launch from a new generator with the op's seed, so that runs repeat.
+
+A replay must not repeat: its steps have a further attribute `generator`, which goes on from launch to launch.
+
+Operands of an operator of torch with the strides that they had in the trace.
+
+A plan lays most values out as in the trace, but not all: a copy that changes no element is a view, an image of a train
+step lies with its channels last. An operator that reads any strides does not mind; any other one gets a copy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from typing import Any, Final
 
 import torch
 
 from pipeline.errors import Unsupported
 from pipeline.ir import Attr, InputRef
-from pipeline.runtime.kernels.base import Attrs, Ins
-from pipeline.runtime.torch_args import argument, find_operator
+from pipeline.ir.graph import Value
+from pipeline.ops.aten import takes_any_order
+from pipeline.ops.layout import Layout
+from pipeline.runtime.devices import CPU
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.kernels.launches import OverloadCall, copy_result
+from pipeline.runtime.own_operators import DRAWS
+from pipeline.runtime.tensors import empty_strided
+from pipeline.runtime.torch_args import argument, find_operator, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +116,108 @@ def pure_operator(kind: str) -> torch._ops.OpOverload:
 def arguments(call: Mapping[str, Attr], ins: Ins, bodies: Sequence[Any] = ()) -> dict[str, Any]:
     """The arguments of a call by name, on these tensors and bodies."""
     return {name: argument(item, ins, bodies) for name, item in call.items()}
+
+
+def write_out(call: AtenCall, outs: Outs) -> Launch:
+    """Any operator, written into `outs`."""
+    variant = _out_variant(call.operator)
+    if variant is None or call.kind in FUNCTIONAL or not may_write_into(call, outs):
+        return make_and_copy(call, outs)
+    overload, names = variant
+    masked = False in call.given.get("output_mask", ())  # some results are None, or without elements
+    if masked or len(names) != len(outs):
+        return make_and_copy(call, outs)
+    return OverloadCall.bind(overload, *call.args, **call.kwargs, **dict(zip(names, outs, strict=True)))
+
+
+def may_write_into(call: AtenCall, outs: Outs) -> bool:
+    """Whether the overload with `out=` writes what it should into `outs`, given the strides of all tensors."""
+    tensors = (*tensors_in(list(call.given.values())), *outs)
+    return takes_any_order(call.kind) or all(tensor.is_contiguous() for tensor in tensors)
+
+
+def make_and_copy(call: AtenCall, outs: Outs) -> Launch:
+    """Run the operator and copy its results into `outs`."""
+    return copy_result(OverloadCall.bind(call.operator, *call.args, **call.kwargs), outs, call.unread)
+
+
+@cache
+def _out_variant(operator: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
+    """The overload with the same arguments and one `out=` for each result, and their names."""
+    wanted = [(item.name, str(item.type)) for item in operator._schema.arguments]
+    if not wanted or any(str(item.type) != "Tensor" for item in operator._schema.returns):
+        return None
+    packet = operator.overloadpacket
+    for name in packet.overloads():
+        overload = getattr(packet, name)
+        items = overload._schema.arguments
+        outs = tuple(item.name for item in items if item.is_out)
+        rest = [(item.name, str(item.type)) for item in items if not item.is_out]
+        if rest == wanted and outs and len(outs) == len(operator._schema.returns):
+            return overload, outs
+    return None
+
+
+FUNCTIONAL = frozenset(
+    {
+        "aten.adaptive_avg_pool2d.default",  # the mean of a whole map in another order
+        "aten.adaptive_avg_pool3d.default",
+        "aten.linalg_lstsq.default",
+        "aten.fft_ihfft2.default",  # writes nothing where the result is a conjugate view
+        "aten.fft_ihfftn.default",
+        "aten.binary_cross_entropy.default",  # resizes the result, and writes all differences to it
+        "aten.huber_loss.default",
+        "aten.mse_loss.default",
+        "aten.smooth_l1_loss.default",
+        "aten.soft_margin_loss.default",
+    }
+)
+"""Operators whose overload with `out=` does not do the same."""
+
+
+def launch_draw(generator: torch.Generator | None, call: AtenCall, outs: Outs) -> Launch:
+    """`call` from `generator`, or from a new one at each launch."""
+    draw = partial(DRAWN[call.kind], *call.args, **call.kwargs)
+    return partial(_draw_into, outs, draw, generator, call.given["seed"])
+
+
+def _draw_into(
+    outs: Sequence[torch.Tensor], draw: Callable[..., Any], generator: torch.Generator | None, seed: int
+) -> None:
+    drawn = draw(generator=generator or CPU.generator(seed))
+    for out, result in zip(outs, tensors_in(drawn), strict=True):
+        out.copy_(result)
+
+
+DRAWN: Final[Mapping[str, Callable[..., Any]]] = {
+    f"onnxline.{schema.partition('(')[0]}.default": function for schema, function in DRAWS.items()
+}
+
+
+Strides = tuple[int, ...]
+
+
+def strides_in_trace(value: Value) -> Strides:
+    """The strides of `value` in the trace, in elements; contiguous ones where the trace has others for no element.
+
+    An expanded value has several elements in one place, which a copy cannot have.
+    """
+    rows = Layout.contiguous(value.spec.sizes)
+    strides = tuple(stride for stride in value.strides or () if isinstance(stride, int))
+    traced = Layout(rows.sizes, strides) if len(strides) == len(rows.sizes) else rows
+    return traced.strides if traced.is_distinct else rows.strides
+
+
+def bring_in_order(ins: Ins, traced: Sequence[Strides | None]) -> tuple[list[torch.Tensor], list[Launch]]:
+    """`ins` with the strides `traced` (None for any), and the launches that copy the operands which lie otherwise."""
+    brought, copies = list(ins), list[Launch]()
+    for at, (operand, strides) in enumerate(zip(ins, traced, strict=True)):
+        if strides is None or operand.stride() == strides or not operand.numel():
+            continue
+        axes = zip(operand.shape, operand.stride(), strides, strict=True)
+        if all(size == 1 or own == wanted for size, own, wanted in axes):
+            brought[at] = operand.as_strided(operand.shape, strides, operand.storage_offset())
+            continue
+        brought[at] = empty_strided(operand.shape, strides, operand.dtype)
+        copies.append(partial(brought[at].copy_, operand))
+    return brought, copies

@@ -14,12 +14,16 @@ from typing import Any
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.runtime.kernels.aten.call import AtenCall
-from pipeline.runtime.kernels.aten.out_variants import may_write_into
+from pipeline.runtime.kernels.aten.call import AtenCall, may_write_into
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.launches import copy_result, in_turn
-from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
-from pipeline.runtime.kernels.products import flatten_rows, multiply_batches, multiply_matrices
+from pipeline.runtime.kernels.products import (
+    PoolWindow,
+    flatten_rows,
+    launch_max_pool,
+    multiply_batches,
+    multiply_matrices,
+)
 from pipeline.runtime.own_operators import compute_unsigned
 from pipeline.runtime.torch_args import CPU_FALLBACKS
 
@@ -300,4 +304,4 @@ FAST_PATHS: Mapping[str, FastPath] = {
     "aten.select_scatter.default": replace_part(torch.ops.aten.select.int),
     "aten.slice_scatter.default": replace_part(torch.ops.aten.slice.Tensor),
 }
-"""By operator. All others are called by their schema (`out_variants.py`)."""
+"""By operator. All others are called by their schema (`call.py`)."""

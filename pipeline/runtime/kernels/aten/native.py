@@ -7,21 +7,22 @@ from functools import partial
 
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.kernels.native.elementwise import launch_activation
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
-from pipeline.runtime.kernels.native.losses import (
+from pipeline.runtime.kernels.native.near import launch_near
+from pipeline.runtime.kernels.native.products import launch_any
+from pipeline.runtime.kernels.native.rows import (
     in_one_order,
+    launch_activation,
     launch_class_loss,
     launch_class_loss_gradient,
     launch_log_softmax,
     launch_log_softmax_gradient,
+    launch_norm,
     launch_row_sum,
+    launch_softmax,
     launch_threshold_gradient,
 )
-from pipeline.runtime.kernels.native.near import launch_near
-from pipeline.runtime.kernels.native.products import launch_any
-from pipeline.runtime.kernels.native.rows import launch_norm, launch_softmax
-from pipeline.runtime.kernels.post_ops import PostOp
+from pipeline.runtime.kernels.weight_forms import PostOp
 
 NativeCall = Callable[[NativeLibrary, AtenCall, Outs], Launch | None]
 

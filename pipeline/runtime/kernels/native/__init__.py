@@ -1,9 +1,9 @@
 """Kernels in C++, which the compiler of this machine builds once; they run only where they are asked for.
 
-`sources/` holds them, and `call.cpp` the operators by which torch calls them; `build.py` compiles and loads them, and
-`kernel_library.py` makes launches of them. `products.py`, `near.py`, `rows.py`, `elementwise.py` and `updates.py` say
+`sources/` holds them, and `call.cpp` the operators by which torch calls them; `kernel_library.py` compiles
+and loads them, and makes launches of them. `products.py`, `near.py`, `rows.py` and `updates.py` say
 for which operands a kernel takes a call, `convolutions.py` which weights are packed for one; `kernels/aten/native.py`
-does so for torch's operators, with `losses.py` too. Every other call runs by torch.
+does so for torch's operators. Every other call runs by torch.
 
 The kernels take float32 and use one thread, so with more threads torch keeps what is large.
 """
@@ -15,8 +15,13 @@ from collections.abc import Mapping
 from pipeline.ops import Kind
 from pipeline.ops.tables import join
 from pipeline.runtime.kernels.native import near, products, rows, updates
-from pipeline.runtime.kernels.native.build import is_library_built, load_library
-from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, has_native
+from pipeline.runtime.kernels.native.kernel_library import (
+    NativeKernel,
+    NativeLibrary,
+    has_native,
+    is_library_built,
+    load_library,
+)
 
 __all__ = ["KERNELS", "NativeLibrary", "has_native", "is_library_built", "load_library"]
 

@@ -20,12 +20,10 @@ from torch.nn import functional
 from pipeline.ir.graph import TensorSpec
 from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.launches import in_turn
-from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_faster_alone, pack_panels
-from pipeline.runtime.kernels.packed_memory import PackedMemory
-from pipeline.runtime.kernels.post_ops import PostOp
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight
+from pipeline.runtime.kernels.native.rows import settings_of
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PackedMemory, PostOp
 
 CHANNELS_LAST = (0, 2, 3, 1)
 

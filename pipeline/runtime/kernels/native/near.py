@@ -7,9 +7,8 @@ import math
 import torch
 
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, planned_threads
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
-from pipeline.runtime.kernels.threads import planned_threads
 
 LARGEST = 2**19
 """Numbers in a second operand. Where one has more (2 MB), panels are as fast."""

@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, planned_threads
 from pipeline.runtime.kernels.launches import in_turn
-from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
-from pipeline.runtime.kernels.packed_memory import PackedMemory
-from pipeline.runtime.kernels.post_ops import PLAIN, PostOp, post_op
-from pipeline.runtime.kernels.threads import planned_threads
+from pipeline.runtime.kernels.native.rows import settings_of
+from pipeline.runtime.kernels.weight_forms import PLAIN, PackedMemory, PostOp, post_op
 
 SHARED = 2**22
-"""Multiplications from which on several threads of torch are faster than one of ours."""
+"""Multiplications at which several threads of torch are faster than one thread of ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pipeline.ir.graph import Graph
 from pipeline.ir.parse import from_text
 from pipeline.ir.text import to_text
 from pipeline.runtime import compile_graph
+from pipeline.runtime.slots import with_weights
 from pipeline.runtime.tensors import torch_dtype
-from pipeline.runtime.weights import with_weights
 
 Pass = Callable[[Graph], Graph]
 Tensors = Mapping[str, torch.Tensor]

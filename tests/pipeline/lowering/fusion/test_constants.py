@@ -8,7 +8,7 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir.parse import from_text
 from pipeline.lowering.fusion import FUSIONS, fuse
-from pipeline.lowering.fusion.constants import take_constant_places
+from pipeline.lowering.fusion.readers import take_constant_places
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 GATHER = """

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.ir.check import check
 from pipeline.ir.parse import from_text
-from pipeline.lowering.fusion.feed_forward import join_products
+from pipeline.lowering.fusion.pointwise import join_products
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 BEFORE = """

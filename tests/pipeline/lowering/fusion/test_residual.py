@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.ir.check import check
 from pipeline.ir.parse import from_text
-from pipeline.lowering.fusion.residual import add_in_products
+from pipeline.lowering.fusion.pointwise import add_in_products
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 BEFORE = """

@@ -10,8 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from pipeline.runtime.capture.call_graphs import LEAST_CALLS
-from pipeline.runtime.capture.operator_calls import UnreadableLaunchError, read_operator_calls
+from pipeline.runtime.capture.call_graphs import LEAST_CALLS, UnreadableLaunchError, read_operator_calls
 from pipeline.runtime.capture.recorders import CpuRecorder, GraphedLoop, LoopRecorder, Recording
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.kernels.launches import OverloadCall, copy_all, copy_result, in_turn

@@ -14,8 +14,8 @@ import torch
 from pipeline.errors import DataError
 from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import Capture
-from pipeline.runtime.capture.dispatch import make_guard, without_autograd
 from pipeline.runtime.capture.recorders import CallLoop
+from pipeline.runtime.torch_state import make_guard, without_autograd
 from tests.pipeline.runtime.capture.capture_programs import negate
 from tests.support.torch_programs import Calls, compile_module
 

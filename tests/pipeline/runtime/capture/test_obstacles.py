@@ -13,7 +13,7 @@ from pipeline.errors import Unsupported
 from pipeline.ir import TensorSpec
 from pipeline.ops import KINDS, GraphBuilder
 from pipeline.runtime import compile_graph, own_layers, own_operators
-from pipeline.runtime.own_quantize import dequantize, quantize
+from pipeline.runtime.own_operators import dequantize, quantize
 
 Make = Callable[..., torch.Tensor]
 

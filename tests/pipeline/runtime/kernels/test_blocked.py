@@ -20,7 +20,7 @@ from pipeline.runtime.kernels.blocked import (
     pack_blocks,
     split_into_blocks,
 )
-from pipeline.runtime.kernels.post_ops import post_op
+from pipeline.runtime.kernels.weight_forms import post_op
 from tests.support.torch_programs import compile_module
 
 ATOL, RTOL = 1e-4, 2e-5

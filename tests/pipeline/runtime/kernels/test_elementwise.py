@@ -12,7 +12,7 @@ import torch
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.ops.aten import call_attrs
-from pipeline.ops.aten.inplace import POINTWISE
+from pipeline.ops.aten.memory import POINTWISE
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy, torch_dtype
 from tests.pipeline.runtime.kernels.kernel_reference import (

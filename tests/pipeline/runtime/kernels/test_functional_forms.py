@@ -10,8 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pipeline.ir.graph import Graph
 from pipeline.ops import Kind
 from pipeline.runtime import compile_graph
-from pipeline.runtime.eager import apply, run_eager
-from pipeline.runtime.functional import REFUSED
+from pipeline.runtime.eager import REFUSED, apply, run_eager
 from pipeline.runtime.tensors import as_tensor, to_numpy
 from tests.pipeline.runtime.kernels import (
     test_elementwise,

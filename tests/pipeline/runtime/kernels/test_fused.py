@@ -15,10 +15,10 @@ from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.ops.fused import ACTIVATIONS
 from pipeline.runtime import compile_graph
-from pipeline.runtime.capture.operator_calls import read_operator_calls
+from pipeline.runtime.capture.call_graphs import read_operator_calls
 from pipeline.runtime.compile import CompiledProgram
 from pipeline.runtime.kernels.packing import launch_pair_onto, pack_pair
-from pipeline.runtime.kernels.post_ops import PLAIN
+from pipeline.runtime.kernels.weight_forms import PLAIN
 
 KINDS = ("LinearPointwise", "FeedForward", "ConvPointwise", "ScaledDotProductAttention", "SmallAttention")
 """The kinds that this file compares."""

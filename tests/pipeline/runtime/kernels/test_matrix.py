@@ -8,7 +8,7 @@ from pipeline.ops import Kind
 from pipeline.ops.aten import CALL_KINDS
 from pipeline.ops.tables import FAMILIES as ROW_FAMILIES
 from pipeline.ops.tables import KINDS
-from pipeline.planning.check.view_semantics import VIEW_INDEX
+from pipeline.planning.check.meaning import VIEW_INDEX
 from pipeline.runtime.kernels import FAMILIES as KERNEL_FAMILIES
 from pipeline.runtime.kernels import KERNELS
 from tests.pipeline.runtime.kernels import test_elementwise as elementwise

@@ -16,7 +16,7 @@ from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.parse import from_text
 from pipeline.runtime import compile_graph
-from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
+from pipeline.runtime.kernels.products import PoolWindow, launch_max_pool
 
 POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.ir import InputRef, TorchConst
 from pipeline.ops import Kind
 from pipeline.ops.aten import takes_any_order
-from pipeline.ops.aten.any_order import ANY_ORDER
+from pipeline.ops.aten.memory import ANY_ORDER
 from pipeline.runtime.kernels.aten import bind_attrs
 from pipeline.runtime.torch_args import find_operator
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import UsageError
-from pipeline.runtime.kernels.native.build import build_library, is_library_built
+from pipeline.runtime.kernels.native.kernel_library import build_library, is_library_built
 from tests.support.native import native_library
 from tests.support.paths import TESTS
 
@@ -27,14 +27,14 @@ except UsageError as error:
 """
 
 BUILDING = """
-from pipeline.runtime.kernels.native.build import build_library
+from pipeline.runtime.kernels.native.kernel_library import build_library
 print(build_library())
 """
 
 LOADING_TWO = """
 import os
 from pipeline.errors import UsageError
-from pipeline.runtime.kernels.native.build import load_library
+from pipeline.runtime.kernels.native.kernel_library import load_library
 load_library()
 load_library.cache_clear()
 print("again", load_library().panel)

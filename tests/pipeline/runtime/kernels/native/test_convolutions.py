@@ -12,8 +12,7 @@ from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels import NativeLibrary
 from pipeline.runtime.kernels.fused import conv, pack_conv
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
-from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight
+from pipeline.runtime.kernels.weight_forms import PLAIN, Convolution, ConvolutionWeight, PostOp
 
 CHANNELS = st.sampled_from((1, 3, 15, 16, 17, 32, 33, 64, 70))
 SPATIAL = st.integers(1, 17)

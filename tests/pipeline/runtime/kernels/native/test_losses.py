@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pipeline.runtime.kernels.native.losses import (
+from pipeline.runtime.kernels.base import kernels_for_threads
+from pipeline.runtime.kernels.native.rows import (
     launch_class_loss,
     launch_class_loss_gradient,
     launch_log_softmax,
@@ -11,7 +12,6 @@ from pipeline.runtime.kernels.native.losses import (
     launch_row_sum,
     launch_threshold_gradient,
 )
-from pipeline.runtime.kernels.threads import kernels_for_threads
 
 aten = torch.ops.aten
 

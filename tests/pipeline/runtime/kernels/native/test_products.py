@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.runtime.kernels.native.products import launch_any, pack_panels
-from pipeline.runtime.kernels.post_ops import PostOp
+from pipeline.runtime.kernels.weight_forms import PostOp
 
 SIZES = st.sampled_from((1, 2, 3, 5, 14, 15, 16, 17, 31, 32, 33, 64, 113, 200))
 DEPTHS = st.sampled_from((1, 2, 7, 16, 64, 511, 512, 513, 1024, 1100))
