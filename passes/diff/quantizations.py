@@ -266,11 +266,11 @@ def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quant
             continue
         if read is not None:
             numbers = None if is_start else index.tensors.get(item.needs[0])
-            found[place] = _Quantizer(*read, (place, *_beside(index, place)), numbers)
+            found[place] = _Quantizer(*read, (place, *_surrounding_nodes(index, place)), numbers)
     return found
 
 
-def _beside(index: FlatGraph, place: int) -> Iterator[int]:
+def _surrounding_nodes(index: FlatGraph, place: int) -> Iterator[int]:
     """The Clip before a QuantizeLinear, and the DequantizeLinear after it."""
     item = index.items[place]
     if item.op[1] == "QuantizeLinear":

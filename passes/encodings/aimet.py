@@ -1,8 +1,9 @@
 """Encodings as AIMET's files have them: versions 0.6.1, 1.0.0, 2.0.0 and 2.1.0, in both directions.
 
-Up to 1.0.0 a number is (q + offset) · scale with q from zero on, so the offset is minus the zero point of the unsigned
-format; from 2.0.0 on the keys are those of QuantizeLinear. Between 2.0.0 and 2.1.0 only the form of scales that are
-quantized themselves differs, which are refused here. Source: aimet_onnx 2.42, `qc_quantize_op.py` and `quantsim.py`.
+Up to 1.0.0 a number is (q + offset) · scale where q begins at zero, so the offset is minus the zero point of the
+unsigned format; in 2.0.0 and later the keys are those of QuantizeLinear. Between 2.0.0 and 2.1.0 only the form of
+scales that are quantized themselves differs, which are refused here. Source: aimet_onnx 2.42, `qc_quantize_op.py` and
+`quantsim.py`.
 """
 
 from __future__ import annotations

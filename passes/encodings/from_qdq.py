@@ -108,7 +108,7 @@ class QdqReader:
         return Encoding(precision, scale, zero, settings.get("axis", 1))
 
     def _narrow(self, encoding: Encoding, clip: NodeProto) -> Encoding:
-        """The encoding with as many bits as a Clip in front leaves numbers."""
+        """The encoding with as many bits as the Clip before the quantizer leaves integers."""
         low, high = (float(self._array(name)) for name in clip.input[1:3])
         numbers = round((high - low) / float(encoding.scale)) + 1
         precision = encoding.precision

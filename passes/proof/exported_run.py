@@ -15,7 +15,7 @@ from passes.proof.gauges import Readings, gauges_of
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import DRAWN, Tolerance, tolerance_for
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.weak_blocks import ResidualBranch
+from passes.proof.weak_blocks import SumTerm
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
@@ -67,20 +67,19 @@ class ExportedRun:
 
     def find_weak(
         self, readings: Readings, tolerances: Mapping[str, Tolerance]
-    ) -> tuple[tuple[ResidualBranch, ...], dict[str, float]]:
-        """Residual branches in which a fault would stay within the tolerance of what they are added to, and the factor
-        on the absolute tolerance of each value that such a branch adds."""
-        branches = self.gauges.branches_added
-        trunks = [branch.trunk for branch in branches]
-        types = computed_types(self.model, trunks, self._source_types) if trunks else {}
-        weak = [
-            (branch, ratio)
-            for place, branch in enumerate(branches)
-            if (ratio := readings.ratios.get(place)) is not None
-            and ratio <= tolerance_for(types.get(branch.trunk, "float32"), tolerances).rtol
-        ][:MOST_WEAK]
-        return tuple(branch for branch, _ in weak), {branch.added: branch.share(ratio) for branch, ratio in weak}
+    ) -> tuple[tuple[SumTerm, ...], dict[str, float]]:
+        """The terms of sums in which a fault would stay within the tolerance of what they are added to, and the factor
+        on the absolute tolerance of each value that such a term adds."""
+        terms = self.gauges.terms
+        names = [name for term in terms for name in (term.added, term.trunk)]
+        types = computed_types(self.model, names, self._source_types) if names else {}
+        weak = {}
+        for place, term in enumerate(terms):
+            dtype, ratio = types.get(term.trunk) or types.get(term.added), readings.ratios.get(place)
+            if dtype and dtype != DRAWN and ratio is not None and ratio <= tolerance_for(dtype, tolerances).rtol:
+                weak[term] = ratio
+        return tuple(weak), {term.added: term.share(ratio) for term, ratio in weak.items()}
 
 
 MOST_WEAK: Final = 32
-"""Residual branches whose own values are compared."""
+"""Weak terms whose own values are compared; the coverage names the others."""

@@ -7,6 +7,7 @@ limits of a Clip. The model gets further outputs and a few more nodes; its own o
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,9 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of, first_output
-from passes.graph.traversal import bodies_in, every_node, live_nodes
+from passes.graph.traversal import bodies_in, every_graph, every_node, live_nodes
 from passes.proof.lookups import OPS, Lookup, find_lookups, values_of_inputs
-from passes.proof.weak_blocks import ResidualBranch, find_branches
+from passes.proof.weak_blocks import SumTerm, find_terms
 from passes.weights.detached import DetachedModel
 
 GAUGE: Final = "onnxline.gauge/"
@@ -54,8 +55,8 @@ class Gauges:
     """For each If, its first output and its condition."""
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
-    branches_added: tuple[ResidualBranch, ...] = ()
-    """Residual branches, whose norm is measured, and that of what they are added to."""
+    terms: tuple[SumTerm, ...] = ()
+    """Terms of sums, whose norm is measured, and that of what they are added to."""
     nested: int = 0
     """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
 
@@ -73,7 +74,7 @@ class Readings:
     reached: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
     """Limit → whether it acted below, acted above, and did nothing."""
     ratios: dict[int, float] = field(default_factory=dict)
-    """Residual branch → the largest ratio of its norm to that of what it is added to."""
+    """SumTerm of a sum → the largest ratio of its norm to that of what it is added to."""
     why_not: str = ""
     """Why nothing was measured; empty where it was."""
 
@@ -90,9 +91,8 @@ class Readings:
             now = [bool(got[_name("limit", place, part)]) for part in PARTS]
             was = self.reached.get(place, (False, False, False))
             self.reached[place] = (was[0] or now[0], was[1] or now[1], was[2] or now[2])
-
-        for place, _ in enumerate(gauges.branches_added):
-            added, trunk = (float(got[_name("norm", place, part)].ravel()[0]) for part in ("added", "trunk"))
+        for place, term in enumerate(gauges.terms):
+            added, trunk = (float(got[_name("norm", value)].ravel()[0]) for value in (term.added, term.trunk))
             ratio = added / trunk if trunk else math.inf
             self.ratios[place] = max(self.ratios.get(place, 0.0), ratio)
 
@@ -115,7 +115,7 @@ def _name(*parts: object) -> str:
 def gauges_of(model: DetachedModel) -> Gauges:
     """Find everything in `model` that gauges can measure."""
     branches, loops, limits, facts = [], [], [], _LimitFacts(model)
-    nested = sum(node.op_type in MEASURED for node in _nested_nodes(model))
+    nested = sum(node.op_type in MEASURED | COMPARISONS for node in _nested_nodes(model))
     nested += sum(node.op_type in OPS for function in model.proto.functions for node in function.node)
     for node in live_nodes(model.proto.graph)[::-1]:
         if node.domain not in ONNX_DOMAINS:
@@ -128,8 +128,11 @@ def gauges_of(model: DetachedModel) -> Gauges:
             limit = _limit(node, facts)
             if limit is not None:
                 limits.append(limit)
-    added = find_branches(model, facts.constant)
-    return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), added, nested)
+    tensors = {**facts.index.initializers, **facts.index.constants}
+    single = {name for name, tensor in tensors.items() if math.prod(tensor.dims) == 1}
+    terms = find_terms(model.proto.graph, facts.constant, single)
+    nested += sum(len(find_terms(body, facts.constant | GraphIndex(body).folded)) for body in _bodies(model))
+    return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), terms, nested)
 
 
 def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
@@ -159,6 +162,11 @@ def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
         limits=limits + compared,
         nested=unseen,
     )
+
+
+def _bodies(model: DetachedModel) -> Iterator[GraphProto]:
+    """The bodies of If, Loop and Scan."""
+    return itertools.islice(every_graph(model.proto.graph), 1, None)
 
 
 def _nested_nodes(model: DetachedModel) -> Iterator[NodeProto]:
@@ -240,11 +248,10 @@ def add_gauges(graph: GraphProto, gauges: Gauges) -> list[str]:
     for place, output in enumerate(gauges.loops):
         wanted.append(_name("loop", place))
         _count_turns(nodes[output], wanted[-1])
-    for place, branch in enumerate(gauges.branches_added):
-        for part, value in (("added", branch.added), ("trunk", branch.trunk)):
-            wanted.append(_name("norm", place, part))
-            number = _add(graph, "Cast", [value], _name("norm", place, part, "value"), to=TensorProto.FLOAT)
-            _add(graph, "ReduceL2", [number], wanted[-1], keepdims=0)
+    for value in dict.fromkeys(value for term in gauges.terms for value in (term.added, term.trunk)):
+        wanted.append(_name("norm", value))
+        number = _add(graph, "Cast", [value], _name("norm", value, "number"), to=TensorProto.FLOAT)
+        _add(graph, "ReduceL2", [number], wanted[-1], keepdims=0)
     for place, limit in enumerate(gauges.limits):
         _watch_limit(graph, limit, place)
         wanted.extend(_name("limit", place, part) for part in PARTS)

@@ -24,7 +24,7 @@ from passes.proof.claims import ProvenModel, make_claims, part_of, small_values
 from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
-from passes.proof.exported_run import ExportedRun
+from passes.proof.exported_run import MOST_WEAK, ExportedRun
 from passes.proof.gauges import Gauges, Readings, gauges_of_changes
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import Errors, Tolerance
@@ -32,7 +32,7 @@ from passes.proof.precision import computed_types
 from passes.proof.server import Criteria, RunAnswer
 from passes.proof.tables import Match, TableCheck, TablesPart, match_tables, tables_of
 from passes.proof.types import Measurement, Reference, Sensitivity, worst_errors
-from passes.proof.weak_blocks import ResidualBranch
+from passes.proof.weak_blocks import SumTerm
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
@@ -77,7 +77,7 @@ class NumericProver:
         self._tables: TableCheck | None = None
         self._probes: tuple[str, ...] = ()
         """Values inside of models to compare."""
-        self._weak: tuple[ResidualBranch, ...] = ()
+        self._weak: tuple[SumTerm, ...] = ()
         self._power: Sensitivity | None = None
         self._measured: dict[str, Measurement] = {}
         self._equal: dict[str, str] = {}
@@ -184,7 +184,7 @@ class NumericProver:
                     self._power = fault.sensitivity(self._client.excess(fault))
                 except StepFailed:  # with zeros as weights the model may not run
                     self._power = fault.unseen()
-        return replace(self._power, weak=tuple(dict.fromkeys(branch.name for branch in self._weak)))
+        return replace(self._power, weak=tuple(dict.fromkeys(term.name for term in self._weak)))
 
     def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         """Compare every draw. A model that computes the same as one before is not run again.
@@ -224,8 +224,8 @@ class NumericProver:
         self._wrong_tables(model, self._digests(reading))
         tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
         computed = {name for node in live_nodes(fixed.proto.graph) for name in node.output}
-        lost = [branch for branch in self._weak if computed.intersection(self._probes).isdisjoint(branch.compared)]
-        weak = dict.fromkeys(WEAK.format(branch.name) for branch in lost)
+        lost = [term for term in self._weak if computed.intersection(self._probes).isdisjoint(term.compared)]
+        weak = dict.fromkeys(WEAK.format(term.name) for term in lost)
         gauges = self._exported.gauges if self._exported is not None else Gauges()
         known = (self._inputs, (*self._skipped, *weak), gauges, self._readings, tables, uncovered)
         return coverage_of(draws, labels, *known, self._measure_changes(fixed))
@@ -264,16 +264,17 @@ class NumericProver:
         self._readings = answer.readings
         self._tables = TableCheck(run.model, tables_of(run.gauges, answer.readings, run.model, run.digests))
         self._record(run.model, run.digests, answer, run.inner)
-        self._watch_weak_branches(run)
+        self._watch_weak_terms(run)
 
-    def _watch_weak_branches(self, run: ExportedRun) -> None:
-        """Compare the own values of branches that are too small to be seen in what they are added to.
+    def _watch_weak_terms(self, run: ExportedRun) -> None:
+        """Compare the own values of terms that are too small to be seen in what they are added to.
 
         They are compared before constant factors, and after them by a tolerance of their own size.
         """
         criteria = self._client.criteria
         self._weak, shares = run.find_weak(self._readings, criteria.tolerances)
-        names = dict.fromkeys(name for branch in self._weak for name in branch.compared if name not in self._probes)
+        compared = (name for term in self._weak[:MOST_WEAK] for name in term.compared)
+        names = dict.fromkeys(name for name in compared if name not in self._probes)
         types = computed_types(run.model, names, self._source_types) if names else {}
         self._client.criteria = replace(criteria, shares=shares, computed_in={**criteria.computed_in, **types})
         if not names:

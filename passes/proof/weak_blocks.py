@@ -1,7 +1,8 @@
-"""Weak blocks: residual branches so small next to the value they are added to that a fault in them stays in tolerance.
+"""Weak blocks: values so small next to what they are added to that a fault in them stays in tolerance.
 
-A LayerScale of 1e-5, as in the first epochs of a vision transformer, hides its whole block. Such branches are found by
-the norms of both operands of each residual Add, and then their own values are compared, before the scale and after it.
+A LayerScale of 1e-5, as in the first epochs of a vision transformer, hides its whole block; so does a factor in any
+other sum, such as 1 + scale. Such terms are found by the norms of both operands of each Add and Sub, and then their own
+values are compared, before constant factors and after them.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from onnx import NodeProto
+from onnx import GraphProto, NodeProto
 
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS
 from passes.graph.traversal import live_nodes
 from passes.structures.view import module_of
-from passes.weights.detached import DetachedModel
 
 
 @dataclass(frozen=True, slots=True)
-class ResidualBranch:
-    """A residual branch: `added` is the value that it adds to `trunk`; `value` is `added` before constant factors."""
+class SumTerm:
+    """A term of a sum: `added` is the value that it adds to `trunk`; `value` is `added` before constant factors."""
 
     name: str
     """The torch module that computes it; else the node."""
@@ -32,13 +32,13 @@ class ResidualBranch:
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The values that are compared if the branch is weak."""
+        """The values that are compared if the term is weak."""
         return tuple(dict.fromkeys((self.value, self.added)))
 
     def share(self, ratio: float) -> float:
         """The factor on the absolute tolerance of `added`, whose norm is `ratio` of that of `trunk`.
 
-        A branch without a constant factor may be small because large numbers cancel; their rounding errors remain.
+        A term without a constant factor may be small because large numbers cancel; their rounding errors remain.
         """
         return ratio if self.value != self.added else max(ratio, CANCELLED)
 
@@ -47,19 +47,45 @@ CANCELLED: Final = 0.2
 """The share of the absolute tolerance of float32, which is 84 units of rounding, that 16 units are."""
 
 
-def find_branches(model: DetachedModel, constant: AbstractSet[str]) -> tuple[ResidualBranch, ...]:
-    """The residual branches of the graph: an Add of a value and of what is computed from it."""
-    makers = GraphIndex(model.proto.graph).producers
-    branches = []
-    for node in live_nodes(model.proto.graph)[::-1]:
-        if node.op_type != "Add" or node.domain not in ONNX_DOMAINS or not constant.isdisjoint(node.input):
+def find_terms(graph: GraphProto, constant: AbstractSet[str], single: Collection[str] = ()) -> tuple[SumTerm, ...]:
+    """The terms of the sums in `graph` that may be weak.
+
+    In a residual sum it is the value that is computed from the other; in another sum of computed values it is either.
+    Scores to which a mask is added are no such term: the mask is large where it hides them.
+
+    Args:
+        constant: values that depend on no input.
+        single: those of one element, next to which a term may be weak as well.
+    """
+    index = GraphIndex(graph)
+    makers, terms = index.producers, list[SumTerm]()
+    for node in live_nodes(graph)[::-1]:
+        if node.op_type not in ("Add", "Sub") or node.domain not in ONNX_DOMAINS:
             continue
-        for added, trunk in (tuple(node.input), tuple(node.input)[::-1]):
-            if added in makers and _reaches(added, trunk, makers):
+        ways = tuple(node.input), tuple(node.input)[::-1]
+        if constant.isdisjoint(node.input):
+            residual = next((way for way in ways if _reaches(way[0], way[1], makers)), None)
+            chosen = [residual] if residual else [] if _is_masked(node, index) else ways
+        else:
+            chosen = [way for way in ways if way[1] in single and way[0] not in constant]
+        for added, trunk in chosen:
+            if added in makers:
                 value = _before_factors(added, makers, constant)
-                branches.append(ResidualBranch(module_of([makers[value]]) or value, added, trunk, value))
-                break
-    return tuple(branches)
+                terms.append(SumTerm(module_of([makers[value]]) or value, added, trunk, value))
+    return tuple(terms)
+
+
+def _is_masked(node: NodeProto, index: GraphIndex) -> bool:
+    """Whether a Softmax reads a sum, perhaps after further sums and layout operators."""
+    front, seen = [node], 0
+    while front and seen < MOST_READERS:
+        seen += 1
+        for reader in index.consumers[front.pop().output[0]]:
+            if reader.op_type in ("Softmax", "LogSoftmax"):
+                return True
+            if reader.op_type in MASKING or reader.op_type in LAYOUT_OPS:
+                front.append(reader)
+    return False
 
 
 def _reaches(start: str, end: str, makers: Mapping[str, NodeProto]) -> bool:
@@ -84,6 +110,11 @@ def _before_factors(name: str, makers: Mapping[str, NodeProto], constant: Collec
         name = moving[0]
     return name
 
+
+MOST_READERS: Final = 16
+"""The most sums and layout operators after a sum that are looked at."""
+
+MASKING: Final = frozenset({"Add", "Sub", "Where", "Max", "Clip", "Cast"})
 
 MOST_VISITED: Final = 500
 """The most values of a branch that are looked at."""

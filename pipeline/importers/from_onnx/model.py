@@ -78,7 +78,7 @@ def from_onnx(
     Example:
         >>> import onnxline
         >>> graph = onnxline.from_onnx("model.onnx")
-        >>> [(value.name, value.spec.shape) for value in map(graph.value, graph.inputs)]
+        >>> [(graph.values[vid].name, graph.values[vid].spec.shape) for vid in graph.inputs]
         [('x', (2, 8, 32))]
     """
     source = read_source(model, base_dir)

@@ -310,6 +310,12 @@ def test_the_turns_of_a_loop(context: PassContext) -> None:
     assert result.coverage.not_covered == ()
 
 
+def test_a_small_term_inside_of_a_body_is_said_to_be_open(context: PassContext) -> None:
+    text = LOOP.replace("w = Add (v, c)", "t = Tanh (v) s = Mul (t, c) w = Add (v, s)")
+    result = run(model_of(text), context, ("other_body", {"op": "Loop", "attribute": "body"}))
+    assert result.coverage.not_covered == ("not measured: 1 node inside of If, Loop, Scan and functions",)
+
+
 DIVIDES = """
 g (float[N, 2] x) => (float[N, 2] y) {
     size = Shape <start = 0, end = 1> (x)

@@ -187,6 +187,34 @@ def test_a_block_after_a_scale_of_1e_5_is_compared_by_its_own_value(
     assert result.rows[-1].status is Status.REVERTED and result.power.weak == ("p",)
 
 
+NO_RESIDUAL = """g (float[2, 8, 4] x) => (float[2, 8, 4] y) {
+    b = MatMul (x, w3) h = MatMul (x, w1) t = Tanh (h) p = MatMul (t, w2) s = Mul (p, scale) RESULT
+}"""
+
+
+@pytest.mark.parametrize(
+    "result", ["y = Add (b, s)", "y = Sub (b, s)", "g = Add (one, s) y = Mul (b, g)", "m = Add (s, b) y = Relu (m)"]
+)
+def test_a_tiny_term_that_is_no_residual_is_compared_by_its_own_value(
+    result: str, own: str, context: PassContext
+) -> None:
+    weights = {f"w{place}": matrix(4, 4, place) for place in (1, 2, 3)}
+    weights |= {"scale": np.full(4, 1e-5, np.float32), "one": np.array([1], np.float32)}
+    model = model_of(NO_RESIDUAL.replace("RESULT", result), **weights)
+    for weight in ("w1", "w2", "scale"):
+        run = passes.optimize(model, recipe=[{f"{own}:zero": {"name": weight}}], context=context)
+        assert run.rows[-1].status is Status.REVERTED and run.power.weak == ("p",)
+
+
+def test_scores_are_not_weak_next_to_a_mask(context: PassContext) -> None:
+    text = """g (float[2, 8, 8] x, float[2, 8, 8] mask) => (float[2, 8, 8] y) {
+        t = Tanh (x) m = Neg (mask) s = Add (t, m) r = Identity (s) y = Softmax (r)
+    }"""
+    mask = np.triu(np.full((2, 8, 8), 1e30, np.float32), 1)
+    feeds = [{"x": matrix(16, 8, 0).reshape(2, 8, 8), "mask": mask}]
+    assert passes.optimize(model_of(text), ["eliminate_identity"], feeds=feeds, context=context).power.weak == ()
+
+
 def test_a_block_with_a_tiny_weight_is_compared_by_its_own_value(own: str, context: PassContext) -> None:
     weights = {"w1": matrix(4, 4, 1), "w2": matrix(4, 4, 2) * np.float32(2e-5), "w3": matrix(4, 4, 3)}
     text = SCALED.replace("s = Mul (p, scale) a = Add (x, s)", "a = Add (x, p)")
