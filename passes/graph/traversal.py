@@ -7,7 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import prod
+from types import MethodType
 from typing import Final, Generic, TypeVar
+from weakref import WeakMethod
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, inliner, numpy_helper
@@ -182,7 +184,8 @@ class NearestSources(Generic[Place, Source]):
     def __init__(
         self, expand: Callable[[Place], tuple[Mapping[Hashable, Source], Sequence[Place]]], most: int = 32
     ) -> None:
-        self._expand = expand
+        # A search that holds this object has `expand` as a method: a circle, in which its model would stay.
+        self._expand = WeakMethod(expand) if isinstance(expand, MethodType) else lambda: expand
         self._most = most
         self._open: dict[Place, tuple[Mapping[Hashable, Source], Sequence[Place]]] = {}
         self._found: dict[Place, dict[Hashable, tuple[int, Source]]] = {}
@@ -198,7 +201,9 @@ class NearestSources(Generic[Place, Source]):
         while stack:
             top = stack[-1]
             if top not in self._open:
-                self._open[top] = self._expand(top)
+                expand = self._expand()
+                assert expand is not None, "the search lives while it asks"
+                self._open[top] = expand(top)
             own, before = self._open[top]
             waiting = [] if top in self._found else [place for place in before if place not in self._found]
             if waiting:

@@ -23,6 +23,7 @@ from pipeline.export.inputs import (
     draw_inputs,
     input_spec,
     is_float,
+    key_of_input,
     named_axes,
     named_dims,
     shape_text,
@@ -128,7 +129,8 @@ def _draw_example(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple
         root = name.partition(".")[0]
         if root not in names and not anything:
             hint = nearest(root, names) or f"; it takes: {', '.join(names)}"
-            raise SourceError(f"model.inputs: forward of {type(module).__name__} has no parameter {root!r}{hint}")
+            key = key_of_input(model, name)
+            raise SourceError(f"{key}: forward of {type(module).__name__} has no parameter {root!r}{hint}")
     ordered = sorted(declared, key=lambda name: _position(name.partition(".")[0], names))
     specs = tuple(_declared_spec(name, declared[name]) for name in ordered)
     drawn = draw_inputs(specs, _sizes(specs, model), model.seed)
@@ -174,7 +176,9 @@ def _check_example(module: nn.Module, example: Example, model: ModelConfig) -> t
             raise SourceError(f"the example's input {name!r}: found a numpy array, expected torch.from_numpy(array)")
     unknown = sorted(set(model.inputs) - set(tensors) - set(_of_buffers(model, module)))
     if unknown:
-        raise SourceError(f"model.inputs: the example has no tensor {unknown[0]!r}; it has: {', '.join(tensors)}")
+        key = key_of_input(model, unknown[0])
+        hint = nearest(unknown[0], tensors) or f"; it has: {', '.join(tensors)}"
+        raise SourceError(f"{key}: the example has no tensor {unknown[0]!r}{hint}")
     specs = tuple(_example_spec(name, tensor, model.inputs.get(name)) for name, tensor in tensors.items())
     sizes = _sizes(specs, model)
     # Where a dim is dynamic, the example's own size may be 1, or differ from its namesake elsewhere: draw these again.

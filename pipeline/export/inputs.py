@@ -14,9 +14,21 @@ from pipeline.errors import ConfigError, SourceError
 
 
 class NamedModel(ModelConfig):
-    """The section `model` with the names that `export.input_names` gives to the inputs, in order."""
+    """The section `model` with what the section `export` says of inputs.
+
+    Args:
+        input_names: the names that `export.input_names` gives to the inputs, in order.
+        only_dynamic: inputs that `export.dynamic_shapes` names, and `model.inputs` does not.
+    """
 
     input_names: tuple[str, ...] = ()
+    only_dynamic: frozenset[str] = frozenset()
+
+
+def key_of_input(model: ModelConfig, name: str) -> str:
+    """The key of the configuration that names the input `name`, for messages."""
+    named = isinstance(model, NamedModel) and name in model.only_dynamic
+    return "export.dynamic_shapes" if named else "model.inputs"
 
 
 def with_own_names(model: ModelConfig, own: Sequence[str]) -> ModelConfig:
@@ -40,12 +52,15 @@ def with_dynamic_shapes(model: ModelConfig, settings: ExportConfig) -> ModelConf
     Raises:
         ConfigError: the source is an ONNX file, which is not exported.
     """
-    if settings.input_names is not None and model.onnx is None:
-        model = NamedModel.model_construct(**{**dict(model), "input_names": settings.input_names})
-    if not settings.dynamic_shapes:
-        return model
-    if model.onnx is not None:
+    if settings.dynamic_shapes and model.onnx is not None:
         raise ConfigError("export.dynamic_shapes: an ONNX file keeps the dims that it has; leave this key out")
+    if model.onnx is not None or (settings.input_names is None and not settings.dynamic_shapes):
+        return model
+    new = {
+        "input_names": settings.input_names or (),
+        "only_dynamic": frozenset(settings.dynamic_shapes.keys() - model.inputs.keys()),
+    }
+    model = NamedModel.model_construct(**{**dict(model), **new})
     inputs = dict(model.inputs)
     for name, axes in settings.dynamic_shapes.items():
         declared = inputs.get(name, InputConfig())

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pipeline.config import ExportConfig, ModelConfig, RunConfig
-from pipeline.errors import ConfigError, Unsupported
+from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export import as_configured, draw_inputs, export_onnx, run_torch
 from pipeline.export.build_source import assemble
 from pipeline.export.inputs import with_dynamic_shapes
@@ -254,6 +254,16 @@ def test_dims_by_the_new_name_of_an_input() -> None:
     names: Any = {"input_names": ("image",), "dynamic_shapes": {"image": {0: "batch"}}}
     source = source_of(nn.Linear(4, 4), torch.randn(2, 4), **names)
     assert [(spec.name, spec.shape) for spec in source.inputs] == [("image", ("batch", 4))]
+
+
+@pytest.mark.parametrize("input_names", [None, ("image",)])
+def test_an_unknown_name_is_that_of_the_key_which_has_it(input_names: tuple[str, ...] | None) -> None:
+    names: Any = {"input_names": input_names, "dynamic_shapes": {"imag": {0: "batch"}}}
+    with pytest.raises(SourceError, match=r"export\.dynamic_shapes: the example has no tensor 'imag'; it has: input"):
+        source_of(nn.Linear(4, 4), torch.randn(2, 4), **names)
+    declared = RunConfig.from_mapping({"model": {"factory": "n.py:f", "inputs": {"imag": {"range": [2, 3]}}}}).model
+    with pytest.raises(SourceError, match=r"model\.inputs: the example has no tensor 'imag'"):
+        source_of(nn.Linear(4, 4), torch.randn(2, 4), model=declared, **names)
 
 
 class Counts(nn.Module):
