@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from passes.graph.index import GraphIndex
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
 from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError
@@ -230,7 +231,8 @@ def attention_nodes(
     written: dict[str, TensorProto] = {}
     writer = NodeWriter(copy, {*copy.input, *copy.output}, written)
     try:
-        write_core(read_attention(writer, GraphTypes(infos, DetachedModel(model, {}))), writer)
+        types = GraphTypes(infos, DetachedModel(model, {}), GraphIndex(model.graph))
+        write_core(read_attention(writer, types), writer)
     except NotHandledError:
         return None
     stored = [
