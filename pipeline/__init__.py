@@ -34,7 +34,7 @@ def _refuse_other_passes() -> None:
     if found is None or Path(found).resolve() != own:
         raise ImportError(
             f"`passes` is {found or 'a module without a file'} here, and onnxline's `pipeline` needs the package "
-            f"{own.parent}; use `import onnxline`, which works beside any such file, or rename the file",
+            f"{own.parent}; use `import onnxline`, which works next to any such file, or rename the file",
             name="passes",
         )
 

@@ -84,7 +84,9 @@ def _mark(mark: Mark) -> Plain:
 def _structures(verdicts: tuple[StructureVerdict, ...]) -> Plain:
     structures: Plain = {}
     for kind, count in Counter(verdict.kind for verdict in verdicts).items():
-        lost = {each.name: each.broken_by or "" for each in verdicts if each.kind == kind and not each.kept}
+        lost = {
+            verdict.name: verdict.broken_by or "" for verdict in verdicts if verdict.kind == kind and not verdict.kept
+        }
         structures[kind] = {"found": count, "kept": count - len(lost), **({"lost": lost} if lost else {})}
     return structures
 

@@ -139,7 +139,7 @@ def _show_help(format_help: Callable[..., None], *context: Any) -> None:
 
 
 def _hide_types(params: list[Any]) -> None:
-    """Leave out the `<bool>` that `--help` of typer 0.29 writes behind each flag, which takes no value."""
+    """Leave out the `<bool>` that `--help` of typer 0.29 writes after each flag, which takes no value."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -214,7 +214,7 @@ def _exit_code() -> int:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error: a native module whose import it stops says that it cannot be imported."""
+    """Whether Ctrl-C caused an error: a native module whose import it stops says that it cannot be imported."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

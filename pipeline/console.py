@@ -202,8 +202,8 @@ def _rest(rows: Sequence[PassRow]) -> str:
 def _structure_lines(structures: Sequence[StructureVerdict], verbose: bool) -> Iterator[str]:
     if not structures:
         yield "no separate Q, K and V in this model"
-    kept = Counter(one.kind for one in structures if one.kept)
-    for kind, count in Counter(one.kind for one in structures).items():
+    kept = Counter(verdict.kind for verdict in structures if verdict.kept)
+    for kind, count in Counter(verdict.kind for verdict in structures).items():
         yield f"{kind}: {kept[kind]} of {count} kept"
         for verdict in structures if verbose else ():
             if verdict.kind == kind:

@@ -343,7 +343,7 @@ def _number_change(matched: ModelMatching, old: TensorProto | None, new: TensorP
     )
     apart = np.abs(before - after)
     if apart.any():
-        yield f"{int((apart > 0).sum())} of {apart.size} whole numbers differ, by up to {apart.max()}"
+        yield f"{int((apart > 0).sum())} of {apart.size} integers differ, by up to {apart.max()}"
 
 
 MOST_STEPS: Final = 9999

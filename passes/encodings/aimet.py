@@ -234,7 +234,7 @@ def _from_onnx_keys(row: Data) -> Encoding:
     if number is None or not isinstance(row.get("y_scale"), list | float):
         raise UsageError(
             f"encodings: {row['name']!r} is {row['output_dtype']} with scales that are "
-            f"{'numbers' if 'y_scale' in row else 'quantized themselves'}; expected whole numbers with a scale"
+            f"{'numbers' if 'y_scale' in row else 'quantized themselves'}; expected integers with a scale"
         )
     signed, block = not number[1], int(row.get("block_size", 0))
     scale = np.array(row["y_scale"], np.float32)
@@ -247,4 +247,4 @@ def _from_onnx_keys(row: Data) -> Encoding:
 
 def _refuse_floats(name: str, dtype: str) -> None:
     if dtype.lower() != "int":
-        raise UsageError(f"encodings: {name!r} is {dtype}; expected whole numbers with a scale")
+        raise UsageError(f"encodings: {name!r} is {dtype}; expected integers with a scale")

@@ -94,7 +94,7 @@ class QdqReader:
         settings = {entry.name: entry.i for entry in node.attribute}
         if data_type not in FORMATS:
             name = TensorProto.DataType.Name(data_type).lower() if data_type else "a computed type"
-            raise UsageError(f"encodings: {node.name or node.output[0]!r} is of {name}; expected whole numbers")
+            raise UsageError(f"encodings: {node.name or node.output[0]!r} is of {name}; expected integers")
         scale = self._array(node.input[1]).astype(np.float32)
         has_zero = len(node.input) > 2 and node.input[2]
         zero = self._array(node.input[2]).astype(np.int64) if has_zero else np.zeros(scale.shape, np.int64)

@@ -173,7 +173,7 @@ def _refuse_circle(nodes: Sequence[NodeProto]) -> None:
     if stuck:
         raise ModelError(
             f"{describe_node(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or "
-            "behind a circle; expected an order in which each node reads what others have made"
+            "after a circle; expected an order in which each node reads what others have made"
         )
 
 

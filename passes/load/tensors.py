@@ -242,7 +242,7 @@ def file_in(folder: Path, tensor: TensorProto, location: str) -> Path:
     if not path.is_relative_to(folder) or path == folder:
         raise ModelError(
             f"initializer {tensor.name!r} points to {location!r}, outside of the model's folder; "
-            "external data has to lie beside the model"
+            "external data has to lie next to the model"
         )
     if path.is_file() and (names := path.stat().st_nlink) > 1:
         raise ModelError(
@@ -257,6 +257,6 @@ def _number(tensor: TensorProto, entries: Mapping[str, str], key: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise ModelError(
             f"initializer {tensor.name!r} has {key} {text[:80]!r} in its external data, "
-            "expected a whole number of 0 or more"
+            "expected an integer of 0 or more"
         )
     return int(text)

@@ -163,7 +163,7 @@ class _Choice:
         if chosen is None:
             self.plan = asked
         else:
-            self.skipped.append(f"not drawn: zeros in whole numbers ({why})")
+            self.skipped.append(f"not drawn: zeros in integers ({why})")
         return chosen
 
     def _by_other_plans(self, plans: Iterable[DrawPlan], seed: int) -> ChosenDraw | None:

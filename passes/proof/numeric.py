@@ -289,7 +289,7 @@ class NumericProver:
     def _record(
         self, model: DetachedModel, digests: ValueDigests, answer: RunAnswer, inner: Sequence[str]
     ) -> Measurement:
-        """The measurement of a run. A model within tolerance is the one that the next ones are compared with."""
+        """The measurement of a run. A model within tolerance is the reference of the next ones."""
         outputs = [info.name for info in model.proto.graph.output]
 
         def worst(names: Sequence[str]) -> Mapping[str, Errors]:

@@ -128,8 +128,8 @@ def _has_type(value: object, expected: Any) -> bool:
 
 EXPECTED: Final[Mapping[Any, str]] = {
     bool: "true or false",
-    int: "a whole number",
-    int | None: "a whole number or null",
+    int: "an integer",
+    int | None: "an integer or null",
     int | float: "a number",
     int | float | None: "a number or null",
 }

@@ -57,7 +57,7 @@ def audit(
     if models is not None and not models.is_dir():
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
     with open_context() as context:
-        found = targets_of(context, every=every or any("/" in one for one in only or ()))
+        found = targets_of(context, every=every or any("/" in target for target in only or ()))
         missing = missing_steps(context)
         subjects = with_inner(chosen_targets(found, only or (), missing), context)
     for why in () if only else missing.values():
@@ -97,8 +97,8 @@ def _reproductions(plan: AuditPlan, tables: Sequence[AuditTable]) -> list[Job]:
     models = str(plan.models.resolve()) if plan.models else None
     settings = {"models": models, "timeout_s": plan.timeout_s, "memory_gib": plan.memory_gib}
     return [
-        Job(f"{one['name']}: {one['kind']}, {one['case']}", reproduce, {**one, **settings})
-        for one in reproductions_of(tables, plan.subjects)
+        Job(f"{finding['name']}: {finding['kind']}, {finding['case']}", reproduce, {**finding, **settings})
+        for finding in reproductions_of(tables, plan.subjects)
     ]
 
 
@@ -131,7 +131,7 @@ def write_table(table: AuditTable, folder: Path) -> None:
 
 
 def write_reproducer(value: Mapping[str, str], folder: Path) -> None:
-    """Write the model, and beside it a text on how to see the fault."""
+    """Write the model, and next to it a text on how to see the fault."""
     _write(folder / f"{value['name']}.onnx", base64.b64decode(value["model"]))
     _write(folder / f"{value['name']}.txt", value["text"].encode())
 
@@ -181,13 +181,13 @@ def audit_as_data(
         "not_read": dict(unread),
         "not_accepted": [
             {
-                "pass": one.entry.name,
-                "kind": one.entry.kind,
-                "why": one.entry.why,
-                "cases": list(one.cases),
-                "accepted": one.accepted,
+                "pass": news.entry.name,
+                "kind": news.entry.kind,
+                "why": news.entry.why,
+                "cases": list(news.cases),
+                "accepted": news.accepted,
             }
-            for one in found
+            for news in found
         ],
         "folder": str(out),
     }
@@ -217,8 +217,8 @@ def news_text(found: Sequence[News], out: Path) -> str:
         return f"nothing that is not accepted; tables: {out}/\n"
     order = list(KINDS)
     lines = [f"not accepted: {len(found)}"]
-    worst_first = sorted(found, key=lambda one: (order.index(one.entry.kind), one.entry.name))
-    lines += [_line(one) for one in worst_first[:MOST]]
+    worst_first = sorted(found, key=lambda news: (order.index(news.entry.kind), news.entry.name))
+    lines += [_line(news) for news in worst_first[:MOST]]
     lines += [f"  and {len(found) - MOST} more"] if len(found) > MOST else []
     lines.append(f"reproducers and tables: {out}/; to accept it, keep the tables and name their folder with --accepted")
     return "".join(f"{line}\n" for line in lines)

@@ -50,7 +50,7 @@ def batch(
 
     spread = choose_executor(ray, jobs)
     planned = read_configs(patterns, overrides or ())
-    with JobsConsole(sum(one.config is not None for one in planned), Screen(stderr=as_json), as_json) as screen:
+    with JobsConsole(sum(row.config is not None for row in planned), Screen(stderr=as_json), as_json) as screen:
         rows = run_batch(planned, out, spread, screen.show, again)
     code = max((row.exit_code for row in rows), default=0)
     if as_json:

@@ -130,7 +130,7 @@ def why(
 ) -> None:
     """Say which torch module a node or a weight comes from, which line of it, and which pass made it.
 
-    Where `report.json` of the run is beside the model, the pass is shown with its status and its errors.
+    Where `report.json` of the run is next to the model, the pass is shown with its status and its errors.
     """
     proto = load_model(file_of(model), may_be_empty=True)
     merged = why_merged(model, name.removeprefix(MODULE)) if name.startswith(MODULE) else ()
@@ -143,17 +143,21 @@ def why(
     stripped = is_stripped(proto)
     rows = _rows_beside(file_of(model))
     if as_json:
-        entries = [{**dataclasses.asdict(one), "steps": _steps(_authors(one), rows)} for one in (*nodes, *weights)]
+        entries = [
+            {**dataclasses.asdict(origin), "steps": _steps(_authors(origin), rows)} for origin in (*nodes, *weights)
+        ]
         kind = "weights" if weights else "nodes"
         data = {"format_version": FORMAT_VERSION, kind: entries, **({"missing": MISSING} if stripped else {})}
         if merged:
-            data["merged"] = [dataclasses.asdict(one) for one in merged]
+            data["merged"] = [dataclasses.asdict(origin) for origin in merged]
         print_json(data)
         return
     texts = [list(lines) for lines in (*map(_node_lines, nodes), *map(_weight_lines, weights))]
     if stripped:  # no metadata does not mean that a node comes from the source
         texts = [[line for line in lines if not line.startswith(UNKNOWN)] for lines in texts]
-    steps = [[f"  {'step':<10}  {_step(row)}" for row in _steps(_authors(one), rows)] for one in (*nodes, *weights)]
+    steps = [
+        [f"  {'step':<10}  {_step(row)}" for row in _steps(_authors(origin), rows)] for origin in (*nodes, *weights)
+    ]
     blocks = ["\n".join(map(visible_line, [*lines, *more])) for lines, more in zip(texts, steps, strict=True)]
     if merged:
         title = f"{plural(len(merged), 'node')} of {name.removeprefix(MODULE)} merged into others, or removed:"
@@ -163,7 +167,7 @@ def why(
 
 
 def _rows_beside(model: Path) -> list[dict[str, Any]]:
-    """The pass rows of `report.json` beside the model; none where no such file can be read."""
+    """The pass rows of `report.json` next to the model; none where no such file can be read."""
     try:
         rows = json.loads((model.parent / REPORT).read_text(encoding="utf-8"))["passes"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -219,7 +223,7 @@ def _lines(said: Mapping[str, str]) -> Iterator[str]:
 def _module(origin: Origin) -> str:
     if origin.module is None:
         return NO_TORCH
-    kinds = " › ".join(one.rpartition(".")[2] for one in origin.classes)
+    kinds = " › ".join(name.rpartition(".")[2] for name in origin.classes)
     if not origin.module:
         return f"{kinds or 'the model'} (the model itself)"
     return f"{origin.module} ({kinds})" if kinds else origin.module

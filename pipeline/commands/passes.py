@@ -80,7 +80,7 @@ def _steps_from(source: str) -> list[str]:
 
 
 def _steps_around(name: str) -> list[str] | None:
-    """The step in front of the slash of `name`; None, which means all steps, where it has none."""
+    """The step before the slash of `name`; None, which means all steps, where it has none."""
     step = name.partition("/")[0]
     return [step] if step != name and step in OWN_STEPS else None
 
@@ -224,8 +224,8 @@ def _destroys(entry: CatalogEntry) -> str:
 
 def _left_behind(count: int) -> str:
     if count == 1:
-        return "One operator is left behind that nothing reads; eliminate_deadend removes it."
-    return f"{count} operators are left behind that nothing reads; eliminate_deadend removes them."
+        return "One operator is left that nothing reads; eliminate_deadend removes it."
+    return f"{count} operators are left that nothing reads; eliminate_deadend removes them."
 
 
 def _sentence(words: str) -> str:
@@ -238,7 +238,7 @@ NAME: Final = 46
 """Width of the longest name today: onnxsim/fuse_matmul_add_bias_into_gemm_batched."""
 
 KEY: Final = 11
-"""Width of the keys that `show` writes in front of facts."""
+"""Width of the keys that `show` writes before facts."""
 
 STYLES: Final[Mapping[str, str]] = {"default": "green", "never": "dim", "missing": "yellow"}
 

@@ -186,11 +186,14 @@ def _lines(plan: ExecutionPlan) -> Iterator[str]:
         peak = alive.index(max(alive))
         yield f"peak: {bytes_text(alive[peak])} in call {peak}, {Kind(plan.calls[peak].kind_id).name}:"
         there = sorted(
-            (one for one in everyone if one.life.first <= peak <= one.life.last), key=lambda one: -one.nbytes
+            (value for value in everyone if value.life.first <= peak <= value.life.last),
+            key=lambda value: -value.nbytes,
         )
-        for one in there[:MOST_ROWS]:
-            place = f"bytes {one.offset} to {one.offset + one.nbytes}, calls {one.life.first} to {one.life.last}"
-            yield f"  {bytes_text(one.nbytes):>11}  {one.name}  {place}"
+        for value in there[:MOST_ROWS]:
+            place = (
+                f"bytes {value.offset} to {value.offset + value.nbytes}, calls {value.life.first} to {value.life.last}"
+            )
+            yield f"  {bytes_text(value.nbytes):>11}  {value.name}  {place}"
         if len(there) > MOST_ROWS:
             yield f"  and {len(there) - MOST_ROWS} more"
     yield from _region_lines(plan)
@@ -199,15 +202,16 @@ def _lines(plan: ExecutionPlan) -> Iterator[str]:
 def _region_lines(plan: ExecutionPlan) -> Iterator[str]:
     if plan.memory is None:
         return
-    sizes: dict[int, int] = {one: plan.slots[one].spec.nbytes for one in plan.offsets}
+    sizes: dict[int, int] = {vid: plan.slots[vid].spec.nbytes for vid in plan.offsets}
     for at, region in enumerate(plan.memory.regions):
-        here = [one for one in plan.memory.residences if one.region == at]
-        used = max((one.offset + sizes[one.root] for one in here), default=0)
+        here = [stay for stay in plan.memory.residences if stay.region == at]
+        values = len({stay.root for stay in here})
+        used = max((stay.offset + sizes[stay.root] for stay in here), default=0)
         arriving = [move for move in plan.memory.moves() if move.target.region == at]
         room = "" if region.nbytes is None else f" of {bytes_text(region.nbytes)}"
         copied = bytes_text(sum(sizes[move.root] for move in arriving))
         yield (
-            f"region {region.name}: {bytes_text(used)}{room} used, {plural(len({one.root for one in here}), 'value')}, "
+            f"region {region.name}: {bytes_text(used)}{room} used, {plural(values, 'value')}, "
             f"{plural(len(arriving), 'copy', 'copies')} into it ({copied})"
         )
 

@@ -214,7 +214,7 @@ def read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> Document:
     Raises:
         ConfigError: a file is missing or malformed, or the files extend each other in a circle.
     """
-    if path.resolve() in [other.resolve() for other in above]:
+    if path.resolve() in [file.resolve() for file in above]:
         circle = " → ".join(str(step) for step in (*above, path))
         raise ConfigError(f"{path}: extends itself: {circle}; take one of these out")
     own = read_yaml(path)

@@ -44,13 +44,13 @@ def parse_precision(text: str) -> Precision | None:
     if float_type is None and re.match(NARROW_FLOAT, kind):
         raise ValueError(
             f"found the format {text!r}: of floats with few bits only {' and '.join(FLOATS)} are simulated; expected "
-            "one of them, whole numbers, int2 to int16 or uint2 to uint16, or float, which leaves a tensor as it is"
+            "one of them, integers, int2 to int16 or uint2 to uint16, or float, which leaves a tensor as it is"
         )
     number = re.fullmatch(r"(u?)int(\d+)", kind)
     if float_type is None and (number is None or not LEAST_BITS <= int(number[2]) <= MOST_BITS):
         raise ValueError(
             f"found the format {text!r}, expected int2 to int16, uint2 to uint16, {', '.join(FLOATS)}, or float, and "
-            "behind it "
+            "after it "
             "/channel or /block32 (a scale for each), /symmetric or /asymmetric"
         )
     signed = number is None or not number[1]
@@ -188,7 +188,7 @@ class QuantSimConfig(Section):
     """What `onnxline quantsim` does with the final model.
 
     profile: the rules of a target, which come before `rules`: its name, or a configuration of AIMET.
-    prepare: steps behind those of `passes.recipe`, such as clamp-mask or split-qkv.
+    prepare: steps after those of `passes.recipe`, such as clamp-mask or split-qkv.
     rules: selector → formats, in order; a later rule counts before an earlier one. A selector is op:GLOB, module:GLOB,
         node:GLOB, tensor:GLOB, or a structure such as qkv.
     unsupported: what happens if the target does not take an operator of the model: a note, or exit code 1.
@@ -211,7 +211,7 @@ class QuantSimConfig(Section):
     @model_validator(mode="after")
     def _check_consistency(self) -> QuantSimConfig:
         if self.suggest is not None and self.encodings_from is not None:
-            raise ValueError("found suggest beside encodings_from, expected one of them: a suggestion needs ranges")
+            raise ValueError("found suggest next to encodings_from, expected one of them: a suggestion needs ranges")
         return self
 
 

@@ -157,7 +157,7 @@ class RunConfig(Section):
         if self.export.weights == "referenced" and not self.checkpoint and self.model.onnx is None:
             raise ValueError(
                 "found export.weights referenced without a checkpoint to refer to, expected "
-                "model.transformers.folder or .checkpoint, or model.checkpoint beside model.factory"
+                "model.transformers.folder or .checkpoint, or model.checkpoint next to model.factory"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""The sections of a configuration, one class each: `model:`, and one for each stage behind it."""
+"""The sections of a configuration, one class each: `model:`, and one for each stage after it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _check_dtype(name: str) -> str:
 class InputConfig(Section):
     """One input of the model.
 
-    shape: whole numbers, and names for the dims that stay dynamic. It may be left out where the factory's example
+    shape: integers, and names for the dims that stay dynamic. It may be left out where the factory's example
         or the ONNX file already tells it. Floats are drawn uniformly from [lo, hi] (default [-1, 1]), whole
         numbers from lo up to, and without, hi (default [0, 2]).
     dynamic: names for axes that stay dynamic, where the shape comes from elsewhere; `export.dynamic_shapes` adds to it.
@@ -110,9 +110,9 @@ class TransformersConfig(Section):
                 )
             return self
         if self.checkpoint is not None:
-            raise ValueError("found 'checkpoint' beside 'folder', expected one of them: the folder has the weights")
+            raise ValueError("found 'checkpoint' next to 'folder', expected one of them: the folder has the weights")
         if isinstance(self.config, str):
-            raise ValueError("found a path as 'config' beside 'folder', expected a mapping of keys that differ")
+            raise ValueError("found a path as 'config' next to 'folder', expected a mapping of keys that differ")
         return self
 
 
@@ -128,7 +128,7 @@ class ModelConfig(Section):
     """Exactly one source, the seed that it is made with, and its inputs.
 
     dims: the sizes that each named dim is tried at; the first is the one that the model is exported with.
-    trainable: globs over initializer names that are parameters, beside those that trace to an nn.Parameter.
+    trainable: globs over initializer names that are parameters, besides those that trace to an nn.Parameter.
     checkpoint: safetensors for the module of a factory; `transformers` has a key of its own.
     random_biases: of a model with random weights: draw the biases and scales that its class makes zero or one, by which
         passes would remove nodes that a trained model needs.
@@ -163,14 +163,14 @@ class ModelConfig(Section):
         if len(found) != 1:
             raise ValueError(f"found {' and '.join(found) or 'none'}, expected exactly one of {', '.join(SOURCES)}")
         if self.args and self.factory is None:
-            raise ValueError(f"found 'args' beside {found[0]!r}, expected it with 'factory' only")
+            raise ValueError(f"found 'args' next to {found[0]!r}, expected it with 'factory' only")
         section = self.transformers
         with_weights = self.checkpoint or self.onnx or (section and (section.checkpoint or section.folder))
         if self.random_biases and with_weights:
             raise ValueError("found random_biases: true, but the model comes with its weights; leave this key out")
         if self.checkpoint and self.factory is None:
             raise ValueError(
-                f"found 'checkpoint' beside {found[0]!r}, expected it with 'factory', or inside of 'transformers'"
+                f"found 'checkpoint' next to {found[0]!r}, expected it with 'factory', or inside of 'transformers'"
             )
         return self
 
@@ -251,7 +251,7 @@ class PassesConfig(Section):
 
     recipe: where nothing is said, `RunConfig` fills in the default recipe of the model's source.
     encodings: a file of AIMET's encodings of the exported model, which are carried to the final one.
-    contrib: whether steps may bring in operators that ONNX does not have; by default `keep`, and `refuse` in front of a
+    contrib: whether steps may bring in operators that ONNX does not have; by default `keep`, and `refuse` before a
         simulation of quantization.
     strip_metadata: write the final model without the metadata that `onnxline why` reads; it can be a fifth of a file.
     """
@@ -286,7 +286,7 @@ class VerifyConfig(Section):
 
     inputs: files (.npz, one draw each), folders and globs of such files, and loaders (`file.py:function`).
     max_inputs: how many draws are taken from `inputs` at most.
-    sizes: what every named dim is drawn as beside those of `model.dims`, where the reference runs so.
+    sizes: what every named dim is drawn as besides those of `model.dims`, where the reference runs so.
     proof: `numbers`, or `structure` for a model that cannot be run here: then nothing is run and no number is compared.
     """
 

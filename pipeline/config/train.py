@@ -56,7 +56,7 @@ class TrainConfig(Section):
     epochs, steps, until: when the training ends: after so many, or when the mean loss of 50 steps is below `until`.
     max_norm: the norm of all gradients is clipped to it.
     native: kernels in C++ compute what they can; the compiler of this machine builds them once.
-    save_every: the states are saved after so many steps, beside after each epoch.
+    save_every: the states are saved after so many steps, and after each epoch.
     evaluate: a function from the trained module, or `Model`, and `args` to numbers by name, which the report shows.
     quantized: train the model that a simulation of quantization makes, by the section `quantsim`, and not the floats.
     export: write the trained model to an ONNX file, by the main job with the other sections.

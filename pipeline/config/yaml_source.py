@@ -301,7 +301,7 @@ def explain(error: ValidationError, root: type[BaseModel], document: Document) -
 def _is_other_branch(path: KeyPath, details: Sequence[ErrorDetails], paths: Sequence[KeyPath]) -> bool:
     """Whether the mistake is that a branch of a union was not taken, where the branch that was has one inside."""
     names_branch = all(len(detail["loc"]) > len(path) for detail in details)
-    return names_branch and any(len(other) > len(path) and other[: len(path)] == path for other in paths)
+    return names_branch and any(len(deeper) > len(path) and deeper[: len(path)] == path for deeper in paths)
 
 
 def _file_and_line(line: str) -> tuple[str, int]:
@@ -330,7 +330,7 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
         said = str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"]
         whole = said if said.startswith("found ") else f"found {describe(detail['input'])}, {said}"
         return f"{title}: {whole}"
-    expected = " or ".join(dict.fromkeys(_expectation(one) for one in details))
+    expected = " or ".join(dict.fromkeys(_expectation(mistake) for mistake in details))
     found = detail["input"]
     if detail["type"] == "tuple_type" and isinstance(found, str | int):
         expected += f": [{json.dumps(found)}]"
@@ -381,16 +381,16 @@ def _fields(section: type[BaseModel]) -> dict[str, Any]:
 
 def _section(annotation: Any) -> type[BaseModel] | None:
     branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    return next((one for one in branches if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return next((branch for branch in branches if isinstance(branch, type) and issubclass(branch, BaseModel)), None)
 
 
 def _item(annotation: Any) -> Any:
     branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    for one in branches:
-        if typing.get_origin(one) is dict:
-            return typing.get_args(one)[1]
-        if typing.get_origin(one) is tuple:
-            return typing.get_args(one)[0]
+    for branch in branches:
+        if typing.get_origin(branch) is dict:
+            return typing.get_args(branch)[1]
+        if typing.get_origin(branch) is tuple:
+            return typing.get_args(branch)[0]
     return None
 
 
@@ -403,7 +403,7 @@ def _says(text: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "int_type": _says("a whole number"),
+    "int_type": _says("an integer"),
     "float_type": _says("a number"),
     "string_type": _says("text"),
     "bool_type": _says("true or false"),

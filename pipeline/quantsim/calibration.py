@@ -124,7 +124,7 @@ def least_error_range(histograms: Iterable[Histogram], precision: Precision) -> 
     """
     if precision.float_type:
         raise UsageError(
-            f"calibration: mse searches among whole numbers, and {precision} has none; set quantsim.calibration.method "
+            f"calibration: mse searches among integers, and {precision} has none; set quantsim.calibration.method "
             "to minmax, percentile or entropy"
         )
     known = list(histograms)
@@ -436,4 +436,4 @@ SETTINGS: Final[Mapping[Method, Mapping[str, object]]] = {"mse": {"symmetric": F
 
 
 EXTERNAL_FROM: Final = 2**30
-"""Bytes of a model from which on onnxruntime writes the weights of its copies to files of their own."""
+"""Bytes of a model above which onnxruntime writes the weights of its copies to files of their own."""

@@ -169,7 +169,7 @@ class _ConventionReader:
                 self._change_parameter(tensor, f"{entry}.params.{kind}", operator.params[kind])
 
     def _parameters_of(self, node: NodeProto) -> list[str]:
-        """The stored tensors that are parameters of `node`, also behind layout operators, as AIMET finds them."""
+        """The stored tensors that are parameters of `node`, also after layout operators, as AIMET finds them."""
         stored = (self._sources.get(name, name) for name in node.input)
         return [name for name in stored if name in self._sites and self._sites[name].parameter]
 
@@ -180,8 +180,8 @@ class _ConventionReader:
         for row in rows:
             for node in self._view.own:
                 found = self._match_row(node, row)
-                if found and id(node) not in taken and not taken & {id(other) for other in found}:
-                    taken |= {id(other) for other in found}
+                if found and id(node) not in taken and not taken & {id(member) for member in found}:
+                    taken |= {id(member) for member in found}
                     self._keep_float(found[:-1], f"supergroups: {', '.join(row)}")
 
     def _match_row(self, first: NodeProto, row: Sequence[str]) -> list[NodeProto]:

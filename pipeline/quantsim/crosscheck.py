@@ -36,7 +36,7 @@ class ComparedValue:
 
     sqnr_db: of the other model's value.
     read_db: the least of the values that it is computed from; infinite where none of them differs.
-    constant: what is added here or right behind, and is in the difference once, since it is added twice or never.
+    constant: what is added here or right after, and is in the difference once, since it is added twice or never.
     """
 
     tensor: str

@@ -1,6 +1,6 @@
 """Scales and zero points: of a weight from its numbers, of an activation from its calibrated range, or all from a file.
 
-The formulas are those of min-max calibration as onnxruntime has them (`compute_scale_zp`): the range holds zero, and
+The formulas are those of min-max calibration as in onnxruntime (`compute_scale_zp`): the range holds zero, and
 scale = (high - low) / (highest - lowest), computed in double precision. Where a file gives encodings in place of
 calibrated ones, every tensor that is to be quantized has one there, or is named.
 """
@@ -104,7 +104,7 @@ def encode_weight(array: np.ndarray, precision: Precision, axis: int | None) -> 
     if precision.granularity == "tensor" or axis is None:
         return Encoding(precision.per_tensor(), *_scale_of(array.min(), array.max(), precision))
     if precision.granularity == "channel":
-        others = tuple(other for other in range(array.ndim) if other != axis)
+        others = tuple(place for place in range(array.ndim) if place != axis)
         return Encoding(precision, *_scale_of(array.min(others), array.max(others), precision), axis)
     starts = range(0, array.shape[axis], precision.block)
     low, high = (np.asarray(edge.reduceat(array, starts, axis=axis)) for edge in (np.minimum, np.maximum))

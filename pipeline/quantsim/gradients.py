@@ -331,7 +331,7 @@ class QuantizedLayers:
 def _compute_fixed(
     model: DetachedModel, encodings: Mapping[str, Encoding], names: Iterable[str]
 ) -> dict[str, np.ndarray]:
-    """The values `names`, which are computed from constants alone, such as a weight behind a Transpose: from the
+    """The values `names`, which are computed from constants alone, such as a weight after a Transpose: from the
     constants in their formats."""
     proto = model.copy_proto()
     graph = proto.graph

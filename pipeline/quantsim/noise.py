@@ -236,7 +236,7 @@ DIRECTIONS: Final = 1
 class Layer:
     """A product, with the bias that is added to it.
 
-    weights: stored tensors that it reads behind layout operators.
+    weights: stored tensors that it reads after layout operators.
     """
 
     nodes: tuple[NodeProto, ...]
@@ -249,7 +249,7 @@ class Layer:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """All that it hands on: a recurrent layer has its last states beside the sequence."""
+        """All that it hands on: a recurrent layer has its last states next to the sequence."""
         return tuple(filter(None, self.nodes[-1].output))
 
     def tensors(self) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ class TargetTable(Section):
 
     operators: those that are taken; every one where none are listed.
     ranks: operator → its greatest rank, where that is not `max_rank`.
-    restrictions: operator → what a model has to see to beside it, which is named and not checked.
+    restrictions: operator → what a model has to see to besides it, which is named and not checked.
     """
 
     title: StrictStr
@@ -126,7 +126,7 @@ def _read_table(name: str) -> TargetTable:
 
 
 def _read_data(name: str) -> dict[str, Any]:
-    """The table as it is written, over the one that it extends, if any: entry by entry of its sections."""
+    """The table as it is written, on top of the table that it extends, if any: entry by entry of its sections."""
     data: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     base = data.pop("extends", None)
     if base is None:
@@ -360,7 +360,7 @@ def _types_of(proto: onnx.ModelProto) -> dict[str, tuple[int, int | None]]:
     """Tensor → its dtype and rank, where these are known; the rank of a value without a shape is None."""
     try:
         graph = infer_shapes(proto).graph
-    except InferenceError:  # types behind an operator whose shape function fails stay unknown
+    except InferenceError:  # types after an operator whose shape function fails stay unknown
         graph = proto.graph
     found: dict[str, tuple[int, int | None]] = {}
     for info in (*graph.input, *graph.value_info, *graph.output):
@@ -393,7 +393,7 @@ def _dtype_name(dtype: int) -> str:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-CAST: Final = "cast in front of it, or export the model in another dtype"
+CAST: Final = "cast before it, or export the model in another dtype"
 
 RANK: Final = "no pass of onnxline lowers ranks: join dims in the model"
 

@@ -18,7 +18,7 @@ from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding, quantize
 
 DEQUANTIZED: Final = "_dequantized"
-"""What follows the name of a tensor in the name of its value behind both operators."""
+"""What follows the name of a tensor in the name of its value after both operators."""
 
 FLOAT_ENDING: Final = "_float"
 """What follows the name of an output in the name of its value before both operators; the output keeps its own."""
@@ -62,7 +62,7 @@ def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision]) -> Non
 def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> DetachedModel:
     """`model` with every tensor of `encodings` quantized and dequantized where it is made.
 
-    A constant is stored as whole numbers, with a DequantizeLinear behind it. Inputs and outputs keep their names. Where
+    A constant is stored as integers, with a DequantizeLinear after it. Inputs and outputs keep their names. Where
     a format has fewer bits than its ONNX dtype, a Clip in front keeps an activation within its numbers.
 
     Raises:
@@ -187,7 +187,7 @@ def _rename(names: Any, new_name: Callable[[str], str]) -> None:
 
 
 def find_fixed_values(graph: onnx.GraphProto, constants: Collection[str]) -> frozenset[str]:
-    """The values that are computed from `constants` alone, such as a weight behind a Transpose."""
+    """The values that are computed from `constants` alone, such as a weight after a Transpose."""
     fixed = set(constants)
     for node in graph.node:
         reads = reads_of(node)
@@ -211,7 +211,7 @@ def drop_unread_nodes(graph: onnx.GraphProto) -> None:
 
 def choose_stems(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
     """How the names of the new values begin, for each tensor: with its own name, or, where the model has a value of
-    such a name already, as the weight `bn_scale` beside a value `bn`, with `bn_2`."""
+    such a name already, as the weight `bn_scale` next to a value `bn`, with `bn_2`."""
     taken = {tensor.name for tensor in graph.initializer} | {info.name for info in graph.input}
     taken |= {name for node in graph.node for name in node.output}
     stems: dict[str, str] = {}

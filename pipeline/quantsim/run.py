@@ -56,7 +56,7 @@ DEFAULT_OPSET: Final = 21
 """The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
 
 RANGES: Final = "calibration.npz"
-"""The file of ranges and histograms that are kept between runs, beside the results of stages."""
+"""The file of ranges and histograms that are kept between runs, next to the results of stages."""
 
 RANGES_VERSION: Final = 2
 """Of what that file holds; the ranges of another version are measured anew."""
@@ -85,7 +85,7 @@ class QuantSimResult:
 
 
 def prepare_config(config: RunConfig) -> RunConfig:
-    """The configuration of the run in front of the simulation: with the steps that prepare, and, where nothing else was
+    """The configuration of the run before the simulation: with the steps that prepare, and, where nothing else was
     asked for, an opset that has the operators of quantization, and no operators that ONNX does not have."""
     settings = config.quantsim or QuantSimConfig()
     recipe = (*config.passes.recipe, *settings.prepare)

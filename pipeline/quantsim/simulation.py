@@ -38,7 +38,7 @@ class OutputNoise:
 
 @dataclass(frozen=True, slots=True)
 class DroppedOperator:
-    """An operator that sets numbers to a limit, with its result and the dtype of the quantizer behind it."""
+    """An operator that sets numbers to a limit, with its result and the dtype of the quantizer after it."""
 
     op: str
     tensor: str
@@ -69,8 +69,8 @@ class DeviceLike:
         if self.dropped:
             first = self.dropped[0]
             yield (
-                f"with its optimizations onnxruntime drops {plural(len(self.dropped), 'operator')} in front of a "
-                f"quantizer, such as the {first.op} of {first.tensor!r} in front of {first.dtype}, which has numbers "
+                f"with its optimizations onnxruntime drops {plural(len(self.dropped), 'operator')} before a "
+                f"quantizer, such as the {first.op} of {first.tensor!r} before {first.dtype}, which has numbers "
                 "below those that it lets through: the ratio with optimizations is wrong, and says nothing of a device"
             )
 
@@ -98,7 +98,7 @@ def run_device_like(
 
     Args:
         folder: for the quantized model and the optimized graph.
-        external_from: bytes from which weights lie in files beside these.
+        external_from: bytes from which weights lie in files next to these.
     """
     path = folder / "device_like.onnx"
     expected = Session.of(model)
@@ -232,7 +232,7 @@ def _quantizers(model: DetachedModel) -> Iterator[tuple[NodeProto, TensorProto]]
 
 
 def _find_dropped(quantized: DetachedModel, optimized: GraphProto) -> Iterator[DroppedOperator]:
-    """The Relu operators that are not in the optimized graph, in front of a quantizer that has negative numbers. One
+    """The Relu operators that are not in the optimized graph, before a quantizer that has negative numbers. One
     that is fused into the operator before it still makes the same value."""
     made = {name for node in optimized.node for name in node.output}
     makers = {name: node for node in quantized.proto.graph.node for name in node.output}
@@ -248,7 +248,7 @@ def _find_dropped(quantized: DetachedModel, optimized: GraphProto) -> Iterator[D
 
 
 CLIP_FUSION: Final = "ClipQuantRewrite"
-"""onnxruntime's rewrite that leaves out a Clip in front of a QuantizeLinear."""
+"""onnxruntime's rewrite that leaves out a Clip before a QuantizeLinear."""
 
 WEIGHT_QUANTIZATION: Final = "WeightBiasQuantization"
 """onnxruntime's rewrite that gives 8 bits and one scale to a weight that stays in float, where products read quantized

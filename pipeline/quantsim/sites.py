@@ -103,7 +103,7 @@ class Site:
     moved_to: tuple[str, ...] = ()
     """Of a weight: the values that layout operators make of it, which are no sites, since it is quantized as stored."""
     stored_as: str = ""
-    """Of a constant that the model holds in whole numbers already: their dtype."""
+    """Of a constant that the model holds in integers already: their dtype."""
     body_of: str = ""
     """Of a constant that only bodies read, and of a value of a body: the operator that has it, such as If."""
     disagreement: str = ""
@@ -269,7 +269,7 @@ def _stored_in_whole_numbers(graph: GraphProto) -> dict[str, str]:
 
 
 def _find_moved_weights(graph: GraphProto, moved: Mapping[str, MovedConstant]) -> dict[str, tuple[str, ...]]:
-    """The constants that a product reads as its weight behind layout operators, with all values that these make."""
+    """The constants that a product reads as its weight after layout operators, with all values that these make."""
     weights = {
         value.source
         for node in graph.node
@@ -327,8 +327,8 @@ PICKS: Final[Mapping[str, tuple[int, ...]]] = {
     "ScatterND": (0, 2),
     "TensorScatter": (0, 1),
 }
-"""Ops whose result holds numbers of these inputs, beside those that only move them. A cache that is written in place is
-one: its past, what is added, and its present share an encoding."""
+"""Ops whose result holds numbers of these inputs, besides those that only move them. A cache that is written in place
+is one: its past, what is added, and its present share an encoding."""
 
 SETTINGS: Final[Mapping[str, tuple[int, ...]]] = {
     "DequantizeLinear": (1,),
@@ -358,7 +358,7 @@ BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 @dataclass(slots=True)
 class _SharedEncodings:
-    """Sets of tensors that share an encoding, each known by the one that comes first."""
+    """Sets of tensors that share an encoding, each named by its first tensor."""
 
     places: Mapping[str, int]
     _above: dict[str, str] = field(default_factory=dict)

@@ -119,7 +119,8 @@ def _module(plan: ExecutionPlan, call: KernelCall, modules: Mapping[str, str]) -
 def _arena_panel(plan: ExecutionPlan, everyone: Sequence[Occupant]) -> _MemoryPanel:
     alive = alive_bytes(everyone, len(plan.calls))
     bars = [
-        _ArenaBar(one.root, one.life.first, one.life.last, one.offset, one.nbytes, _name(plan, one)) for one in everyone
+        _ArenaBar(value.root, value.life.first, value.life.last, value.offset, value.nbytes, _name(plan, value))
+        for value in everyone
     ]
     title = f"arena: {bytes_text(plan.arena_bytes)}, of which {bytes_text(plan.live_bytes)} are alive at once at most"
     return _MemoryPanel(title, plan.arena_bytes, bars, alive)
@@ -132,10 +133,15 @@ def _region_panels(plan: ExecutionPlan, everyone: dict[int, Occupant]) -> Iterat
     for at, region in enumerate(plan.memory.regions):
         bars = [
             _ArenaBar(
-                one.root, one.first, one.last, one.offset, everyone[one.root].nbytes, _name(plan, everyone[one.root])
+                stay.root,
+                stay.first,
+                stay.last,
+                stay.offset,
+                everyone[stay.root].nbytes,
+                _name(plan, everyone[stay.root]),
             )
-            for one in plan.memory.residences
-            if one.region == at
+            for stay in plan.memory.residences
+            if stay.region == at
         ]
         used = max((bar.offset + bar.nbytes for bar in bars), default=0)
         arriving = sum(move.target.region == at for move in moves)

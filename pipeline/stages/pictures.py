@@ -153,7 +153,7 @@ class _Sketch:
         return "" if tensor is None else shape_text(self._view, name) or "×".join(map(str, tensor.dims))
 
     def _weight(self, name: str) -> TensorProto | None:
-        """The tensor behind an input that is constant and no size or place."""
+        """The tensor of an input that is constant and no size or place."""
         if not name or name not in self._view.folded:
             return None
         tensor = self._view.weight_behind(name)

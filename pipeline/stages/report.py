@@ -79,7 +79,7 @@ def save_quantization(found: Quantization, report: Report, workspace: Workspace)
 
 
 def remove_quantization(workspace: Workspace) -> None:
-    """Remove what a simulation of an earlier run has written, so that it is never beside another model."""
+    """Remove what a simulation of an earlier run has written, so that it is never next to another model."""
     workspace.forget(QUANTIZATION)
     for file in _quantization_files(workspace):
         file.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ QUANTIZED_MODEL: Final = "model.qdq.onnx"
 ENCODINGS: Final = "model.encodings"
 QUANTIZATION_REPORT: Final = "quantsim.json"
 QUANTIZATION_FILES: Final = (QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
-"""What `onnxline quantsim` writes beside the files of the run."""
+"""What `onnxline quantsim` writes next to the files of the run."""
 
 
 def write_quietly(write: Callable[[], object], *, when: bool = True) -> None:

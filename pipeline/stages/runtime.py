@@ -231,7 +231,7 @@ def _build_kernels(config: RuntimeConfig, observer: Observer) -> None:
 
 
 def remove_ir(workspace: Workspace) -> None:
-    """Remove the IR and the plan of an earlier model, so that they are never beside a new one."""
+    """Remove the IR and the plan of an earlier model, so that they are never next to a new one."""
     for name in IR_FILES:
         (workspace.folder / name).unlink(missing_ok=True)
 
@@ -339,7 +339,10 @@ def _describe_first_difference(backend: Backend, model: OnnxFile, feeds: Feeds, 
         found = compare_backends(judges, backend, graph, feeds, config.verify.compared_within, first_only=True)
     except Exception:  # of whatever kind: the results are known to be wrong, and this only says where
         return ""
-    return "".join(f"first at {it.value!r} ({it.kind}): {it.errors.why}" for it in found.divergences)
+    return "".join(
+        f"first at {divergence.value!r} ({divergence.kind}): {divergence.errors.why}"
+        for divergence in found.divergences
+    )
 
 
 def _time_runs(backend: Backend, reference: Reference) -> list[float]:

@@ -62,7 +62,7 @@ def fingerprint(source: Source, config: RunConfig, code: Sequence[Path]) -> str:
 
 def code_of(source: Source, model: ModelConfig) -> list[Path]:
     """The Python files that made the model: those of the module classes; a factory's file or package and the loaded
-    files beside it; and what these import, without installed libraries. Empty for an ONNX source."""
+    files next to it; and what these import, without installed libraries. Empty for an ONNX source."""
     files = set()
     if isinstance(source, OnnxSource):
         return []

@@ -25,7 +25,7 @@ def shards_folder(config: RunConfig) -> Path | None:
 
 
 def final_path(config: RunConfig, workspace: Workspace) -> Path:
-    """The path of the final model: beside referenced weights, since ONNX loads external data from its own folder only.
+    """The path of the final model: next to referenced weights, since ONNX loads external data from its own folder only.
 
     Raises:
         UsageError: another file, which onnxline has not written, has that path.
@@ -49,7 +49,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def written_path(workspace: Workspace) -> Path:
-    """The path of the final model, links resolved: its data is beside the file, not beside a link to it."""
+    """The path of the final model, links resolved: its data is next to the file, not next to a link to it."""
     path = workspace.folder / MODEL
     return path.readlink() if path.is_symlink() else path
 

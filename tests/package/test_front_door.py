@@ -209,7 +209,7 @@ def test_our_pipeline_with_the_passes_of_somebody_else_is_one_sentence(tmp_path:
     done = python(tmp_path, sys.executable, "-c", "from pipeline import RunConfig")
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: `passes` is {tmp_path}/passes.py here, and onnxline's `pipeline` needs the package "
-        f"{ROOT}/passes; use `import onnxline`, which works beside any such file, or rename the file"
+        f"{ROOT}/passes; use `import onnxline`, which works next to any such file, or rename the file"
     )
 
 

@@ -118,7 +118,7 @@ def test_a_file_of_somebody_else_is_not_replaced(
     [
         ({"runtime": {"backends": ["plan"]}}, "found runtime.backends plan with verify.proof structure"),
         ({"model": {"factory": "a.py:make"}}, "without a checkpoint to refer to"),
-        ({"model": {"onnx": "a.onnx", "checkpoint": "llama"}}, "found 'checkpoint' beside 'onnx'"),
+        ({"model": {"onnx": "a.onnx", "checkpoint": "llama"}}, "found 'checkpoint' next to 'onnx'"),
         ({"verify": {"proof": "structural"}}, "expected .*numbers.*structure"),
     ],
 )

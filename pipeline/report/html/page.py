@@ -197,7 +197,7 @@ def _environment() -> Environment:
 
 
 def _read_asset(name: str) -> Markup:
-    """Read a file beside this one, which needs no escaping."""
+    """Read a file next to this one, which needs no escaping."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
 

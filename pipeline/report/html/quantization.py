@@ -15,7 +15,7 @@ from pipeline.report.model import Quantization, QuantizedLayer, QuantizedTensor
 
 @dataclass(frozen=True, slots=True)
 class QuantizationView:
-    """What quantization.html.j2 shows beside the data itself.
+    """What quantization.html.j2 shows besides the data itself.
 
     parts: structure → its tensors, each with the layer that it is, or None. tensors: worst first. curves: alone and in
     all, along the model, on one axis; `labels`: the modules under that axis.

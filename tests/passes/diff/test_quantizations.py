@@ -110,7 +110,7 @@ def test_scales_are_compared_in_units_of_the_last_place() -> None:
 
 def test_whole_numbers_of_one_scale_are_compared() -> None:
     [line] = lines(quantized("per channel"), quantized("per channel", shift=4))
-    assert line.endswith("int8/channel: 256 of 256 whole numbers differ, by up to 4")
+    assert line.endswith("int8/channel: 256 of 256 integers differ, by up to 4")
 
 
 @pytest.mark.parametrize(

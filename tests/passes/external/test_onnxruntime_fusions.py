@@ -96,7 +96,7 @@ def test_every_switch_in_the_table_is_one(context: PassContext) -> None:
         ({"attention_mask_format": "NoMsk"}, r"has no 'NoMsk'; did you mean 'NoMask'\?"),
         ({"num_heads": 2}, "num_heads is 2 and hidden_size 0; expected both"),
         ({"num_heads": 3, "hidden_size": 32}, "with hidden_size a multiple of num_heads"),
-        ({"hidden_size": "32"}, "hidden_size is '32'; expected a whole number"),
+        ({"hidden_size": "32"}, "hidden_size is '32'; expected an integer"),
         ({"opt_level": 3}, r"opt_level is 3; expected one of \(0, 1, 2, 99\)"),
     ],
 )

@@ -130,7 +130,7 @@ REFUSED = {
     "unknown value": (lambda: parse("y = Relu(z)"), "'z' is read by node 'y' (Relu), and nothing makes it"),
     "unknown output": (lambda: parse("z = Relu(x)"), "'y' is an output of the graph, and nothing makes it"),
     "made twice": (lambda: parse("y = Relu(x) y = Abs(x)"), "node 'y' (Abs) makes 'y', and node 'y' (Relu) makes it"),
-    "circle": (lambda: parse("a = Add(x, b) b = Neg(a) y = Relu(a)"), "3 nodes lie on or behind a circle"),
+    "circle": (lambda: parse("a = Add(x, b) b = Neg(a) y = Relu(a)"), "3 nodes lie on or after a circle"),
     "own circle": (lambda: parse("y = Add(x, y)"), "reads what is computed from its own output"),
     "attribute type": (
         lambda: parse("y = Softmax <axis = 1.5> (x)"),
@@ -182,7 +182,7 @@ REFUSED = {
     ),
     "offset in words": (
         lambda: change_model(lambda m: setattr(first(m).external_data[1], "value", "0x10"), "external"),
-        "expected a whole number",
+        "expected an integer",
     ),
 }
 

@@ -99,4 +99,4 @@ def test_a_guard_compares_numbers_where_the_model_runs(text: str) -> None:
 def test_a_model_that_makes_nan_of_zeros_is_drawn_without(context: PassContext) -> None:
     """A length of 0 makes the mean of nothing."""
     run = passes.optimize(onnx.parser.parse_model(EMPTY), recipe=["eliminate_identity"], context=context)
-    assert "not drawn: zeros in whole numbers (output 'y' holds NaN there)" in run.coverage.not_covered
+    assert "not drawn: zeros in integers (output 'y' holds NaN there)" in run.coverage.not_covered

@@ -161,7 +161,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an axis by name": (
         lambda: Model((8, 16)).add(Softmax("x")),
-        "Softmax: found dim='x', expected a whole number",
+        "Softmax: found dim='x', expected an integer",
     ),
     "a share by name": (lambda: Dropout("x"), "Dropout: found p='x', expected 0 ≤ p < 1"),
     "a list of numbers": (

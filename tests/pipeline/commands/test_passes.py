@@ -126,7 +126,7 @@ def test_show_says_what_stays_behind_and_elides_weights() -> None:
     shown = onnxline("show", "fuse_qkv").stdout
     assert "float[8,8] wq," in shown
     assert "Concat <axis = 1> (wq, wk, wv)" in shown
-    assert "2 operators are left behind that nothing reads; eliminate_deadend removes them." in shown
+    assert "2 operators are left that nothing reads; eliminate_deadend removes them." in shown
     assert max(len(line) for line in shown.splitlines()) <= 100
 
 

@@ -55,7 +55,7 @@ def test_a_source_can_be_exchanged(path: str, tmp_path: Path) -> None:
             "--set verify.zzz=1: unknown key 'zzz' in verify; "
             "expected one of: proof, draws, inputs, max_inputs, sizes, seed, tolerances",
         ),
-        ("verify.draws=x", "--set verify.draws=x: verify.draws: found 'x', expected a whole number"),
+        ("verify.draws=x", "--set verify.draws=x: verify.draws: found 'x', expected an integer"),
         ("name.x=1", "--set name.x=1: name: found a mapping, expected text"),
         ("passes.skip", "--set passes.skip: expected key.path=value, such as passes.skip=[fuse_qkv]"),
         ("passes..skip=1", "--set passes..skip=1: expected key.path=value, such as passes.skip=[fuse_qkv]"),

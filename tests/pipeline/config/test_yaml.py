@@ -127,7 +127,7 @@ def test_extends_merges_mappings_and_replaces_lists(write: Write) -> None:
 def test_a_mistake_in_a_base_points_at_the_base(write: Write) -> None:
     write("base.yaml", "model:\n  factory: m:f\nverify:\n  draws: two\n")
     path = write("top.yaml", "extends: base.yaml\nname: top\n")
-    assert mistake(path) == "base.yaml:4: verify.draws: found 'two', expected a whole number"
+    assert mistake(path) == "base.yaml:4: verify.draws: found 'two', expected an integer"
 
 
 def test_a_value_that_replaces_a_wrong_one_is_right(write: Write) -> None:
@@ -203,7 +203,7 @@ export: 3
         ("name: a\nmodel: {}\n", "c.yaml:2: model: found none, expected exactly one of factory, transformers, onnx"),
         (
             "model: {onnx: x.onnx, args: {a: 1}}\n",
-            "c.yaml:1: model: found 'args' beside 'onnx', expected it with 'factory' only",
+            "c.yaml:1: model: found 'args' next to 'onnx', expected it with 'factory' only",
         ),
         (
             "model:\n  factory: m:f\n  inputs: {x: {shape: [2], range: [1, 0]}}\n",
@@ -216,7 +216,7 @@ export: 3
         ),
         (
             "model: {factory: m:f}\nverify: {draws: true}\n",
-            "c.yaml:2: verify.draws: found true, expected a whole number",
+            "c.yaml:2: verify.draws: found true, expected an integer",
         ),
         (
             "model: {factory: m:f}\npasses: {timeout_s: .inf}\n",

@@ -172,8 +172,8 @@ def test_folders_that_lack_something(configured: Configured, changed: Path) -> N
     ("section", "message"),
     [
         ({}, "the key 'class' is missing: expected the name of a model class, such as ViTModel, or 'folder'"),
-        ({"folder": "a", "checkpoint": "b"}, "found 'checkpoint' beside 'folder', expected one of them"),
-        ({"folder": "a", "config": "b.json"}, "found a path as 'config' beside 'folder'"),
+        ({"folder": "a", "checkpoint": "b"}, "found 'checkpoint' next to 'folder', expected one of them"),
+        ({"folder": "a", "config": "b.json"}, "found a path as 'config' next to 'folder'"),
     ],
 )
 def test_settings_that_contradict_each_other(configured: Configured, section: dict[str, Any], message: str) -> None:

@@ -54,7 +54,7 @@ def test_opsets_dtypes_ranks_and_sizes() -> None:
             "call `onnxline fix-shapes`, or give model.inputs.NAME.shape of a torch model numbers",
             ("x",),
         ),
-        "Relu of float64": ("cast in front of it, or export the model in another dtype", ("y",)),
+        "Relu of float64": ("cast before it, or export the model in another dtype", ("y",)),
         "Relu of rank 6": ("no pass of onnxline lowers ranks: join dims in the model", ("y",)),
     }
     assert list(obstructions(text, "tensorrt")) == ["Relu of float64"]

@@ -323,7 +323,7 @@ def test_notes_on_formats_and_on_onnxruntime_are_printed_kept_and_on_the_page(fo
     page = html.unescape((folder / "out" / "report.html").read_text())
     for sentence in (
         "says int4/channel of 5 activations: each has one scale",
-        "such as the Relu of 'r' in front of int4",
+        "such as the Relu of 'r' before int4",
     ):
         assert sentence in printed
         assert sentence in page
