@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from passes.run.result import StructureVerdict
+from passes.run.result import PassRow, StructureVerdict, author_of_loss
 from pipeline.report.model import Box, BoxKind, Drawing, Pictures, StructurePicture, Wire
 
 LETTER: Final = 6.9
@@ -266,7 +266,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class InstanceRow:
-    """`figure` is the place of its figure, or -1; `names` are those of the boxes there, a list for each panel."""
+    """`broken_by` is the step that broke a lost instance and is left in place, or that was reverted to keep this one;
+    `figure` is the place of its figure, or -1; `names` are those of the boxes there, a list for each panel."""
 
     name: str
     module: str
@@ -286,20 +287,34 @@ class Group:
     figures: tuple[Figure, ...]
 
 
-def groups_of(structures: Sequence[StructureVerdict], pictures: Pictures) -> tuple[Group, ...]:
+def groups_of(
+    structures: Sequence[StructureVerdict], passes: Sequence[PassRow], pictures: Pictures
+) -> tuple[Group, ...]:
     drawn = {(picture.kind, picture.name): picture for picture in pictures.structures}
     kinds = dict.fromkeys(verdict.kind for verdict in structures)
-    return tuple(_group(kind, [verdict for verdict in structures if verdict.kind == kind], drawn) for kind in kinds)
+    authors = {
+        (verdict.kind, verdict.name): verdict.broken_by or "" if verdict.kept else author_of_loss(verdict, passes)
+        for verdict in structures
+    }
+    return tuple(
+        _group(kind, [verdict for verdict in structures if verdict.kind == kind], drawn, authors) for kind in kinds
+    )
 
 
-def _group(kind: str, verdicts: Sequence[StructureVerdict], drawn: Mapping[tuple[str, str], StructurePicture]) -> Group:
+def _group(
+    kind: str,
+    verdicts: Sequence[StructureVerdict],
+    drawn: Mapping[tuple[str, str], StructurePicture],
+    authors: Mapping[tuple[str, str], str],
+) -> Group:
     pictures = [drawn.get((verdict.kind, verdict.name)) for verdict in verdicts]
     figures: dict[Figure, int] = {}
     rows = []
     for verdict, picture in zip(verdicts, pictures, strict=True):
-        place = figures.setdefault(_figure(picture, verdict), len(figures)) if picture else -1
+        author = authors[kind, verdict.name]
+        place = figures.setdefault(_figure(picture, verdict.kept, author), len(figures)) if picture else -1
         names = tuple(tuple(box.name for box in drawing.boxes) for drawing in _drawings(picture)) if picture else ()
-        rows.append(InstanceRow(verdict.name, verdict.module, verdict.kept, verdict.broken_by or "", place, names))
+        rows.append(InstanceRow(verdict.name, verdict.module, verdict.kept, author, place, names))
     return Group(kind, sum(verdict.kept for verdict in verdicts), tuple(rows), tuple(figures))
 
 
@@ -307,13 +322,13 @@ def _drawings(picture: StructurePicture) -> list[Drawing]:
     return [drawing for drawing in (picture.before, picture.after, picture.broken) if drawing is not None]
 
 
-def _figure(picture: StructurePicture, verdict: StructureVerdict) -> Figure:
+def _figure(picture: StructurePicture, kept: bool, author: str) -> Figure:
     panels = [_panel("source", "as it was exported", "", picture.before)]
     if picture.after is None:
         panels.append(Panel("final model", "nothing there stands for it", "bad", "", None))
     else:
-        tone = "good" if verdict.kept else "bad"
-        note = "kept" if verdict.kept else f"lost to {verdict.broken_by}" if verdict.broken_by else "lost"
+        tone = "good" if kept else "bad"
+        note = "kept" if kept else f"lost to {author}" if author else "lost"
         panels.append(_panel("final model", note, tone, picture.after))
     if picture.broken is not None:
         panels.append(_panel("taken back", f"{picture.broken_by} had made this", "warn", picture.broken))

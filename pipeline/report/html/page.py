@@ -64,7 +64,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quan
         quantization: what `onnxline quantsim` has found of the final model.
     """
     timeline = timeline_of(report, folder)
-    groups = groups_of(report.structures, pictures)
+    groups = groups_of(report.structures, report.passes, pictures)
     names = [[row.names for row in group.rows] for group in groups]
     facts = {
         "export": _export(report),
