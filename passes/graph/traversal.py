@@ -177,7 +177,7 @@ class NearestSources(Generic[Place, Source]):
 
     Args:
         expand: place → the sources at that place, each under a key, and the places before it. Equal keys are one
-            source. The places must form no circle.
+            source. Places may form circles.
         most: how many of the nearest sources are kept for each place.
     """
 
@@ -197,30 +197,56 @@ class NearestSources(Generic[Place, Source]):
 
     def of(self, place: Place) -> list[Source]:
         """The sources of `place`."""
-        stack = [place]
-        while stack:
-            top = stack[-1]
-            if top not in self._open:
-                expand = self._expand()
-                assert expand is not None, "the search lives while it asks"
-                self._open[top] = expand(top)
-            own, before = self._open[top]
-            waiting = [] if top in self._found else [place for place in before if place not in self._found]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            stack.pop()
-            if top not in self._found:
-                self._found[top] = self._join(own, before)
+        if place not in self._found:
+            self._find(self._order(place))
         return [source for _, source in self._found[place].values()]
 
-    def _join(self, own: Mapping[Hashable, Source], before: Sequence[Place]) -> dict[Hashable, tuple[int, Source]]:
+    def _before(self, place: Place) -> Sequence[Place]:
+        if place not in self._open:
+            expand = self._expand()
+            assert expand is not None, "the search lives while it asks"
+            self._open[place] = expand(place)
+        return self._open[place][1]
+
+    def _order(self, place: Place) -> list[Place]:
+        """`place` and the places that it is made from whose sources are not known yet, makers first."""
+        order, entered = [], {place}
+        stack = [(place, iter(self._before(place)))]
+        while stack:
+            top, rest = stack[-1]
+            for before in rest:
+                if before not in entered and before not in self._found:
+                    entered.add(before)
+                    stack.append((before, iter(self._before(before))))
+                    break
+            else:
+                stack.pop()
+                order.append(top)
+        return order
+
+    def _find(self, order: Sequence[Place]) -> None:
+        """Find the sources of the places of `order`; along a circle, such as a state, until none is nearer."""
+        is_circular = False
+        for place in order:
+            is_circular = is_circular or any(before not in self._found for before in self._before(place))
+            self._found[place] = self._join(place)
+        for _ in order if is_circular else ():
+            is_settled = True
+            for place in order:
+                known = self._join(place)
+                is_settled = is_settled and known == self._found[place]
+                self._found[place] = known
+            if is_settled:
+                return
+
+    def _join(self, place: Place) -> dict[Hashable, tuple[int, Source]]:
         """Key → distance and source, of the nearest sources."""
+        own, places = self._open[place]
         found = {key: (0, source) for key, source in own.items()}
-        for place in dict.fromkeys(before):
-            for key, (distance, source) in self._found[place].items():
+        for before in dict.fromkeys(places):
+            for key, (distance, source) in self._found.get(before, {}).items():
                 if key not in found or distance + 1 < found[key][0]:
                     found[key] = distance + 1, source
-        if len(before) > 1:
+        if len(places) > 1:
             found = dict(sorted(found.items(), key=lambda entry: entry[1][0])[: self._most])
         return found
