@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,7 @@ def measure_latency(path: str, feeds: Mapping[str, np.ndarray], context: PassCon
     Raises:
         StepFailed: onnxruntime refuses the model, stops, or takes too long.
     """
-    return context.worker.call(time_runs, path=path, feeds=dict(feeds))
+    return context.worker.call(time_runs, path=str(Path(path).absolute()), feeds=dict(feeds))
 
 
 def time_runs(path: str, feeds: dict[str, np.ndarray]) -> float:

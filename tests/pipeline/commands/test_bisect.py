@@ -91,7 +91,6 @@ def test_a_configuration_brings_its_model_and_its_recipe(block: Path) -> None:
     assert [line for line in shown.stderr.splitlines() if line.startswith("bisect: ")] == [
         "bisect: exporting the model",
         "bisect: running the recipe",
-        "bisect: halving a call of several passes",
     ]
     assert ask("block.yaml", "--lost", "qkv", "--recipe", "nop").exit_code == 1, "another recipe"
     refused = ask("block.yaml", "--lost", "qvk").exception

@@ -118,5 +118,5 @@ def test_two_at_once_cannot_write_one_table(tmp_path: Path) -> None:
 
 
 def test_keys_are_distinct(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="these have one together: a"):
+    with pytest.raises(UsageError, match="these have one together: a"):
         run_jobs([Job("a", functions.bug), Job("a", functions.bug)], LocalProcesses(1), tmp_path / "t", {})

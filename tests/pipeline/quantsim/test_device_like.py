@@ -71,7 +71,7 @@ def test_a_relu_that_onnxruntime_drops_is_named(activations: str, dtype: str, tm
     if dtype:
         assert lost > 5
         assert device.dropped == (DroppedOperator("Relu", "r", dtype),)
-        assert f"such as the Relu of 'r' in front of {dtype}" in " ".join(device.notes())
+        assert f"such as the Relu of 'r' before {dtype}" in " ".join(device.notes())
     else:
         assert lost < 1
         assert (device.dropped, list(device.notes())) == ((), [])
