@@ -114,6 +114,15 @@ def test_the_headline_does_not_hide_what_was_lost(tmp_path: Path) -> None:
     assert "lost to onnxsim/fuse_attention" in [panel.note for panel in page.groups[0].figures[0].panels]
 
 
+def test_the_step_that_is_left_in_place_is_named_for_a_loss(tmp_path: Path) -> None:
+    lost = (StructureVerdict("qkv", "layers.0", "", False, "onnxsim"),)
+    reverted = row("onnxsim", Status.REVERTED, lost=("qkv layers.0",))
+    left = row("fuse_qkv", after=7, lost=("qkv layers.0",))
+    (group,) = page_of(report(reverted, left, structures=lost), pictures(), tmp_path).groups
+    assert [entry.broken_by for entry in group.rows] == ["fuse_qkv"]
+    assert "lost to fuse_qkv" in [panel.note for panel in group.figures[0].panels]
+
+
 def test_a_tab_says_how_the_run_ended(tmp_path: Path) -> None:
     lost = (StructureVerdict("qkv", "layers.0", "", False, "onnxsim/fuse_attention"),)
     ends = [report(), report(structures=lost), report(failure="no", exit_code=2), report(not_compared="no weights")]
