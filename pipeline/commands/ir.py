@@ -182,7 +182,7 @@ def _check_file(file: Path) -> None:
 
 
 def _load_weights(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
-    from pipeline.torch_ir.stored import tied_names
+    from pipeline.torch_ir.weights import tied_names
 
     try:  # not strictly: of tied weights, a checkpoint has one
         missing, unknown = module.load_state_dict(state, strict=False)

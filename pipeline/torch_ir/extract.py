@@ -28,12 +28,12 @@ from pipeline.importers.from_torch.modules import every_module, every_path, ever
 from pipeline.importers.from_torch.refusals import refuse_lost_writes, refuse_unfaithful
 from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Role, check
-from pipeline.torch_ir.document.nodes import key_of, stored_values
 from pipeline.torch_ir.errors import ConversionError, ExportError, a_module, arguments, by_name, mistaken, warn
 from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.registry import REGISTERED, apply_conversions
-from pipeline.torch_ir.stored import find_unsaved_buffers, merge_tied, recompute_buffers, tied_in, tied_names
 from pipeline.torch_ir.tree import CallSignature, dim_names, inputs_of, signature_of, signature_of_ends
+from pipeline.torch_ir.weights import find_unsaved_buffers, merge_tied, recompute_buffers, tied_in, tied_names
 
 
 def is_meta_tensor(tensor: Any) -> bool:
