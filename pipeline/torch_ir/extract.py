@@ -20,7 +20,7 @@ from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
 from pipeline.export.trace import separate_memory, trace_module
 from pipeline.export.tree import leaves_with_path, not_dense
-from pipeline.export.user_code import advice_on_type
+from pipeline.export.user_code import advice_on_trace
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.layer_dedup import TracedWhole, deduplicate_layers
@@ -127,7 +127,7 @@ def export_program(
         with preserve_module_state(model):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
-        if advice := advice_on_type(error):
+        if advice := advice_on_trace(error):
             raise ExportError(f"Failed to export model: {advice}") from error
         raise ExportError(
             f"Failed to export model: {type(error).__name__}: {error}\n"
