@@ -16,7 +16,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
-from pipeline.export.caches import register_caches
 from pipeline.export.call_watch import TensorBefore, Watch, capture_output, watch_call
 from pipeline.export.inputs import (
     InputSpec,
@@ -29,10 +28,18 @@ from pipeline.export.inputs import (
     shape_text,
     with_own_names,
 )
+from pipeline.export.meta_init import is_weightless, take_buffers
 from pipeline.export.source import Example, TorchSource
-from pipeline.export.tree import input_tensors, named_leaves, not_dense, output_tensors, parameter_names, refill
+from pipeline.export.tree import (
+    input_tensors,
+    named_leaves,
+    not_dense,
+    output_tensors,
+    parameter_names,
+    refill,
+    register_caches,
+)
 from pipeline.export.user_code import first_line, where_raised
-from pipeline.export.weight_free.meta_init import is_weightless, take_buffers
 from pipeline.runtime.tensors import dtype_name, to_torch
 
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from passes.proof.numbers import Tolerance, tolerance_for
 from passes.suggest import with_article
-from pipeline.export.caches import register_caches
+from pipeline.export.tree import register_caches
 from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
 from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.arguments import feed
