@@ -2,8 +2,8 @@
 
 transformers' key/value caches are such trees too, so that torch.export takes and returns them. torch keeps one table of
 tree types for the process; a type is registered once, and only when a model can return it. transformers registers some
-caches itself, depending on its release, and its functions make tensors while they rebuild a cache: torch's decomposition
-then misses them among its constants (torch 2.13). Ours passes every tensor through.
+caches itself, depending on its release, and its functions make tensors while they rebuild a cache: torch then misses
+them among the constants when it decomposes (torch 2.13). Ours passes every tensor through.
 """
 
 from __future__ import annotations

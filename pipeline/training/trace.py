@@ -37,8 +37,9 @@ from pipeline.training.frozen_numbers import (
     RefusedCalls,
     place_outside,
 )
+from pipeline.training.mixed_norms import MixedNorms
 from pipeline.training.refusals import refuse_module
-from pipeline.training.step_function import Clipping, MixedNorms, StepFunction
+from pipeline.training.step_function import Clipping, StepFunction
 
 
 @dataclass(frozen=True, slots=True)
