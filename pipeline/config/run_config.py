@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
@@ -12,6 +14,7 @@ import yaml
 from pydantic import (
     Field,
     ModelWrapValidatorHandler,
+    PrivateAttr,
     StrictStr,
     ValidationError,
     ValidationInfo,
@@ -33,7 +36,7 @@ from pipeline.config.sections import (
 )
 from pipeline.config.train import TrainConfig
 from pipeline.config.yaml_source import Document, Marks, check_plain, describe, parse_value, to_config_error
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, OnnxlineError
 
 SUFFIXES: Final = (".yaml", ".yml")
 
@@ -109,6 +112,18 @@ SCHEMA_ID: Final = "urn:onnxline:run-config:1"
 """The number rises when a release refuses a configuration that was valid before."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Origin:
+    """What a configuration was read from, which does not count when two are compared."""
+
+    document: Document
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Origin)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class RunConfig(Section):
     """One run, as resolved: bases merged, overrides applied, relative paths made absolute."""
 
@@ -121,6 +136,7 @@ class RunConfig(Section):
     quantsim: QuantSimConfig | None = None
     train: TrainConfig | None = None
     report: Section = Field(default_factory=Section)  # reserved: no keys yet
+    _origin: _Origin = PrivateAttr(default_factory=lambda: _Origin(Document({})))
 
     @model_validator(mode="before")
     @classmethod
@@ -165,11 +181,28 @@ class RunConfig(Section):
     @classmethod
     def _explain_mistakes(cls, data: Any, validate: ModelWrapValidatorHandler[RunConfig], info: ValidationInfo) -> Any:
         """Raise the sentences of a ConfigError, for a file as for the class that is called with keywords."""
+        known = info.context or {"document": Document(data, Marks.none("RunConfig")), "title": "RunConfig"}
         try:
-            return validate(data)
+            config = validate(data)
         except ValidationError as error:
-            known = info.context or {"document": Document(data, Marks.none("RunConfig")), "title": "RunConfig"}
             raise to_config_error(error, cls, known["document"], known["title"]) from None
+        config._origin = _Origin(known["document"])
+        return config
+
+    @contextmanager
+    def name_keys(self) -> Iterator[None]:
+        """Add file, line and key to an error that is raised inside, if the first name in quotes stands in a file."""
+        try:
+            yield
+        except OnnxlineError as error:
+            said = str(error)
+            quoted = re.search(r"'([^']+)'", said)
+            place, key = self._origin.document.find(quoted[1]) if quoted else ("", "")
+            if place:
+                name = key.partition("[")[0]
+                said = said.removeprefix(f"{name}: ").removeprefix(f"{name.rpartition('.')[2]}: ")
+                error.args = (f"{place}: {key}: {said}",)
+            raise
 
     @property
     def checkpoint(self) -> str | None:

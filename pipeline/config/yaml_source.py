@@ -60,6 +60,24 @@ class Document:
     data: dict[str, Any]
     marks: Marks = field(default_factory=lambda: Marks({}))
 
+    def find(self, name: str) -> tuple[str, str]:
+        """(`file:line`, `passes.keep[0]`) of the first key or value `name`, also of `name:function`.
+
+        Two empty texts if no file has it.
+        """
+        pending: list[tuple[KeyPath, Any]] = [((), self.data)]
+        while pending:
+            path, value = pending.pop(0)
+            place = self.marks.place(path)
+            is_named = (
+                path[-1:] == (name,) or value == name or (isinstance(value, str) and value.startswith(f"{name}:"))
+            )
+            if is_named and re.search(r":\d+$", place):
+                return place, _key_text(path)
+            items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+            pending += [((*path, key), item) for key, item in items]
+        return "", ""
+
 
 _TAG = "tag:yaml.org,2002:"
 _DROPPED = {f"{_TAG}timestamp", f"{_TAG}value"}
@@ -405,6 +423,7 @@ def _says(text: str) -> Callable[[Mapping[str, Any]], str]:
 EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "int_type": _says("an integer"),
     "float_type": _says("a number"),
+    "float_parsing": _says("a number"),
     "string_type": _says("text"),
     "bool_type": _says("true or false"),
     "dict_type": _says("a mapping"),

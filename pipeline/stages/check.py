@@ -34,18 +34,19 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     Raises:
         UsageError, PolicyError: one of them is wrong; the message suggests the nearest known one.
     """
-    _check_paths(config)
-    refuse_export_keys(config)
-    _check_extras(config)
-    if config.runtime.native and "plan" in config.runtime.chosen:
-        find_compiler()
-    if config.passes.encodings is not None:
-        read_aimet(Path(config.passes.encodings))
-    steps = steps_of(config.passes.recipe)
-    if not workspace.load(STAGE, _key(config), bool):
-        policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
-        with open_context() as context:
-            check_names(flatten(steps), policy, context)
+    with config.name_keys():
+        _check_paths(config)
+        refuse_export_keys(config)
+        _check_extras(config)
+        if config.runtime.native and "plan" in config.runtime.chosen:
+            find_compiler()
+        if config.passes.encodings is not None:
+            read_aimet(Path(config.passes.encodings))
+        steps = steps_of(config.passes.recipe)
+        if not workspace.load(STAGE, _key(config), bool):
+            policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
+            with open_context() as context:
+                check_names(flatten(steps), policy, context)
     return steps
 
 

@@ -84,7 +84,8 @@ class TrainRun:
     def __init__(
         self, config: RunConfig, out: Path | None = None, observer: Observer = lambda _: None, *, anew: bool = False
     ) -> None:
-        self._config, self._train = config, check_train(config)
+        with config.name_keys():
+            self._config, self._train = config, check_train(config)
         self._workspace = Workspace(out or Path("runs") / f"{config.name}-train")
         self._observer, self._anew = observer, anew
         self._log = RunLog()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from passes.errors import PolicyError
 from pipeline.config import PassesConfig, RunConfig
 from pipeline.errors import ConfigError
 
@@ -268,3 +269,28 @@ def test_a_model_where_a_configuration_is_expected_is_refused(tmp_path: Path) ->
     (tmp_path / "m.onnx").write_bytes(b"\x08\x0a\x80\xff")
     with pytest.raises(ConfigError, match=r"m\.onnx: cannot be read: it is not UTF-8 text; expected a YAML config"):
         RunConfig.from_yaml(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("keep: no structure named 'qkw'", "{file}:4: passes.keep[1]: no structure named 'qkw'"),
+        (
+            "pass 'split-qkv' has no option 'x'",
+            "{file}:6: passes.recipe[0].split-qkv: pass 'split-qkv' has no option 'x'",
+        ),
+        ("model.factory: found 'x.py'", "{file}:2: model.factory: found 'x.py'"),
+        ("no file 'elsewhere'", "no file 'elsewhere'"),
+        ("nothing is quoted", "nothing is quoted"),
+    ],
+)
+def test_a_mistake_that_is_found_later_has_the_file_and_the_key(tmp_path: Path, said: str, expected: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "model:\n  factory: x.py\npasses:\n  keep: [qkv, qkw]\n  recipe:\n    - split-qkv: {x: 1}\n", encoding="utf-8"
+    )
+    config = RunConfig.from_yaml(file)
+    with pytest.raises(PolicyError) as caught, config.name_keys():
+        raise PolicyError(said)
+    assert str(caught.value) == expected.format(file=file)
+    assert config == RunConfig.from_mapping(config.to_mapping())
