@@ -45,7 +45,7 @@ from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import OnnxlineError
 from pipeline.export import TorchSource, export_onnx, load_source
 from pipeline.export.call_watch import capture_output
-from pipeline.export.inputs import draw_inputs
+from pipeline.export.source import draw_inputs
 from pipeline.workspace import own_code_digest, versions
 
 FOLDER: Final = Path("runs/benchmarks")

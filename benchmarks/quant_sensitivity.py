@@ -29,8 +29,8 @@ from benchmarks.measure import machine, versions_line
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, RunConfig
-from pipeline.export.inputs import draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
+from pipeline.export.source import draw_inputs, named_dims
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.noise import Layer, count_needed_samples, estimate_sensitivity, find_layers

@@ -249,8 +249,8 @@ def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, c
 
     from pipeline.export import Example, as_configured
     from pipeline.export.build_source import assemble
-    from pipeline.export.inputs import with_dynamic_shapes
     from pipeline.export.load import check_dims
+    from pipeline.export.source import with_dynamic_shapes
 
     if isinstance(args, torch.Tensor):
         args = (args,)

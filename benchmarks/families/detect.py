@@ -19,7 +19,7 @@ from passes.structures import STRUCTURES, Instance
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import ExportConfig
 from pipeline.export import TorchSource, export_onnx, load_source
-from pipeline.export.inputs import draw_inputs
+from pipeline.export.source import draw_inputs
 
 QKV = STRUCTURES["qkv"]
 NOISE = 0.1

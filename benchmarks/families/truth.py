@@ -19,8 +19,7 @@ from torch.utils import _pytree as pytree
 
 from passes.weights.stand_ins import digest_of
 from pipeline.export.call_watch import capture_output
-from pipeline.export.inputs import draw_inputs
-from pipeline.export.source import TorchSource
+from pipeline.export.source import TorchSource, draw_inputs
 from pipeline.export.tree import refill
 from pipeline.runtime.tensors import to_torch
 

@@ -10,13 +10,7 @@ from typing import Any, Final, Self
 import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-from passes.bisect import (
-    BUDGET_S,
-    Bisection,
-    bisect,
-    bisection_as_data,
-    bisection_text,
-)
+from passes.bisect import BUDGET_S, Bisection, bisect, bisection_as_data, bisection_text
 from passes.context import open_context
 from passes.policy.policy import unknown_structure
 from passes.recipe.recipe import steps_of

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a misspelt name does not
     import numpy as np
 
     from pipeline.config import RunConfig
-    from pipeline.export.inputs import InputSpec
+    from pipeline.export.source import InputSpec
     from pipeline.ir import Graph
     from pipeline.verify.backends import RunnableModel
     from pipeline.verify.divergence import BackendComparison, Divergence, InputValue, ValueStatistics
@@ -170,7 +170,7 @@ class Subject:
             SourceError: a file cannot be read, or its arrays do not fit the inputs.
         """
         from pipeline.config import DEFAULT_SIZES
-        from pipeline.export.inputs import draw_inputs, named_dims
+        from pipeline.export.source import draw_inputs, named_dims
         from pipeline.verify.user_inputs import read_inputs, read_samples
 
         if file is not None:
@@ -227,7 +227,7 @@ def _open_ir(path: Path, weights: Path | None) -> Subject:
     if not path.is_file():
         raise UsageError(f"there is no file {path}; expected an IR, as `onnxline ir extract` or a run writes it")
     from pipeline.config import InputConfig
-    from pipeline.export.inputs import input_spec
+    from pipeline.export.source import input_spec
     from pipeline.runtime.slots import with_weights
     from pipeline.torch_ir import load_weights
     from pipeline.verify.backends import GraphModel

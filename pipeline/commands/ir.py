@@ -15,9 +15,8 @@ from passes.visible import json_text
 from pipeline.commands.shared import add_command
 from pipeline.config import ModelConfig, RunConfig, split_factory
 from pipeline.errors import CheckFailed, UsageError
-from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import load_source
-from pipeline.export.source import OnnxSource, TorchSource
+from pipeline.export.source import OnnxSource, TorchSource, with_dynamic_shapes
 from pipeline.terminal import print_line, print_text
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `onnxline --help` does not need it

@@ -26,14 +26,7 @@ from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
 from passes.visible import HIDDEN
 from pipeline.config.paths import anchor_paths, apply_overrides, describe_absence, is_reference, merge, read_with_bases
 from pipeline.config.quantsim import QuantSimConfig
-from pipeline.config.sections import (
-    ExportConfig,
-    ModelConfig,
-    PassesConfig,
-    RuntimeConfig,
-    Section,
-    VerifyConfig,
-)
+from pipeline.config.sections import ExportConfig, ModelConfig, PassesConfig, RuntimeConfig, Section, VerifyConfig
 from pipeline.config.train import TrainConfig
 from pipeline.config.yaml_source import Document, Marks, check_plain, describe, parse_value, to_config_error
 from pipeline.errors import ConfigError, OnnxlineError
@@ -113,13 +106,13 @@ SCHEMA_ID: Final = "urn:onnxline:run-config:1"
 
 
 @dataclass(frozen=True, eq=False)
-class _Origin:
+class _ConfigOrigin:
     """What a configuration was read from, which does not count when two are compared."""
 
     document: Document
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Origin)
+        return isinstance(other, _ConfigOrigin)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -136,7 +129,7 @@ class RunConfig(Section):
     quantsim: QuantSimConfig | None = None
     train: TrainConfig | None = None
     report: Section = Field(default_factory=Section)  # reserved: no keys yet
-    _origin: _Origin = PrivateAttr(default_factory=lambda: _Origin(Document({})))
+    _origin: _ConfigOrigin = PrivateAttr(default_factory=lambda: _ConfigOrigin(Document({})))
 
     @model_validator(mode="before")
     @classmethod
@@ -186,7 +179,7 @@ class RunConfig(Section):
             config = validate(data)
         except ValidationError as error:
             raise to_config_error(error, cls, known["document"], known["title"]) from None
-        config._origin = _Origin(known["document"])
+        config._origin = _ConfigOrigin(known["document"])
         return config
 
     @contextmanager

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import load_source
-from pipeline.export.source import Example, OnnxSource, Source, TorchSource
+from pipeline.export.source import Example, InputSpec, OnnxSource, Source, TorchSource, draw_inputs, named_dims
 
 if TYPE_CHECKING:
     from pipeline.export.exported import ExportedModel, save_model

@@ -17,8 +17,11 @@ from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
 from pipeline.export.call_watch import TensorBefore, Watch, capture_output, watch_call
-from pipeline.export.inputs import (
+from pipeline.export.checkpoint import is_weightless, take_buffers
+from pipeline.export.source import (
+    Example,
     InputSpec,
+    TorchSource,
     draw_inputs,
     input_spec,
     is_float,
@@ -28,8 +31,6 @@ from pipeline.export.inputs import (
     shape_text,
     with_own_names,
 )
-from pipeline.export.meta_init import is_weightless, take_buffers
-from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import (
     input_tensors,
     named_leaves,

@@ -16,9 +16,8 @@ from onnx_ir.passes.common import NameFixPass
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.export.external_weights import Pieces, refer
-from pipeline.export.inputs import InputSpec
 from pipeline.export.shards import Shards
-from pipeline.export.source import TorchSource
+from pipeline.export.source import InputSpec, TorchSource
 
 
 def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:

@@ -15,9 +15,8 @@ from torch.utils import _pytree as pytree
 from pipeline.config import ModelConfig, locate
 from pipeline.errors import SourceError
 from pipeline.export.build_source import assemble, draw_biases
-from pipeline.export.checkpoint import read_checkpoint
+from pipeline.export.checkpoint import read_checkpoint, without_weights
 from pipeline.export.external_weights import best_rule, names_of
-from pipeline.export.meta_init import without_weights
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.user_code import call_user_code, load_function
 

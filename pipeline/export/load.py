@@ -11,8 +11,7 @@ from passes.load import load_model
 from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
 from pipeline.errors import ConfigError, SourceError, Unsupported
-from pipeline.export.inputs import InputSpec, input_spec, named_dims, shape_text
-from pipeline.export.source import OnnxSource, Source
+from pipeline.export.source import InputSpec, OnnxSource, Source, input_spec, named_dims, shape_text
 
 
 def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> Source:

@@ -18,10 +18,8 @@ from pipeline.config import ModelConfig, TransformersConfig, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.call_watch import capture_output
-from pipeline.export.checkpoint import NAMES, read_checkpoint
-from pipeline.export.inputs import named_dims
-from pipeline.export.meta_init import without_weights
-from pipeline.export.source import TorchSource
+from pipeline.export.checkpoint import NAMES, read_checkpoint, without_weights
+from pipeline.export.source import TorchSource, named_dims
 from pipeline.export.transformers_defaults import notes_on_experts, set_experts, sub_configs, with_derived_inputs
 from pipeline.export.user_code import first_line
 

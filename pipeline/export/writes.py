@@ -21,8 +21,7 @@ from passes.suggest import plural
 from pipeline.config import ExportConfig, InputConfig
 from pipeline.errors import ConfigError, Unsupported
 from pipeline.export.call_watch import capture_output, shorten
-from pipeline.export.inputs import InputSpec, input_spec, is_float
-from pipeline.export.source import Lifted, TorchSource, with_names
+from pipeline.export.source import InputSpec, Lifted, TorchSource, input_spec, is_float, with_names
 from pipeline.export.trace import trace_module
 from pipeline.export.tree import input_tensors
 from pipeline.export.user_code import advice_on_trace, first_line

@@ -17,13 +17,7 @@ from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
 from pipeline.quantsim.suggest import Suggestion, suggestion_text, weight_bytes
-from pipeline.report.model import (
-    Quantization,
-    QuantizedLayer,
-    QuantizedOutput,
-    QuantizedStructure,
-    QuantizedTensor,
-)
+from pipeline.report.model import Quantization, QuantizedLayer, QuantizedOutput, QuantizedStructure, QuantizedTensor
 
 FORMAT_VERSION: Final = 2
 """Version of `quantsim.json`; in version 1 a ratio of null was infinite, with either sign."""

@@ -18,7 +18,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, split_factory
 from pipeline.errors import UsageError
-from pipeline.export.inputs import InputSpec
+from pipeline.export.source import InputSpec
 from pipeline.verify.user_inputs import input_files, read_samples
 from pipeline.workspace import stamp
 

@@ -34,15 +34,7 @@ from pipeline.importers.from_onnx.source import FilePayload
 from pipeline.ir.graph import Graph, Payload, Role, Value
 from pipeline.ir.json import to_json
 from pipeline.ir.text import to_text
-from pipeline.planning import (
-    ExecutionPlan,
-    PlanFile,
-    StoredBytes,
-    check_plan,
-    encode_plans,
-    map_memory,
-    parse_regions,
-)
+from pipeline.planning import ExecutionPlan, PlanFile, StoredBytes, check_plan, encode_plans, map_memory, parse_regions
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.stages.export import key_of_parameter

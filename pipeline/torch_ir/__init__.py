@@ -1,12 +1,6 @@
 """The API of pytorch-ir on our IR: change `from torch_ir import …` to `from pipeline.torch_ir import …`."""
 
-from pipeline.torch_ir.errors import (
-    ConversionError,
-    ExecutionError,
-    ExportError,
-    SerializationError,
-    WeightLoadError,
-)
+from pipeline.torch_ir.errors import ConversionError, ExecutionError, ExportError, SerializationError, WeightLoadError
 from pipeline.torch_ir.executor import IRExecutor, execute_ir
 from pipeline.torch_ir.extract import convert_exported_program, export_model, extract_ir
 from pipeline.torch_ir.ir import IR, deserialize_ir, load_ir, save_ir, serialize_ir, validate_ir

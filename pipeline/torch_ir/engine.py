@@ -17,11 +17,7 @@ from pipeline.runtime import SizedProgram
 from pipeline.runtime.eager import Own, Step, as_traced, run_eager, walk_eager
 from pipeline.runtime.slots import with_stored
 from pipeline.torch_ir.calls import find_known_operator
-from pipeline.torch_ir.checks import (
-    copy_if_shared,
-    counts_from_storage,
-    refuse_other_moves,
-)
+from pipeline.torch_ir.checks import copy_if_shared, counts_from_storage, refuse_other_moves
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.weights import fits_shape, misfit

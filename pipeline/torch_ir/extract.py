@@ -15,8 +15,7 @@ from torch.export import ExportedProgram
 
 from passes.run.gc_pause import pause_collector
 from pipeline.errors import InternalError, Unsupported, UsageError
-from pipeline.export.inputs import InputSpec
-from pipeline.export.source import TorchSource
+from pipeline.export.source import InputSpec, TorchSource
 from pipeline.export.trace import separate_memory, trace_module
 from pipeline.export.tree import leaves_with_path, not_dense, register_caches
 from pipeline.export.user_code import advice_on_trace

@@ -20,15 +20,7 @@ from pipeline.torch_ir.constants import THRESHOLD, read_constant, write_constant
 from pipeline.torch_ir.document import FORMAT_VERSION, IRDocument, read_head, read_signature, write_signature
 from pipeline.torch_ir.errors import TEXT, SerializationError, a_number, mistaken, parse, path_of, report_unexpected
 from pipeline.torch_ir.files import explain_errors, parse_json
-from pipeline.torch_ir.nodes import (
-    ConstantView,
-    NodeSequence,
-    OpNode,
-    TensorMeta,
-    key_of,
-    meta_of,
-    stored_values,
-)
+from pipeline.torch_ir.nodes import ConstantView, NodeSequence, OpNode, TensorMeta, key_of, meta_of, stored_values
 from pipeline.torch_ir.reader import read_graph
 from pipeline.torch_ir.tree import CallSignature
 

@@ -26,22 +26,14 @@ from passes.weights.detached import detach, inner_tensors
 from passes.weights.files import save
 from pipeline.authoring import Model
 from pipeline.authoring.fit import Schedule
-from pipeline.config import (
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    ScheduleConfig,
-    TrainConfig,
-    locate,
-)
+from pipeline.config import ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, locate
 from pipeline.errors import SourceError, UsageError
 from pipeline.events import Note, Observer
 from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.checkpoint import read_checkpoint
 from pipeline.export.factory import call_factory, load_weights, plain_module
-from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import check_dims, load_source, read_onnx_file
-from pipeline.export.source import Example, TorchSource
+from pipeline.export.source import Example, TorchSource, with_dynamic_shapes
 from pipeline.export.user_code import load_function
 from pipeline.export.writes import as_configured
 from pipeline.quantsim import QuantSim

@@ -24,8 +24,7 @@ from passes.weights.detached import read_model
 from passes.weights.stand_ins import digest_of
 from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig
 from pipeline.errors import SourceError
-from pipeline.export.inputs import drawn_inputs, named_dims
-from pipeline.export.source import Source, TorchSource
+from pipeline.export.source import Source, TorchSource, drawn_inputs, named_dims
 
 EXACT: Final = "OUSbiu"
 """Kinds of numpy dtypes that hold neither NaN nor infinity."""

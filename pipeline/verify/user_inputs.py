@@ -16,7 +16,7 @@ from passes.suggest import nearest
 from pipeline.config import VerifyConfig, is_reference, locate, split_factory
 from pipeline.config.paths import PACKAGE, RELATIVE_TO
 from pipeline.errors import SourceError
-from pipeline.export.inputs import InputSpec, shape_text
+from pipeline.export.source import InputSpec, shape_text
 from pipeline.export.user_code import call_user_code, load_function
 
 KEY: Final = "verify.inputs"

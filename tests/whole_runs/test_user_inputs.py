@@ -16,7 +16,7 @@ from passes import Status
 from pipeline import Pipeline, RunConfig, RunResult
 from pipeline.errors import ConfigError, SourceError
 from pipeline.events import Note
-from pipeline.export.inputs import InputSpec
+from pipeline.export.source import InputSpec
 from pipeline.verify.user_inputs import read_inputs
 from tests.support.onnx_models import matrix, model_of
 from tests.support.paths import TESTS

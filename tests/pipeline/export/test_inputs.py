@@ -12,7 +12,7 @@ from passes.proof.draws import dtype_named
 from pipeline.config import DTYPES, InputConfig
 from pipeline.errors import SourceError
 from pipeline.export import InputSpec, draw_inputs
-from pipeline.export.inputs import input_spec, named_dims
+from pipeline.export.source import input_spec, named_dims
 
 X = InputSpec("x", ("batch", 8), "float32", -1.0, 1.0)
 

@@ -16,8 +16,7 @@ from pipeline.config import ExportConfig, ModelConfig, RunConfig
 from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export import as_configured, draw_inputs, export_onnx, run_torch
 from pipeline.export.build_source import assemble
-from pipeline.export.inputs import with_dynamic_shapes
-from pipeline.export.source import Example, TorchSource
+from pipeline.export.source import Example, TorchSource, with_dynamic_shapes
 from pipeline.torch_ir import ExportError, extract_ir
 
 MODEL = RunConfig.from_mapping({"model": {"factory": "net.py:make"}}).model

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.export.inputs import InputSpec
-from pipeline.export.source import Example, TorchSource
+from pipeline.export.source import Example, InputSpec, TorchSource
 from pipeline.export.trace import trace_module
 from pipeline.torch_ir import (
     ExecutionError,
