@@ -8,15 +8,14 @@ renames it in the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from onnx import GraphProto, TensorProto
 
-from passes.graph.index import GraphIndex, computed_values, initializers_of, replace_all_uses_with
+from passes.graph.index import GraphIndex, initializers_of, names_in, replace_all_uses_with
 from passes.graph.op_facts import BIAS, COMMUTATIVE, RESHAPES
-from passes.graph.traversal import every_graph
 from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import PRODUCTS, ReplacedNodes
@@ -266,7 +265,7 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     index = GraphIndex(graph)
     signature = index.inputs.keys() | index.outputs.keys()
     settled = signature | initializers_of(source.proto.graph).keys()
-    taken = signature | {name for inner in every_graph(graph) for name in _names_in(inner)}
+    taken = names_in(graph)
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:
         sources = annotations_of(tensor).replaced
@@ -295,12 +294,6 @@ def _name_for(sources: Sequence[str], form: str) -> str:
     common = [column[0] for column in zip(*(path[:-1] for path in paths), strict=False) if len(set(column)) == 1]
     endings = {path[-1] for path in paths}
     return ".".join([*common, *(endings if len(endings) == 1 else [])] or [sources[0]]) + f"_{form}"
-
-
-def _names_in(graph: GraphProto) -> Iterator[str]:
-    yield from (entry.name for entry in (*graph.input, *graph.initializer, *graph.value_info))
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    yield from computed_values(graph.node)
 
 
 def _rename(graph: GraphProto, names: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from passes.graph.inference import types_of
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import every_node
 from passes.provenance.annotations import annotations_of
-from passes.rewrites.decompose_attention import is_attention
+from passes.rewrites.attention_operators import is_attention
 from passes.structures import STRUCTURES
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
