@@ -197,11 +197,11 @@ def values_read(nodes: Sequence[NodeProto]) -> list[str]:
     return [name for name in dict.fromkeys(name for node in nodes for name in reads_of(node)) if name not in computed]
 
 
-def names_in(graph: GraphProto) -> set[str]:
-    """Every name of a value in `graph` and in its bodies, and of their nodes."""
+def value_names(graph: GraphProto) -> set[str]:
+    """Every name of a value in `graph` and in its bodies."""
     names: set[str] = set()
     for inner in every_graph(graph):
-        declared = (*inner.input, *inner.output, *inner.initializer, *inner.value_info, *inner.node)
+        declared = (*inner.input, *inner.output, *inner.initializer, *inner.value_info)
         names.update(entry.name for entry in declared)
         names.update(sparse.values.name for sparse in inner.sparse_initializer)
         names.update(name for node in inner.node for name in (*node.input, *node.output))

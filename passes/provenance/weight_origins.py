@@ -14,7 +14,7 @@ from typing import Final
 
 from onnx import GraphProto, TensorProto
 
-from passes.graph.index import GraphIndex, initializers_of, names_in, replace_all_uses_with
+from passes.graph.index import GraphIndex, initializers_of, replace_all_uses_with, value_names
 from passes.graph.op_facts import BIAS, COMMUTATIVE, RESHAPES
 from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph
 from passes.matching.node_matching import NodeMatching
@@ -265,7 +265,7 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     index = GraphIndex(graph)
     signature = index.inputs.keys() | index.outputs.keys()
     settled = signature | initializers_of(source.proto.graph).keys()
-    taken = names_in(graph)
+    taken = value_names(graph)
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:
         sources = annotations_of(tensor).replaced
@@ -311,17 +311,17 @@ def part_name(name: str, part: str) -> str:
     return f"{stem}.{part}.{last}" if dot and last in ("weight", "bias") else f"{name}.{part}"
 
 
-def free_name(name: str, taken: Collection[str]) -> str:
-    """`name`, or where it is taken the first of `name_2`, `name_3`, … that is free."""
-    candidate, number = name, 1
+def free_name(name: str, taken: Collection[str], second: int = 2) -> str:
+    """`name`, or where it is taken the first of `name_2`, `name_3`, … that is free; counted from `second`."""
+    candidate, number = name, second
     while candidate in taken:
-        number += 1
         candidate = f"{name}_{number}"
+        number += 1
     return candidate
 
 
-def take_name(name: str, taken: set[str]) -> str:
+def take_name(name: str, taken: set[str], second: int = 2) -> str:
     """`free_name`, and add the result to `taken`."""
-    name = free_name(name, taken)
+    name = free_name(name, taken, second)
     taken.add(name)
     return name

@@ -61,7 +61,7 @@ def _replace_attention(model: DetachedModel) -> tuple[DetachedModel, list[str], 
         old = f"all, since opset {opset} is too old: put {{convert-opset: {{to: {OLDEST}}}}} or later before it"
         return model, [old], False
     view = GraphView(model)
-    edit, types = GraphEdit.of(view), GraphTypes.of(view)
+    edit, types = GraphEdit.of(view, second=1), GraphTypes.of(view)
     reasons = []
     for place in places:
         writer = NodeWriter(view.own[place], edit)
@@ -70,7 +70,7 @@ def _replace_attention(model: DetachedModel) -> tuple[DetachedModel, list[str], 
         except NotHandledError as reason:
             reasons.append(f"{_name_of(writer.node)}: {reason}")
             continue
-        edit.put(writer)
+        edit.replace_by(writer)
     return (edit.model(), reasons, True) if edit.removed else (model, reasons, False)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, computed_values, copy_of, initializers_of, names_in, replace_entries
+from passes.graph.index import GraphIndex, computed_values, copy_of, initializers_of, replace_entries, value_names
 from passes.graph.op_facts import first_output, op_of, opset_of
 from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
 from passes.provenance.weight_origins import mark_part, part_name, take_name
@@ -39,9 +39,9 @@ class GraphEdit(NewTensors):
     node_names: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, view: GraphView) -> GraphEdit:
+    def of(cls, view: GraphView, second: int = 2) -> GraphEdit:
         node_names = {node.name for node in view.model.proto.graph.node}
-        return cls(names_in(view.model.proto.graph), view=view, node_names=node_names)
+        return cls(value_names(view.model.proto.graph) | node_names, second=second, view=view, node_names=node_names)
 
     def state(self) -> dict[str, object]:
         """A copy of all that was collected, for `restore`."""
@@ -155,7 +155,7 @@ class GraphEdit(NewTensors):
         node.name = take_name(part_name(template.name, role), self.node_names) if template.name else ""
         self.nodes.append((self.place, node))
 
-    def put(self, writer: NodeWriter) -> None:
+    def replace_by(self, writer: NodeWriter) -> None:
         """Put the nodes of `writer` in the place of its node."""
         self.removed.add(id(writer.node))
         place = self.view.positions[first_output(writer.node)]

@@ -86,10 +86,12 @@ class NewTensors:
     tensors: list[TensorProto] = field(default_factory=list)
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
     """Description of a value → the name of the value that is added already."""
+    second: int = 2
+    """The number after the second value of one name."""
 
     def free(self, name: str) -> str:
         """Return `name`, or the next free name derived from it, and mark the result as taken."""
-        return take_name(name, self.names)
+        return take_name(name, self.names, self.second)
 
     def store(self, array: np.ndarray, name: str) -> str:
         """Store `array`, and return its name."""
@@ -125,18 +127,20 @@ class NodeWriter:
     def add_many(self, op_type: str, inputs: Sequence[str], labels: Sequence[str], **attributes: Any) -> list[str]:
         """The same with an output for each label."""
         outputs = [self.name(label) for label in labels]
-        self._append(helper.make_node(op_type, inputs, outputs, name=outputs[0], **attributes))
+        self._append(
+            helper.make_node(op_type, inputs, outputs, name=self._name_node(op_type, outputs[0]), **attributes)
+        )
         return outputs
 
     def name(self, label: str) -> str:
         """A free name NAME/LABEL for a value that is written."""
-        name = self.tensors.free(f"{self._base()}/{label}")
+        name = self.tensors.free(self._title(label))
         self._own.add(name)
         return name
 
     def constant(self, array: np.ndarray, label: str) -> str:
         """An initializer; one of equal content is used again."""
-        return self.tensors.constant(array, f"{self._base()}/{label}")
+        return self.tensors.constant(array, self._title(label))
 
     def scalar(self, value: float, dtype: int, label: str) -> str:
         return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(dtype)), label)
@@ -170,8 +174,7 @@ class NodeWriter:
         """Make `value` the node's own output `output`, by renaming it; write an Identity where `value` is an input of
         the node or already has the name of another output. Returns the name for the consumers."""
         if value not in self._own:
-            name = self.tensors.free(f"{output}/copy")
-            self._append(helper.make_node("Identity", [value], [output], name=name))
+            self._append(helper.make_node("Identity", [value], [output], name=self.tensors.free(f"{output}/copy")))
             return value
         for node in self.nodes:
             for names in (node.input, node.output):
@@ -185,5 +188,8 @@ class NodeWriter:
         node.metadata_props.extend(self.node.metadata_props)
         self.nodes.append(node)
 
-    def _base(self) -> str:
-        return self.node.name or self.node.output[0]
+    def _title(self, label: str) -> str:
+        return f"{self.node.name or self.node.output[0]}/{label}"
+
+    def _name_node(self, op_type: str, output: str) -> str:
+        return output

@@ -29,6 +29,18 @@ class UnpackedModel:
     notes: tuple[str, ...] = ()
 
 
+class _UnpackedWriter(NodeWriter):
+    """Calls values OUTPUT.LABEL and nodes NODE.OPERATOR, as all releases do: users have rules by these names."""
+
+    __slots__ = ()
+
+    def _title(self, label: str) -> str:
+        return f"{self.node.output[0]}.{LABELS.get(label, label)}"
+
+    def _name_node(self, op_type: str, output: str) -> str:
+        return f"{self.node.name}.{op_type.lower()}" if self.node.name else ""
+
+
 def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> UnpackedModel:
     """`model` with packed attention operators written out, except the operators with an output in `left`."""
     view = GraphView(model)
@@ -39,7 +51,7 @@ def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> Unpac
     markers: dict[str, str] = {}
     notes: list[str] = []
     for node in packed:
-        writer = NodeWriter(node, edit)
+        writer = _UnpackedWriter(node, edit)
         try:
             _check(writer, types)
             inputs = separate_inputs(writer, types)
@@ -48,7 +60,7 @@ def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> Unpac
             continue
         if inputs is not None:
             ENDS[op_of(node)](writer, inputs)
-            edit.put(writer)
+            edit.replace_by(writer)
             markers[node.output[0]] = inputs.marker
     return UnpackedModel(edit.model() if markers else model, markers, tuple(notes))
 
@@ -89,16 +101,29 @@ def _attend(writer: NodeWriter, inputs: SeparateInputs, mask: str, scores_bias: 
     """MultiHeadAttention, which has the keys and the values of a cache in two inputs and two outputs."""
     output, present = writer.node.output[0], [*writer.node.output[1:2]]
     pasts = [
-        writer.add("Gather", past, writer.constant(np.array(place), f"past_{name}_place"), label=f"past_{name}", axis=0)
+        writer.add("Gather", past, writer.constant(np.array(place), f"past_{name}.place"), label=f"past_{name}", axis=0)
         for place, name in enumerate(("key", "value") if past else ())
     ]
     halves = [writer.name(f"present_{name}") for name in ("key", "value")] if past or any(present) else []
     writer.end("MultiHeadAttention", [*inputs.values, "", mask, scores_bias, *pasts], [output, *halves], KEPT)
     if any(present):
         axis = writer.ints([0], "first_axis")
-        stacked = [writer.add("Unsqueeze", name, axis, label="present_half") for name in halves]
+        stacked = [
+            writer.add("Unsqueeze", half, axis, label=f"present_{name}_apart")
+            for name, half in zip(("key", "value"), halves, strict=True)
+        ]
         writer.give(writer.add("Concat", *stacked, label="present", axis=0), present[0])
 
+
+LABELS: Final[Mapping[str, str]] = {
+    "projected": "qkv_product",
+    "projected_float": "qkv_float",
+    "projected_of_input": "qkv_of_input",
+    "projected_scaled": "qkv_scaled",
+    "projected_with_bias": "qkv_biased",
+    **{f"{name}_heads": f"{name}.heads" for name in "qkv"},
+}
+"""Label of the shared reader → the label in these names."""
 
 KEPT: Final = ("num_heads", "scale", "mask_filter_value", "unidirectional")
 """The attributes that Attention and QAttention share with MultiHeadAttention."""

@@ -17,7 +17,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.context import PassContext
-from passes.graph.index import GraphIndex, names_in, replace_all_uses_with, replace_entries
+from passes.graph.index import GraphIndex, replace_all_uses_with, replace_entries, value_names
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
 from passes.provenance.weight_origins import free_name
@@ -43,7 +43,7 @@ class Untie(Step):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = model.copy_proto()
-        graph, taken = proto.graph, names_in(proto.graph)
+        graph, taken = proto.graph, value_names(proto.graph)
         index = GraphIndex(graph)
         stored, fed = index.initializers.items(), index.inputs
         tied = {name: tensor for name, tensor in stored if _is_weight(tensor) and name not in fed}

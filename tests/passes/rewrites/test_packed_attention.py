@@ -31,26 +31,26 @@ FORMS = {
     "Attention, which has the weight inside": (
         ATTENTION,
         """
-            y/projected.q = MatMul (x, qkv.q.weight)
-            y/q = Add (y/projected.q, qkv.q.bias)
-            y/projected.k = MatMul (x, qkv.k.weight)
-            y/k = Add (y/projected.k, qkv.k.bias)
-            y/projected.v = MatMul (x, qkv.v.weight)
-            y/v = Add (y/projected.v, qkv.v.bias)
-            y = MultiHeadAttention <num_heads = 4, unidirectional = 1> (y/q, y/k, y/v)""",
+            y.qkv_product.q = MatMul (x, qkv.q.weight)
+            y.q = Add (y.qkv_product.q, qkv.q.bias)
+            y.qkv_product.k = MatMul (x, qkv.k.weight)
+            y.k = Add (y.qkv_product.k, qkv.k.bias)
+            y.qkv_product.v = MatMul (x, qkv.v.weight)
+            y.v = Add (y.qkv_product.v, qkv.v.bias)
+            y = MultiHeadAttention <num_heads = 4, unidirectional = 1> (y.q, y.k, y.v)""",
     ),
     "Attention with a mask of places and a width of V of its own": (
         """g (float[2, 8, 32] x, int32[2, 8] mask) => (float[2, 8, 64] y) <float[32, 96] w, float[96] b> {
             y = com.microsoft.Attention <num_heads = 4, qkv_hidden_sizes = [16, 16, 64]> (x, w, b, mask)
         }""",
         """
-            y/projected.q = MatMul (x, w.q)
-            y/q = Add (y/projected.q, b.q)
-            y/projected.k = MatMul (x, w.k)
-            y/k = Add (y/projected.k, b.k)
-            y/projected.v = MatMul (x, w.v)
-            y/v = Add (y/projected.v, b.v)
-            y = MultiHeadAttention <num_heads = 4> (y/q, y/k, y/v, , mask)""",
+            y.qkv_product.q = MatMul (x, w.q)
+            y.q = Add (y.qkv_product.q, b.q)
+            y.qkv_product.k = MatMul (x, w.k)
+            y.k = Add (y.qkv_product.k, b.k)
+            y.qkv_product.v = MatMul (x, w.v)
+            y.v = Add (y.qkv_product.v, b.v)
+            y = MultiHeadAttention <num_heads = 4> (y.q, y.k, y.v, , mask)""",
     ),
     "GroupQueryAttention, packed": (
         """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[32, 64] w> {
@@ -62,10 +62,10 @@ FORMS = {
         """
             ends = Constant <value = int32[2] [7, 7]> ()
             total = Constant <value = int32[1] [8]> ()
-            y/q = MatMul (x, w.q)
-            y/k = MatMul (x, w.k)
-            y/v = MatMul (x, w.v)
-            y = GroupQueryAttention <kv_num_heads = 2, num_heads = 4> (y/q, y/k, y/v, , , ends, total)""",
+            y.q = MatMul (x, w.q)
+            y.k = MatMul (x, w.k)
+            y.v = MatMul (x, w.v)
+            y = GroupQueryAttention <kv_num_heads = 2, num_heads = 4> (y.q, y.k, y.v, , , ends, total)""",
     ),
     "QAttention, whose products of integers stay exact": (
         """g (uint8[2, 8, 32] x) => (float[2, 8, 32] y) <int8[32, 96] w, float[96] b> {
@@ -78,22 +78,22 @@ FORMS = {
             of_x = Constant <value = float 0.009999999776482582> ()
             of_w = Constant <value = float 0.0010000000474974513> ()
             zero = Constant <value = uint8 100> ()
-            y/projected.q = MatMulInteger (x, w.q, zero)
-            y/projected_float.q = Cast <to = 1> (y/projected.q)
-            y/projected_of_input.q = Mul (y/projected_float.q, of_x)
-            y/projected_scaled.q = Mul (y/projected_of_input.q, of_w)
-            y/q = Add (y/projected_scaled.q, b.q)
-            y/projected.k = MatMulInteger (x, w.k, zero)
-            y/projected_float.k = Cast <to = 1> (y/projected.k)
-            y/projected_of_input.k = Mul (y/projected_float.k, of_x)
-            y/projected_scaled.k = Mul (y/projected_of_input.k, of_w)
-            y/k = Add (y/projected_scaled.k, b.k)
-            y/projected.v = MatMulInteger (x, w.v, zero)
-            y/projected_float.v = Cast <to = 1> (y/projected.v)
-            y/projected_of_input.v = Mul (y/projected_float.v, of_x)
-            y/projected_scaled.v = Mul (y/projected_of_input.v, of_w)
-            y/v = Add (y/projected_scaled.v, b.v)
-            y = MultiHeadAttention <num_heads = 4> (y/q, y/k, y/v)""",
+            y.qkv_product.q = MatMulInteger (x, w.q, zero)
+            y.qkv_float.q = Cast <to = 1> (y.qkv_product.q)
+            y.qkv_of_input.q = Mul (y.qkv_float.q, of_x)
+            y.qkv_scaled.q = Mul (y.qkv_of_input.q, of_w)
+            y.q = Add (y.qkv_scaled.q, b.q)
+            y.qkv_product.k = MatMulInteger (x, w.k, zero)
+            y.qkv_float.k = Cast <to = 1> (y.qkv_product.k)
+            y.qkv_of_input.k = Mul (y.qkv_float.k, of_x)
+            y.qkv_scaled.k = Mul (y.qkv_of_input.k, of_w)
+            y.k = Add (y.qkv_scaled.k, b.k)
+            y.qkv_product.v = MatMulInteger (x, w.v, zero)
+            y.qkv_float.v = Cast <to = 1> (y.qkv_product.v)
+            y.qkv_of_input.v = Mul (y.qkv_float.v, of_x)
+            y.qkv_scaled.v = Mul (y.qkv_of_input.v, of_w)
+            y.v = Add (y.qkv_scaled.v, b.v)
+            y = MultiHeadAttention <num_heads = 4> (y.q, y.k, y.v)""",
     ),
 }
 
@@ -111,8 +111,8 @@ def test_a_cache_of_qattention_is_taken_apart() -> None:
     model = merged_model(QUANTIZED)
     result = split_and_compare(model, split_qkv, feeds_of(model))
     lines = picture(result.model)
-    assert "y/past_value = Gather <axis = 0> (past, 1)" in lines
-    assert "present = Concat <axis = 0> (y/present_half, y/present_half_2)" in lines
+    assert "y.past_value = Gather <axis = 0> (past, 1)" in lines
+    assert "present = Concat <axis = 0> (y.present_key_apart, y.present_value_apart)" in lines
     assert len(STRUCTURES["qkv"].find(result.model).instances) == 1
 
 
@@ -150,15 +150,15 @@ PACKED = {
         }""",
         """
             qkv.q = MatMul (x, w.q)
-            y/q_heads = Reshape (qkv.q, [2,8,4,8])
-            y/q = Reshape (y/q_heads, [0,0,32])
+            y.q.heads = Reshape (qkv.q, [2,8,4,8])
+            y.q = Reshape (y.q.heads, [0,0,32])
             qkv.k = MatMul (x, w.k)
-            y/k_heads = Reshape (qkv.k, [2,8,4,8])
-            y/k = Reshape (y/k_heads, [0,0,32])
+            y.k.heads = Reshape (qkv.k, [2,8,4,8])
+            y.k = Reshape (y.k.heads, [0,0,32])
             qkv.v = MatMul (x, w.v)
-            y/v_heads = Reshape (qkv.v, [2,8,4,8])
-            y/v = Reshape (y/v_heads, [0,0,32])
-            y = MultiHeadAttention <num_heads = 4> (y/q, y/k, y/v)""",
+            y.v.heads = Reshape (qkv.v, [2,8,4,8])
+            y.v = Reshape (y.v.heads, [0,0,32])
+            y = MultiHeadAttention <num_heads = 4> (y.q, y.k, y.v)""",
     ),
     "K and V": (
         """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[32, 32] wq, float[32, 64] w> {
@@ -170,12 +170,12 @@ PACKED = {
         """
             q = MatMul (x, wq)
             kv.k = MatMul (x, w.k)
-            y/k_heads = Reshape (kv.k, [2,8,4,8])
-            y/k = Reshape (y/k_heads, [0,0,32])
+            y.k.heads = Reshape (kv.k, [2,8,4,8])
+            y.k = Reshape (y.k.heads, [0,0,32])
             kv.v = MatMul (x, w.v)
-            y/v_heads = Reshape (kv.v, [2,8,4,8])
-            y/v = Reshape (y/v_heads, [0,0,32])
-            y = MultiHeadAttention <num_heads = 4> (q, y/k, y/v)""",
+            y.v.heads = Reshape (kv.v, [2,8,4,8])
+            y.v = Reshape (y.v.heads, [0,0,32])
+            y = MultiHeadAttention <num_heads = 4> (q, y.k, y.v)""",
     ),
 }
 
