@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import permutations
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -16,7 +14,7 @@ from passes.diff.types import InitializerChange, label_of
 from passes.graph.formatting import format_tensor_type
 from passes.matching.flat_graph import FlatGraph
 from passes.provenance import annotations_of, form_of
-from passes.weights.detached import DetachedModel
+from passes.weights.relations import TensorForms
 
 Stored = tuple[int, int]
 """The ids, before and after, of two values that matched nodes read at the same place: tensors whose content differs, or
@@ -87,21 +85,19 @@ def _forms(
     """
     before, after = matched.same.before, matched.same.after
     by_name = _tensors_by_name(before)
-    contents = _Contents(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
+    forms = TensorForms(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
     tensors: dict[int, tuple[str, tuple[int, ...]]] = {}
     for new in come:
         tensor = after.tensors[new]
         if tensor.data_type == TensorProto.STRING or math.prod(tensor.dims) < 2:
             continue
         digest = matched.after.digest(tensor)
-        if new in paired:
-            old = paired[new]
-            form = _Contents(matched.before, {old: before.tensors[old]}).form_of(tensor, digest)
-        else:
-            form = contents.form_of(tensor, digest)
+        known = paired.get(new)
+        own = forms if known is None else TensorForms(matched.before, {known: before.tensors[known]})
+        form, old = own.find(tensor, digest) or ("", -1)
         sources = tuple(by_name[name] for name in annotations_of(tensor).replaced if name in by_name)
-        if form is not None:
-            tensors[new] = form
+        if form:
+            tensors[new] = form, (old,)
         elif sources and new not in paired and form_of(tensor) in ("cast", "merged", "folded"):
             tensors[new] = (form_of(tensor), sources)
     return tensors
@@ -115,55 +111,6 @@ def _tensors_by_name(before: FlatGraph) -> dict[str, int]:
         if len(replaced) == 1:
             by_name.setdefault(replaced[0], old)
     return by_name
-
-
-class _Contents:
-    """The tensors of a model by content; each is digested once for each order of its axes that is needed."""
-
-    def __init__(self, model: DetachedModel, tensors: Mapping[int, TensorProto]) -> None:
-        self._model = model
-        self._by_dims: dict[tuple[int, ...], dict[int, TensorProto]] = defaultdict(dict)
-        """Type and sorted dims → the tensors."""
-        self._by_size: dict[tuple[int, int], dict[int, TensorProto]] = defaultdict(dict)
-        self._known: dict[Hashable, dict[str, int]] = {}
-        for place, tensor in tensors.items():
-            if tensor.dims and tensor.data_type != TensorProto.STRING:
-                self._by_size[tensor.data_type, math.prod(tensor.dims)][place] = tensor
-                self._by_dims[tensor.data_type, *sorted(tensor.dims)][place] = tensor
-
-    def form_of(self, other: TensorProto, digest: str) -> tuple[str, tuple[int, ...]] | None:
-        """The form of `other`, whose digest is given, and the tensor that it holds; None if it holds none."""
-        size = (other.data_type, math.prod(other.dims))
-        place = self._find("as they are", size, digest, lambda: self._stored_digests(size))
-        if place is not None and self._by_size[size][place].dims != other.dims:
-            return "reshaped", (place,)
-        place = self._find("turned", (other.data_type, *other.dims), digest, lambda: self._turned_digests(other))
-        return None if place is None else ("transposed", (place,))
-
-    def _find(
-        self, how: str, key: tuple[int, ...], digest: str, digests: Callable[[], Iterator[tuple[str, int]]]
-    ) -> int | None:
-        """The first tensor with this digest; the first call for a `key` computes all its `digests`."""
-        if (how, key) not in self._known:
-            known = self._known[how, key] = {}
-            for digest_of_place, place in digests():
-                known.setdefault(digest_of_place, place)
-        return self._known[how, key].get(digest)
-
-    def _stored_digests(self, size: tuple[int, int]) -> Iterator[tuple[str, int]]:
-        return ((self._model.digest(tensor), place) for place, tensor in self._by_size[size].items())
-
-    def _turned_digests(self, other: TensorProto) -> Iterator[tuple[str, int]]:
-        """The digests of all tensors that, in another order of axes, have the dims of `other`."""
-        for place, tensor in self._by_dims[other.data_type, *sorted(other.dims)].items():
-            count = len(tensor.dims)
-            for axes in permutations(range(count)) if 1 < count <= MOST_AXES else ():
-                if axes != tuple(range(count)) and [tensor.dims[axis] for axis in axes] == list(other.dims):
-                    yield self._model.turned_digest(tensor, axes), place
-
-
-MOST_AXES: Final = 4
-"""The highest rank at which all orders of axes are tried."""
 
 
 def _surplus(first: FlatGraph, other: FlatGraph) -> list[int]:

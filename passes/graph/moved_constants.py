@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import GraphProto, NodeProto
@@ -57,11 +57,12 @@ def _places(node: NodeProto, shape: Shape, result: Shape) -> list[int | None]:
     if node.op_type == "Transpose":
         return [*attribute_of(node, "perm", range(len(shape))[::-1])]
     if node.op_type in RESHAPES:
-        return [_same_axis(shape, result, axis) for axis in range(len(result))]
+        return [axis_in_shape(result, shape, axis) for axis in range(len(result))]
     return [*range(len(shape))]
 
 
-def _same_axis(shape: Shape, result: Shape, axis: int) -> int | None:
-    """The axis of `shape` along which numbers lie as along `axis` of `result`."""
-    wanted = math.prod(result[:axis]), result[axis]
-    return next((place for place in range(len(shape)) if (math.prod(shape[:place]), shape[place]) == wanted), None)
+def axis_in_shape(shape: Sequence[int], other: Sequence[int], axis: int) -> int | None:
+    """The axis of `other` with the same elements as `axis` of `shape`, where both are shapes of one sequence of
+    elements; None where that axis is merged or split."""
+    wanted = math.prod(shape[:axis]), shape[axis]
+    return next((place for place in range(len(other)) if (math.prod(other[:place]), other[place]) == wanted), None)

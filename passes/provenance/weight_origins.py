@@ -27,6 +27,7 @@ from passes.provenance.annotations import (
     write_annotations,
 )
 from passes.weights.detached import DetachedModel
+from passes.weights.relations import TensorForms
 
 FORM_KEY: Final = "onnxline.form"
 """How a stored tensor was made of its weights: one of `FORMS`; absent where it is the weight itself."""
@@ -219,13 +220,11 @@ def _compare(
     before, after = models
     size = math.prod(tensor.dims)
     of_size = [candidate for candidate in weights if math.prod(candidate.dims) == size]
-    digest = after.digest(tensor) if of_size else ""
-    for weight in (candidate for candidate in of_size if candidate.data_type == tensor.data_type):
-        if before.digest(weight) == digest:
-            return "reshaped", [weight]
-        is_turned = len(weight.dims) == 2 and list(weight.dims) == list(tensor.dims)[::-1]
-        if is_turned and before.turned_digest(weight, (1, 0)) == digest:
-            return "transposed", [weight]
+    known = dict(enumerate(of_size))
+    found = TensorForms(before, known).find(tensor, after.digest(tensor)) if known else None
+    if found is not None:
+        form, place = found
+        return form or "reshaped", [known[place]]
     of_type = [candidate for candidate in weights if candidate.data_type == tensor.data_type]
     for kind_of in (_dims_of, _rank_of):  # Q, K and V may have different widths
         for kind in dict.fromkeys(map(kind_of, of_type)):
