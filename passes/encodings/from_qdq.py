@@ -15,7 +15,6 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.encodings.encoding import Encoding, Granularity, Precision, is_same_encoding
 from passes.errors import UsageError
-from passes.graph.index import GraphIndex
 from passes.graph.op_facts import attribute_of
 from passes.weights.detached import DetachedModel
 
@@ -52,9 +51,8 @@ class QdqReader:
     """Reads single operators of one model."""
 
     def __init__(self, model: DetachedModel) -> None:
-        graph = model.proto.graph
         self._model = model
-        index = GraphIndex(graph)
+        index = model.index
         self._stored = {**index.initializers, **index.constants}
         self._makers, self._readers, self._outputs = index.producers, index.consumers, index.outputs
 

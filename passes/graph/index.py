@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS, is_opaque
-from passes.graph.traversal import bodies_in, every_graph, reads_of
+from passes.graph.traversal import bodies_in, every_graph, live_nodes, reads_of
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -116,6 +116,17 @@ class GraphIndex:
             if folded.issuperset(node.input) and not is_opaque(node):
                 folded.update(node.output)
         return folded
+
+    @cached_property
+    def live(self) -> list[NodeProto]:
+        """The nodes of the graph that an output depends on, last first."""
+        assert isinstance(self.graph, GraphProto), "a function is inlined first"
+        return live_nodes(self.graph)
+
+    @cached_property
+    def live_values(self) -> frozenset[str]:
+        """The values that the live nodes make."""
+        return frozenset(computed_values(self.live))
 
     @cached_property
     def inputs(self) -> dict[str, ValueInfoProto]:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from passes.graph.index import GraphIndex, copy_of, extract, initializers_of
+from passes.graph.index import copy_of, extract
 from passes.graph.traversal import reads_of
 from passes.model.canonical import ValueDigests
 from passes.proof.gauges import Gauges, Readings
@@ -185,7 +185,7 @@ class TablesPart:
 def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[LookupTable]:
     """The tables of the source, with the number of rows that the draws have read."""
     tables = []
-    dims = {name: tuple(tensor.dims) for name, tensor in initializers_of(model.proto.graph).items()}
+    dims = {name: tuple(tensor.dims) for name, tensor in model.index.initializers.items()}
     by_value = values_of_inputs(model) if gauges.lookups else set()
     for place, lookup in enumerate(gauges.lookups):
         rows, selectors = readings.rows.get(place), readings.selectors.get(place, [])
@@ -285,7 +285,7 @@ def _has_equal_rows(model: DetachedModel, table: LookupTable) -> bool:
     lookup = table.lookup
     if lookup.stored is not None or table.rows > MOST_ROWS:
         return False
-    values = computed_constant(model, lookup.data, GraphIndex(model.proto.graph))
+    values = computed_constant(model, lookup.data, model.index)
     if values is None or values.size > MOST_ROWS:
         return False
     rows = lookup.as_rows(values)
@@ -331,7 +331,7 @@ def _part_of(source: DetachedModel, olds: Sequence[Lookup], model: DetachedModel
 
 def _copy_constants(model: DetachedModel, wanted: set[str], side: str, into: onnx.GraphProto) -> None:
     """Copy the constants called `wanted`, with the nodes and tensors that they are computed from."""
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     nodes = index.ancestors(wanted)
     for node in nodes:
         copy = into.node.add()

@@ -14,7 +14,7 @@ from typing import Final
 
 from onnx import GraphProto, TensorProto
 
-from passes.graph.index import GraphIndex, initializers_of, replace_all_uses_with, value_names
+from passes.graph.index import replace_all_uses_with, value_names
 from passes.graph.op_facts import BIAS, COMMUTATIVE, RESHAPES
 from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph
 from passes.matching.node_matching import NodeMatching
@@ -260,10 +260,9 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     where the name is taken. An initializer keeps the name of one of its weights, or of another initializer of the
     source; so does one that is an input or output.
     """
-    graph = model.proto.graph
-    index = GraphIndex(graph)
+    graph, index = model.proto.graph, model.index
     signature = index.inputs.keys() | index.outputs.keys()
-    settled = signature | initializers_of(source.proto.graph).keys()
+    settled = signature | source.index.initializers.keys()
     taken = value_names(graph)
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:

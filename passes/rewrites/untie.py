@@ -86,7 +86,7 @@ class Tie(Step):
     )
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        index = GraphIndex(model.proto.graph)
+        index = model.index
         reserved = index.inputs.keys() | index.outputs.keys()
         first: dict[Hashable, tuple[str, bool]] = {}
         same: dict[str, str] = {}

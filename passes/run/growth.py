@@ -13,7 +13,7 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-from passes.graph.index import GraphIndex, computed_values, initializers_of, replace_entries
+from passes.graph.index import computed_values, initializers_of, replace_entries
 from passes.graph.op_facts import LAYOUT_OPS, RANDOM_OPS, op_name
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of, sort_nodes
 from passes.load import byte_count
@@ -86,7 +86,7 @@ def compute_again(before: DetachedModel, after: DetachedModel) -> tuple[Detached
     if not undone:
         return after, ""
     names = [name for group in undone for name in group.names]
-    made_by = GraphIndex(before.proto.graph).producers
+    made_by = before.index.producers
     listed = [f"{op_name(made_by[name])} {name!r}" for name in names[:NAMED]]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     gain = bytes_text(sum(group.gain for group in undone))
@@ -116,7 +116,7 @@ class _FoldedGroup:
 
 
 def _folded_groups(before: DetachedModel, after: DetachedModel) -> Iterator[_FoldedGroup]:
-    index, now = GraphIndex(before.proto.graph), GraphIndex(after.proto.graph)
+    index, now = before.index, after.index
     made_by, stored, fed = index.producers, index.initializers, index.inputs
     kept = (now.initializers.keys() & stored.keys()) | now.producers.keys()
     parts: list[tuple[TensorProto, dict[str, NodeProto], dict[str, TensorProto]]] = []

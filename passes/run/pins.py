@@ -77,7 +77,7 @@ def build_pin_probe(
     If a step leaves this probe unchanged, the second pins allow no further change in the whole model. None when
     a value that is read from outside has no known type; then the step has to be tried.
     """
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     wanted = [index.producers[pin.name] for pin in (*first, *second) if pin.name in index.producers]
     chosen = {id(node) for node in (*wanted, *_layouts(wanted, index.producers))}
     nodes = [node for node in index.nodes if id(node) in chosen]

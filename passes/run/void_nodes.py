@@ -11,7 +11,6 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-from passes.graph.index import GraphIndex
 from passes.graph.op_facts import ONNX_DOMAINS, PRODUCTS
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -57,7 +56,7 @@ class _VoidNodes:
 def _count(model: DetachedModel) -> _VoidNodes:
     units = _stored_units(model)
     found = _VoidNodes()
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     made_by, constants = index.producers, {*index.initializers}
     for node in model.proto.graph.node:
         if constants.issuperset(filter(None, node.input)):  # to be folded, whatever the values are
@@ -87,7 +86,7 @@ def _is_void_batchnorm(node: NodeProto, held: list[str], made_by: dict[str, Node
 def _stored_units(model: DetachedModel) -> dict[str, str]:
     """The stored float tensors of zeros alone, or of ones alone, by name."""
     units = {}
-    for name, tensor in GraphIndex(model.proto.graph).constants.items():
+    for name, tensor in model.index.constants.items():
         if tensor.data_type not in FLOATS or model.is_unread(tensor) or tensor.data_location == TensorProto.EXTERNAL:
             continue
         array = model.array(tensor)

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import SIZES
-from passes.graph.traversal import live_nodes, reads_of
+from passes.graph.traversal import reads_of
 from passes.structures.types import Boundary, Instance
 from passes.weights.detached import DetachedModel
 
 
 def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
     """`instances` of the exported `model`, each with the graph inputs that bypass the inputs of its part."""
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     return tuple(
         replace(instance, boundary=replace(boundary, sources=frozenset(_sources(boundary, index))))
         if (boundary := instance.boundary)
@@ -32,7 +32,7 @@ def find_lost_boundaries(instances: Sequence[Instance], model: DetachedModel) ->
     A boundary is kept when the model still has its values, as they were computed or as they were read, and the outputs
     of the boundary are computed only from its inputs.
     """
-    index = GraphIndex(model.proto.graph, live_nodes(model.proto.graph))
+    index = GraphIndex(model.proto.graph, model.index.live)
     values = {*index.producers, *index.inputs, *index.initializers}
     reasons = {}
     for instance in instances:

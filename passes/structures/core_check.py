@@ -66,7 +66,7 @@ class CoreIndex:
 
     def __init__(self, model: DetachedModel) -> None:
         self._model = model
-        self._whole = GraphIndex(model.proto.graph)
+        self._whole = model.index
         self._live = GraphIndex(model.proto.graph, live_nodes(model.proto.graph, by_numbers=True))
         """Without dead nodes, which keep no structure."""
         self._nodes, self._makers = self._live.nodes, self._live.positions
