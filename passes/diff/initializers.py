@@ -21,12 +21,12 @@ Stored = tuple[int, int]
 a constant that one model stores and the other computes."""
 
 
-def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> Iterator[InitializerChange]:
+def initializer_changes(matched: ModelMatching, differing: Sequence[Stored]) -> Iterator[InitializerChange]:
     """Tensors that changed, that have another form, or were added or removed. Copies count, names do not."""
     before, after = matched.same.before, matched.same.after
     gone, come = _surplus(before, after), _surplus(after, before)
-    changed = list(dict.fromkeys(changed))
-    pairs = _pairs(before, after, gone, come, changed)
+    differing = list(dict.fromkeys(differing))
+    pairs = _pairs(before, after, gone, come, differing)
     reshaped = _forms(matched, come, gone, {new: old for old, new in pairs})
     pairs = [pair for pair in pairs if pair[1] not in reshaped]
     for old, new in sorted(pairs, key=lambda pair: after.names[pair[1]]):
@@ -38,19 +38,19 @@ def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> It
         was = tuple(before.names[old] for old in olds)
         yield InitializerChange(after.names[new], ", ".join(types), format_tensor_type(after.tensors[new]), form, was)
     listed = {old for old, _ in pairs} | {old for _, olds in reshaped.values() for old in olds}
-    yield from _removals(before, after, [old for old in gone if old not in listed], changed)
+    yield from _removals(before, after, [old for old in gone if old not in listed], differing)
     listed = {new for _, new in pairs} | reshaped.keys()
-    makers = {new: _maker(before, old) for old, new in changed if old not in before.tensors}
+    makers = {new: _maker(before, old) for old, new in differing if old not in before.tensors}
     for new in (new for new in come if new not in listed):
         shape = format_tensor_type(after.tensors[new])
         yield InitializerChange(after.names[new], "", shape, computed_by=makers.get(new, ""))
 
 
 def _pairs(
-    before: FlatGraph, after: FlatGraph, gone: Sequence[int], come: Sequence[int], changed: Sequence[Stored]
+    before: FlatGraph, after: FlatGraph, gone: Sequence[int], come: Sequence[int], differing: Sequence[Stored]
 ) -> list[Stored]:
     """Tensors that changed: pairs that matched nodes read in the same place, and other pairs of the same name."""
-    pairs = [pair for pair in changed if pair[0] in before.tensors and pair[1] in after.tensors]
+    pairs = [pair for pair in differing if pair[0] in before.tensors and pair[1] in after.tensors]
     paired = {old for old, _ in pairs} | {new for _, new in pairs}
     names = {before.names[old]: old for old in gone}
     other_names = {after.names[new]: new for new in come}
@@ -59,9 +59,9 @@ def _pairs(
 
 
 def _removals(
-    before: FlatGraph, after: FlatGraph, gone: Sequence[int], changed: Sequence[Stored]
+    before: FlatGraph, after: FlatGraph, gone: Sequence[int], differing: Sequence[Stored]
 ) -> Iterator[InitializerChange]:
-    makers = {old: _maker(after, new) for old, new in changed if new not in after.tensors}
+    makers = {old: _maker(after, new) for old, new in differing if new not in after.tensors}
     equals = {after.value_meanings[new]: after.names[new] for new in after.tensors}
     for old in gone:
         equal = equals.get(before.value_meanings[old], "")

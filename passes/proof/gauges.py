@@ -135,21 +135,21 @@ def gauges_of(model: DetachedModel) -> Gauges:
     return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), terms, nested)
 
 
-def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
+def gauges_of_changes(before: DetachedModel, after: DetachedModel) -> Gauges:
     """What gauges can measure in the nodes that passes have brought in: branches, loops, limits and comparisons.
 
     Comparisons of sizes count too, since a pass may act at one size alone. Nodes with the operator and the first output
-    of a node of `source` are not new.
+    of a node of `before` are not new.
     """
-    known = {(node.op_type, first_output(node)) for node in source.proto.graph.node}
-    nodes = [node for node in model.index.live[::-1] if node.domain in ONNX_DOMAINS]
+    known = {(node.op_type, first_output(node)) for node in before.proto.graph.node}
+    nodes = [node for node in after.index.live[::-1] if node.domain in ONNX_DOMAINS]
     new = {first_output(node): node for node in nodes if (node.op_type, first_output(node)) not in known}
-    inside = {(node.op_type, first_output(node)) for node in _nested_nodes(source)}
-    nested = [node for node in _nested_nodes(model) if node.op_type in MEASURED | COMPARISONS]
+    inside = {(node.op_type, first_output(node)) for node in _nested_nodes(before)}
+    nested = [node for node in _nested_nodes(after) if node.op_type in MEASURED | COMPARISONS]
     unseen = sum((node.op_type, first_output(node)) not in inside for node in nested)
     if not any(node.op_type in MEASURED | COMPARISONS for node in new.values()):
         return Gauges(nested=unseen)
-    every, constant = gauges_of(model), model.index.folded
+    every, constant = gauges_of(after), after.index.folded
     compared = tuple(
         Limit(name, node.op_type, name)
         for name, node in new.items()

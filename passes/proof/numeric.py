@@ -231,7 +231,7 @@ class NumericProver:
 
     def _measure_changes(self, model: DetachedModel) -> tuple[Gauges, Readings]:
         """Gauges in the nodes that passes have brought into the final `model`, and what they read."""
-        gauges = Gauges() if self._exported is None else gauges_of_changes(model, self._exported.model)
+        gauges = Gauges() if self._exported is None else gauges_of_changes(self._exported.model, model)
         return gauges, Readings() if gauges == Gauges(nested=gauges.nested) else self._client.read_gauges(model, gauges)
 
     def _wrong_tables(self, model: DetachedModel, digests: ValueDigests) -> str:

@@ -32,17 +32,17 @@ class NameMap:
     """Stored float tensors of two numbers or more, with the tensors made of them: `w.q`, `w_transposed`."""
 
 
-def map_names(source: ModelProto, final: ModelProto) -> NameMap:
-    """The names of `source` in `final`, which passes have made of it; both with their annotations."""
-    return NameMap(_map_nodes(source, final), _map_values(source, final), _map_weights(source, final))
+def map_names(before: ModelProto, after: ModelProto) -> NameMap:
+    """The names of `before` in `after`, which passes have made of it; both with their annotations."""
+    return NameMap(_map_nodes(before, after), _map_values(before, after), _map_weights(before, after))
 
 
-def _map_nodes(source: ModelProto, final: ModelProto) -> Names:
+def _map_nodes(before: ModelProto, after: ModelProto) -> Names:
     found: dict[str, dict[str, None]] = defaultdict(dict)
-    for node in final.graph.node:
+    for node in after.graph.node:
         for name in _sources_of(node):
             found[name][known_as(node)] = None
-    return _without_unchanged((known_as(node), tuple(found.get(known_as(node), ()))) for node in source.graph.node)
+    return _without_unchanged((known_as(node), tuple(found.get(known_as(node), ()))) for node in before.graph.node)
 
 
 def _sources_of(node: NodeProto) -> tuple[str, ...]:
@@ -50,11 +50,11 @@ def _sources_of(node: NodeProto) -> tuple[str, ...]:
     return marks.replaced if marks.author else (known_as(node),)
 
 
-def _map_values(source: ModelProto, final: ModelProto) -> Names:
-    computed, has = computed_values(source.graph.node), computed_values(final.graph.node)
-    survivors = {known_as(node): node for node in final.graph.node if not annotations_of(node).author}
+def _map_values(before: ModelProto, after: ModelProto) -> Names:
+    computed, has = computed_values(before.graph.node), computed_values(after.graph.node)
+    survivors = {known_as(node): node for node in after.graph.node if not annotations_of(node).author}
     pairs: list[tuple[str, tuple[str, ...]]] = []
-    for node in source.graph.node:
+    for node in before.graph.node:
         same = survivors.get(known_as(node))
         outputs = list(same.output) if same is not None and same.op_type == node.op_type else []
         for place, name in enumerate(node.output):
@@ -64,12 +64,12 @@ def _map_values(source: ModelProto, final: ModelProto) -> Names:
     return _without_unchanged(pairs)
 
 
-def _map_weights(source: ModelProto, final: ModelProto) -> Names:
+def _map_weights(before: ModelProto, after: ModelProto) -> Names:
     found: dict[str, dict[str, None]] = defaultdict(dict)
-    for tensor in final.graph.initializer:
+    for tensor in after.graph.initializer:
         for name in dict.fromkeys((*annotations_of(tensor).replaced, tensor.name)):
             found[name][tensor.name] = None
-    weights = (weight for weight in source.graph.initializer if weight.data_type in FLOATS and prod(weight.dims) > 1)
+    weights = (weight for weight in before.graph.initializer if weight.data_type in FLOATS and prod(weight.dims) > 1)
     return _without_unchanged((weight.name, tuple(found.get(weight.name, ()))) for weight in weights)
 
 

@@ -252,17 +252,17 @@ def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
     return bool((flat == flat[0]).all())
 
 
-def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
-    """`model` with each initializer that was made of weights of `source` named after them; the same object if none is.
+def name_weights(before: DetachedModel, after: DetachedModel) -> DetachedModel:
+    """`after` with each initializer that was made of weights of `before` named after them; the same object if none is.
 
     One weight gives its name and the form, `layer.0.query.weight_transposed`, or just its name where the tensor is the
     weight itself. Merged weights give the common parts of their names, `layer.0.weight_merged`. A number is added
-    where the name is taken. An initializer keeps the name of one of its weights, or of another initializer of the
-    source; so does one that is an input or output.
+    where the name is taken. An initializer keeps the name of one of its weights, or of another initializer of
+    `before`; so does one that is an input or output.
     """
-    graph, index = model.proto.graph, model.index
+    graph, index = after.proto.graph, after.index
     signature = index.inputs.keys() | index.outputs.keys()
-    settled = signature | source.index.initializers.keys()
+    settled = signature | before.index.initializers.keys()
     taken = value_names(graph)
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:
@@ -275,14 +275,14 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
                 renamed[tensor.name] = name
             taken.update((tensor.name, name))
     if not renamed:
-        return model
-    proto = model.copy_proto()
+        return after
+    proto = after.copy_proto()
     _rename(proto.graph, renamed)
     for annotation in proto.graph.quantization_annotation:
         annotation.tensor_name = renamed.get(annotation.tensor_name, annotation.tensor_name)
         for entry in annotation.quant_parameter_tensor_names:
             entry.value = renamed.get(entry.value, entry.value)
-    return model.with_proto(proto)
+    return after.with_proto(proto)
 
 
 def _name_for(sources: Sequence[str], form: str) -> str:
