@@ -13,8 +13,7 @@ from passes.encodings.aimet import UNKNOWN_AXIS
 from passes.encodings.encoding import Encoding
 from passes.errors import UsageError
 from passes.graph.inference import FLOATS, float_shapes, float_tensors
-from passes.graph.moved_constants import find_moved_constants
-from passes.graph.op_facts import BIAS, BIASED, weight_axes
+from passes.graph.op_facts import BIAS, BIASED, find_moved_constants, weight_axes
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from passes.encodings.encoding import Encoding, NoEncoding, is_same_encoding
-from passes.graph.moved_constants import axis_in_shape
+from passes.graph.op_facts import axis_in_shape
 from passes.weights.relations import Cut, Joined, Moved, Order, Relation, Scaled, find_relations
 
 CHANGED: Final = "its numbers are changed"

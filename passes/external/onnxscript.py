@@ -21,9 +21,8 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, texts
+from passes.external.installed import ask, read_table, refuse_unknown, refuse_wrong_values, texts
 from passes.external.onnxscript_rules import matching_in_linear_time, rebind
-from passes.external.pass_tables import read_table
 from passes.graph.index import GraphIndex
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel, detach

@@ -12,8 +12,8 @@ from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import domain_of, input_of, output_of
 from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary
-from passes.rewrites.joined_inputs import separate_inputs
 from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError, attributes_of
+from passes.rewrites.packed_attention import separate_inputs
 
 CONTRIB: Final = "com.microsoft"
 

@@ -18,12 +18,11 @@ from passes.provenance import Carrier, name_weights
 from passes.recipe.steps import library_versions
 from passes.run.apply_policy import with_skips
 from passes.run.gc_pause import pause_collector
-from passes.run.growth import describe_growth
+from passes.run.growth import describe_growth, describe_void_nodes
 from passes.run.reproduce import save_reproducer
 from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes
 from passes.run.tracked import TrackedStructures, find_structures, refuse_unmatched
 from passes.run.trial import Attempt, Trial
-from passes.run.void_nodes import describe_void_nodes
 from passes.step import Repeat, Step, flatten
 from passes.weights.detached import DetachedModel
 

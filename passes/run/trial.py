@@ -22,10 +22,9 @@ from passes.proof.types import Measurement
 from passes.provenance import Carrier
 from passes.run.growth import compute_again, count_nodes
 from passes.run.narrow import minimal_culprits, primary_culprit
-from passes.run.pins import build_pin_probe, pin, unpin
 from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
-from passes.run.tracked import Lost, TrackedStructures
+from passes.run.tracked import Lost, TrackedStructures, build_pin_probe, pin, unpin
 from passes.step import PassResult, Step
 from passes.structures.merges import MergedProducts, find_merged_products
 from passes.suggest import plural

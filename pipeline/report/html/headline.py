@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from passes.provenance.names import NameMap
+from passes.provenance.annotations import NameMap
 from passes.run.result import Status
 from passes.suggest import bytes_text, plural
 from pipeline.report.html.timeline import Timeline, error_text, seconds_text, worst_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnxoptimizer
 
-from passes.run.pins import build_pin_probe, pin, unpin
+from passes.run.tracked import build_pin_probe, pin, unpin
 from passes.structures import STRUCTURES
 from tests.support.onnx_models import attention, detached, matrix, model_of
 
