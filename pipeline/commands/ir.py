@@ -237,7 +237,7 @@ def _load(text: str, model: ModelConfig, train: bool) -> TorchSource | OnnxSourc
 
 
 def read_source(text: str, overrides: Sequence[str]) -> RunConfig:
-    """The configuration that SOURCE names, or the one of a factory by itself.
+    """The configuration that SOURCE names, or that of a factory by itself.
 
     Raises:
         UsageError: there is no such file, or it is neither.

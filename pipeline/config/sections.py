@@ -127,7 +127,7 @@ def _expand_folder(value: object) -> object:
 class ModelConfig(Section):
     """Exactly one source, the seed that it is made with, and its inputs.
 
-    dims: the sizes that each named dim is tried at; the first is the one that the model is exported with.
+    dims: the sizes that each named dim is tried at; the model is exported with the first.
     trainable: globs over initializer names that are parameters, besides those that trace to an nn.Parameter.
     checkpoint: safetensors for the module of a factory; `transformers` has a key of its own.
     random_biases: of a model with random weights: draw the biases and scales that its class makes zero or one, by which

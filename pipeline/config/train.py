@@ -15,7 +15,7 @@ Reference = Annotated[StrictStr, Field(min_length=1)]
 
 
 class OptimizerConfig(Section):
-    """An optimizer of torch. What is left out is as torch has it."""
+    """An optimizer of torch, with its own defaults for what is left out."""
 
     name: Literal["sgd", "adam", "adamw"] = "adamw"
     lr: Rate = 1e-3

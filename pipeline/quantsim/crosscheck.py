@@ -61,7 +61,7 @@ class ComparedValue:
 def compare_values(model: DetachedModel, other: DetachedModel, samples: Iterable[Feeds]) -> tuple[ComparedValue, ...]:
     """The float values that both models compute under one name, in the order of `model`.
 
-    A value that the other model has not is passed over: who reads it counts as reading what it was computed from.
+    A value that the other model has not is passed over: an op that reads it counts as reading what it was made from.
 
     Raises:
         StepFailed: onnxruntime refuses one of the models.
