@@ -6,13 +6,14 @@ import hashlib
 import math
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from passes.encodings.aimet import aimet_text, read_aimet
+from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
 from passes.encodings.fit import fit_encodings
 from passes.errors import StepFailed
 from passes.graph.op_facts import opset_of
@@ -360,11 +361,20 @@ class _Simulation:
     ) -> tuple[str, ...]:
         save(quantized, self._workspace.folder / QUANTIZED_MODEL)
         constants = {tensor.name for tensor in self._model.proto.graph.initializer}
-        whole = {name: encoding for name, encoding in encodings.items() if not encoding.precision.float_type}
-        if len(whole) < len(encodings):
-            count = plural(len(encodings) - len(whole), "tensor")
-            self._send(Note(f"quantsim: {ENCODINGS} leaves {count} out: AIMET's files have no floats of 8 bits"))
-        self._workspace.write_text(ENCODINGS, aimet_text(whole, constants, self._settings.encodings))
+        version = self._settings.encodings
+        moved = {
+            name for node in self._model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER for name in node.output
+        }
+        own = {name: encoding for name, encoding in encodings.items() if name not in moved}
+        listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
+        for what, count in Counter(str(own[name].precision) for name in own.keys() - listed.keys()).items():
+            self._send(
+                Note(
+                    f"quantsim: {ENCODINGS} leaves {plural(count, 'tensor')} of {what} out, for which version {version} "
+                    "of AIMET's files has no form"
+                )
+            )
+        self._workspace.write_text(ENCODINGS, aimet_text(listed, constants, version))
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
         return QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT
 

@@ -54,16 +54,44 @@ def test_tensors_that_share_numbers_share_a_format() -> None:
     assert groups["t"] == groups["r"] == "r"
 
 
-def test_the_inputs_of_a_concat_share_an_encoding() -> None:
+@pytest.mark.parametrize(
+    ("boxes", "scores", "groups"),
+    [
+        ("Relu", "Tanh", ["boxes", "boxes", "boxes", "boxes"]),
+        # Scores lie between zero and one whatever the model reads: with the boxes' scale, all of them would be zero.
+        ("Relu", "Sigmoid", ["boxes", "scores", "scores", "boxes"]),
+        ("Sigmoid", "Softmax", ["boxes", "boxes", "boxes", "boxes"]),
+    ],
+)
+def test_the_inputs_of_a_concat_share_an_encoding_unless_a_range_is_known(
+    boxes: str, scores: str, groups: list[str]
+) -> None:
     model = model_of(
-        """g (float[2, 4] a, float[2, 4] b) => (float[2, 8] y) {
-            one = Relu(a)
-            other = Sigmoid(b)
-            y = Concat <axis = 1> (one, other)
-        }"""
+        f"""g (float[2, 4] a, float[4, 2] b) => (float[2, 8] y) {{
+            boxes = {boxes}(a)
+            scores = {scores}(b)
+            moved = Transpose <perm = [1, 0]> (scores)
+            y = Concat <axis = 1> (boxes, moved)
+        }}"""
     )
     placement = place(model, [rule("op:*", None, "uint8")])
-    assert [placed.site.group for placed in placement.sites] == ["a", "b", "one", "one", "one"]
+    assert [placed.site.group for placed in placement.sites][2:] == groups
+
+
+def test_a_concat_in_float_leaves_its_inputs_their_own_ranges() -> None:
+    model = model_of(
+        """g (float[2, 4] a, float[2, 4] b) => (float[8, 2] moved) {
+            boxes = Relu(a)
+            scores = Tanh(b)
+            y = Concat <axis = 1> (boxes, scores)
+            moved = Transpose <perm = [1, 0]> (y)
+        }"""
+    )
+    placement = place(model, [rule("op:*", None, "uint8"), rule("op:Concat", None, "float")])
+    assert [(placed.site.tensor, placed.site.group) for placed in placement.quantized()][2:] == [
+        ("boxes", "boxes"), ("scores", "scores")
+    ]  # fmt: skip
+    assert [placed.site.tensor for placed in placement.left_in_float()] == ["y", "moved"]
 
 
 @pytest.mark.parametrize(
