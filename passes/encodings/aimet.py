@@ -136,9 +136,34 @@ def _first_bad(scale: np.ndarray) -> str:
 
 
 WITHOUT_QUANTIZER: Final = frozenset(
-    "Col2Im Compress DepthToSpace Dropout Expand Flatten Gather GatherElements GatherND Identity MaxPool MaxRoiPool "
-    "NonZero Pad ReduceMax ReduceMin Reshape Slice SpaceToDepth Split SplitToSequence Squeeze Tile TopK Transpose "
-    "Unsqueeze".split()
+    [
+        "Col2Im",
+        "Compress",
+        "DepthToSpace",
+        "Dropout",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Identity",
+        "MaxPool",
+        "MaxRoiPool",
+        "NonZero",
+        "Pad",
+        "ReduceMax",
+        "ReduceMin",
+        "Reshape",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "SplitToSequence",
+        "Squeeze",
+        "Tile",
+        "TopK",
+        "Transpose",
+        "Unsqueeze",
+    ]
 )
 """Ops after which AIMET has no quantizer, since their results are numbers that they read; its strict loader refuses a
 file with an encoding there (aimet_onnx 2.42, `_is_grid_preserving_op`)."""

@@ -20,6 +20,7 @@ from passes.graph.index import initializers_of
 from passes.graph.op_facts import CONVOLUTIONS
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
+from pipeline.config.quantsim import FLOAT
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import UNIT_OPS, UNIT_RANGE, PlacedSite, Placement
 
@@ -87,6 +88,34 @@ def describe_limited_biases(encodings: Mapping[str, Encoding], model: DetachedMo
                 "scale of its products, and become the largest there; leave it in float: quantsim.rules, "
                 f"tensor:{tensor.name}: {{activations: float}}"
             )
+
+
+def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:
+    """A sentence for each tensor that uses few numbers of its format, since it shares a scale with tensors of a far
+    wider range, as class scores do with boxes in one Concat.
+
+    Args:
+        reached: the least and the greatest value of each tensor that is computed.
+        ranges: by the name of a group.
+    """
+    joins = {placed.site.group: placed.site for placed in placement.quantized() if len(placed.site.shares) > 1}
+    for placed in placement.quantized():
+        site, precision = placed.site, placed.precision
+        join = joins.get(site.group)
+        if join is None or precision is None or site.moves or site.tensor not in reached:
+            continue
+        scale = float(encode_range(ranges[site.group], precision).scale)
+        steps = (max(reached[site.tensor][1], 0) - min(reached[site.tensor][0], 0)) / scale
+        if steps < FEW_STEPS <= 2**precision.bits:
+            yield (
+                f"{site.tensor} uses {round(steps)} of the {2**precision.bits} numbers of its format, since {join.op} "
+                f"{join.node} gives it one scale with tensors of a wider range; leave that node in float: "
+                f"quantsim.rules, node:{join.node}: {{activations: {FLOAT}}}"
+            )
+
+
+FEW_STEPS: Final = 16
+"""The fewest numbers of 8 bits or more that a tensor is to use: those of 4 bits."""
 
 
 def encode_range(limits: Range, precision: Precision) -> Encoding:

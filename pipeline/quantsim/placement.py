@@ -23,7 +23,7 @@ from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.sites import Role, Site, find_sites, share_encodings
+from pipeline.quantsim.sites import UNTIE, Role, Site, find_sites, share_encodings
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,16 @@ class Placement:
 
     def notes(self) -> Iterator[str]:
         """Where formats are coarser than their rule says: a sentence for each weight, and for all activations of one
-        rule."""
+        rule; and a sentence for each weight that a node reads as a table, which wants more bits."""
+        formats = self.formats()
+        for placed in self.quantized():
+            site, bits = placed.site, formats[placed.site.tensor].bits
+            readers = [name for name in site.lent_to if name not in formats or formats[name].bits > bits]
+            if readers:
+                yield (
+                    f"{site.tensor} has {bits} bits as the weight of {site.node}, and {' and '.join(readers)} is made "
+                    f"of the same numbers; {UNTIE}"
+                )
         coarser = [placed for placed in self.sites if placed.asked is not None]
         for placed in coarser:
             if placed.site.disagreement:

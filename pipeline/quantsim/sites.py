@@ -18,7 +18,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.errors import StepFailed
 from passes.graph.inference import EVERY_FLOAT, FLOATS, find_floats, types_of
 from passes.graph.moved_constants import MovedConstant, find_moved_constants
-from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs, weight_axes
+from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, moved_inputs, weight_axes
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel, detach
@@ -110,6 +110,8 @@ class Site:
     """What a constant is to its operator in AIMET's words: weight, bias, running_mean …; empty for other constants."""
     moved_to: tuple[str, ...] = ()
     """Of a weight: the values that layout operators make of it, which are no sites, since it is quantized as stored."""
+    lent_to: tuple[str, ...] = ()
+    """Of a weight: the results of nodes that read it as anything else, such as the Gather of a tied embedding."""
     stored_as: str = ""
     """Of a constant that the model holds in integers already: their dtype."""
     body_of: str = ""
@@ -142,6 +144,7 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     sites: dict[str, Site] = {}
     read_outside = {name for node in graph.node for name in node.input}
     products: dict[str, list[Site]] = {}
+    lent: dict[str, list[str]] = {}
     for info in graph.input:
         if info.name in floats and info.name not in constants:
             sites[info.name] = Site(info.name, "input", "", "", "")
@@ -159,6 +162,8 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
                     sites[found.tensor] = replace(found, moved_to=moved_weights.get(found.tensor, ()))
                 elif before.role == found.role == "weight":
                     sites[found.tensor] = _agree_on_axes(before, found)
+                if found.role == "constant" and node.op_type not in LAYOUT_OPS:
+                    lent.setdefault(found.tensor, []).append(node.output[0])
                 if found.bias_of is not None:
                     products.setdefault(found.tensor, []).append(found)
             elif name in sites and not sites[name].op:
@@ -184,7 +189,14 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     shared = share_encodings(replace(site, dtype=_dtype_of(types[name])) for name, site in sites.items())
     groups = {site.tensor: site.group for site in shared}
     differences = {name: _compare_products(readers, groups) for name, readers in products.items()}
-    return tuple(replace(site, disagreement=differences.get(site.tensor) or site.disagreement) for site in shared)
+    return tuple(
+        replace(
+            site,
+            disagreement=differences.get(site.tensor) or site.disagreement,
+            lent_to=tuple(lent.get(site.tensor, ())) if site.role == "weight" else (),
+        )
+        for site in shared
+    )
 
 
 def share_encodings(

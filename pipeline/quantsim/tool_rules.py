@@ -3,9 +3,9 @@
 For `ort-cpu` onnxruntime's own quantizer is asked (`quantize_static` of onnxruntime 1.31). It marks tensors operator by
 operator before it computes a scale, so it needs names, dtypes and the order of the nodes, and no weights.
 
-For `tensorrt` the rules are those that NVIDIA writes down (docs.nvidia.com/deeplearning/tensorrt, Working with Quantized
-Types, "Q/DQ Layer-Placement Recommendations"): what weighted operators read is rounded, and what is added to their
-results from elsewhere; their results are not, nor what fuses with them.
+For `tensorrt` the rules are those that NVIDIA writes down (docs.nvidia.com/deeplearning/tensorrt, Working with
+Quantized Types, "Q/DQ Layer-Placement Recommendations"): what weighted operators read is rounded, and what is added to
+their results from elsewhere; their results are not, nor what fuses with them.
 """
 
 from __future__ import annotations
