@@ -476,3 +476,50 @@ def test_a_model_of_other_floats_is_refused(kind: str, dtype: str) -> None:
             UsageError, match=f"are {dtype}, and only float32 is simulated; convert the model to float32"
         ):
             place(model, [rule("op:*", "int8", "uint8")])
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((8,), "bias bias: int32"),
+        ((1, 8), "bias bias: int32"),
+        ((1,), "bias bias: one value serves 8 channels"),
+        ((2, 8), "constant bias: uint8"),  # one for each row: added, and no bias
+    ],
+)
+def test_a_bias_may_be_a_row(shape: tuple[int, ...], found: str) -> None:
+    ones = {"first": np.ones((4, 8), np.float32), "bias": np.ones(shape, np.float32)}
+    model = model_of("g (float[2, 4] x) => (float[2, 8] y) { y = Gemm(x, first, bias) }", **ones)
+    placement = place(model, [rule("op:*", "int8/channel", "uint8")])
+    assert found in picture(placement)
+    encodings = encode(placement, {"x": (-1.0, 1.0), "y": (-1.0, 1.0), "bias": (-1.0, 1.0)}, model)
+    if found.endswith("int32"):
+        assert encodings["bias"].axis == len(shape) - 1
+
+
+@pytest.mark.parametrize(("bits", "is_named"), [("int4/channel", True), ("int16/channel", False)])
+def test_a_tied_table_of_few_bits_is_named(bits: str, is_named: bool) -> None:
+    model = model_of(
+        """g (int64[1, 4] ids) => (float[1, 4, 6] y) {
+            e = Gather(table, ids)
+            t = Transpose <perm = [1, 0]> (table)
+            y = MatMul(e, t)
+        }""",
+        table=np.ones((6, 3), np.float32),
+    )
+    notes = list(place(model, [rule("op:*", bits, "uint16"), rule("op:Gather", None, "float")]).notes())
+    named = [
+        note for note in notes if note.startswith("table has 4 bits as the weight of y, and e is made of the same")
+    ]
+    assert bool(named) is is_named
+
+
+def test_a_block_that_is_a_whole_channel_is_a_channel() -> None:
+    """As of a depthwise convolution, whose kernels read one channel each: a scale for each number would be larger than
+    the float."""
+    model = model_of(
+        "g (float[1, 4, 5, 5] x) => (float[1, 4, 3, 3] y) { y = Conv <group = 4> (x, w) }",
+        w=np.ones((4, 1, 3, 3), np.float32),
+    )
+    (weight,) = (found for found in place(model, [rule("op:*", "int4/block32", "float")]).quantized())
+    assert str(weight.precision) == "int4/channel"
