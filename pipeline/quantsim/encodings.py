@@ -173,7 +173,8 @@ def round_trip(array: np.ndarray, encoding: Encoding, *, is_stored: bool) -> np.
     has_unused = precision.signed and precision.symmetric and precision.fills_its_type
     lowest = precision.lowest - (has_unused and not is_stored)
     np.clip(numbers, np.float32(lowest - zero), np.float32(precision.highest - zero), out=numbers)
-    numbers *= scale
+    with np.errstate(over="ignore"):  # the lowest float, as masks have it, is a number beyond it after rounding
+        numbers *= scale
     return numbers
 
 
