@@ -57,7 +57,7 @@ WEIGHT: Final = Precision(8, signed=True, symmetric=True)
 
 def follow_tensorrt(model: DetachedModel, sites: Sequence[Site]) -> Iterator[PlacementRule]:
     """What TensorRT's recommendations round."""
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     rounded = {name for node in index.nodes if node.op_type in PRODUCTS for name in node.input[:2]}
     for node in index.nodes:
         if node.op_type == "Add" and index.constants.keys().isdisjoint(node.input):
