@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.errors import StepFailed
 from passes.graph.inference import EVERY_FLOAT, FLOATS, find_floats, types_of
 from passes.graph.moved_constants import MovedConstant, find_moved_constants
-from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs, weight_axes
+from passes.graph.op_facts import BIAS, BIASED, ONNX_DOMAINS, moved_inputs, weight_axes
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel, detach
@@ -304,7 +304,7 @@ def _constant_site(node: NodeProto, index: int, moved: Mapping[str, MovedConstan
     if axes is not None:
         channel, summed = map(value.axis_of_source, axes)
         return replace(site, role="weight", channel_axis=channel, summed_axis=summed, parameter=parameter or "weight")
-    if index == 2 and node.op_type in BIASED and rank == 1 and not is_moved:
+    if index == BIAS and node.op_type in BIASED and rank == 1 and not is_moved:
         data, weight = (moved[read].source if read in moved else read for read in node.input[:2])
         return replace(site, role="bias", bias_of=(data, weight), parameter=parameter)
     return replace(site, parameter=parameter)
@@ -345,15 +345,13 @@ WEIGHT_AND_BIAS: Final = {1: "weight", 2: "bias"}
 WEIGHTS_OF_CELLS: Final = {1: "weight", 2: "weight_r", 3: "bias"}
 
 PARAMETERS: Final[Mapping[str, Mapping[int, str]]] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), WEIGHT_AND_BIAS),
+    **dict.fromkeys(BIASED, WEIGHT_AND_BIAS),
     **dict.fromkeys((f"{name}Normalization" for name in ("Layer", "Group", "Instance")), WEIGHT_AND_BIAS),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), WEIGHTS_OF_CELLS),
     "BatchNormalization": {**WEIGHT_AND_BIAS, 3: "running_mean", 4: "running_var"},
     "RMSNormalization": {1: "weight"},
 }
 """Op → input → what AIMET calls the constant there. Either factor of a MatMul can be its weight."""
-
-BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 @dataclass(slots=True)

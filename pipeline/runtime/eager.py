@@ -12,7 +12,7 @@ Why torch does not differentiate a kind: every op that an importer makes is an o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -287,6 +287,15 @@ def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
     if namespace != "higher_order":
         return list(tensors_in(_operator(op.kind, given)))
     return list(tensors_in(call_higher_order(name, given)))
+
+
+def round_straight(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Integers travel to their dequantizer as floats, since torch gives integers no gradient."""
+    return apply(replace(op, attrs={**op.attrs, "as_floats": True}), ins, {})
+
+
+STRAIGHT_THROUGH: Own = {"onnxline.quantize.default": round_straight}
+"""The functions by which a rounding lets gradients through; `own_operators.py` says which gradients these are."""
 
 
 def _operator(kind: str, given: dict[str, Any]) -> Any:

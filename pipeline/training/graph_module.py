@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -19,7 +19,7 @@ from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dims_of
-from pipeline.runtime.eager import apply, refuse_kinds, why_not_differentiable
+from pipeline.runtime.eager import STRAIGHT_THROUGH, apply, refuse_kinds, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
 from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
 from pipeline.training.trained import DEQUANTIZER, QUANTIZER, find_candidates, find_trained, scales_of
@@ -148,7 +148,7 @@ class GraphModule(nn.Module):
         own = {
             **refuse_kinds(graph),
             BATCH_NORM: normalize_by_statistics,
-            QUANTIZER: quantize_to_floats,
+            **STRAIGHT_THROUGH,
         }
         for op in graph.ops:
             results = apply(op, [slots[vid] for vid in op.inputs], own)
@@ -289,13 +289,6 @@ def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.T
     return [(ins[0] - mean) * torch.rsqrt(variance + op.attrs["eps"]) * scale + bias]  # type: ignore[operator]
 
 
-def quantize_to_floats(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Whole numbers travel to their dequantizer as floats, since torch gives integers no gradient."""
-    if str(op.attrs["to"]).startswith("float8"):
-        raise Unsupported(f"op {op.name!r} rounds to {op.attrs['to']}, expected integers of 8 or 16 bits")
-    return apply(replace(op, attrs={**op.attrs, "as_floats": True}), ins, {})
-
-
 def refuse_ops(graph: Graph) -> None:
     changed = [graph.values[vid] for vid in graph.updates if graph.values[vid].role is not Role.STATE]
     if changed:
@@ -305,6 +298,8 @@ def refuse_ops(graph: Graph) -> None:
             raise Unsupported(f"op {op.name!r}, {op.operator}, cannot be trained through: {why}")
         if op.kind != QUANTIZER:
             continue
+        if str(op.attrs["to"]).startswith("float8"):
+            raise Unsupported(f"op {op.name!r} rounds to {op.attrs['to']}, expected integers of 8 or 16 bits")
         for user in (graph.ops[oid] for vid in op.outputs for oid in graph.values[vid].users):
             if user.kind not in (*CARRIERS, DEQUANTIZER):
                 raise Unsupported(
