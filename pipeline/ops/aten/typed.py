@@ -8,7 +8,7 @@ signature does not cover, such as a product with a complex number, is of the kin
 
 The kinds Aten and HigherOrder: an operator of torch and its arguments, all by name.
 
-The schema lists the arguments that were given, and each argument says its type (`pipeline.ops.tagged`), so that a
+The schema lists the arguments that were given, and each argument says its type (`pipeline.ir.tagged`), so that a
 runtime without Python reads a call: `aten/2:op=s,call={self,dim,keepdim},orders=v`.
 
 Aten is for the operators that have no kind of their own (`typed.py`), and for calls of others that no signature covers.
