@@ -30,7 +30,6 @@ from pipeline.ops.aten.signatures import OperatorSignature
 from pipeline.ops.aten.views import as_view
 from pipeline.ops.kinds import Kind
 from pipeline.ops.rows import (
-    BY_HOST,
     HOST_SYNC,
     OWN_GENERATOR,
     RUNS_BODIES,
@@ -222,7 +221,6 @@ DRAWING: Final = (Kind.RandomNormal, Kind.RandomUniform, Kind.Bernoulli, Kind.Mu
 
 OBSTACLES: Final[Mapping[Kind, Mapping[str, str]]] = {
     Kind.RoiAlign: everywhere(HOST_SYNC),
-    Kind.Unsigned: everywhere(BY_HOST),
     **{number: {"cuda": OWN_GENERATOR} for number in DRAWING},
 }
 """Device → why a capture there cannot hold a call, by kind; all others can be held."""

@@ -17,7 +17,7 @@ from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, T
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
-from pipeline.runtime.devices import CPU
+from pipeline.runtime.devices import device_at
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
@@ -76,7 +76,7 @@ class Capture(ProcessBound):
             memory.bound.refuse_moved_weights()
             for vid, weight in memory.bound.weights.items():
                 if vid not in session.states.tensors:  # those start from a copy
-                    _pin(weight)
+                    device_at(weight).pin(weight)
             self._slots = memory.bind_slots(self._feed.tensors)
             steps = session.randomness.with_generators(memory.bound.steps)
             launches = [memory.bind_step(step, self._slots) for step in steps]
@@ -310,13 +310,3 @@ def _clone_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     if tensor.is_contiguous():
         return tensor.clone
     return partial(tensor.clone, memory_format=torch.contiguous_format)
-
-
-def _pin(weight: torch.Tensor) -> None:
-    """Let torch refuse to free or to move the storage of a weight, which launches read without a look at its size.
-
-    As with any tensor whose memory numpy shares: `untyped_storage().resize_(0)` is an error then, where it would have
-    left the launches with memory that is gone.
-    """
-    if weight.layout is torch.strided and CPU.holds(weight):
-        torch.empty(0, dtype=torch.uint8).set_(weight.untyped_storage()).numpy()  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import torch
 from passes.suggest import bytes_text, plural, shorten_lines
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import KINDS, Kind
-from pipeline.ops.rows import BY_HOST, HOST_SYNC
+from pipeline.ops.rows import HOST_SYNC
 from pipeline.runtime.capture.key import CaptureKey
 from pipeline.runtime.devices import device_of
 from pipeline.runtime.program import LaunchStep, UnboundProgram
@@ -112,8 +112,6 @@ def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: i
 
 def find_obstacle(program: UnboundProgram, step: LaunchStep, device: str) -> str:
     """Why `step` cannot be captured on `device`; empty where it can."""
-    if step.kind is Kind.CastFloat8 and not step.attrs["saturate"]:
-        return BY_HOST
     if step.kind is not Kind.Aten:
         return KINDS[step.kind.name].obstacles.get(device, "")
     ins = [program.plan.slots[vid].spec for vid in step.call.in_vids]

@@ -24,7 +24,6 @@ from pipeline.runtime.kernels.products import (
     multiply_batches,
     multiply_matrices,
 )
-from pipeline.runtime.own_operators import compute_unsigned
 from pipeline.runtime.torch_args import CPU_FALLBACKS
 
 FastPath = Callable[[AtenCall, Outs], Launch | None]
@@ -59,11 +58,6 @@ def relu(call: AtenCall, outs: Outs) -> Launch:
 def convert(call: AtenCall, outs: Outs) -> Launch:
     """Copy into the result, which has the graph's dtype and memory order."""
     return partial(outs[0].copy_, call.args[0])
-
-
-def compute_by_numpy(call: AtenCall, outs: Outs) -> Launch:
-    left, right, function = call.args
-    return partial(compute_unsigned, function, left, right, outs[0])
 
 
 def linear(call: AtenCall, outs: Outs) -> Launch | None:
@@ -272,7 +266,6 @@ FAST_PATHS: Mapping[str, FastPath] = {
     **{f"aten.{name}.default": with_out(getattr(nn, name)) for name in NN_WITH_OUT.split()},
     **{f"aten.{name}": convert for name in CONVERSIONS.split()},
     **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
-    "onnxline.unsigned.default": compute_by_numpy,
     "aten.relu.default": relu,
     **{f"aten.max_pool{axes}d.default": max_pool for axes in (1, 2, 3)},
     "aten.linear.default": linear,
