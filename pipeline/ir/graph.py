@@ -94,7 +94,7 @@ class TensorSpec:
         """
         sizes = tuple(dim for dim in self.shape if isinstance(dim, int))
         if len(sizes) != len(self.shape):
-            raise ValueError(f"shape {self.shape} still has named dims; bind them first")
+            raise ValueError(f"shape {self.shape} still has named dims; give them sizes first, by fix_dims")
         return sizes
 
     @property

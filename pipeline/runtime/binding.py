@@ -59,12 +59,23 @@ class ProgramMemory:
     runner_of: Callable[[BoundProgram], RunBody]
     """Makes a runner for a body; each has an arena of its own."""
 
+    @property
+    def plan_key(self) -> str:
+        return self.bound.plan.graph_digest
+
+    def memory_for(self, feed: object) -> ProgramMemory:
+        """This memory, as a `MemorySource` of one plan with concrete sizes."""
+        return self
+
+    def latest_memory(self) -> ProgramMemory:
+        return self
+
     def bind_slots(self, fed: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The slot table, with `fed` as the storage of what the caller brings: owners of storage, and views of them."""
         owners = {**self.bound.weights, **self.states.tensors, **fed, **self.arena}
         # A slot may be pointed at other memory, so each table has tensors of its own.
         slots = [owners[vid].detach() if vid in owners else UNUSED for vid in range(len(self.bound.plan.slots))]
-        for view in self.bound.program.views:
+        for view in self.bound.views:
             root, layout = slots[view.root], view.layout
             slots[view.vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
         return slots
@@ -80,10 +91,10 @@ class ProgramMemory:
             step = step.with_attrs(bodies=tuple(map(self.runner_of, bodies)))
         ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
         try:
-            with kernels_for_threads(self.bound.program.threads):
+            with kernels_for_threads(self.bound.threads):
                 return step.bind(ins, outs)
         except LAUNCH_ERRORS as error:
-            raise self.bound.program.failure(step, error) from error
+            raise self.bound.failure(step, error) from error
 
     def check_shapes(self, slots: Slots) -> None:
         """Check that torch resized no out= tensor. Shapes do not depend on data, so the first run is enough.
@@ -91,7 +102,7 @@ class ProgramMemory:
         Raises:
             InternalError: an operator resized its result.
         """
-        program, plan = self.bound.program, self.bound.plan
+        program, plan = self.bound, self.bound.plan
         for step in self.bound.steps:
             for vid in step.call.out_vids:
                 if tuple(slots[vid].shape) != plan.slots[vid].spec.sizes:

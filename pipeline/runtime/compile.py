@@ -26,7 +26,7 @@ from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
 from pipeline.runtime.kernels import PackedMemory, load_library
-from pipeline.runtime.program import BoundProgram, UnboundProgram
+from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, Weights, with_weights
 from pipeline.runtime.torch_state import plain_state
 from pipeline.runtime.user_passes import GraphPass, PlanPass, run_graph_passes, run_plan_passes
@@ -242,4 +242,4 @@ def bind_graph(
         check_plan(plan)
         check_against(graph, plan)
         plan = run_plan_passes(graph, plan, optimize_plan)
-        return UnboundProgram.resolve(plan, graph, native=load_library() if native else None).bind(graph, memory)
+        return BoundProgram.bind(plan, graph, memory, native=load_library() if native else None)

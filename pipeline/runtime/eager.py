@@ -19,7 +19,7 @@ import torch
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.ir.dims import dim_names, dims_of, fix_dims
 from pipeline.ops import Kind
 from pipeline.ops.aten import CALL_KINDS, HIGHER_ORDER, is_call, takes_any_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of
@@ -181,7 +181,7 @@ def _bind(graph: Graph, tensors: Tensors, *, check: bool) -> tuple[Graph, dict[i
     """The graph for the sizes of its inputs, and its slots before the first op."""
     if dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
-        graph = bind_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
+        graph = fix_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
     with plain_state():
         return graph, dict(_bind_inputs(graph, tensors, check=check))
 

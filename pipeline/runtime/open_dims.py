@@ -13,7 +13,7 @@ import torch
 from passes.suggest import nearest, plural
 from pipeline.argument_checks import FLAG, MAPPING, a_mapping, expects
 from pipeline.errors import UsageError
-from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.ir.dims import dim_names, dims_of, fix_dims
 from pipeline.ir.expression import evaluate, names_in
 from pipeline.ir.graph import Dim, Graph, Role
 from pipeline.ir.json import digest_graph
@@ -179,7 +179,7 @@ class SizedProgram(Replayable):
                     self._planning.pop(key, None)
 
     def _make_plan(self, dims: Mapping[str, int]) -> BoundProgram:
-        graph = bind_dims(self._graph, dims) if dims else self._graph
+        graph = fix_dims(self._graph, dims) if dims else self._graph
         self._approve(graph)
         return bind_graph(graph, memory=self._packed, native=self._native)
 
@@ -291,7 +291,7 @@ def _refuse_sized_states(graph: Graph) -> None:
     sized = [graph.values[vid] for vid in graph.updates if _is_state(graph, vid)]
     named = [value.name for value in sized if not value.spec.is_static]
     if named:
-        raise UsageError(f"the state {named[0]!r} has a named dim; bind it to a number first (`bind_dims`)")
+        raise UsageError(f"the state {named[0]!r} has a named dim; give it a size first, by fix_dims")
 
 
 def _refuse_buckets(graph: Graph, buckets: Buckets) -> None:

@@ -1,4 +1,4 @@
-"""What all runs of a plan share and none changes: resolved kernels, unbound, and bound to weights."""
+"""What all runs of a plan share and none changes: resolved kernels, bound to weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.runtime.kernels import (
     NativeLibrary,
     PackedMemory,
     ProductWeight,
-    bind_attrs,
+    prepare_kernel,
 )
 from pipeline.runtime.kernels.aten.call import Strides, strides_in_trace
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
@@ -44,7 +44,7 @@ class LaunchStep:
     def with_attrs(self, **further: object) -> LaunchStep:
         """The step with further attributes, which the plan does not hold: packed weights, bodies."""
         attrs = {**self.attrs, **further}
-        return replace(self, attrs=attrs, bind=bind_attrs(self.kind, attrs))
+        return replace(self, attrs=attrs, bind=prepare_kernel(self.kind, attrs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +57,45 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class UnboundProgram:
-    """A plan with resolved kernels, for any weights."""
+class BoundProgram:
+    """A plan with its kernels and its weights; contexts run it, any number of them at the same time."""
 
     plan: ExecutionPlan
     steps: tuple[LaunchStep, ...]
+    """With packed weights where a kernel takes them."""
     views: tuple[View, ...]
     """The aliases of the plan, in the order of the calls."""
-    bodies: Mapping[int, tuple[UnboundProgram, ...]] = field(default_factory=dict)
+    weights: Mapping[int, torch.Tensor]
+    """By vid, over the model's own bytes; states among them are initial values."""
+    bodies: Mapping[int, tuple[BoundProgram, ...]] = field(default_factory=dict)
     """The bodies of higher-order calls, by the index of the call."""
+    lenders: Lenders = field(default_factory=dict)
     places: Sequence[str] = ()
     """The source of each call, for messages."""
     threads: int = field(default_factory=torch.get_num_threads)
     """Threads of torch when it was compiled. Kernels are chosen for them, also where a context is made later."""
 
     @classmethod
-    def resolve(
-        cls, plan: ExecutionPlan, graph: Graph, *, functional: bool = False, native: NativeLibrary | None = None
-    ) -> UnboundProgram:
-        """The program of `plan`, which was made of `graph`.
+    def bind(
+        cls,
+        plan: ExecutionPlan,
+        graph: Graph,
+        memory: PackedMemory | None = None,
+        *,
+        functional: bool = False,
+        native: NativeLibrary | None = None,
+    ) -> BoundProgram:
+        """The program of `plan`, which was made of `graph`, with the payloads of `graph` and its bodies as weights.
 
+        `memory` has the packed weights of other programs over these weights.
         `functional`: operators of torch allocate their results, as autocast requires, and these are copied.
         `native`: kernels in C++, which compute what they can.
 
         Raises:
             InternalError: a call has no kernel, or its attributes cannot be decoded.
             Unsupported: the plan asks for a device other than the CPU.
+            SourceError: a payload does not fit its slot, or a weight that is read has neither a payload nor a place in
+                the feed.
         """
         device_of(plan)
         read = {*plan.outputs, *plan.updates.values(), *(vid for call in plan.calls for vid in call.in_vids)}
@@ -98,52 +111,18 @@ class UnboundProgram:
             for index, call in enumerate(plan.calls)
             if not _is_free(plan, call)
         ]
+        weights, views = bind_weights(plan, graph.payloads), _views_of(plan)
         bodies = {
             at: tuple(
-                cls.resolve(inner, body, functional=functional or graph.ops[at].kind == AUTOCAST, native=native)
+                cls.bind(inner, body, memory, functional=functional or graph.ops[at].kind == AUTOCAST, native=native)
                 for inner, body in zip(plans, graph.ops[at].bodies, strict=True)
             )
             for at, plans in plan.bodies.items()
         }
-        return cls(plan, tuple(steps), _views_of(plan), bodies, tuple(map(place_of, graph.ops)))
-
-    def bind(self, graph: Graph, memory: PackedMemory | None = None) -> BoundProgram:
-        """The program with the payloads of `graph` as weights, and those of its bodies.
-
-        `memory` has the packed weights of other programs over these weights.
-
-        Raises:
-            SourceError: a payload does not fit its slot, or a weight that is read has neither a payload nor a place in
-                the feed.
-        """
-        weights = bind_weights(self.plan, graph.payloads)
-        bodies = {
-            at: tuple(body.bind(inner, memory) for body, inner in zip(several, graph.ops[at].bodies, strict=True))
-            for at, several in self.bodies.items()
-        }
-        stored = self._stored(weights)
-        steps = tuple(self._pack(step, stored, memory or PackedMemory()) for step in self.steps)
-        return BoundProgram(self, steps, weights, bodies, lenders_of(graph.payloads, weights))
-
-    def _stored(self, weights: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """vid → tensor for the weights that no run can change, and for views of them."""
-        plan = self.plan
-        fixed = {
-            vid: tensor
-            for vid, tensor in weights.items()
-            if plan.slots[vid].role in (Role.PARAM, Role.CONST) and vid not in plan.updates
-        }
-        views = {view.vid: _show(fixed[view.root], view.layout) for view in self.views if view.root in fixed}
-        return {**fixed, **views}
-
-    def _pack(self, step: LaunchStep, stored: Mapping[int, torch.Tensor], memory: PackedMemory) -> LaunchStep:
-        """`step` with packed weights, where its kernel takes them and this pays."""
-        ins = step.call.in_vids
-        operands = {at: stored[vid] for at, vid in enumerate(ins) if vid in stored}
-        if step.kind not in PACKERS or not operands:
-            return step
-        packed = PACKERS[step.kind](step.attrs, [self.plan.slots[vid].spec for vid in ins], operands)
-        return step if packed is None else step.with_attrs(packed=packed.in_memory(memory))
+        stored = _stored(plan, views, weights)
+        packed = tuple(_pack(plan, step, stored, memory or PackedMemory()) for step in steps)
+        lenders = lenders_of(graph.payloads, weights)
+        return cls(plan, packed, views, weights, bodies, lenders, tuple(map(place_of, graph.ops)))
 
     def describe(self, step: LaunchStep) -> str:
         """`call 3 MatMul(x: float32[2, 3], …) → y: …`"""
@@ -176,23 +155,6 @@ class UnboundProgram:
             return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
         return InternalError(f"{described} failed: {error}")
 
-
-@dataclass(frozen=True, slots=True)
-class BoundProgram:
-    """A program with its weights; contexts run it, any number of them at the same time."""
-
-    program: UnboundProgram
-    steps: tuple[LaunchStep, ...]
-    """Those of the program, with packed weights where a kernel takes them."""
-    weights: Mapping[int, torch.Tensor]
-    """By vid, over the model's own bytes; states among them are initial values."""
-    bodies: Mapping[int, tuple[BoundProgram, ...]] = field(default_factory=dict)
-    lenders: Lenders = field(default_factory=dict)
-
-    @property
-    def plan(self) -> ExecutionPlan:
-        return self.program.plan
-
     def refuse_moved_weights(self) -> None:
         """Check that the caller's tensors still have the memory that was bound; about 1 µs for each.
 
@@ -209,6 +171,28 @@ class BoundProgram:
         return own + sum(body.packed_bytes for several in self.bodies.values() for body in several)
 
 
+def _stored(plan: ExecutionPlan, views: Sequence[View], weights: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """vid → tensor for the weights that no run can change, and for views of them."""
+    fixed = {
+        vid: tensor
+        for vid, tensor in weights.items()
+        if plan.slots[vid].role in (Role.PARAM, Role.CONST) and vid not in plan.updates
+    }
+    return {**fixed, **{view.vid: _show(fixed[view.root], view.layout) for view in views if view.root in fixed}}
+
+
+def _pack(
+    plan: ExecutionPlan, step: LaunchStep, stored: Mapping[int, torch.Tensor], memory: PackedMemory
+) -> LaunchStep:
+    """`step` with packed weights, where its kernel takes them and this pays."""
+    ins = step.call.in_vids
+    operands = {at: stored[vid] for at, vid in enumerate(ins) if vid in stored}
+    if step.kind not in PACKERS or not operands:
+        return step
+    packed = PACKERS[step.kind](step.attrs, [plan.slots[vid].spec for vid in ins], operands)
+    return step if packed is None else step.with_attrs(packed=packed.in_memory(memory))
+
+
 def _show(root: torch.Tensor, layout: Layout) -> torch.Tensor:
     return root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
 
@@ -218,7 +202,7 @@ def _resolve_step(index: int, call: KernelCall, **further: object) -> LaunchStep
     if kind is None or kind not in KERNELS:
         raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
     attrs = {**unpack(call.attr_schema, call.attr_blob), "bodies": (), **further}
-    return LaunchStep(index, call, kind, attrs, bind_attrs(kind, attrs))
+    return LaunchStep(index, call, kind, attrs, prepare_kernel(kind, attrs))
 
 
 def _traced_strides(graph: Graph, index: int) -> list[Strides] | None:

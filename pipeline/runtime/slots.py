@@ -207,14 +207,14 @@ def placeholders(plan: ExecutionPlan, entries: Mapping[int, FeedEntry]) -> dict[
     return {vid: device.view(memory, 0, entry.spec, entry.strides) for vid, entry in entries.items()}
 
 
-def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
+def accept_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
     """The caller's tensors in the order of the signature, checked; copied only where the strides differ.
 
     Raises:
         UsageError: a name, shape, dtype or device is not that of the signature.
     """
     refuse_names(signature, feed)
-    return [bind_one(entry, feed[entry.name]) for entry in signature]
+    return [accept_tensor(entry, feed[entry.name]) for entry in signature]
 
 
 def refuse_names(signature: FeedSignature, feed: Feed) -> None:
@@ -245,7 +245,7 @@ def refuse_unreadable(feed: Feed) -> None:
             raise UsageError(f"input {name!r} {why}")
 
 
-def bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
+def accept_tensor(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
     """The caller's tensor, checked; copied only where the strides differ.
 
     Raises:

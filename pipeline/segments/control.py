@@ -1,4 +1,4 @@
-"""Loop and Scan: each body is a stage of its own, whose plans serve all iterations."""
+"""Loop and Scan: each body is a remainder of its own, whose plans serve all iterations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pipeline.importers.from_onnx.replacements import PendingNode
 from pipeline.importers.from_onnx.source import Stored, read_initializers
 
 
-class BodyStage(Protocol):
-    """A stage, as a loop sees it."""
+class BodyNodes(Protocol):
+    """A remainder, as a loop sees it."""
 
     def run(self, values: MutableMapping[str, Any]) -> None: ...
 
 
-MakeStage = Callable[[NodeList], BodyStage]
+MakeRemainder = Callable[[NodeList], BodyNodes]
 
 
 class Body:
     """A subgraph that is run many times, with what its own inputs mean, and all that is known around it."""
 
     def __init__(
-        self, graph: onnx.GraphProto, node: PendingNode, stored: Mapping[str, Stored], make_stage: MakeStage
+        self, graph: onnx.GraphProto, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder
     ) -> None:
         own = read_initializers(graph, None)
         self.inputs = [value.name for value in graph.input if value.name not in own]
@@ -35,24 +35,24 @@ class Body:
         self.input_types = {value.name: value.type for value in graph.input}
         self.output_types = [value.type for value in graph.output]
         nodes = [node.with_proto(proto) for proto in graph.node]
-        self.stage = make_stage(NodeList(graph.name or "body", nodes, self.outputs, {**stored, **own}))
+        self.remainder = make_remainder(NodeList(graph.name or "body", nodes, self.outputs, {**stored, **own}))
 
     def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
         values = {**around, **dict(zip(self.inputs, inputs, strict=False))}
-        self.stage.run(values)
+        self.remainder.run(values)
         return [values[name] for name in self.outputs]
 
 
 class LoopNode:
     """ONNX's Loop: runs the body until the count or the condition says stop; stacks what each iteration adds."""
 
-    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_stage: MakeStage) -> None:
+    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder) -> None:
         graph = next(attribute.g for attribute in node.proto.attribute if attribute.name == "body")
-        self._body = Body(graph, node, stored, make_stage)
+        self._body = Body(graph, node, stored, make_remainder)
         self._states = len(node.proto.input) - 2
 
-    def stages(self) -> Iterator[BodyStage]:
-        yield self._body.stage
+    def remainders(self) -> Iterator[BodyNodes]:
+        yield self._body.remainder
 
     def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
         most, condition, *states = inputs
@@ -73,10 +73,10 @@ class LoopNode:
 class ScanNode:
     """ONNX's Scan: the body reads one slice of each sequence at a time."""
 
-    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_stage: MakeStage) -> None:
+    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder) -> None:
         graph = next(attribute.g for attribute in node.proto.attribute if attribute.name == "body")
         read = Attributes(node.proto)
-        self._body = Body(graph, node, stored, make_stage)
+        self._body = Body(graph, node, stored, make_remainder)
         self._batched = node.opset < 9
         self._scans = read.integer("num_scan_inputs")
         self._states = len(self._body.inputs) - self._scans
@@ -87,8 +87,8 @@ class ScanNode:
         self._in_back = read.integers(directions) or (0,) * self._scans
         self._out_back = read.integers("scan_output_directions") or (0,) * outs
 
-    def stages(self) -> Iterator[BodyStage]:
-        yield self._body.stage
+    def remainders(self) -> Iterator[BodyNodes]:
+        yield self._body.remainder
 
     def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
         if not self._batched:
@@ -123,12 +123,12 @@ class ScanNode:
 class SequenceMapNode:
     """ONNX's SequenceMap: the body runs once for each item of a sequence, and gives an item of each result."""
 
-    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_stage: MakeStage) -> None:
+    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder) -> None:
         graph = next(attribute.g for attribute in node.proto.attribute if attribute.name == "body")
-        self._body = Body(graph, node, stored, make_stage)
+        self._body = Body(graph, node, stored, make_remainder)
 
-    def stages(self) -> Iterator[BodyStage]:
-        yield self._body.stage
+    def remainders(self) -> Iterator[BodyNodes]:
+        yield self._body.remainder
 
     def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
         results: list[list[Any]] = [[] for _ in self._body.outputs]
@@ -152,7 +152,7 @@ def lengthen(rows: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-BODIES: Mapping[str, Callable[[PendingNode, Mapping[str, Stored], MakeStage], Any]] = {
+BODIES: Mapping[str, Callable[[PendingNode, Mapping[str, Stored], MakeRemainder], Any]] = {
     "Loop": LoopNode,
     "Scan": ScanNode,
     "SequenceMap": SequenceMapNode,

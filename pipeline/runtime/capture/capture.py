@@ -89,7 +89,7 @@ class Capture(ProcessBound):
         self._guards = [make_guard()]
         """Those that no replay is in; a thread never enters the guard of another one."""
         self._has_states = bool(session.states.tensors)
-        segments = split_steps(memory.bound.program, memory.bound.steps, len(further))
+        segments = split_steps(memory.bound, memory.bound.steps, len(further))
         before = session.snapshot()
         self.warm_up_seconds = self._warm_up([*launches, *further], segments, before)
         """What the warm-up took, with taking back what it changed."""
@@ -260,7 +260,7 @@ class Capture(ProcessBound):
             states.lose(vid for vid, _ in states.updates_to_copy(self._plan))
         if begun > len(steps) or not isinstance(error, LAUNCH_ERRORS):
             return error
-        failure: OnnxlineError = self._memory.bound.program.failure(steps[begun - 1], error)
+        failure: OnnxlineError = self._memory.bound.failure(steps[begun - 1], error)
         return failure
 
     def _bind_outputs(self) -> tuple[dict[str, torch.Tensor], list[Launch]]:
@@ -299,7 +299,7 @@ class Capture(ProcessBound):
 
     def _place_of(self, launch: int) -> str:
         bound = self._memory.bound
-        return bound.program.place_of(bound.steps[launch]) if launch < len(bound.steps) else "an output or a state"
+        return bound.place_of(bound.steps[launch]) if launch < len(bound.steps) else "an output or a state"
 
 
 def _describe_fed(fed: FedTensor) -> str:

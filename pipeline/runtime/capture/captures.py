@@ -52,23 +52,6 @@ class MemorySource(Protocol):
         ...
 
 
-class OneMemory:
-    """The memory of a plan with concrete sizes."""
-
-    def __init__(self, memory: ProgramMemory) -> None:
-        self._memory = memory
-
-    @property
-    def plan_key(self) -> str:
-        return self._memory.bound.plan.graph_digest
-
-    def memory_for(self, feed: Feed) -> ProgramMemory:
-        return self._memory
-
-    def latest_memory(self) -> ProgramMemory:
-        return self._memory
-
-
 class Captures:
     """Captures by key. The one that was replayed longest ago is dropped, with its buffers, where there are too many.
 

@@ -15,7 +15,7 @@ from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture.key import CapturePolicy, Treatment
 from pipeline.runtime.capture.session import CaptureSession
-from pipeline.runtime.slots import Feed, bind_one
+from pipeline.runtime.slots import Feed, accept_tensor
 from pipeline.runtime.tensors import as_tensor, torch_dtype
 
 FEW = 16
@@ -86,7 +86,7 @@ class FeedBuffers:
             raise UsageError(
                 f"the feed lacks {', '.join(map(repr, missing))}; a capture needs every input, and each weight once"
             )
-        given = {name: bind_one(self._values[name].entry, feed[name]) for name in feed if name in self._values}
+        given = {name: accept_tensor(self._values[name].entry, feed[name]) for name in feed if name in self._values}
         ignored = [name for name in feed if name not in given]
         for name, tensor in given.items():
             value = self._values[name]
@@ -131,13 +131,13 @@ class FeedBuffers:
                 raise UsageError(f"changed: {name!r} is not copied at a replay{nearest(name, copied)}")
             if name not in feed:
                 raise UsageError(f"changed: the feed lacks {name!r}")
-            copied[name](bind_one(self._values[name].entry, feed[name]))
+            copied[name](accept_tensor(self._values[name].entry, feed[name]))
 
     def _write_live(self, value: FedValue, feed: Feed) -> None:
         if value.is_state:
             self._session.states.give({value.name: feed[value.name]})
         else:
-            self._targets[value.name].copy_(bind_one(value.entry, feed[value.name]))
+            self._targets[value.name].copy_(accept_tensor(value.entry, feed[value.name]))
 
     def _target_of(self, value: FedValue) -> torch.Tensor:
         if value.is_state:

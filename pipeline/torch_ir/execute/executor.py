@@ -17,7 +17,7 @@ import torch
 from pipeline.errors import DataError, InternalError, SourceError, Unsupported
 from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.ir.bind import dim_names
+from pipeline.ir.dims import dim_names
 from pipeline.runtime import SizedProgram
 from pipeline.runtime.eager import Own, as_traced, run_eager
 from pipeline.runtime.slots import with_stored

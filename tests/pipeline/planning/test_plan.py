@@ -145,7 +145,7 @@ def test_a_plan_needs_numbers_for_dims() -> None:
     builder = GraphBuilder("dynamic")
     x = builder.input("x", TensorSpec(("batch", 3), "float32"))
     graph = builder.build([x])
-    with pytest.raises(UsageError, match=r"'dynamic': 1 value with named dims \(x\['batch', 3\]\); .*bind the dims"):
+    with pytest.raises(UsageError, match=r"'dynamic': 1 value with named dims \(x\['batch', 3\]\).*by fix_dims"):
         make_plan(graph, ())
 
 

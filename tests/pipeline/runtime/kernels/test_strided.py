@@ -10,7 +10,7 @@ import torch
 
 from pipeline.ops import Kind, unpack
 from pipeline.runtime.feeding import SlotPointer, operands, storage_id, tensors_by_storage
-from pipeline.runtime.kernels import bind_attrs
+from pipeline.runtime.kernels import prepare_kernel
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.aten.fast_paths import matmul as multiply
 from pipeline.runtime.kernels.base import Launch
@@ -41,7 +41,7 @@ def bind(case: Case, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor
     for op in graph.ops:
         assert op.kernel is not None
         attrs = unpack(op.kernel.attr_schema, op.kernel.attr_blob)
-        kernel = bind_attrs(Kind(op.kernel.kind_id), attrs)
+        kernel = prepare_kernel(Kind(op.kernel.kind_id), attrs)
         launches.append(kernel([slots[vid] for vid in op.inputs], [slots[vid] for vid in op.outputs]))
     return in_turn(*launches)
 

@@ -54,7 +54,7 @@ Dims = Mapping[str, int]
 
 
 @expects(graph=a(Graph, "a Graph"), dims=MAPPING)
-def bind_dims(graph: Graph, dims: Dims) -> Graph:
+def fix_dims(graph: Graph, dims: Dims) -> Graph:
     """`graph` and its bodies with concrete shapes, strides and attributes, without ranges and guards.
 
     Raises:
@@ -66,7 +66,7 @@ def bind_dims(graph: Graph, dims: Dims) -> Graph:
         raise UsageError(
             f"graph {graph.name!r} does not hold for {sizes}:\n{lines}\nGive sizes that it was traced for."
         )
-    return _bind_graph(graph, dims)
+    return _fix_graph(graph, dims)
 
 
 @expects(graph=a(Graph, "a Graph"), shapes=MAPPING)
@@ -151,14 +151,14 @@ def _fits(declared: Sequence[Dim], shape: Sequence[int], dims: Dims) -> bool:
     return all(_evaluate_size(dim, dims) == size for dim, size in zip(declared, shape, strict=True))
 
 
-def _bind_graph(graph: Graph, dims: Dims) -> Graph:
+def _fix_graph(graph: Graph, dims: Dims) -> Graph:
     if not dims:
         return graph
-    values = tuple(_bind_value(value, dims) for value in graph.values)
-    return replace(graph, values=values, ops=tuple(_bind_op(op, dims) for op in graph.ops), dims={}, guards=())
+    values = tuple(_fix_value(value, dims) for value in graph.values)
+    return replace(graph, values=values, ops=tuple(_fix_op(op, dims) for op in graph.ops), dims={}, guards=())
 
 
-def _bind_value(value: Value, dims: Dims) -> Value:
+def _fix_value(value: Value, dims: Dims) -> Value:
     strides = value.strides and tuple(_evaluate_size(dim, dims) for dim in value.strides)
     if value.spec.is_static and strides == value.strides:
         return value
@@ -169,14 +169,14 @@ def _bind_value(value: Value, dims: Dims) -> Value:
     )
 
 
-def _bind_op(op: Op, dims: Dims) -> Op:
-    attrs = {name: _bind_attr(item, dims) for name, item in op.attrs.items()}
-    return replace(op, attrs=attrs, bodies=tuple(_bind_graph(body, dims) for body in op.bodies))
+def _fix_op(op: Op, dims: Dims) -> Op:
+    attrs = {name: _fix_attr(item, dims) for name, item in op.attrs.items()}
+    return replace(op, attrs=attrs, bodies=tuple(_fix_graph(body, dims) for body in op.bodies))
 
 
-def _bind_attr(item: Attr, dims: Dims) -> Attr:
+def _fix_attr(item: Attr, dims: Dims) -> Attr:
     if isinstance(item, tuple):
-        return tuple(_bind_attr(part, dims) for part in item)
+        return tuple(_fix_attr(part, dims) for part in item)
     return evaluate(item.expression, dims) if isinstance(item, SymExpr) else item
 
 
