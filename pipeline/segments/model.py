@@ -4,8 +4,8 @@ The two kinds of steps: a plan, and one node that no plan can hold.
 
 A remainder: the nodes that are left of a model or of a body, and the steps by which they have been run so far.
 
-A step is made for the types and shapes of what the remainder reads, and for the numbers that decide shapes (the input 1 of
-a Reshape) or the course (the condition of an If). The next run with the same ones takes the same step.
+A step is made for the types and shapes of what the remainder reads, and for the numbers that decide shapes (the input 1
+of a Reshape) or the course (the condition of an If). The next run with the same ones takes the same step.
 """
 
 from __future__ import annotations
@@ -201,11 +201,7 @@ class Remainder:
         """What the steps that are kept hold, in this remainder, in those after it, and in bodies."""
         steps, calls, native, names = 0, 0, 0, []
         for variant in self.variants:
-            inner = [
-                remainder.count()
-                for remainder in (*variant.step.remainders(), variant.following)
-                if remainder is not None
-            ]
+            inner = [item.count() for item in filter(None, (*variant.step.remainders(), variant.following))]
             steps += 1 + sum(count.steps for count in inner)
             calls += variant.step.calls + sum(count.calls for count in inner)
             native += variant.step.native_calls + sum(count.native_calls for count in inner)

@@ -53,7 +53,8 @@ def as_module(
     if isinstance(model, Graph):
         if dims or shapes:
             raise UsageError(
-                "as_module: found sizes with a Graph, expected them with an ONNX model; give the Graph its sizes by onnxline.ir.fix_dims"
+                "as_module: found sizes with a Graph, expected them with an ONNX model; give a Graph its sizes by "
+                "onnxline.ir.fix_dims"
             )
         refuse_ops(model)
         return GraphModule(model, find_trained(model, train), weights or {})
