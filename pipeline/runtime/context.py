@@ -8,7 +8,6 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
-from pipeline.runtime.binding import LAUNCH_ERRORS, ProcessBound, ProgramMemory, RunBody
 from pipeline.runtime.capture import Captures
 from pipeline.runtime.devices import Device, device_of
 from pipeline.runtime.feeding import (
@@ -22,7 +21,7 @@ from pipeline.runtime.feeding import (
     tensors_by_storage,
 )
 from pipeline.runtime.kernels import has_native
-from pipeline.runtime.program import BoundProgram
+from pipeline.runtime.program import LAUNCH_ERRORS, BoundProgram, ProcessBound, ProgramMemory, RunBody
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import torch_dtype

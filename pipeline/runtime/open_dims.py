@@ -13,17 +13,15 @@ import torch
 from passes.suggest import nearest, plural
 from pipeline.argument_checks import FLAG, MAPPING, a_mapping, expects
 from pipeline.errors import UsageError
-from pipeline.ir.dims import dim_names, dims_of, fix_dims
-from pipeline.ir.expression import evaluate, names_in
+from pipeline.ir.expression import dim_names, dims_of, evaluate, fix_dims, names_in
 from pipeline.ir.graph import Dim, Graph, Role
 from pipeline.ir.json import digest_graph
-from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture import MOST_CAPTURES, Captures, Replayable
 from pipeline.runtime.capture.feed_buffers import as_tensors
 from pipeline.runtime.compile import A_GRAPH, bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import PackedMemory
-from pipeline.runtime.program import BoundProgram
+from pipeline.runtime.program import BoundProgram, ProgramMemory
 from pipeline.runtime.slots import Feed, Weights, refuse_unreadable, with_weights
 
 Buckets = Mapping[str, Sequence[int]]

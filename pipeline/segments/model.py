@@ -29,8 +29,7 @@ from pipeline.ops import Kind
 from pipeline.runtime import compile_graph
 from pipeline.runtime.onnx_op import ForeignNode, type_of
 from pipeline.runtime.tensors import to_numpy
-from pipeline.segments.control import BODIES, MakeRemainder
-from pipeline.segments.host_ops import HOST_OPS, HostNode
+from pipeline.segments.host_ops import BODIES, HOST_OPS, HostNode, MakeRemainder
 
 Values = MutableMapping[str, Any]
 """By name: arrays, lists of arrays for sequences, None for an optional without a value."""

@@ -11,14 +11,21 @@ import torch
 
 from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import OnnxlineError, UsageError
-from pipeline.runtime.binding import LAUNCH_ERRORS, ProcessBound, ProgramMemory
-from pipeline.runtime.capture.feed_buffers import FeedBuffers, as_tensors
-from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, Treatment, signature_of
+from pipeline.runtime.capture.feed_buffers import (
+    CaptureKey,
+    CapturePolicy,
+    FedTensor,
+    FeedBuffers,
+    Treatment,
+    as_tensors,
+    signature_of,
+)
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.devices import device_at
 from pipeline.runtime.kernels import Launch
+from pipeline.runtime.program import LAUNCH_ERRORS, ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
 from pipeline.runtime.torch_state import make_guard, set_grad_enabled, without_autograd

@@ -15,7 +15,7 @@ from passes.suggest import bytes_text, plural, shorten_lines
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import KINDS, Kind
 from pipeline.ops.rows import HOST_SYNC
-from pipeline.runtime.capture.key import CaptureKey
+from pipeline.runtime.capture.feed_buffers import CaptureKey
 from pipeline.runtime.devices import device_of
 from pipeline.runtime.program import BoundProgram, LaunchStep
 from pipeline.runtime.torch_args import find_operator

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from pipeline.ops.fused import PLAIN, Activation
-from pipeline.runtime.kernels.base import Launch, planned_threads
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.base import Launch, in_turn, planned_threads
 from pipeline.runtime.kernels.weight_forms import launch_in_place
 
 SMALL = 10**6

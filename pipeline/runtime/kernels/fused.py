@@ -12,9 +12,8 @@ import torch
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
 from pipeline.ops.fused import Activation
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, OverloadCall, in_turn
 from pipeline.runtime.kernels.blocked import launch_batch
-from pipeline.runtime.kernels.launches import OverloadCall, in_turn
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
 from pipeline.runtime.kernels.packing import (
     ACTIVATED_FROM,

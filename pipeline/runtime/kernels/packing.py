@@ -15,9 +15,8 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops.fused import PLAIN, Activation
-from pipeline.runtime.kernels.base import Attrs, Launch, Outs
+from pipeline.runtime.kernels.base import Attrs, Launch, Outs, OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.blocked import pack_blocks
-from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
 from pipeline.runtime.kernels.native.products import NativePair, pack_panels
 from pipeline.runtime.kernels.weight_forms import (

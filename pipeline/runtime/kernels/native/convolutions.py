@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops.fused import Activation
-from pipeline.runtime.kernels.base import Launch
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.base import Launch, in_turn
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_faster_alone, pack_panels
 from pipeline.runtime.kernels.native.rows import settings_of

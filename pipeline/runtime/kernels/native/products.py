@@ -8,8 +8,7 @@ import torch
 
 from pipeline.ops import Kind
 from pipeline.ops.fused import PLAIN, Activation
-from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, planned_threads
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, in_turn, planned_threads
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.native.rows import settings_of
 from pipeline.runtime.kernels.weight_forms import PackedMemory, activation_of

@@ -13,8 +13,7 @@ from pipeline.runtime.feeding import SlotPointer, operands, storage_id, tensors_
 from pipeline.runtime.kernels import prepare_kernel
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.aten.fast_paths import matmul as multiply
-from pipeline.runtime.kernels.base import Launch
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.base import Launch, in_turn
 from pipeline.runtime.tensors import as_tensor, to_numpy, torch_dtype
 from tests.pipeline.runtime.kernels import test_elementwise as elementwise
 from tests.pipeline.runtime.kernels import test_linear_conv as linear_conv
