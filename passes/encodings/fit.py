@@ -16,7 +16,7 @@ from passes.graph.index import initializers_of
 from passes.graph.inference import FLOATS, float_shapes, float_tensors
 from passes.graph.moved_constants import find_moved_constants
 from passes.graph.op_facts import BIAS, BIASED, weight_axes
-from passes.suggest import nearest
+from passes.suggest import describe_argument, nearest
 from passes.weights.detached import DetachedModel
 
 SHOWN: Final = 8
@@ -29,6 +29,9 @@ def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> di
     Raises:
         UsageError: the model has no such float tensor, or its shape does not suit the scales.
     """
+    if not isinstance(encodings, Mapping) or not isinstance(model, DetachedModel):
+        found = describe_argument(model if isinstance(encodings, Mapping) else encodings)
+        raise UsageError(f"fit_encodings: found {found}, expected a mapping of names to encodings, and a DetachedModel")
     stored = initializers_of(model.proto.graph).items()
     shapes = {name: tuple(tensor.dims) for name, tensor in stored if tensor.data_type in FLOATS}
     known = float_tensors(model.proto) | shapes.keys()

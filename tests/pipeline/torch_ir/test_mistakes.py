@@ -146,6 +146,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UsageError], str]] = {
         SerializationError,
         "the text of the IR: found a dict, expected a str or bytes; IR.from_dict reads it",
     ),
+    "half a character": (
+        lambda ir: deserialize_ir("\ud800"),
+        SerializationError,
+        "the text of the IR is not in UTF-8",
+    ),
     "data": (
         lambda ir: IR.from_dict([1]),
         SerializationError,
