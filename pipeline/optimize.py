@@ -196,6 +196,7 @@ def _optimize_module(
 ) -> RunResult:
     from torch import nn
 
+    from pipeline.export.build_source import describe_eval_mode
     from pipeline.export.factory import plain_module
     from pipeline.run import Pipeline
 
@@ -216,7 +217,7 @@ def _optimize_module(
     config = _config_of(module, policy, settings)
     with _restore_mode(module):
         source = _source_of(module, args, kwargs, config)
-        source = replace(source, notes=(*notes, *source.notes))
+        source = replace(source, notes=(*notes, *describe_eval_mode(source), *source.notes))
         return Pipeline(config, None if out is None else Path(out), observer, source).run()
 
 

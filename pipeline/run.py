@@ -38,8 +38,7 @@ from pipeline.stages.report import (
     write_settings,
 )
 from pipeline.stages.runtime import refuse_wrong_results, remove_ir, run_backends
-from pipeline.stages.source import code_of, fingerprint, open_source
-from pipeline.stages.weight_free import why_not_compared
+from pipeline.stages.source import code_of, fingerprint, open_source, why_not_compared
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
 from pipeline.verify.user_inputs import input_files, read_inputs
 from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest, versions

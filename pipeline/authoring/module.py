@@ -15,7 +15,7 @@ from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.tensors import IRTensor, Tensor
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import dtype_name
-from pipeline.training.swapped_tensors import swapped_tensors
+from pipeline.training.step_function import swapped_tensors
 
 
 class Parameter(nn.Parameter):

@@ -60,9 +60,8 @@ def extract(
         ir = extract_source(model, name, functionalize=functionalize)
     ir.save(path)
     print_text(f"{ir!r}\nwritten to {path}")
-    for note in (note_on_mode(model), *model.notes):
-        if note:
-            print_line(f"onnxline: {note}", err=True)
+    for note in (*note_mode(model), *model.notes):
+        print_line(f"onnxline: {note}", err=True)
 
 
 @contextmanager
@@ -134,7 +133,7 @@ def verify(
     from pipeline.torch_ir import load_ir, load_weights, verify_ir_with_state_dict
     from pipeline.torch_ir.command_files import read_arrays
 
-    if note := note_on_mode(model):
+    for note in note_mode(model):
         print_line(f"onnxline: {note}", err=True)
     if weights is not None:
         state = load_weights(weights)
@@ -182,7 +181,7 @@ def _check_file(file: Path) -> None:
 
 
 def _load_weights(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
-    from pipeline.torch_ir.stored import tied_names
+    from pipeline.torch_ir.weights import tied_names
 
     try:  # not strictly: of tied weights, a checkpoint has one
         missing, unknown = module.load_state_dict(state, strict=False)
@@ -218,15 +217,10 @@ def open_model(
     return source
 
 
-def note_on_mode(source: TorchSource) -> str:
-    """One line on what eval mode has changed in the model; empty where it changed nothing."""
-    if not source.put_to_eval:
-        return ""
-    first, *others = source.put_to_eval
-    more = f" and {len(others)} more" if others else ""
-    return (
-        f"the model came in train mode and was put into eval mode, which changes {first}{more}; --train keeps its mode"
-    )
+def note_mode(source: TorchSource) -> Iterator[str]:
+    from pipeline.export.build_source import describe_eval_mode
+
+    yield from (f"{said}; --train keeps its mode" for said in describe_eval_mode(source))
 
 
 def _load(text: str, model: ModelConfig, train: bool) -> TorchSource | OnnxSource:

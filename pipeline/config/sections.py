@@ -232,7 +232,7 @@ class ExportConfig(Section):
     weights: `copied` into files of the run, or `referenced` where they lie, in the safetensors shards of the checkpoint
         (or the data of the ONNX file); then the final model is written into their folder.
     pieces: name of a parameter → names of its pieces in the checkpoint; `pieces_of` in
-        export/weight_free/external_weights.py says what they may be.
+        export/external_weights.py says what they may be.
     written_buffers: of a buffer or an input that forward writes to: `lift` makes the buffer an input, and the new value
         an output; `refuse` stops the run.
     """

@@ -16,8 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
-from pipeline.export.caches import register_caches
-from pipeline.export.call_watch import Watch, capture_output, version_of, watch_call
+from pipeline.export.call_watch import TensorBefore, Watch, capture_output, watch_call
 from pipeline.export.inputs import (
     InputSpec,
     draw_inputs,
@@ -29,10 +28,18 @@ from pipeline.export.inputs import (
     shape_text,
     with_own_names,
 )
+from pipeline.export.meta_init import is_weightless, take_buffers
 from pipeline.export.source import Example, TorchSource
-from pipeline.export.tree import input_tensors, named_leaves, not_dense, output_tensors, parameter_names, refill
+from pipeline.export.tree import (
+    input_tensors,
+    named_leaves,
+    not_dense,
+    output_tensors,
+    parameter_names,
+    refill,
+    register_caches,
+)
 from pipeline.export.user_code import first_line, where_raised
-from pipeline.export.weight_free.meta_init import is_weightless, take_buffers
 from pipeline.runtime.tensors import dtype_name, to_torch
 
 
@@ -98,7 +105,8 @@ def assemble(
     source = TorchSource(module, example, inputs, unique, buffers, put_to_eval, watch.notes(module, example))
     return replace(
         source,
-        writes=frozenset({*watch.buffers, *watch.inputs}),
+        written_buffers=frozenset(watch.buffers),
+        written_inputs=frozenset(watch.inputs),
         lost_writes=tuple(watch.lost_writes()),
         declared=_of_buffers(model, module),
     )
@@ -241,11 +249,12 @@ def _call_once(
         with fake:
             return output_tensors(module(*arguments.args, **arguments.kwargs))
 
-    given = {name: (tensor, version_of(tensor)) for name, tensor in input_tensors(module, fresh).items()}
+    given = {name: TensorBefore(tensor) for name, tensor in input_tensors(module, fresh).items()}
     try:
         with capture_output(), torch.no_grad():
             outputs, watch = watch_call(module, call)
-        watch.inputs = {name for name, (tensor, version) in given.items() if version_of(tensor) != version}
+        watch.inputs = {name for name, before in given.items() if before.is_written}
+        watch.rebound |= {("input", name) for name, before in given.items() if before.is_rebound}
         return outputs, watch
     except OnnxlineError:
         raise
@@ -266,6 +275,15 @@ def mode_dependent_modules(module: nn.Module) -> list[str]:
     return [
         path or type(part).__name__ for path, part in module.named_modules() if part.training and _depends_on_mode(part)
     ]
+
+
+def describe_eval_mode(source: TorchSource) -> tuple[str, ...]:
+    """A sentence on what eval mode has changed in the model; none where it changed nothing."""
+    if not source.put_to_eval:
+        return ()
+    first, *others = source.put_to_eval
+    more = f" and {len(others)} more" if others else ""
+    return (f"the model came in train mode and was put into eval mode, which changes {first}{more}",)
 
 
 def _depends_on_mode(module: nn.Module) -> bool:

@@ -23,6 +23,7 @@ from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import named_leaves
 from pipeline.export.user_code import is_user_code
 from pipeline.importers.from_torch.modules import STANDARD, attribute_tensors, every_path, preserve_module_state
+from pipeline.importers.from_torch.tensors import memory_of
 
 DEPRECATIONS = (DeprecationWarning, FutureWarning, PendingDeprecationWarning)
 
@@ -127,6 +128,8 @@ class Watch:
     carried: set[str] = field(default_factory=set)
     """Parameters that the call wrote to, and attributes in which it left other tensors, where a second call with the
     same inputs returns other values."""
+    rebound: set[tuple[str, str]] = field(default_factory=set)
+    """(kind, name) of the buffers, parameters and inputs that the call pointed at other memory (`x.data = …`)."""
     draws_of_python: bool = False
 
     def lost_writes(self) -> Iterator[str]:
@@ -145,6 +148,12 @@ class Watch:
             yield (
                 f"forward writes to the parameter {name!r}, and the next call reads the new value, but the graph "
                 "stores parameters as constants; make it a buffer (self.register_buffer)"
+            )
+
+        for kind, name in sorted(self.rebound):
+            yield (
+                f"forward points the {kind} {name!r} at other memory (`.data = …`, `set_`), which torch.export does "
+                f"not see; {INSTEAD[kind].format(name)}"
             )
 
     def notes(self, module: nn.Module, example: Example) -> tuple[str, ...]:
@@ -181,6 +190,14 @@ class Watch:
         return tuple(notes)
 
 
+INSTEAD: Final = {
+    "buffer": "write to it in place, as in self.{}.copy_(value)",
+    "parameter": "compute the new value as a tensor of its own, or write it in the constructor",
+    "input": "compute the new value as a tensor of its own, or write in place, as in {}.copy_(value)",
+}
+"""What to do in place of pointing a tensor at other memory."""
+
+
 def watch_call(module: nn.Module, call: Callable[[], dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tensor], Watch]:
     """Return the result of `call`, which calls the module, and what it changed, which is put back.
 
@@ -189,34 +206,44 @@ def watch_call(module: nn.Module, call: Callable[[], dict[str, torch.Tensor]]) -
     call shows whether it reads them.
     """
     watch = Watch()
-    parameters = {name: (parameter, version_of(parameter)) for name, parameter in module.named_parameters()}
-    buffers = {name: (buffer, version_of(buffer), buffer.detach().clone()) for name, buffer in module.named_buffers()}
+    parameters = {name: TensorBefore(parameter) for name, parameter in module.named_parameters()}
+    buffers = {name: (TensorBefore(buffer), buffer.detach().clone()) for name, buffer in module.named_buffers()}
     held = attribute_tensors(module)
     versions = {name: [version_of(tensor) for tensor in tensors] for name, tensors in held.items()}
     numbers, generators, seed = dict(_numbers(module)), _generators(), torch.get_rng_state()
     with preserve_module_state(module):
         outputs = call()
         watch.draws_of_python = generators != _generators()
-        watch.parameters = {name for name, (value, version) in parameters.items() if version != version_of(value)}
+        watch.parameters = {name for name, before in parameters.items() if before.is_written}
+        watch.rebound = {("parameter", name) for name, before in parameters.items() if before.is_rebound}
+        watch.rebound |= {("buffer", name) for name, (before, _) in buffers.items() if before.is_rebound}
         watch.overwritten = {name for name, found in versions.items() if found != list(map(version_of, held[name]))}
         for (owner, path, name), value in numbers.items():
             if vars(owner).get(name) is not value and vars(owner).get(name) != value:
                 watch.attributes.add(f"{path}.{name}" if path else name)
         first = {name: tensor.detach().clone() for name, tensor in outputs.items()}
-        _put_back(module, buffers, watch)
+        _put_back(module, parameters, buffers, watch)
         changed = watch.parameters | _changed_tensors(held, attribute_tensors(module))
         if changed and not any(tensor.is_meta for tensor in (*first.values(), *module.parameters())):
             torch.set_rng_state(seed)
             watch.carried = changed if _differs(call, first) else set()
-            _put_back(module, buffers, Watch())
+            _put_back(module, parameters, buffers, Watch())
     return outputs, watch
 
 
-def _put_back(module: nn.Module, buffers: Mapping[str, tuple[torch.Tensor, int, torch.Tensor]], watch: Watch) -> None:
-    """Give each buffer the values that it had, and note those that had others."""
+def _put_back(
+    module: nn.Module,
+    parameters: Mapping[str, TensorBefore],
+    buffers: Mapping[str, tuple[TensorBefore, torch.Tensor]],
+    watch: Watch,
+) -> None:
+    """Give each parameter its memory and each buffer the values that it had, and note the buffers that had others."""
+    for before in (*parameters.values(), *(before for before, _ in buffers.values())):
+        before.put_back()
     now = dict(module.named_buffers())
-    for name, (buffer, version, values) in buffers.items():
-        if now.get(name) is buffer and version == version_of(buffer) and _are_equal(buffer, values):
+    for name, (before, values) in buffers.items():
+        buffer = before.tensor
+        if now.get(name) is buffer and not before.is_written and _are_equal(buffer, values):
             continue
         watch.buffers.add(name)
         if name in now and now[name].shape != values.shape:
@@ -240,6 +267,29 @@ def _differs(call: Callable[[], dict[str, torch.Tensor]], expected: Mapping[str,
     return found.keys() != expected.keys() or any(
         found[name].shape != tensor.shape or not _are_equal(found[name], tensor) for name, tensor in expected.items()
     )
+
+
+class TensorBefore:
+    """A tensor as it was before a call: its version, which an in-place operator raises, and its memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._version = version_of(tensor)
+        self._alias = tensor.detach()
+
+    @property
+    def is_rebound(self) -> bool:
+        """Whether it has other memory, as after `tensor.data = …`, which does not raise the version."""
+        return memory_of(self.tensor) != memory_of(self._alias)
+
+    @property
+    def is_written(self) -> bool:
+        return version_of(self.tensor) != self._version or self.is_rebound
+
+    def put_back(self) -> None:
+        """Give the tensor its memory again."""
+        if self.is_rebound:
+            self.tensor.data = self._alias
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -278,7 +328,7 @@ def with_state(source: TorchSource, feeds: Mapping[str, torch.Tensor]) -> Iterat
 
     When the block ends, what the module held before is put back.
     """
-    buffers = {name: buffer for name, buffer in source.module.named_buffers() if name in source.writes}
+    buffers = {name: buffer for name, buffer in source.module.named_buffers() if name in source.written_buffers}
     before = {name: buffer.detach().clone() for name, buffer in buffers.items()}
     with preserve_module_state(source.module):
         for value in source.lifted:

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from pipeline.errors import SourceError
-from pipeline.export.weight_free.shards import read_index
+from pipeline.export.shards import read_index
 
 PICKLES = (".pt", ".pth", ".bin")
 # In a folder, the first of these that exists is read.

@@ -15,10 +15,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from pipeline.errors import Unsupported, UsageError
+from pipeline.export.external_weights import Pieces, refer
 from pipeline.export.inputs import InputSpec
+from pipeline.export.shards import Shards
 from pipeline.export.source import TorchSource
-from pipeline.export.weight_free.external_weights import Pieces, refer
-from pipeline.export.weight_free.shards import Shards
 
 
 def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:

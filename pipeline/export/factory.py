@@ -16,10 +16,10 @@ from pipeline.config import ModelConfig, locate
 from pipeline.errors import SourceError
 from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.checkpoint import read_checkpoint
+from pipeline.export.external_weights import best_rule, names_of
+from pipeline.export.meta_init import without_weights
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.user_code import call_user_code, load_function
-from pipeline.export.weight_free.external_weights import best_rule, names_of
-from pipeline.export.weight_free.meta_init import without_weights
 
 
 def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> TorchSource:

@@ -60,8 +60,10 @@ class TorchSource:
     """Where the weights come from, for the report: `random, seed 0`."""
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Sizes to try for named dims of derived inputs; `model.dims` takes precedence."""
-    writes: frozenset[str] = frozenset()
-    """The buffers that a call of the module writes to, and its inputs, by the module's own names."""
+    written_buffers: frozenset[str] = frozenset()
+    """The buffers that a call of the module writes to, by the module's own names."""
+    written_inputs: frozenset[str] = frozenset()
+    """The inputs that it writes to."""
     lost_writes: tuple[str, ...] = ()
     """Sentences on writes that no graph of ONNX can make: an export is refused."""
     declared: Mapping[str, InputConfig] = field(default_factory=dict)

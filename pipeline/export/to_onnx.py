@@ -24,7 +24,7 @@ from pipeline.export.source import TorchSource
 from pipeline.export.trace import decompose_complex, move_complex_as_real, raise_scalars, trace_module
 from pipeline.export.translations import translation_table
 from pipeline.export.tree import input_tensors
-from pipeline.export.user_code import first_line
+from pipeline.export.user_code import advice_on_trace, first_line
 from pipeline.export.writes import as_configured, live_writes, placeholders
 from pipeline.runtime.tensors import dtype_name
 
@@ -105,8 +105,9 @@ def _lift_buffers(translated: torch.onnx.ONNXProgram, source: TorchSource) -> No
     program, graph = translated.exported_program, translated.model.graph
     assert program is not None
     own = dict(zip(placeholders(program), input_tensors(source.module, source.example), strict=False))
-    written = (own.get(target, target) for _, target, _ in live_writes(program))
-    unseen = next((name for name in written if name not in source.writes), None)
+    written = ((own.get(target, target), is_buffer) for _, target, is_buffer in live_writes(program))
+    known = {True: source.written_buffers, False: source.written_inputs}
+    unseen = next((name for name, is_buffer in written if name not in known[is_buffer]), None)
     if unseen is not None:
         raise Unsupported(
             f"forward writes to {unseen!r} while torch exports it, and in a plain call it does not; let it do the same "
@@ -188,6 +189,8 @@ def explain_untranslatable(error: Exception) -> str:
     """The message for `error`, which `torch.onnx.export` raised; its second line is torch's own reason."""
     chain = list(_causes(error))
     reason = first_line(chain[-1])
+    if advice := next(filter(None, map(advice_on_trace, chain)), None):
+        return f"{advice}\n  {reason}"
     node = _failed_node(chain)
     if node is None:
         return f"torch.onnx cannot translate the model; another opset (export.opset) may do\n  {reason}"

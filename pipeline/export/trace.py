@@ -24,7 +24,7 @@ from pipeline.export.call_watch import shorten
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import is_switchable_experts
 from pipeline.export.tree import input_tensors, named_leaves
-from pipeline.export.user_code import advice_on_type, first_line, module_frame
+from pipeline.export.user_code import advice_on_trace, first_line, module_frame
 from pipeline.importers.from_torch.modules import every_tensor, preserve_module_state
 from pipeline.importers.from_torch.operators import calls_in, line_of
 from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
@@ -349,7 +349,7 @@ def _advice(error: Exception, failed: nn.Module | None) -> str:
             "this way of computing the experts loops over those that were hit; set experts_implementation to "
             "batched_mm or grouped_mm in the model's configuration"
         )
-    return advice_on_type(error) or next((advice for word, advice in ADVICE if word.search(said)), ADVICE_ON_ANY)
+    return advice_on_trace(error) or next((advice for word, advice in ADVICE if word.search(said)), ADVICE_ON_ANY)
 
 
 DATA_DEPENDENT = re.compile("data-dependent|DataDependent")

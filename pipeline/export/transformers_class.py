@@ -20,10 +20,10 @@ from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.call_watch import capture_output
 from pipeline.export.checkpoint import NAMES, read_checkpoint
 from pipeline.export.inputs import named_dims
+from pipeline.export.meta_init import without_weights
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import notes_on_experts, set_experts, sub_configs, with_derived_inputs
 from pipeline.export.user_code import first_line
-from pipeline.export.weight_free.meta_init import without_weights
 
 
 def make_from_transformers(

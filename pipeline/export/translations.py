@@ -1,7 +1,7 @@
 """ONNX translations that torch's exporter lacks or has wrong: grouped products, `squeeze`, ordered elements, and so on.
 
 An operator of `translation_table` is found by name, since a library registers its own when it is loaded. Scalars along
-a dim have become vectors before (`program_rewrites.raise_scalars`).
+a dim have become vectors before (`trace.raise_scalars`).
 """
 
 from __future__ import annotations
@@ -248,6 +248,76 @@ def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: in
     return op.ScatterElements(zeros, op.Expand(column, op.Shape(values)), values, axis=axis, reduction="add")
 
 
+def translate_searchsorted(
+    sorted_sequence: Any, self: Any, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
+) -> Any:
+    """`aten.searchsorted`: how many elements of the sequence come before each value; each is compared with all."""
+    value = (
+        op.CastLike(op.Constant(value_float=float(self)), sorted_sequence) if isinstance(self, int | float) else self
+    )
+    ordered = sorted_sequence if sorter is None else op.GatherElements(sorted_sequence, sorter, axis=-1)
+    if not isinstance(self, int | float):
+        value = op.Unsqueeze(value, op.Constant(value_ints=[-1]))
+        rows = len(sorted_sequence.shape) > 1
+        ordered = op.Unsqueeze(ordered, op.Constant(value_ints=[-2])) if rows else ordered
+    is_after = op.Greater if right or side == "right" else op.GreaterOrEqual
+    before = op.Cast(op.Not(is_after(ordered, value)), to=ir.DataType.INT64.value)  # so that NaN comes after all
+    count = op.ReduceSum(before, op.Constant(value_ints=[-1]), keepdims=0)
+    return op.Cast(count, to=ir.DataType.INT32.value) if out_int32 else count
+
+
+def translate_cdist(x1: Any, x2: Any, p: float, compute_mode: int | None = None) -> Any:
+    """`aten._cdist_forward`: the norm of each row's difference from each other row."""
+    del compute_mode  # by products or by differences: the same, but for rounding
+    last = op.Constant(value_ints=[-1])
+    rows, others = (op.Unsqueeze(rows, op.Constant(value_ints=[at])) for rows, at in ((x1, -2), (x2, -3)))
+    apart = op.Abs(op.Sub(rows, others))
+    if p == 0:
+        zero = op.CastLike(op.Constant(value_float=0.0), x1)
+        return op.ReduceSum(op.CastLike(op.Not(op.Equal(apart, zero)), x1), last, keepdims=0)
+    if p in NORMS:
+        return NORMS[p](apart, last, keepdims=0)
+    power, root = (op.CastLike(op.Constant(value_float=exponent), x1) for exponent in (p, 1 / p))
+    return op.Pow(op.ReduceSum(op.Pow(apart, power), last, keepdims=0), root)
+
+
+NORMS: Final[Mapping[float, Callable[..., Any]]] = {1: op.ReduceL1, 2: op.ReduceL2, math.inf: op.ReduceMax}
+
+
+def translate_lgamma(self: Any) -> Any:
+    """`aten.lgamma` by the series of Lanczos (g = 7, 9 terms: 15 digits) in float64, below 1/2 by its reflection."""
+
+    def number(value: float) -> Any:
+        return op.Constant(value=ir.tensor(value, ir.DataType.DOUBLE))
+
+    x, half, one = op.Cast(self, to=ir.DataType.DOUBLE.value), number(0.5), number(1.0)
+    is_low = op.Less(x, half)
+    z = op.Sub(op.Where(is_low, op.Sub(one, x), x), one)
+    series = number(LANCZOS[0])
+    for place, term in enumerate(LANCZOS[1:], 1):
+        series = op.Add(series, op.Div(number(term), op.Add(z, number(float(place)))))
+    shifted = op.Add(z, number(7.5))
+    value = op.Sub(op.Mul(op.Add(z, half), op.Log(shifted)), shifted)
+    value = op.Add(op.Add(value, op.Log(series)), number(math.log(2 * math.pi) / 2))
+    sine = op.Abs(op.Sin(op.Mul(number(math.pi), op.Sub(x, op.Floor(x)))))
+    reflected = op.Sub(op.Sub(number(math.log(math.pi)), op.Log(sine)), value)
+    value = op.Where(is_low, reflected, value)
+    return op.CastLike(op.Where(op.IsInf(x), op.Abs(x), value), self)
+
+
+LANCZOS: Final = (
+    0.99999999999980993,
+    676.5203681218851,
+    -1259.1392167224028,
+    771.32342877765313,
+    -176.61502916214059,
+    12.507343278686905,
+    -0.13857109526572012,
+    9.9843695780195716e-6,
+    1.5056327351493116e-7,
+)
+
+
 EXTREMES: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.amax.default": _translate_extreme(op.ReduceMax),
     "aten.amin.default": _translate_extreme(op.ReduceMin),
@@ -292,4 +362,8 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.nanmedian.dim": translate_nanmedian,
     "aten.mode.default": translate_mode,
     "aten.atan2.default": translate_atan2,
+    "aten.searchsorted.Tensor": translate_searchsorted,
+    "aten.searchsorted.Scalar": translate_searchsorted,
+    "aten._cdist_forward.default": translate_cdist,
+    "aten.lgamma.default": translate_lgamma,
 }

@@ -88,14 +88,15 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
-def advice_on_type(error: BaseException) -> str | None:
-    """Advice for a class that torch.export cannot flatten, if `error` names one; None otherwise.
+def advice_on_trace(error: BaseException) -> str | None:
+    """Advice for what torch.export cannot trace, if `error` says which: a write that it does not see, a tensor from
+    elsewhere, or a class that it cannot flatten; None otherwise.
 
     We do not register the class ourselves: the process shares the table, and a second entry by the user would fail.
     """
     match = UNKNOWN.search(str(error))
     if match is None:
-        return None
+        return next((advice for said, advice in ON_TENSORS if said.search(str(error))), None)
     name = match["name"].rpartition(".")[2]
     return (
         f"{match['name']} is no type that torch can take apart: where it is a dataclass, call "
@@ -106,6 +107,24 @@ def advice_on_type(error: BaseException) -> str | None:
 
 UNKNOWN = re.compile(r"(?:Found|Unsupported input type) <class '(?P<name>[^']+)'>")
 """The wording of torch.export for results and for arguments (torch 2.11 to 2.13)."""
+
+ON_TENSORS = (
+    (
+        re.compile(
+            "fake tensor in the exported program constant|is mutated in the forward method|set_ on a graph input"
+        ),
+        "forward writes to a tensor where torch.export does not see it: through `.data` or `set_`, or to a tensor of a "
+        "closure or a global name; make it a buffer of the module (self.register_buffer) and write in place, as in "
+        "self.state.copy_(value)",
+    ),
+    (
+        re.compile("at least two devices, (cpu and meta|meta and cpu)"),
+        "forward computes with a tensor that lies on the CPU, while the module or its inputs are on meta: one of a "
+        "closure or a global name, or one that forward makes there; make it a parameter or a buffer of the module, or "
+        "make it on x.device",
+    ),
+)
+"""What torch says of a tensor (torch 2.13), and what to do."""
 
 # Frames of nn.Module around forward, in every call.
 DISPATCH = {"_call_impl", "_wrapped_call_impl"}

@@ -25,6 +25,7 @@ from pipeline.export.inputs import InputSpec, input_spec, is_float
 from pipeline.export.source import Lifted, TorchSource, with_names
 from pipeline.export.trace import trace_module
 from pipeline.export.tree import input_tensors
+from pipeline.export.user_code import advice_on_trace, first_line
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.tensors import memory_of
 from pipeline.runtime.tensors import dtype_name, to_numpy
@@ -44,7 +45,7 @@ def as_configured(source: TorchSource, settings: ExportConfig) -> TorchSource:
     source = with_names(source, settings)
     if source.lost_writes:
         raise Unsupported(source.lost_writes[0])
-    if source.writes:
+    if source.written_buffers or source.written_inputs:
         source = _lift_writes(source, settings)
     unused = sorted(source.declared.keys() - {value.target for value in source.lifted})
     if unused:
@@ -59,7 +60,7 @@ def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
     _check_memory(source)
     with capture_output():
         traced, checks = trace_module(source)
-        program = _with_statistics_apart(functionalize_program(traced))
+        program = _with_statistics_apart(_functionalize(traced))
     pairs = zip(input_tensors(source.module, source.example), source.own_inputs, strict=True)
     own = dict(zip(placeholders(program), pairs, strict=True))
     buffers = dict(source.module.named_buffers(remove_duplicate=False))
@@ -84,14 +85,14 @@ def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
             "two calls; return the new value from forward, or set export.written_buffers: lift, by which a buffer "
             "becomes an input and its new value an output"
         )
-    known = {*program.graph_signature.buffers_to_mutate.values(), *(name for name, _ in own.values())}
-    lost = sorted(source.writes - known)
+    lost = sorted(source.written_buffers - {*program.graph_signature.buffers_to_mutate.values()})
     if lost:
         raise Unsupported(
-            f"forward changes the buffer {lost[0]!r}, and torch.export loses the change, as where a module that "
-            "assigns to its buffer stands in two places: write in place, as in self.buffer.copy_(value)"
+            f"forward changes the buffer {lost[0]!r}, and torch.export loses the change, as where forward sets "
+            "self._buffers[…], or a module that assigns to its buffer stands in two places: write in place, as in "
+            f"self.{lost[0]}.copy_(value)"
         )
-    idle = sorted(source.writes - {value.target for value in lifted} - {name for name, _ in own.values()})
+    idle = sorted(source.written_buffers - {value.target for value in lifted if value.is_buffer})
     with capture_output():
         program = _returning(program, news)
     return replace(
@@ -104,10 +105,24 @@ def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
     )
 
 
+def _functionalize(program: ExportedProgram) -> ExportedProgram:
+    """
+    Raises:
+        Unsupported: a write that torch cannot turn into a value.
+    """
+    try:
+        return functionalize_program(program)
+    except Exception as error:  # torch's own, of any type
+        advice = advice_on_trace(error) or "write in place to a buffer of the module, as in self.state.copy_(value)"
+        raise Unsupported(
+            f"torch cannot make a value of what forward writes: {advice}\n  {first_line(error)}"
+        ) from error
+
+
 def _check_memory(source: TorchSource) -> None:
     """Refuse a written buffer that shares its memory with another tensor of the module, which is a view of it."""
     stored = {**dict(source.module.named_parameters()), **dict(source.module.named_buffers())}
-    for name in sorted(source.writes & stored.keys()):
+    for name in sorted(source.written_buffers & stored.keys()):
         memory = memory_of(stored[name])
         shared = (key for key, tensor in stored.items() if key != name and memory_of(tensor) == memory is not None)
         twin = next(shared, None)
@@ -121,9 +136,10 @@ def _check_memory(source: TorchSource) -> None:
 def describe_lifted(lifted: Collection[Lifted], idle: Collection[str] = ()) -> Iterator[str]:
     """Sentences for the user on inputs and outputs that forward's signature does not show, and on writes left out."""
     states = [value for value in lifted if value.is_buffer]
+    renamed = {value: f"{value.target} as " for value in states if value.target != value.before}
     written = [f"{value.before} as {value.after}" for value in lifted if not value.is_buffer]
     if states:
-        pairs = shorten([f"{value.before} → {value.after}" for value in states])
+        pairs = shorten([f"{renamed.get(value, '')}{value.before} → {value.after}" for value in states])
         yield (
             f"forward writes to {plural(len(states), 'buffer')}, of which the graph takes the old value as an input "
             f"and returns the new one as an output ({pairs}): feed each output to the next call"

@@ -48,7 +48,7 @@ from pipeline.stages.report import (
     save_quantization,
     write_page,
 )
-from pipeline.stages.weight_free import leaves_unread, why_not_compared
+from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import input_files
 from pipeline.workspace import Workspace, key_of
 

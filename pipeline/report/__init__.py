@@ -22,24 +22,3 @@ from pipeline.report.model import (
     diff_folder,
     report_json,
 )
-
-__all__ = [
-    "DIFFS",
-    "REPORT_VERSION",
-    "SOURCE",
-    "BackendReport",
-    "Box",
-    "BoxKind",
-    "Drawing",
-    "ExportReport",
-    "Mark",
-    "NodeRow",
-    "PassesReport",
-    "Pictures",
-    "Report",
-    "RuntimeReport",
-    "StructurePicture",
-    "Wire",
-    "diff_folder",
-    "report_json",
-]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from passes.suggest import bytes_text, plural
 from passes.visible import visible_markup
@@ -85,6 +88,16 @@ class _MemoryPanel:
     alive: Sequence[int] = ()
     """By call; a line over the bars."""
 
+    @property
+    def shown(self) -> Sequence[_ArenaBar]:
+        """The largest bars."""
+        return sorted(self.bars, key=lambda bar: -bar.nbytes)[:MOST_BARS]
+
+    @property
+    def note(self) -> str:
+        left_out = len(self.bars) - MOST_BARS
+        return f", the {plural(left_out, 'smallest value')} left out" if left_out > 0 else ""
+
 
 @expects(
     plan=a(ExecutionPlan, "an ExecutionPlan, as decode_plans gives"),
@@ -99,17 +112,27 @@ def draw_arena(plan: ExecutionPlan, modules: Mapping[str, str] | None = None) ->
     everyone = occupants(plan)
     panels = [_arena_panel(plan, list(everyone.values())), *_region_panels(plan, everyone)]
     labels = block_labels([_module(plan, call, modules) for call in plan.calls]) if modules else ()
-    tall = TOP + HEIGHT + BOTTOM + (LABELS if labels else 0)
-    height = len(panels) * tall
-    body = "".join(
-        f'<g transform="translate(0 {at * tall})">{"".join(_panel(panel, len(plan.calls), labels))}</g>'
-        for at, panel in enumerate(panels)
+    return _template().render(
+        panels=panels,
+        calls=len(plan.calls),
+        labels=labels,
+        tall=TOP + HEIGHT + BOTTOM + (LABELS if labels else 0),
+        width=WIDTH,
+        left=LEFT,
+        right=WIDTH - RIGHT,
+        top=TOP,
+        floor=TOP + HEIGHT,
+        colours=COLOURS,
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" role="img" '
-        f'aria-label="{visible_markup(panels[0].title)}" font-family="sans-serif" font-size="11" '
-        f'fill="var(--soft, #5f636b)">{body}</svg>'
+
+
+def _template() -> Template:
+    """The markup, in which `shown` makes a text visible and safe."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("html")), autoescape=False, undefined=StrictUndefined
     )
+    environment.filters |= {"shown": visible_markup, "bytes": bytes_text}
+    return environment.get_template("arena.svg.j2")
 
 
 def _module(plan: ExecutionPlan, call: KernelCall, modules: Mapping[str, str]) -> str:
@@ -154,42 +177,3 @@ def _name(plan: ExecutionPlan, one: Occupant) -> str:
     slot = plan.slots[one.root]
     maker = Kind(plan.calls[one.life.first].kind_id).name
     return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}, {bytes_text(one.nbytes)}, made by {maker}"
-
-
-def _panel(panel: _MemoryPanel, calls: int, labels: Sequence[tuple[int, str]]) -> Iterator[str]:
-    shown = sorted(panel.bars, key=lambda bar: -bar.nbytes)[:MOST_BARS]
-    left_out = len(panel.bars) - len(shown)
-    note = f", the {plural(left_out, 'smallest value')} left out" if left_out else ""
-    yield f'<text x="{LEFT}" y="16" font-weight="600">{visible_markup(panel.title + note)}</text>'
-    across, up = (WIDTH - LEFT - RIGHT) / max(calls, 1), HEIGHT / max(panel.size, 1)
-    floor = TOP + HEIGHT
-    for share in (0, 0.5, 1):
-        y = floor - share * HEIGHT
-        yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:g}" y2="{y:g}" stroke="var(--line, #e4e3de)"/>'
-        size = bytes_text(int(share * panel.size))
-        yield f'<text x="{LEFT - 6}" y="{y + 4:g}" text-anchor="end">{size}</text>'
-    for bar in shown:
-        x, width = LEFT + bar.first * across, (min(bar.last, calls - 1) - bar.first + 1) * across
-        y, height = floor - (bar.offset + bar.nbytes) * up, bar.nbytes * up
-        number = bar.root % len(COLOURS)
-        yield (
-            f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.5):.2f}" height="{max(height, 0.5):.2f}" '
-            f'fill="var(--t{number + 1}, {COLOURS[number]})" fill-opacity=".75" '
-            f'stroke="var(--card, #fff)" stroke-width=".5">'
-            f"<title>{visible_markup(bar.text)}, bytes {bar.offset} to {bar.offset + bar.nbytes}, "
-            f"calls {bar.first} to {min(bar.last, calls - 1)}</title></rect>"
-        )
-    if panel.alive:
-        points = " ".join(
-            f"{LEFT + edge * across:.2f},{floor - alive * up:.2f}"
-            for at, alive in enumerate(panel.alive)
-            for edge in (at, at + 1)
-        )
-        yield f'<polyline points="{points}" fill="none" stroke="var(--ink, #1d1f23)" stroke-width="1.2"/>'
-    yield f'<text x="{LEFT}" y="{floor + 16}">call 0</text>'
-    yield f'<text x="{WIDTH - RIGHT}" y="{floor + 16}" text-anchor="end">call {max(calls - 1, 0)}</text>'
-    for call, label in labels:
-        x = LEFT + (call + 0.5) * across
-        yield f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{floor}" y2="{floor + 4}" stroke="var(--line-strong, #cfcec8)"/>'
-        turned = f"translate({x:.2f} {floor + 32}) rotate(-35)"
-        yield f'<text transform="{turned}" text-anchor="end">{visible_markup(label)}</text>'

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import TypeAdapter
+from pydantic import PlainSerializer, TypeAdapter
 
 from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
@@ -241,7 +241,7 @@ class ExportReport:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     draws: tuple[str, ...]
-    parameters: frozenset[str]
+    parameters: Annotated[frozenset[str], PlainSerializer(sorted)]
     """Element types and digests of the initializers that are an `nn.Parameter`, as they are and transposed."""
     errors: Mapping[str, Errors]
     notes: tuple[str, ...] = ()

@@ -121,6 +121,9 @@ def _refuse(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 Tensors = Mapping[str, torch.Tensor]
 
+Step = tuple[Op, Sequence[torch.Tensor]]
+"""An op with its results."""
+
 Observer = Callable[[Op, Sequence[torch.Tensor]], None]
 """Called with every op of the graph and its results, in order; not for ops of bodies."""
 
@@ -160,15 +163,18 @@ def run_eager(
 
 
 def walk_eager(
-    graph: Graph, tensors: Tensors, *, own: Own | None = None
-) -> Iterator[tuple[Op, Sequence[torch.Tensor]]]:
-    """Every op of the graph with its results, in order, as `run_eager` computes them; not the ops of bodies.
+    graph: Graph, tensors: Tensors, *, check: bool = True, own: Own | None = None, into_bodies: bool = False
+) -> Iterator[Step]:
+    """Every op of the graph with its results, in order, as `run_eager` computes them.
+
+    `into_bodies`: also the ops of branches, loops and regions, each as often as it ran, with copies of its results;
+    they come before the op that the body belongs to, and also where that op fails afterwards.
 
     Raises:
         UsageError, DataError, SourceError: as `run_eager`.
     """
-    graph, slots = _bind(graph, tensors, check=True)
-    steps = _apply_all(graph, slots, own or {})
+    graph, slots = _bind(graph, tensors, check=check)
+    steps = _apply_all(graph, slots, own or {}, [] if into_bodies else None)
     while True:
         with plain_state(), torch.no_grad():  # for each op alone, since the caller's code runs in between
             step = next(steps, None)
@@ -250,11 +256,22 @@ def _run(
     return [slots[vid] for vid in graph.outputs], [slots[vid] for vid in graph.updates.values()]
 
 
-def _apply_all(graph: Graph, slots: dict[int, torch.Tensor], own: Own) -> Iterator[tuple[Op, Sequence[torch.Tensor]]]:
-    """Each op with its results, which go into `slots`; dead values are removed from there."""
+def _apply_all(
+    graph: Graph, slots: dict[int, torch.Tensor], own: Own, inner: list[Step] | None = None
+) -> Iterator[Step]:
+    """Each op with its results, which go into `slots`; dead values are removed from there.
+
+    With `inner`, a list, the ops of an op's bodies are collected there while it runs, and come before it.
+    """
     kept = {*graph.outputs, *graph.updates.values()}
     for op in graph.ops:
-        results = _apply(graph, op, in_traced_order(graph, op, [slots[vid] for vid in op.inputs], own), own)
+        ins = in_traced_order(graph, op, [slots[vid] for vid in op.inputs], own)
+        try:
+            results = _apply(graph, op, ins, own, inner)
+        finally:
+            if inner:
+                yield from inner
+                inner.clear()
         yield op, results
         slots.update(zip(op.outputs, results, strict=True))
         for vid in (*op.inputs, *op.outputs):
@@ -262,10 +279,12 @@ def _apply_all(graph: Graph, slots: dict[int, torch.Tensor], own: Own) -> Iterat
                 slots.pop(vid, None)
 
 
-def _apply(graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
+def _apply(
+    graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Own, inner: list[Step] | None = None
+) -> list[torch.Tensor]:
     """`apply` with a DataError for an index out of range; errors of the caller's own functions are left as they are."""
     try:
-        return apply(op, ins, own)
+        return apply(op, ins, own, inner)
     except (IndexError, RuntimeError) as error:
         if op.kind in own or op.bodies or not is_data_error(error):
             raise
@@ -277,13 +296,13 @@ def _dies(value: Value, op: Op) -> bool:
     return value.role in (Role.TMP, Role.OUTPUT, Role.INPUT) and (not value.users or value.users[-1] == op.oid)
 
 
-def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
-    """The results of one op."""
+def apply(op: Op, ins: Sequence[torch.Tensor], own: Own, inner: list[Step] | None = None) -> list[torch.Tensor]:
+    """The results of one op; into `inner` go the ops of its bodies, where these run on whole tensors."""
     if op.kind in own:
         return list(own[op.kind](op, ins))
-    bodies = [as_function(body, own) for body in op.bodies]
-    given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
     namespace, _, name = op.kind.partition(".")
+    bodies = [as_function(body, own, inner if name in WHOLE_BODIES else None) for body in op.bodies]
+    given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
     if namespace != "higher_order":
         return list(tensors_in(_operator(op.kind, given)))
     return list(tensors_in(call_higher_order(name, given)))
@@ -300,12 +319,20 @@ def _operator(kind: str, given: dict[str, Any]) -> Any:
     return CPU_FALLBACKS.get(kind, operator)(*positional, **given)
 
 
-def as_function(body: Graph, own: Own) -> Callable[..., tuple[torch.Tensor, ...]]:
+def as_function(body: Graph, own: Own, inner: list[Step] | None = None) -> Function:
     """A body as a function of its inputs in order, under the autocast that the operator around it switched on."""
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         slots = {vid: as_tensor(payload.numpy()) for vid, payload in body.payloads.items()}
-        outputs, _ = _run(body, {**slots, **dict(zip(body.inputs, tensors, strict=True))}, own)
-        return tuple(outputs)
+        slots.update(zip(body.inputs, tensors, strict=True))
+        if inner is None:
+            return tuple(_run(body, slots, own)[0])
+        for op, results in _apply_all(body, slots, own, []):
+            inner.append((op, [tensor.clone() for tensor in results]))
+        return tuple(slots[vid] for vid in body.outputs)
 
     return run
+
+
+WHOLE_BODIES = frozenset({"cond", "while_loop", "scan", "wrap_with_set_grad_enabled", "wrap_with_autocast"})
+"""Higher-order operators that call their bodies on whole tensors; others map over a dim."""

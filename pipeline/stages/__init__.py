@@ -2,8 +2,8 @@
 
 source.py       makes the module or opens the file     (the stage `reference` is `pipeline/verify/references.py`)
 export.py       torch → ONNX, compared with the reference
-passes.py       the recipe, each pass proven; with pictures.py, which draws what it did
+passes.py       the recipe, each pass proven; report.py draws what it did
 runtime.py      import, lower, plan, run
 
-check.py comes before all of them, and report.py after; weight_free.py says where weights and the final model are.
+check.py comes before all of them, and report.py after; source.py says where weights are.
 """

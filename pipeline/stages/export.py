@@ -22,10 +22,10 @@ from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
+from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source
-from pipeline.export.weight_free.shards import read_shards
 from pipeline.report import ExportReport
-from pipeline.stages.weight_free import MODEL, leaves_unread, shards_folder, why_not_compared
+from pipeline.stages.source import MODEL, leaves_unread, shards_folder, why_not_compared
 from pipeline.verify.backends import onnxruntime_runner
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp

@@ -46,7 +46,7 @@ from pipeline.planning import (
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.stages.export import key_of_parameter
-from pipeline.stages.weight_free import written_path
+from pipeline.stages.source import written_path
 from pipeline.verify.backends import BACKENDS, Backend, Feeds, OnnxFile, shapes_of
 from pipeline.verify.divergence import compare_backends
 from pipeline.verify.exact import excuse_rounding

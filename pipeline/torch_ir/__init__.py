@@ -1,6 +1,5 @@
 """The API of pytorch-ir on our IR: change `from torch_ir import …` to `from pipeline.torch_ir import …`."""
 
-from pipeline.torch_ir.document.nodes import OpNode, TensorMeta
 from pipeline.torch_ir.errors import (
     ConversionError,
     ExecutionError,
@@ -8,9 +7,10 @@ from pipeline.torch_ir.errors import (
     SerializationError,
     WeightLoadError,
 )
-from pipeline.torch_ir.execute import IRExecutor, execute_ir
+from pipeline.torch_ir.executor import IRExecutor, execute_ir
 from pipeline.torch_ir.extract import convert_exported_program, export_model, extract_ir
 from pipeline.torch_ir.ir import IR, deserialize_ir, load_ir, save_ir, serialize_ir, validate_ir
+from pipeline.torch_ir.nodes import OpNode, TensorMeta
 from pipeline.torch_ir.picture import generate_op_distribution_pie, ir_to_mermaid
 from pipeline.torch_ir.registry import list_registered_ops, register_executor, register_op
 from pipeline.torch_ir.svg import ir_to_svg

@@ -22,8 +22,8 @@ from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.ir import Dim
 from pipeline.runtime.tensors import NOT_IN_NUMPY, to_numpy, to_torch
-from pipeline.torch_ir.document.nodes import stored_values
 from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.nodes import stored_values
 from pipeline.torch_ir.picture import ir_to_mermaid
 from pipeline.torch_ir.svg import ir_to_svg
 

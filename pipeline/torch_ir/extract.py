@@ -15,12 +15,11 @@ from torch.export import ExportedProgram
 
 from passes.run.gc_pause import pause_collector
 from pipeline.errors import InternalError, Unsupported, UsageError
-from pipeline.export.caches import register_caches
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
 from pipeline.export.trace import separate_memory, trace_module
-from pipeline.export.tree import leaves_with_path, not_dense
-from pipeline.export.user_code import advice_on_type
+from pipeline.export.tree import leaves_with_path, not_dense, register_caches
+from pipeline.export.user_code import advice_on_trace
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.layer_dedup import TracedWhole, deduplicate_layers
@@ -28,12 +27,12 @@ from pipeline.importers.from_torch.modules import every_module, every_path, ever
 from pipeline.importers.from_torch.refusals import refuse_lost_writes, refuse_unfaithful
 from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Role, check
-from pipeline.torch_ir.document.nodes import key_of, stored_values
 from pipeline.torch_ir.errors import ConversionError, ExportError, a_module, arguments, by_name, mistaken, warn
 from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.registry import REGISTERED, apply_conversions
-from pipeline.torch_ir.stored import find_unsaved_buffers, merge_tied, recompute_buffers, tied_in, tied_names
 from pipeline.torch_ir.tree import CallSignature, dim_names, inputs_of, signature_of, signature_of_ends
+from pipeline.torch_ir.weights import find_unsaved_buffers, merge_tied, recompute_buffers, tied_in, tied_names
 
 
 def is_meta_tensor(tensor: Any) -> bool:
@@ -127,7 +126,7 @@ def export_program(
         with preserve_module_state(model):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
-        if advice := advice_on_type(error):
+        if advice := advice_on_trace(error):
             raise ExportError(f"Failed to export model: {advice}") from error
         raise ExportError(
             f"Failed to export model: {type(error).__name__}: {error}\n"

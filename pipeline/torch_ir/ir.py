@@ -15,11 +15,12 @@ import torch
 from passes.run.gc_pause import pause_collector
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir import Graph, check
-from pipeline.torch_ir.document import files
-from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
-from pipeline.torch_ir.document.document import FORMAT_VERSION, IRDocument, read_head, read_signature, write_signature
-from pipeline.torch_ir.document.files import explain_errors, parse_json
-from pipeline.torch_ir.document.nodes import (
+from pipeline.torch_ir import files
+from pipeline.torch_ir.constants import THRESHOLD, read_constant, write_constant
+from pipeline.torch_ir.document import FORMAT_VERSION, IRDocument, read_head, read_signature, write_signature
+from pipeline.torch_ir.errors import TEXT, SerializationError, a_number, mistaken, parse, path_of, report_unexpected
+from pipeline.torch_ir.files import explain_errors, parse_json
+from pipeline.torch_ir.nodes import (
     ConstantView,
     NodeSequence,
     OpNode,
@@ -28,8 +29,7 @@ from pipeline.torch_ir.document.nodes import (
     meta_of,
     stored_values,
 )
-from pipeline.torch_ir.document.reader import read_graph
-from pipeline.torch_ir.errors import TEXT, SerializationError, a_number, mistaken, parse, path_of, report_unexpected
+from pipeline.torch_ir.reader import read_graph
 from pipeline.torch_ir.tree import CallSignature
 
 Tensors = Mapping[str, torch.Tensor]

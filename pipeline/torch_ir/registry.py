@@ -18,8 +18,8 @@ from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, InputRef, parts
 from pipeline.runtime.eager import Own
 from pipeline.torch_ir.calls import as_attr, as_torch, check_call, find_known_operator, format_attrs, read_call
-from pipeline.torch_ir.document.nodes import NodeSequence, OpNode, TensorMeta
 from pipeline.torch_ir.errors import ConversionError, ExecutionError, Unexpected, mistaken
+from pipeline.torch_ir.nodes import NodeSequence, OpNode, TensorMeta
 
 Execute = Callable[[list[torch.Tensor], dict[str, Any]], Sequence[torch.Tensor]]
 F = TypeVar("F", bound=Callable[..., Any])

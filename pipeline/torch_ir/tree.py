@@ -19,8 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from pipeline.export.caches import fixed_values
-from pipeline.export.tree import branch_of
+from pipeline.export.tree import branch_of, fixed_values
 from pipeline.importers.from_torch.layer_dedup import Ends
 from pipeline.torch_ir.errors import ConversionError
 

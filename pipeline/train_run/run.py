@@ -26,8 +26,15 @@ from pipeline.report.model import LossPoint, TrainingPhase, TrainingReport
 from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, check_train
 from pipeline.stages.report import write_quietly
-from pipeline.train_run.settings import make_loss, make_optimizer, make_schedule, training_key
-from pipeline.train_run.source import TrainSource, open_train_source, quantize
+from pipeline.train_run.source import (
+    TrainSource,
+    make_loss,
+    make_optimizer,
+    make_schedule,
+    open_train_source,
+    quantize,
+    training_key,
+)
 from pipeline.training import StepComparison, TrainProgram, compare_step, record_step
 from pipeline.training.state_dict import replace_tensors
 from pipeline.workspace import Workspace, make_folder, versions

@@ -5,8 +5,8 @@ optimizer.py    a torch optimizer as data               graph.py        the Grap
 record.py       the entry point, phase by phase         program.py      the program, its states, snapshots and phases
 state_dict.py   states ↔ torch's state dicts ↔ a file   blame.py        where a step broke
 
-step_function.py the function that is recorded          known_values.py  numbers that Python asks for meanwhile
-refusals.py     what is wrong before that               frozen_numbers.py numbers of Python that a step would keep
+step_function.py the function that is recorded          refusals.py     what is wrong before that
+frozen_numbers.py numbers of Python that a step would keep, and those that it asks for meanwhile
 attributes.py   what a forward pass leaves in its modules and in the user's files
 step_comparison.py  a step against eager torch
 

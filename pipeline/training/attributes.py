@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import passes
-from pipeline.training.known_values import HOMES, is_plain
+from pipeline.training.frozen_numbers import HOMES, is_plain
 
 Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 

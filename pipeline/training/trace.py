@@ -28,8 +28,15 @@ from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.export.call_watch import capture_output
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
-from pipeline.training.frozen_numbers import CallLog, RandomGuard, RefusedCalls
-from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues, place_outside
+from pipeline.training.frozen_numbers import (
+    NO_PLACE,
+    AskedForNumber,
+    CallLog,
+    KnownValues,
+    RandomGuard,
+    RefusedCalls,
+    place_outside,
+)
 from pipeline.training.mixed_norms import MixedNorms
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction

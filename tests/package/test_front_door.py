@@ -275,6 +275,7 @@ def test_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.folder == Path("runs/Attention")
     assert [structure.kept for structure in result.structures] == [True]
     assert module.training and module.dropout.training
+    assert "put into eval mode, which changes dropout" in (result.folder / "report.json").read_text(encoding="utf-8")
     assert result.to_proto().graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     assert "# The module was given from Python" in (result.folder / "run.yaml").read_text(encoding="utf-8")
     result.save("copy.onnx")

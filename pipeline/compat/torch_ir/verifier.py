@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.torch_ir import IR, IRVerifier, VerificationReport, load_weights
-from pipeline.torch_ir.verify import _compare_tensors
+from pipeline.torch_ir.comparison import _compare_tensors
 from torch_ir.executor import IRExecutor, execute_ir
 
 __all__ = [

@@ -25,9 +25,12 @@ from pipeline.planning import decode_plans
 from pipeline.report.arena_picture import draw_arena
 from pipeline.report.html.curves import LayerPlot, TrainingView, duration_text, layer_plot, training_view
 from pipeline.report.html.figures import Group, groups_of
-from pipeline.report.html.headline import Headline, NameTable, headline_of, name_tables
-from pipeline.report.html.quantization import (
+from pipeline.report.html.headline import (
+    Headline,
+    NameTable,
     QuantizationView,
+    headline_of,
+    name_tables,
     percent_text,
     quantization_view,
     ratio_text,

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pipeline.config import RunConfig, TrainConfig
 from pipeline.errors import UsageError
-from pipeline.train_run.settings import make_loss, make_optimizer, training_key
+from pipeline.train_run.source import make_loss, make_optimizer, training_key
 
 
 def make_config(folder: Path, model: dict[str, Any] | None = None, **train: Any) -> tuple[RunConfig, TrainConfig]:

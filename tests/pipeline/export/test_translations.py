@@ -242,3 +242,37 @@ def test_nonzero_of_a_scalar_has_no_index() -> None:
     model = exported(found, torch.ones(2))
     for x in (torch.ones(2), torch.zeros(2)):
         assert run(model, x).shape == found(x).shape
+
+
+def test_places_in_a_sorted_sequence() -> None:
+    row, rows = torch.tensor([0.0, 1.0, 1.0, 3.0]), torch.tensor([[0.0, 1.0, 2.0], [4.0, 5.0, 5.0]])
+    order = torch.tensor([2, 0, 3, 1])
+
+    def places(x: Tensor) -> Tensor:
+        along = [torch.searchsorted(row, x, right=right) for right in (False, True)]
+        along += [torch.searchsorted(rows, x, side="right", out_int32=True), torch.searchsorted(row.long(), x.long())]
+        along += [torch.searchsorted(row[order.argsort()], x, sorter=order.argsort().argsort())]
+        return torch.cat([*(part.flatten().long() for part in along), torch.searchsorted(row, 1.0, right=True)[None]])
+
+    x = torch.tensor([[-1.0, 1.0, 0.5], [5.0, torch.nan, torch.inf]])
+    np.testing.assert_array_equal(run(exported(places, x.nan_to_num(9)), x.nan_to_num(9)), places(x.nan_to_num(9)))
+    alone = torch.tensor([torch.nan, 1.0])
+    assert run(exported(lambda x: torch.searchsorted(row, x), alone), alone).tolist() == [4, 1]
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0, torch.inf])
+def test_distances_of_rows(p: float) -> None:
+    def distances(x: Tensor) -> Tensor:
+        return torch.cdist(x, x[:1, ::2], p=p)  # of equal rows too
+
+    x = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(0))  # above 25 rows torch takes products
+    expected = torch.cdist(x.double(), x[:1, ::2].double(), p=p)
+    np.testing.assert_allclose(
+        run(exported(distances, x), x), expected, atol=2e-3 if p == 2 else 1e-5
+    )  # the root of a rounding error
+
+
+def test_log_of_gamma() -> None:
+    x = torch.tensor([0.0, -1.0, -2.5, -0.1, 1e-6, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7, 100.0, 1e8, torch.inf, torch.nan])
+    model = exported(torch.lgamma, x)
+    np.testing.assert_allclose(run(model, x), torch.lgamma(x), rtol=1e-6, atol=1e-6)

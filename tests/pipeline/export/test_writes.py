@@ -18,6 +18,7 @@ from pipeline.export import as_configured, draw_inputs, export_onnx, run_torch
 from pipeline.export.build_source import assemble
 from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.source import Example, TorchSource
+from pipeline.torch_ir import ExportError, extract_ir
 
 MODEL = RunConfig.from_mapping({"model": {"factory": "net.py:make"}}).model
 
@@ -126,6 +127,92 @@ def test_a_change_that_torch_export_loses_is_refused() -> None:
     inner = Steps(assign, torch.zeros(1, 3))
     with pytest.raises(Unsupported, match=r"changes the buffer '0\.state', and torch\.export loses the change"):
         source_of(nn.Sequential(inner, inner), torch.randn(1, 3))
+
+
+def point_elsewhere(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.state.data = self.state + x
+    return self.state * 2
+
+
+def point_weight_elsewhere(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.table.weight.data = self.table.weight * 0.5
+    return x + self.table.weight.sum()
+
+
+def point_input_elsewhere(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x.data = x * 2
+    return x + self.state
+
+
+def write_through_data(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.state.data.add_(x)
+    return self.state * 2
+
+
+def replace_in_table(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self._buffers["state"] = self.state + x
+    return self.state * 2
+
+
+FOREIGN = nn.Parameter(torch.ones(1, 3))
+
+
+def write_to_global(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        FOREIGN.add_(1)
+    return x * FOREIGN
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (point_elsewhere, r"points the buffer 'state' at other memory .*; write .* as in self\.state\.copy_\(value\)"),
+        (point_weight_elsewhere, r"points the parameter 'table\.weight' at other memory .*; compute the new value"),
+        (point_input_elsewhere, r"points the input 'args\.0' at other memory .* or write in place"),
+        (write_through_data, r"does not see it: through `\.data` or `set_`"),
+        (replace_in_table, r"as where forward sets self\._buffers.*as in self\.state\.copy_\(value\)"),
+        (write_to_global, r"to a tensor of a closure or a global name; make it a buffer"),
+    ],
+)
+def test_a_write_that_torch_export_does_not_see_is_named(forward: Any, message: str) -> None:
+    module = Steps(forward, torch.zeros(1, 3))
+    weight = module.table.weight.data_ptr(), module.table.weight.clone()
+    with pytest.raises((Unsupported, SourceError), match=message):
+        export_onnx(source_of(module, torch.randn(1, 3)), ExportConfig())
+    assert module.table.weight.data_ptr() == weight[0]
+    assert torch.equal(module.table.weight, weight[1])
+
+
+class BufferAndInput(nn.Module):
+    """Its buffer and its input have one name."""
+
+    def __init__(self, *, by_table: bool) -> None:
+        super().__init__()
+        self.register_buffer("x", torch.zeros(1, 3))
+        self.by_table = by_table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.by_table:
+            self._buffers["x"] = self.x + x
+        else:
+            self.x = self.x + x
+        return self.x * 2
+
+
+def test_a_buffer_with_the_name_of_an_input() -> None:
+    with pytest.raises(Unsupported, match=r"changes the buffer 'x', and torch\.export loses the change"):
+        source_of(BufferAndInput(by_table=True), torch.randn(1, 3))
+    source = source_of(BufferAndInput(by_table=False), torch.randn(1, 3))
+    assert [spec.name for spec in source.inputs] == ["x", "x_2"]
+    assert "(x as x_2 → x_2_out)" in source.notes[-1]
+
+
+def test_a_tensor_on_the_cpu_in_a_module_on_meta() -> None:
+    def scale(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * FOREIGN
+
+    with pytest.raises(ExportError, match="forward computes with a tensor that lies on the CPU, while the module"):
+        extract_ir(Steps(scale).to("meta"), (torch.empty(1, 3, device="meta"),))
 
 
 def keep_in_list(self: Any, x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from passes.structures import structure_of
 from passes.structures.subgraph import subgraph_of
 from passes.structures.view import GraphView
 from pipeline.report import BoxKind, Drawing
-from pipeline.stages.pictures import MOST, draw, node_rows
+from pipeline.stages.report import MOST, draw, node_rows
 from tests.support.onnx_models import attention, detached, matrix, model_of
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from pipeline.errors import Unsupported, UsageError
-from pipeline.training import known_values, record_step, trace
-from pipeline.training.known_values import NO_PLACE, place_outside
+from pipeline.training import frozen_numbers, record_step, trace
+from pipeline.training.frozen_numbers import NO_PLACE, place_outside
 from tests.pipeline.training.steps import LOSS, MODELS, mlp, record
 
 X, LABEL = MODELS["mlp"].batch(0)
@@ -411,7 +411,7 @@ def test_what_torch_export_says_too_is_said_once() -> None:
     ("files", "place"),
     [
         (["model.py", str(Path(torch.__file__).parent / "functional.py"), "<eval_with_key>.1"], "model.py:7"),
-        (["script.py", trace.__file__, known_values.__file__], NO_PLACE),  # it only called the recording
+        (["script.py", trace.__file__, frozen_numbers.__file__], NO_PLACE),  # it only called the recording
     ],
 )
 def test_the_place_is_the_innermost_line_of_the_user_inside_the_recording(files: list[str], place: str) -> None:

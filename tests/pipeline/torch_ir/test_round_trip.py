@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pipeline.ir.graph import DTYPE_BITS
 from pipeline.torch_ir import IR, SerializationError, deserialize_ir, execute_ir, extract_ir, serialize_ir
-from pipeline.torch_ir.document.constants import read_constant, write_constant
+from pipeline.torch_ir.constants import read_constant, write_constant
 from tests.pipeline.torch_ir.small_modules import Cache, MaskedLinear, cache_call
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
@@ -168,7 +168,7 @@ def test_large_constants_lie_beside_and_a_failed_save_leaves_all(
     with pytest.raises(TypeError, match=r"the constants of an IR cannot be changed; .*dataclasses.replace\(ir"):
         ir.constants["mask"] = torch.zeros(4)  # type: ignore[index]
     ir = replace(ir, constants={"mask": torch.full((4,), 7.0)})
-    monkeypatch.setattr("pipeline.torch_ir.document.nodes.OpNode.to_dict", _failing)
+    monkeypatch.setattr("pipeline.torch_ir.nodes.OpNode.to_dict", _failing)
     with pytest.raises(SerializationError, match="No space left"):
         ir.save(path, threshold=8)
     kept = {file.name: file.read_bytes() for file in tmp_path.iterdir()}

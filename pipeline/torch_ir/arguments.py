@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from pipeline.export.caches import register_cache_types
+from pipeline.export.tree import register_cache_types
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.tree import Branch, Leaf, Tree, fixed_of, leaves, structure, under
 

@@ -21,7 +21,7 @@ from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.json import write_attr
 from pipeline.torch_ir.calls import as_torch, format_attrs, needs_exact_call, to_plain
-from pipeline.torch_ir.document.constants import write_constant
+from pipeline.torch_ir.constants import write_constant
 from pipeline.torch_ir.errors import explain_as, parse, report_unexpected
 
 LIMIT = 2**63

@@ -15,10 +15,10 @@ from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.calls import as_attr, as_torch, check_call, format_attrs, read_call, to_plain, torch_const
-from pipeline.torch_ir.document.constants import read_constant, with_values
-from pipeline.torch_ir.document.document import IRDocument, check_guards, names_of
-from pipeline.torch_ir.document.nodes import NodeBody, OpNode, TensorMeta
+from pipeline.torch_ir.constants import read_constant, with_values
+from pipeline.torch_ir.document import IRDocument, check_guards, names_of
 from pipeline.torch_ir.errors import Unexpected, describe_mistake
+from pipeline.torch_ir.nodes import NodeBody, OpNode, TensorMeta
 
 T = TypeVar("T", TensorMeta, OpNode, NodeBody)
 

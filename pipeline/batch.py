@@ -1,9 +1,14 @@
-"""Run a batch: configurations become jobs, and their outcomes rows, as data, and as a table for people."""
+"""Run many configurations: find those that patterns name, run each as a job, and make rows of their outcomes.
+
+Rows are data, and a table for people.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from os import PathLike
@@ -14,13 +19,176 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from passes.advisories.known import quarantined_by_entry
 from passes.errors import PassError
-from pipeline.argument_checks import FLAG, FUNCTION, PATH, expects, several
-from pipeline.batch.configs import REPORT, PlannedRun, job_of
+from passes.proof.numbers import only_compared
+from passes.recipe.recipe import names_of
+from passes.recipe.user_passes import code_digest
+from pipeline.argument_checks import FLAG, FUNCTION, NAMES, PATH, expects, several
+from pipeline.config import RunConfig, is_reference
+from pipeline.config.paths import locate, split_factory
 from pipeline.errors import OnnxlineError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobProgress, JobStatus, Outcome, run_jobs
+from pipeline.jobs.job import here
+from pipeline.result import RunResult
+from pipeline.run import Pipeline
 from pipeline.terminal import Screen
+from pipeline.verify.user_inputs import input_files
 from pipeline.workspace import Workspace, digest_of_file, own_code_digest, stamp, versions
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A configuration or a model that a pattern names. `config` is None if it cannot be read; `mistake` says why."""
+
+    path: Path
+    name: str
+    config: RunConfig | None
+    mistake: OnnxlineError | PassError | None = None
+
+
+@expects(patterns=NAMES, overrides=NAMES)
+def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tuple[PlannedRun, ...]:
+    """The configurations that `patterns` name, in their order; the matches of a glob are sorted; no duplicates.
+
+    A model, `model.onnx` or `file.py:make`, has a configuration with all else by default.
+
+    Raises:
+        UsageError: a pattern names no file, or two configurations have one name, and so one folder.
+    """
+    planned = tuple(_read(path, overrides) for path in _files(patterns))
+    first: dict[str, PlannedRun] = {}
+    for run in planned:
+        other = first.setdefault(run.name, run) if run.config is not None else run
+        if other is not run:
+            raise UsageError(
+                f"{other.path} and {run.path} are both named {run.name!r}, so they would write into one folder; "
+                "give each a `name` of its own, or run one of them with another --out"
+            )
+    return planned
+
+
+def _read(path: Path, overrides: Sequence[str]) -> PlannedRun:
+    try:
+        config = RunConfig.from_source(path, overrides)
+    except (OnnxlineError, PassError) as error:
+        return PlannedRun(path, path.stem, None, error)
+    return PlannedRun(path, config.name, config)
+
+
+def _files(patterns: Sequence[str]) -> tuple[Path, ...]:
+    files: dict[Path, Path] = {}
+    for pattern in patterns:
+        matches = list(_matches(pattern))
+        if not matches:
+            raise UsageError(f"{pattern!r} names no file; expected configurations or models, such as 'configs/*.yaml'")
+        for path in matches:
+            files.setdefault(path.resolve(), path)
+    return tuple(files.values())
+
+
+def _matches(pattern: str) -> Iterator[Path]:
+    if is_reference(pattern) or Path(pattern).is_file():  # its name may hold brackets
+        yield Path(pattern)
+        return
+    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - the pattern may be absolute
+    yield from (path for path in map(Path, matches) if path.is_file())
+
+
+def job_of(planned: PlannedRun, out: Path) -> Job:
+    """The run of a configuration that could be read, into `out`/<name>.
+
+    The arguments hold all that the run depends on, so it is a new job when the settings, the files of the model, the
+    code of the user's passes, or the passes that tables call unsafe change.
+
+    Raises:
+        PolicyError: a user's pass cannot be loaded, or a table is missing.
+        ModelError: a table cannot be read.
+    """
+    assert planned.config is not None
+    settings = planned.config.passes
+    arguments = {
+        "settings": planned.config.to_mapping(),
+        "folder": str((out / planned.name).resolve()),
+        "files": {file: stamp(locate(file)) for file in _model_files(planned.config) if _is_there(file)},
+        "passes": code_digest(names_of(settings.recipe)),
+        "unsafe": quarantined_by_entry(settings.skip),
+    }
+    return Job(planned.name, run_one, arguments)
+
+
+def run_one(
+    settings: Mapping[str, Any],
+    folder: str,
+    files: Mapping[str, Sequence[int]],
+    passes: str,
+    unsafe: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    """Run a configuration, and return its figures; it raises the same errors as `onnxline run`.
+
+    Args:
+        settings: a resolved configuration.
+        folder: where its artifacts go.
+        files: path → size and time of each file of the model, on the machine where the batch was started.
+        passes: a digest of the user's own passes; only there so that it is a new job when they change.
+        unsafe: the passes that tables of audits leave out; there for the same reason.
+
+    Raises:
+        UsageError: this machine does not have the same files at the same paths.
+    """
+    config = RunConfig.from_mapping(settings)
+    _refuse_other_files(files)
+    return _summary(Pipeline(config, Path(folder)).run())
+
+
+def _summary(result: RunResult) -> dict[str, Any]:
+    backends = result.runtime.backends
+    errors = [errors.max_abs for backend in backends for errors in only_compared(backend.errors).values()]
+    return {
+        "nodes_before": result.export.nodes,
+        "nodes_after": result.optimize.nodes,
+        "kept": sum(verdict.kept for verdict in result.structures),
+        "structures": len(result.structures),
+        "reverted": sum(row.status.counts_as_reverted for row in result.passes),
+        "worst_error": max(errors, default=None),
+        "unsupported": [backend.name for backend in result.runtime.backends if backend.shortfall],
+        "report": stamp(result.folder / REPORT),
+        "code": dict(result.code),
+    }
+
+
+def _model_files(config: RunConfig) -> list[str]:
+    """The files of the model and of the user's inputs, as the configuration names them."""
+    model = config.model
+    factory, _ = split_factory(model.factory) if model.factory else ("", "")
+    named = [factory if factory.endswith(".py") else "", model.onnx, model.checkpoint]
+    if model.transformers is not None:
+        named += [model.transformers.config, model.transformers.checkpoint, *_in_folder(model.transformers.folder)]
+    with contextlib.suppress(UsageError):  # the run will report it
+        named += [str(file or name.rpartition(":")[0]) for name, file in input_files(config.verify.inputs)]
+    return [file for file in named if isinstance(file, str) and file]
+
+
+def _in_folder(folder: str | None) -> list[str]:
+    return sorted(map(str, locate(folder).glob("*.*"))) if folder and _is_there(folder) else []
+
+
+def _is_there(file: str) -> bool:
+    """Whether the file exists; the run itself reports a missing one."""
+    try:
+        return locate(file).exists()
+    except UsageError:
+        return False
+
+
+def _refuse_other_files(files: Mapping[str, Sequence[int]]) -> None:
+    """Refuse missing files and other sizes. Times may differ, if a package was installed on each machine separately."""
+    others = [file for file, (size, _) in files.items() if not _is_there(file) or stamp(locate(file))[0] != size]
+    if others:
+        raise UsageError(
+            f"{', '.join(others)} on {here()}: not there, or not as large as where the batch was started; "
+            "every node needs the same files at the same paths, on a disk that they share"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +373,6 @@ def _jobs(planned: Sequence[PlannedRun], out: Path) -> tuple[dict[Path, Row], li
         except (OnnxlineError, PassError) as error:
             mistakes[run.path] = row_of_mistake(run, error)
     return mistakes, jobs
+
+
+REPORT: Final = "report.json"

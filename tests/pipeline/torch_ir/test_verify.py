@@ -22,10 +22,9 @@ from pipeline.torch_ir import (
     verify_ir,
     verify_ir_with_state_dict,
 )
+from pipeline.torch_ir.comparison import _compare_tensors, compare
 from pipeline.torch_ir.tree import Branch, Leaf, Tree, leaves
-from pipeline.torch_ir.verify import _compare_tensors
-from pipeline.torch_ir.verify.comparison import compare
-from pipeline.torch_ir.verify.localize import first_divergence
+from pipeline.torch_ir.verify import first_divergence
 from tests.pipeline.torch_ir.small_modules import Cache, MaskedLinear, Norm, cache_call
 
 NAN, INF = math.nan, math.inf

@@ -27,8 +27,8 @@ from pipeline.ops.aten.views import MOVES
 from pipeline.runtime.checked_builder import find_mismatch
 from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.torch_args import find_operator
+from pipeline.torch_ir.arguments import Inputs, feed
 from pipeline.torch_ir.errors import ExecutionError
-from pipeline.torch_ir.execute.arguments import Inputs, feed
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.weights import Bound, fits_shape, misfit, missing_message
 

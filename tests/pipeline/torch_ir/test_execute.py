@@ -27,8 +27,8 @@ from pipeline.torch_ir import (
     load_weights_safetensors,
     validate_weights_against_ir,
 )
+from pipeline.torch_ir.engine import MOST_PROGRAMS, Engine
 from pipeline.torch_ir.errors import NoWeights
-from pipeline.torch_ir.execute.executor import MOST_PROGRAMS, Engine
 from pipeline.torch_ir.tree import CallSignature
 from tests.pipeline.torch_ir.small_modules import BufferVsConstant, Cache, MaskedLinear, Norm, Tied, cache_call
 

@@ -1,8 +1,26 @@
-"""Run the model and the IR on the same inputs, and compare all results and writes."""
+"""Run the model and the IR on the same inputs, and compare all results and writes.
+
+Shares no code with extraction or the planned runtime. Where results differ, a walk over the IR finds the first node
+whose result is not the model's.
+
+For that the model is exported again, with the test inputs, and torch's interpreter of fx graphs runs that program and
+keeps the results of each call. Then the IR runs op by op, and the third call of `linear` is compared with the third one
+there, calls in the bodies of branches and loops included. The first that differs, in the order of the run, is at fault:
+everything it reads agreed.
+
+This needs torch.export to take the model. Where the IR was extracted by another torch, or edited, some nodes have no
+counterpart: they are skipped, and named in the result, since one of them may be the first.
+
+Names do not identify nodes: torch names a region after the last call inside of it, and both sides number separately.
+So a call is identified by its Place: the operator's plain name, and how many calls of this name ran before. The body
+of a branch or loop counts each time it runs.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +28,31 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
 
-from pipeline.errors import OnnxlineError, message_with_notes
+from pipeline.errors import OnnxlineError, Unsupported, message_with_notes
+from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch.operators import describe_operator
+from pipeline.ir import Op
+from pipeline.runtime.eager import WHOLE_BODIES
 from pipeline.runtime.tensors import dtype_name
+from pipeline.torch_ir.comparison import (
+    Difference,
+    Pair,
+    answer_of,
+    compare,
+    copied_model,
+    copy_arguments,
+    pair_writes,
+    pairs,
+    same_randomness,
+)
 from pipeline.torch_ir.errors import ExecutionError, a_module, a_number, arguments, by_name
-from pipeline.torch_ir.execute import IRExecutor
+from pipeline.torch_ir.executor import IRExecutor
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.verify.comparison import Difference, Pair, compare, pairs
-from pipeline.torch_ir.verify.localize import first_divergence
-from pipeline.torch_ir.verify.original import answer_of, copy_arguments, pair_writes, same_randomness
 from pipeline.torch_ir.weights import load_weights
 
 
@@ -206,3 +240,132 @@ class IRVerifier:
             "mean_diff": found.mean_diff,
             "reason": found.why,
         }
+
+
+Place = tuple[str, int]
+
+Results = dict[Place, list[torch.Tensor]]
+
+
+class Places:
+    """Assigns places to calls, in the order of the run."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+
+    def of(self, name: str) -> Place:
+        base = re.sub(r"_\d+$", "", name)
+        self._seen[base] += 1
+        return base, self._seen[base] - 1
+
+
+def run_traced_model(
+    model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], *, functionalized: bool
+) -> Results:
+    """Export a copy of `model` and run the program, all on copies.
+
+    Raises:
+        Exception: whatever torch.export or the model raises.
+    """
+    own = copied_model(model)
+    args, named = copy_arguments(tuple(inputs)), copy_arguments(dict(kwargs))
+    program = torch.export.export(own, args, named, strict=False)
+    program = functionalize_program(program) if functionalized else program
+    given = iter(pytree.tree_leaves((args, named)))
+    flat = []
+    for spec in program.graph_signature.input_specs:
+        held = program.state_dict if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) else program.constants
+        name = spec.target or ""
+        flat.append(next(given) if spec.kind is InputKind.USER_INPUT else held.get(name, program.constants.get(name)))
+    results: Results = {}
+    with torch.no_grad(), same_randomness():
+        _TraceRecorder(program.graph_module, results, Places()).run(*flat)
+    return results
+
+
+class _TraceRecorder(Interpreter):
+    """Keeps copies of the results of every call, since a later call may write into them."""
+
+    def __init__(self, module: GraphModule, results: Results, places: Places) -> None:
+        super().__init__(module)
+        self._results = results
+        self._places = places
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        name = _name(n.target) if n.op == "call_function" else ""
+        if name:
+            tensors = [leaf.clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self._results[self._places.of(name)] = tensors
+        return result
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(target, HigherOrderOperator) and target.name() in WHOLE_BODIES:
+            args = pytree.tree_map_only(GraphModule, self._record_body, args)
+        return super().call_function(target, args, kwargs)
+
+    def _record_body(self, body: GraphModule) -> Callable[..., Any]:
+        return lambda *operands: _TraceRecorder(body, self._results, self._places).run(*operands)
+
+
+def _name(target: Any) -> str:
+    """The base name of the IR's nodes of this operator; "" if the IR has no node for it."""
+    try:
+        operator = describe_operator(target)
+    except Unsupported:  # `getitem`, numbers
+        return ""
+    return "" if operator.nothing or operator.same else operator.base
+
+
+def first_divergence(
+    executor: IRExecutor,
+    model: nn.Module,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> str | None:
+    """A sentence: which node differs from the model first, by how much, and where it is called; or that none does.
+
+    None if no node ran, because the inputs or the weights are refused.
+    """
+    try:
+        expected = run_traced_model(model, inputs, kwargs, functionalized=not executor.writes)
+    except Exception as error:  # torch.export, and whatever the user's module raises in it
+        return f"unknown: the model cannot be traced with these inputs ({type(error).__name__}: {error})"
+    places, last = Places(), ""
+    unmatched: dict[str, None] = {}  # in order, and once each: those of a loop come as often as it runs
+    try:
+        with same_randomness():
+            for op, results in executor.walk(copy_arguments(tuple(inputs)), copy_arguments(dict(kwargs))):
+                last = op.name
+                wanted = expected.get(places.of(op.name))
+                if wanted is None or len(wanted) != len(results):
+                    unmatched[op.name] = None
+                    continue
+                for left, right in zip(wanted, results, strict=True):
+                    if not (difference := compare(left, right, rtol, atol)).is_close:
+                        return _describe(op, difference, list(unmatched))
+    except Exception as error:  # an operator of torch's: the node is the one after the last that was seen
+        return f"after node {last!r} the IR does not run: {error}" if last else None
+    if unmatched:
+        return f"not found: {_describe_unmatched(list(unmatched))}, and all others agree"
+    return "not found: every node agrees with a trace of the model"
+
+
+def _describe(op: Op, difference: Difference, unmatched: Sequence[str]) -> str:
+    place = ", ".join(filter(None, (op.origin and f"module {op.origin}", op.line)))
+    largest = f", max difference {difference.max_diff:.2e}" if math.isfinite(difference.max_diff) else ""
+    before = f"; before it, {_describe_unmatched(unmatched)}" if unmatched else ""
+    return f"node {op.name!r} ({op.kind}{'; ' if place else ''}{place}): {difference.why}{largest}{before}"
+
+
+def _describe_unmatched(names: Sequence[str]) -> str:
+    """The nodes that were compared with nothing."""
+    others = [f"and {len(names) - NAMED} more"] if len(names) > NAMED else []
+    has = "1 node has" if len(names) == 1 else f"{len(names)} nodes have"
+    return f"{has} no counterpart in a trace of the model ({', '.join([*names[:NAMED], *others])})"
+
+
+NAMED = 4
+"""Nodes without a counterpart that are named."""

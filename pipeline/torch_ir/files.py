@@ -18,7 +18,7 @@ import torch
 from blake3 import blake3
 
 from passes.weights.files import replace_when_done
-from pipeline.torch_ir.document.constants import write_constant
+from pipeline.torch_ir.constants import write_constant
 from pipeline.torch_ir.errors import NoIRFile, SerializationError
 
 PACKED = ".zst"

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save as safetensors
 
-from pipeline.torch_ir import IR
-from pipeline.torch_ir.document import files
+from pipeline.torch_ir import IR, files
 
 
 def holding(value: float) -> IR:

@@ -23,8 +23,8 @@ from dataclasses import field
 import onnx_ir as ir
 
 from passes.suggest import plural
+from pipeline.export.shards import DTYPES, Shards
 from pipeline.export.source import TorchSource
-from pipeline.export.weight_free.shards import DTYPES, Shards
 from pipeline.runtime.tensors import to_numpy
 
 DEEPEST: Final = 3
