@@ -133,8 +133,8 @@ def optimize(
         versions = _VersionLog(on_change)
         steps = without_weight_readers(steps) if source.unread() else steps
         with limits, context.drawing(prover.feeds):
-            changed = on_change if given is None else versions.note_change
-            run = run_passes(source, steps, policy, prover, context, observer, reproducers, changed)
+            note = on_change if given is None else versions.note_change
+            run = run_passes(source, steps, policy, prover, context, observer, reproducers, note)
             carried = None if given is None else versions.carry(source, run.model, given, context)
         run = replace(run, encodings=carried)
         return replace(run, model=expand(run.model, stacks, stored))

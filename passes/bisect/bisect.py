@@ -22,7 +22,6 @@ from passes.diff import compare_matched, match_models
 from passes.diff.types import label_of
 from passes.errors import UsageError
 from passes.graph.index import copy_of
-from passes.graph.traversal import live_nodes
 from passes.load import to_path
 from passes.model.analysis import what_is_invalid
 from passes.policy.policy import Policy, check_lists
@@ -257,7 +256,7 @@ def _describe_smallest(model: DetachedModel, outcome: StepOutcome, fault: Fault)
 def _live(model: DetachedModel) -> DetachedModel:
     """`model` without dead nodes, which some passes leave for another pass to remove."""
     proto = copy_of(model.proto)
-    nodes = live_nodes(model.proto.graph)[::-1]
+    nodes = model.index.live[::-1]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     return model.with_proto(proto)

@@ -60,8 +60,8 @@ def compare_matched(matched: ModelMatching) -> Diff:
     for old, new in matched.pairs():
         item, old_item = matched.same.after.items[new], matched.same.before.items[old]
         attributes.extend(attribute_changes(matched, item, old_item))
-        changed, tensors = input_changes(matched, item, old_item)
-        rewired.extend(changed)
+        inputs, tensors = input_changes(matched, item, old_item)
+        rewired.extend(inputs)
         stored.extend(tensors)
     header = header_changes(matched.before.proto, matched.after.proto)
     quantized = find_quantizations(matched, stored)
@@ -162,7 +162,7 @@ def input_changes(matched: ModelMatching, item: Item, old_item: Item) -> tuple[l
     """The inputs at which a node reads another value; and pairs of ids of stored tensors whose content differs, or of
     constants that one model stores and the other computes."""
     same = matched.same
-    changed, stored = [], []
+    rewired, stored = [], []
     for position, (old, new) in enumerate(zip_longest(old_item.needs, item.needs, fillvalue=ABSENT)):
         if old in same.before.shapes and new in same.after.shapes:
             meaning, old_meaning = same.after.value_meanings[new], same.before.value_meanings[old]
@@ -179,8 +179,8 @@ def input_changes(matched: ModelMatching, item: Item, old_item: Item) -> tuple[l
         before, after = _name(same.before, old), _name(same.after, new)
         inner = position - max(len(item.node.input), len(old_item.node.input))
         place = f"input {position}" if inner < 0 else f"result {inner} of its bodies"
-        changed.append(InputChange(label_of(item.node), position, before, after, place))
-    return changed, stored
+        rewired.append(InputChange(label_of(item.node), position, before, after, place))
+    return rewired, stored
 
 
 def _is_stored_and_computed(matched: ModelMatching, old: int, new: int) -> bool:
@@ -232,11 +232,12 @@ def sharing_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
     if first.canonical == second.canonical:
         return
     reads = [_reads(wiring) for wiring in (matched.same.before, matched.same.after)]
-    changed = [meaning for meaning in reads[0] if meaning in reads[1] and reads[0][meaning][1] != reads[1][meaning][1]]
-    for meaning in changed:
+    shared = reads[0].keys() & reads[1].keys()
+    differing = [meaning for meaning in reads[0] if meaning in shared and reads[0][meaning][1] != reads[1][meaning][1]]
+    for meaning in differing:
         counts = [", ".join(map(str, values[meaning][1])) for values in reads]
         yield HeaderChange(f"how often values equal to that of {reads[0][meaning][0]} are read", *counts)
-    if not changed:
+    if not differing:
         yield HeaderChange("digest", f"({first.canonical[:SHOWN]})", f"({second.canonical[:SHOWN]})")
 
 

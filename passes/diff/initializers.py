@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import permutations
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -16,19 +14,19 @@ from passes.diff.types import InitializerChange, label_of
 from passes.graph.formatting import format_tensor_type
 from passes.matching.flat_graph import FlatGraph
 from passes.provenance import annotations_of, form_of
-from passes.weights.detached import DetachedModel
+from passes.weights.relations import TensorForms
 
 Stored = tuple[int, int]
 """The ids, before and after, of two values that matched nodes read at the same place: tensors whose content differs, or
 a constant that one model stores and the other computes."""
 
 
-def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> Iterator[InitializerChange]:
+def initializer_changes(matched: ModelMatching, differing: Sequence[Stored]) -> Iterator[InitializerChange]:
     """Tensors that changed, that have another form, or were added or removed. Copies count, names do not."""
     before, after = matched.same.before, matched.same.after
     gone, come = _surplus(before, after), _surplus(after, before)
-    changed = list(dict.fromkeys(changed))
-    pairs = _pairs(before, after, gone, come, changed)
+    differing = list(dict.fromkeys(differing))
+    pairs = _pairs(before, after, gone, come, differing)
     reshaped = _forms(matched, come, gone, {new: old for old, new in pairs})
     pairs = [pair for pair in pairs if pair[1] not in reshaped]
     for old, new in sorted(pairs, key=lambda pair: after.names[pair[1]]):
@@ -40,19 +38,19 @@ def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> It
         was = tuple(before.names[old] for old in olds)
         yield InitializerChange(after.names[new], ", ".join(types), format_tensor_type(after.tensors[new]), form, was)
     listed = {old for old, _ in pairs} | {old for _, olds in reshaped.values() for old in olds}
-    yield from _removals(before, after, [old for old in gone if old not in listed], changed)
+    yield from _removals(before, after, [old for old in gone if old not in listed], differing)
     listed = {new for _, new in pairs} | reshaped.keys()
-    makers = {new: _maker(before, old) for old, new in changed if old not in before.tensors}
+    makers = {new: _maker(before, old) for old, new in differing if old not in before.tensors}
     for new in (new for new in come if new not in listed):
         shape = format_tensor_type(after.tensors[new])
         yield InitializerChange(after.names[new], "", shape, computed_by=makers.get(new, ""))
 
 
 def _pairs(
-    before: FlatGraph, after: FlatGraph, gone: Sequence[int], come: Sequence[int], changed: Sequence[Stored]
+    before: FlatGraph, after: FlatGraph, gone: Sequence[int], come: Sequence[int], differing: Sequence[Stored]
 ) -> list[Stored]:
     """Tensors that changed: pairs that matched nodes read in the same place, and other pairs of the same name."""
-    pairs = [pair for pair in changed if pair[0] in before.tensors and pair[1] in after.tensors]
+    pairs = [pair for pair in differing if pair[0] in before.tensors and pair[1] in after.tensors]
     paired = {old for old, _ in pairs} | {new for _, new in pairs}
     names = {before.names[old]: old for old in gone}
     other_names = {after.names[new]: new for new in come}
@@ -61,9 +59,9 @@ def _pairs(
 
 
 def _removals(
-    before: FlatGraph, after: FlatGraph, gone: Sequence[int], changed: Sequence[Stored]
+    before: FlatGraph, after: FlatGraph, gone: Sequence[int], differing: Sequence[Stored]
 ) -> Iterator[InitializerChange]:
-    makers = {old: _maker(after, new) for old, new in changed if new not in after.tensors}
+    makers = {old: _maker(after, new) for old, new in differing if new not in after.tensors}
     equals = {after.value_meanings[new]: after.names[new] for new in after.tensors}
     for old in gone:
         equal = equals.get(before.value_meanings[old], "")
@@ -87,21 +85,19 @@ def _forms(
     """
     before, after = matched.same.before, matched.same.after
     by_name = _tensors_by_name(before)
-    contents = _Contents(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
+    forms = TensorForms(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
     tensors: dict[int, tuple[str, tuple[int, ...]]] = {}
     for new in come:
         tensor = after.tensors[new]
         if tensor.data_type == TensorProto.STRING or math.prod(tensor.dims) < 2:
             continue
         digest = matched.after.digest(tensor)
-        if new in paired:
-            old = paired[new]
-            form = _Contents(matched.before, {old: before.tensors[old]}).form_of(tensor, digest)
-        else:
-            form = contents.form_of(tensor, digest)
+        known = paired.get(new)
+        own = forms if known is None else TensorForms(matched.before, {known: before.tensors[known]})
+        form, old = own.find(tensor, digest) or ("", -1)
         sources = tuple(by_name[name] for name in annotations_of(tensor).replaced if name in by_name)
-        if form is not None:
-            tensors[new] = form
+        if form:
+            tensors[new] = form, (old,)
         elif sources and new not in paired and form_of(tensor) in ("cast", "merged", "folded"):
             tensors[new] = (form_of(tensor), sources)
     return tensors
@@ -115,55 +111,6 @@ def _tensors_by_name(before: FlatGraph) -> dict[str, int]:
         if len(replaced) == 1:
             by_name.setdefault(replaced[0], old)
     return by_name
-
-
-class _Contents:
-    """The tensors of a model by content; each is digested once for each order of its axes that is needed."""
-
-    def __init__(self, model: DetachedModel, tensors: Mapping[int, TensorProto]) -> None:
-        self._model = model
-        self._by_dims: dict[tuple[int, ...], dict[int, TensorProto]] = defaultdict(dict)
-        """Type and sorted dims → the tensors."""
-        self._by_size: dict[tuple[int, int], dict[int, TensorProto]] = defaultdict(dict)
-        self._known: dict[Hashable, dict[str, int]] = {}
-        for place, tensor in tensors.items():
-            if tensor.dims and tensor.data_type != TensorProto.STRING:
-                self._by_size[tensor.data_type, math.prod(tensor.dims)][place] = tensor
-                self._by_dims[tensor.data_type, *sorted(tensor.dims)][place] = tensor
-
-    def form_of(self, other: TensorProto, digest: str) -> tuple[str, tuple[int, ...]] | None:
-        """The form of `other`, whose digest is given, and the tensor that it holds; None if it holds none."""
-        size = (other.data_type, math.prod(other.dims))
-        place = self._find("as they are", size, digest, lambda: self._stored_digests(size))
-        if place is not None and self._by_size[size][place].dims != other.dims:
-            return "reshaped", (place,)
-        place = self._find("turned", (other.data_type, *other.dims), digest, lambda: self._turned_digests(other))
-        return None if place is None else ("transposed", (place,))
-
-    def _find(
-        self, how: str, key: tuple[int, ...], digest: str, digests: Callable[[], Iterator[tuple[str, int]]]
-    ) -> int | None:
-        """The first tensor with this digest; the first call for a `key` computes all its `digests`."""
-        if (how, key) not in self._known:
-            known = self._known[how, key] = {}
-            for digest_of_place, place in digests():
-                known.setdefault(digest_of_place, place)
-        return self._known[how, key].get(digest)
-
-    def _stored_digests(self, size: tuple[int, int]) -> Iterator[tuple[str, int]]:
-        return ((self._model.digest(tensor), place) for place, tensor in self._by_size[size].items())
-
-    def _turned_digests(self, other: TensorProto) -> Iterator[tuple[str, int]]:
-        """The digests of all tensors that, in another order of axes, have the dims of `other`."""
-        for place, tensor in self._by_dims[other.data_type, *sorted(other.dims)].items():
-            count = len(tensor.dims)
-            for axes in permutations(range(count)) if 1 < count <= MOST_AXES else ():
-                if axes != tuple(range(count)) and [tensor.dims[axis] for axis in axes] == list(other.dims):
-                    yield self._model.turned_digest(tensor, axes), place
-
-
-MOST_AXES: Final = 4
-"""The highest rank at which all orders of axes are tried."""
 
 
 def _surplus(first: FlatGraph, other: FlatGraph) -> list[int]:

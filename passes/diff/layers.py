@@ -11,7 +11,6 @@ from passes.context import PassContext
 from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.diff.numbers import DrawnInputs, Pair, measure_pairs, pair_values
 from passes.diff.types import label_of
-from passes.graph.index import GraphIndex
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import PRODUCTS
 from passes.proof.numbers import Errors
@@ -118,7 +117,7 @@ def _boundaries(matched: ModelMatching) -> Iterator[_LayerBoundary]:
     """The values at which layers end, in the order of the first model."""
     same = matched.same
     values = pair_values(matched)
-    inner = [GraphIndex(model.proto.graph).producers for model in (matched.before, matched.after)]
+    inner = [model.index.producers for model in (matched.before, matched.after)]
     places = [module_path_of(item.node) for item in same.before.items]
     by_module = any(place is not None and len(place.paths) > 1 for place in places)
     for item, place in zip(same.before.items, places, strict=True):

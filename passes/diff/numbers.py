@@ -20,7 +20,6 @@ from onnx import ModelProto, TensorProto
 from passes.context import PassContext
 from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.errors import ModelError, StepFailed
-from passes.graph.index import GraphIndex
 from passes.graph.op_facts import COMMUTATIVE
 from passes.matching.flat_graph import ABSENT, Item
 from passes.matching.node_matching import NodeMatching
@@ -113,7 +112,7 @@ def compare_numbers(
     outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
     if not outputs:
         raise ModelError("the models have no output in common, so there are no numbers to compare")
-    missing = GraphIndex(matched.after.proto.graph).required_inputs.keys() - matched.inputs.keys()
+    missing = matched.after.index.required_inputs.keys() - matched.inputs.keys()
     if missing:
         raise ModelError(
             f"the second model has an input {min(missing)!r} that the first has not, so there are no numbers to compare"
@@ -193,7 +192,7 @@ def _common_values(matched: ModelMatching) -> Iterator[Pair]:
 
 
 def _inner_values(model: DetachedModel) -> set[str]:
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     return index.producers.keys() - index.outputs.keys()
 
 

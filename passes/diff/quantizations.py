@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from onnx import TensorProto
+from onnx import NodeProto, TensorProto
 
 from passes.diff.initializers import Stored
 from passes.diff.model_matching import ModelMatching
@@ -50,6 +50,7 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
     """
     after, before = matched.same.after, matched.same.before
     floats = {new: old for old, new in stored if old in before.tensors}
+    reader = QdqReader(matched.after)
     values: list[QuantizedValue] = []
     nodes: set[int] = set()
     removed: set[str] = set()
@@ -63,7 +64,7 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
             continue  # a constant that the first model does not have
         if old >= 0:
             removed.add(before.names[old])
-        values.append(_quantization(matched, [after.items[place] for place in chain], old))
+        values.append(_quantization(matched, reader, [after.items[place] for place in chain], old))
         nodes.update(chain)
     read = {value for place in nodes for value in after.items[place].needs if value != ABSENT}
     alone = [value for value in read if all(user in nodes for user, _ in after.users[value])]
@@ -98,83 +99,40 @@ def _encoding(after: FlatGraph, item: Item) -> list[int]:
     return [after.value_meanings[value] for value in item.needs[1:3] if value != ABSENT]
 
 
-def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> QuantizedValue:
+def _quantization(matched: ModelMatching, reader: QdqReader, chain: Sequence[Item], old: int) -> QuantizedValue:
     """One tensor; `old` is the stored tensor of the first model, negative for a computed value."""
     same, after = matched.same, matched.same.after
-    value, read = chain[0].needs[0], list(chain[-1].needs)
+    value = chain[0].needs[0]
     known = same.counterpart(value)
     name = same.before.names[old if old >= 0 else known] if max(old, known) >= 0 else after.names[value]
-    scale = _array(matched, read[1])
-    zero = _array(matched, read[2]) if len(read) > 2 else None
-    whole = _tensor(matched, read[0])
-    settings = {attribute.name: attribute.i for attribute in (*chain[0].node.attribute, *chain[-1].node.attribute)}
-    how: list[str] = []
-    if scale is None:
-        how.append("with scales that are not read")
-    elif scale.size == 1:
-        how += ["per tensor", f"scale {scale.item():.6g}"]
-        how += [f"zero point {int(zero.item())}"] if zero is not None and zero.size == 1 else []
-    elif settings.get("block_size"):
-        how.append(f"in blocks of {settings['block_size']}")
-    else:
-        how.append(f"per channel, {scale.size} scales")
-    data_type = whole.data_type if whole is not None else settings.get("output_dtype", 0)
-    if not data_type and len(read) > 2:
-        parameter = _tensor(matched, read[2])
-        data_type = parameter.data_type if parameter is not None else 0
-    error = _largest_error(matched, old, whole, scale, zero, settings) if old >= 0 and whole is not None else ""
-    dtype = TensorProto.DataType.Name(data_type or TensorProto.UINT8).lower()
-    return QuantizedValue(name, dtype, ", ".join(how), old >= 0, error)
+    data_type, encoding = reader.read_scales(chain[-1].node)
+    error = _largest_error(matched, old, reader.tensor(chain[-1].node.input[0]), encoding) if old >= 0 else ""
+    dtype = TensorProto.DataType.Name(data_type).lower()
+    return QuantizedValue(name, dtype, _arrangement(chain[-1].node, encoding), old >= 0, error)
 
 
-def _largest_error(
-    matched: ModelMatching,
-    old: int,
-    whole: TensorProto,
-    scale: np.ndarray | None,
-    zero: np.ndarray | None,
-    settings: dict[str, int],
-) -> str:
+def _arrangement(end: NodeProto, encoding: Encoding | None) -> str:
+    """How many scales there are, or the only scale and zero point."""
+    if encoding is None:
+        return "with scales that are not read"
+    if encoding.axis is None:
+        zero = f", zero point {int(encoding.zero_point)}" if len(end.input) > 2 and end.input[2] else ""
+        return f"per tensor, scale {float(encoding.scale):.6g}{zero}"
+    block = encoding.precision.block
+    return f"in blocks of {block}" if block else f"per channel, {encoding.scale.size} scales"
+
+
+def _largest_error(matched: ModelMatching, old: int, whole: TensorProto | None, encoding: Encoding | None) -> str:
     """The distance of the dequantized values from the first model's values; empty where they are not compared."""
     tensor = matched.same.before.tensors[old]
-    is_read = not matched.before.is_unread(tensor) and not matched.after.is_unread(whole)
-    if scale is None or not is_read or list(tensor.dims) != list(whole.dims) or tensor.data_type == TensorProto.STRING:
+    if whole is None or encoding is None or tensor.dims != whole.dims or tensor.data_type == TensorProto.STRING:
+        return ""
+    if matched.before.is_unread(tensor) or matched.after.is_unread(whole):
         return ""
     numbers = matched.after.array(whole).astype(np.float64)
-    factors = [
-        _spread(parameter.astype(np.float64), numbers.shape, settings)
-        for parameter in (scale, zero)
-        if parameter is not None
-    ]
-    dequantized = (numbers - (factors[1] if len(factors) > 1 else 0)) * factors[0]
-    distance = np.abs(dequantized - matched.before.array(tensor).astype(np.float64))
+    zero, scale = (encoding.spread(numbers, part.astype(np.float64)) for part in (encoding.zero_point, encoding.scale))
+    distance = np.abs((numbers - zero) * scale - matched.before.array(tensor).astype(np.float64))
     return f"off by up to {distance.max():.3g}" if distance.size else ""
-
-
-def _spread(parameter: np.ndarray, shape: tuple[int, ...], settings: dict[str, int]) -> np.ndarray:
-    """A scale or a zero point of a tensor, a channel or a block in a shape that broadcasts to the values."""
-    if parameter.size == 1:
-        return np.asarray(parameter.item())
-    axis = settings.get("axis", 1) % len(shape)
-    block = settings.get("block_size", 0)
-    if block:
-        return np.repeat(parameter, block, axis)[tuple(slice(size) for size in shape)]
-    return parameter.reshape([-1 if at == axis else 1 for at in range(len(shape))])
-
-
-def _tensor(matched: ModelMatching, value: int) -> TensorProto | None:
-    """The tensor `value` of the second model, stored or in a Constant; None for one that is computed."""
-    after = matched.same.after
-    if value == ABSENT or value in after.tensors or after.makers[value] < 0:
-        return after.tensors.get(value)
-    return next(
-        (attribute.t for attribute in after.items[after.makers[value]].node.attribute if attribute.HasField("t")), None
-    )
-
-
-def _array(matched: ModelMatching, value: int) -> np.ndarray | None:
-    tensor = _tensor(matched, value)
-    return None if tensor is None or matched.after.is_unread(tensor) else matched.after.array(tensor)
 
 
 QUANTIZE: Final = "QuantizeLinear"

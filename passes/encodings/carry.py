@@ -18,7 +18,6 @@ from passes.context import PassContext
 from passes.encodings.encoding import Encoding, NoEncoding, encode_bias, share_by_moves
 from passes.encodings.stored import CHANGED, EncodedArray, derive_encoding
 from passes.encodings.versions import ModelVersion, TracedTensors, find_same, trace_tensors
-from passes.graph.index import GraphIndex, initializers_of
 from passes.graph.inference import FLOATS, float_tensors
 from passes.graph.op_facts import BIAS, BIASED, LAYOUT_OPS, MATRIX_PRODUCTS, RESHAPES, moved_inputs
 from passes.graph.traversal import reads_of
@@ -103,7 +102,7 @@ class _EncodingCarrier:
         self.traced: TracedTensors = trace_tensors(versions)
         self.known = share_by_moves(self.source.proto.graph, encodings)
         """The encodings of the source, and the encodings of tensors that share them through layout operators."""
-        self.before, self.after = GraphIndex(self.source.proto.graph), GraphIndex(self.final.proto.graph)
+        self.before, self.after = self.source.index, self.final.index
         self.made, self.stored = self.after.producers, self.after.initializers
         self.found: dict[str, Encoding] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
@@ -332,7 +331,7 @@ def _twin_reason(twin: str) -> str:
 
 def _biases(model: DetachedModel) -> Iterator[tuple[TensorProto, str, str]]:
     """The stored biases of products, each with the names of the data and of the weight."""
-    stored = initializers_of(model.proto.graph)
+    stored = model.index.initializers
     for node in model.proto.graph.node:
         tensor = stored.get(node.input[BIAS]) if len(node.input) > BIAS else None
         if node.op_type in BIASED and tensor is not None and len(tensor.dims) == 1:
@@ -341,7 +340,7 @@ def _biases(model: DetachedModel) -> Iterator[tuple[TensorProto, str, str]]:
 
 def _float_names(model: DetachedModel) -> tuple[str, ...]:
     """The float tensors that nodes read or make, and inputs, in the order of the graph."""
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     floats = float_tensors(model.proto)
     constants = {name for name, tensor in index.initializers.items() if tensor.data_type in FLOATS}
     names = [*index.inputs]

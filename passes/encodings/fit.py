@@ -12,10 +12,8 @@ from onnx import NodeProto
 from passes.encodings.aimet import UNKNOWN_AXIS
 from passes.encodings.encoding import Encoding
 from passes.errors import UsageError
-from passes.graph.index import initializers_of
 from passes.graph.inference import FLOATS, float_shapes, float_tensors
-from passes.graph.moved_constants import find_moved_constants
-from passes.graph.op_facts import BIAS, BIASED, weight_axes
+from passes.graph.op_facts import BIAS, BIASED, find_moved_constants, weight_axes
 from passes.suggest import describe_argument, nearest
 from passes.weights.detached import DetachedModel
 
@@ -32,7 +30,7 @@ def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> di
     if not isinstance(encodings, Mapping) or not isinstance(model, DetachedModel):
         found = describe_argument(model if isinstance(encodings, Mapping) else encodings)
         raise UsageError(f"fit_encodings: found {found}, expected a mapping of names to encodings, and a DetachedModel")
-    stored = initializers_of(model.proto.graph).items()
+    stored = model.index.initializers.items()
     shapes = {name: tuple(tensor.dims) for name, tensor in stored if tensor.data_type in FLOATS}
     known = float_tensors(model.proto) | shapes.keys()
     unknown = [name for name in encodings if name not in known]

@@ -17,6 +17,7 @@ from passes.encodings.encoding import Encoding, Granularity, Precision, is_same_
 from passes.errors import UsageError
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import attribute_of
+from passes.graph.traversal import every_graph
 from passes.weights.detached import DetachedModel
 
 
@@ -52,10 +53,12 @@ class QdqReader:
     """Reads single operators of one model."""
 
     def __init__(self, model: DetachedModel) -> None:
-        graph = model.proto.graph
         self._model = model
-        index = GraphIndex(graph)
-        self._stored = {**index.initializers, **index.constants}
+        index = model.index
+        self._stored: dict[str, TensorProto] = {}
+        for graph in every_graph(model.proto.graph):
+            inner = index if graph is model.proto.graph else GraphIndex(graph)
+            self._stored |= {**inner.initializers, **inner.constants}
         self._makers, self._readers, self._outputs = index.producers, index.consumers, index.outputs
 
     def read_quantizer(self, node: NodeProto) -> tuple[str, Encoding] | None:
@@ -69,6 +72,20 @@ class QdqReader:
         if clip is not None:
             encoding = self._narrow(encoding, clip)
         return output or _float_name(value), encoding
+
+    def read_scales(self, node: NodeProto) -> tuple[int, Encoding | None]:
+        """The dtype that a QuantizeLinear makes or that a DequantizeLinear reads stored, which may be one of floats;
+        and the scales and zero points, None where they are computed. The precision only says how these are arranged."""
+        stored = self.tensor(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        data_type = self._type_of(node, TensorProto.UINT8) if stored is None else stored.data_type
+        try:
+            return data_type, self._arrange(node, *FORMATS.get(data_type, (8, True)))
+        except UsageError:
+            return data_type, None
+
+    def tensor(self, name: str) -> TensorProto | None:
+        """The tensor `name`, stored or in a Constant; None for a computed value."""
+        return self._stored.get(name)
 
     def read_stored(self, node: NodeProto) -> tuple[str, Encoding] | None:
         """The tensor whose stored integers a DequantizeLinear reads; None where the integers are computed."""
@@ -91,21 +108,22 @@ class QdqReader:
         return attribute_of(node, "output_dtype", 0) or TensorProto.UINT8
 
     def _encoding(self, node: NodeProto, data_type: int) -> Encoding:
-        settings = {entry.name: entry.i for entry in node.attribute}
         if data_type not in FORMATS:
             name = TensorProto.DataType.Name(data_type).lower() if data_type else "a computed type"
             raise UsageError(f"encodings: {node.name or node.output[0]!r} is of {name}; expected integers")
+        return self._arrange(node, *FORMATS[data_type])
+
+    def _arrange(self, node: NodeProto, bits: int, signed: bool) -> Encoding:
         scale = self._array(node.input[1]).astype(np.float32)
         has_zero = len(node.input) > 2 and node.input[2]
         zero = self._array(node.input[2]).astype(np.int64) if has_zero else np.zeros(scale.shape, np.int64)
-        bits, signed = FORMATS[data_type]
-        block = settings.get("block_size", 0)
+        block = attribute_of(node, "block_size", 0)
         granularity: Granularity = "block" if block else "channel" if scale.ndim == 1 and scale.size > 1 else "tensor"
         middle = 0 if signed else 2 ** (bits - 1)
         precision = Precision(bits, signed, bool((zero == middle).all()), granularity, block)
         if granularity == "tensor":
             return Encoding(precision, scale.reshape(()), zero.reshape(()))
-        return Encoding(precision, scale, zero, settings.get("axis", 1))
+        return Encoding(precision, scale, zero, attribute_of(node, "axis", 1))
 
     def _narrow(self, encoding: Encoding, clip: NodeProto) -> Encoding:
         """The encoding with as many bits as the Clip before the quantizer leaves integers."""

@@ -1,8 +1,8 @@
-"""The encoding of a stored tensor that a pass made of others by moving their numbers (turned, reshaped, cut or joined),
-or by multiplying each channel by a factor, as a BatchNormalization is folded.
+"""The encoding of a stored tensor that a pass made of others by moving their elements (transposed, reshaped, cut or
+joined), or by multiplying each channel by a factor, as a BatchNormalization is folded.
 
-What was done is read from the numbers themselves, so it holds for any pass that does it: bit by bit for what moves, and
-up to rounding for what is multiplied. Where the numbers are others, there is no rule, and the tensor is stale.
+`passes.weights.relations` reads from the elements what was done, so it holds for any pass that does it. Where it finds
+nothing, there is no rule, and the tensor is stale.
 
 Where the slices along one axis are those of another tensor, each multiplied by a factor, and have scales of their own,
 the factor goes into these, and the integers stay as they are. With one scale for all slices they cannot: then there is
@@ -11,21 +11,20 @@ no such encoding, and the reason says so.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import permutations
 from typing import Any, Final
 
 import numpy as np
 
 from passes.encodings.encoding import Encoding, NoEncoding, is_same_encoding
+from passes.graph.op_facts import axis_in_shape
+from passes.weights.relations import Cut, Joined, Moved, Order, Relation, Scaled, find_relations
 
 CHANGED: Final = "its numbers are changed"
 
-MOST_AXES: Final = 5
-"""The rank up to which orders of axes are tried."""
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,15 @@ class EncodedArray:
     array: np.ndarray
     encoding: Encoding
 
+    def transpose(self, order: Order) -> EncodedArray:
+        """The tensor with its axes in another order; the axis of the encoding goes along."""
+        encoding = self.encoding
+        if encoding.axis is not None:
+            encoding = replace(encoding, axis=order.index(encoding.axis))
+        if encoding.precision.granularity == "block":
+            encoding = encoding.with_arrays(partial(np.transpose, axes=order))
+        return EncodedArray(self.name, self.array.transpose(order), encoding)
+
 
 def derive_encoding(array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple[Encoding, tuple[str, ...]]:
     """The encoding that quantizes `array` to the same integers as its sources, and the names of those sources.
@@ -44,99 +52,43 @@ def derive_encoding(array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple
         NoEncoding: `array` does not have the numbers of the sources, or no encoding of the same format does that.
     """
     why: list[str] = []
-    for source in sources:
-        for turned in _turn(source):
-            found = _reshape(turned, array) or _encoding_of_slices(turned, array, why)
-            if found is not None:
-                return found, (source.name,)
-    joined = _join(array, sources, why) if len(sources) > 1 else None
-    if joined is not None:
-        return joined
-    for source in sources:
-        for turned in _turn(source):
-            try:
-                scaled = scale_encoding(turned.array, turned.encoding, array)
-            except NoEncoding as error:
-                why.append(str(error))
-                continue
-            if scaled is not None:
-                return scaled, (source.name,)
+    arrays, axes = [source.array for source in sources], [source.encoding.axis for source in sources]
+    for relation in find_relations(array, arrays, axes):
+        try:
+            return _encode(relation, array, sources)
+        except NoEncoding as error:
+            why.append(str(error))
     raise NoEncoding(why[0] if why else CHANGED)
 
 
-def _turn(source: EncodedArray) -> Iterator[EncodedArray]:
-    """The tensor with its axes in each order; the axis of an encoding goes along."""
-    rank = source.array.ndim
-    orders = permutations(range(rank)) if rank <= MOST_AXES else [tuple(range(rank))]
-    for order in orders:
-        encoding = source.encoding
-        if encoding.axis is not None:
-            encoding = replace(encoding, axis=order.index(encoding.axis))
-        if encoding.precision.granularity == "block":
-            encoding = encoding.with_arrays(partial(np.transpose, axes=order))
-        yield EncodedArray(source.name, source.array.transpose(order), encoding)
+def _encode(relation: Relation, array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple[Encoding, tuple[str, ...]]:
+    """The encoding of `array`, which is made of `sources` in this way."""
+    if isinstance(relation, Joined):
+        pieces = [sources[piece.place].transpose(piece.order) for piece in relation.pieces]
+        return _concatenate(pieces, relation.axis), tuple(piece.name for piece in pieces)
+    source = sources[relation.place].transpose(relation.order)
+    match relation:
+        case Moved():
+            encoding = _reshape(source, array)
+        case Cut():
+            encoding = _take(source.encoding, relation.slices, relation.axis)
+        case Scaled():
+            encoding = _multiply(source.array, source.encoding, relation.factors, relation.axis)
+    return encoding, (source.name,)
 
 
-def _reshape(source: EncodedArray, array: np.ndarray) -> Encoding | None:
-    """The encoding of `array` if it is the source in another shape."""
-    if source.array.size != array.size or not np.array_equal(source.array.reshape(array.shape), array):
-        return None
+def _reshape(source: EncodedArray, array: np.ndarray) -> Encoding:
+    """The encoding of `array`, which is the source in another shape."""
     encoding, axis = source.encoding, source.encoding.axis
     if axis is None or source.array.shape == array.shape:
         return encoding
-    found = _same_axis(source.array.shape, array.shape, axis)
+    found = axis_in_shape(source.array.shape, array.shape, axis)
     if found is None:
         raise NoEncoding(f"its channels, axis {axis} of {source.name!r}, are no axis of it any more")
     if encoding.precision.granularity == "block":
         shape = tuple(size if at != found else encoding.scale.shape[axis] for at, size in enumerate(array.shape))
         encoding = encoding.with_arrays(lambda values: values.reshape(shape))
     return replace(encoding, axis=found)
-
-
-def _same_axis(shape: tuple[int, ...], other: tuple[int, ...], axis: int) -> int | None:
-    """The axis of the shape `other` along which numbers lie as along `axis` of `shape`."""
-    place = math.prod(shape[:axis])
-    wanted = (place, shape[axis])
-    return next((at for at in range(len(other)) if (math.prod(other[:at]), other[at]) == wanted), None)
-
-
-def _encoding_of_slices(source: EncodedArray, array: np.ndarray, why: list[str]) -> Encoding | None:
-    """The encoding of `array` if it is some slices of the source along one axis."""
-    axis = _cut_axis(source.array.shape, array.shape)
-    if axis is None:
-        return None
-    slices = _find_slices(source.array, array, axis)
-    if slices is None:
-        return None
-    try:
-        return _take(source.encoding, slices, axis)
-    except NoEncoding as error:
-        why.append(str(error))
-        return None
-
-
-def _cut_axis(shape: tuple[int, ...], part: tuple[int, ...]) -> int | None:
-    """The only axis along which `part` is shorter."""
-    if len(shape) != len(part):
-        return None
-    axes = [at for at, (size, cut_size) in enumerate(zip(shape, part, strict=True)) if size != cut_size]
-    return axes[0] if len(axes) == 1 and part[axes[0]] < shape[axes[0]] else None
-
-
-def _find_slices(whole: np.ndarray, part: np.ndarray, axis: int) -> list[int] | None:
-    """For each slice of `part` along `axis`, its index in `whole`; neighbours where equal slices leave a choice."""
-    rows, wanted = (np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (whole, part))
-    places: dict[bytes, list[int]] = {}
-    for at, row in enumerate(rows):
-        places.setdefault(row.tobytes(), []).append(at)
-    found: list[int] = []
-    for row in wanted:
-        known = places.get(row.tobytes())
-        if known is None:
-            return None
-        after = found[-1] + 1 if found else -1
-        found.append(after if after in known else known[0])
-    return found
 
 
 def _take(encoding: Encoding, slices: Sequence[int], axis: int) -> Encoding:
@@ -153,38 +105,6 @@ def _take(encoding: Encoding, slices: Sequence[int], axis: int) -> Encoding:
         places = slices
     along = 0 if precision.granularity == "channel" else axis
     return encoding.with_arrays(partial(np.take, indices=places, axis=along))
-
-
-def _join(
-    array: np.ndarray, sources: Sequence[EncodedArray], why: list[str]
-) -> tuple[Encoding, tuple[str, ...]] | None:
-    """The encoding of `array` if it is made of sources side by side."""
-    for axis in range(array.ndim):
-        pieces: list[EncodedArray] = []
-        place = 0
-        while place < array.shape[axis]:
-            piece = _piece_at(array, axis, place, sources)
-            if piece is None:
-                break
-            pieces.append(piece)
-            place += piece.array.shape[axis]
-        if place == array.shape[axis] and len(pieces) > 1:
-            try:
-                return _concatenate(pieces, axis), tuple(piece.name for piece in pieces)
-            except NoEncoding as error:
-                why.append(str(error))
-                return None
-    return None
-
-
-def _piece_at(array: np.ndarray, axis: int, place: int, sources: Sequence[EncodedArray]) -> EncodedArray | None:
-    for source in sources:
-        for turned in _turn(source):
-            end = place + (turned.array.shape[axis] if turned.array.ndim == array.ndim else 0)
-            part = array[(*[slice(None)] * axis, slice(place, end))]
-            if place < end <= array.shape[axis] and np.array_equal(part, turned.array):
-                return turned
-    return None
 
 
 def _concatenate(pieces: Sequence[EncodedArray], axis: int) -> Encoding:
@@ -204,48 +124,6 @@ def _concatenate(pieces: Sequence[EncodedArray], axis: int) -> Encoding:
     scale = np.concatenate([piece.encoding.scale for piece in pieces], axis=along)
     zero = np.concatenate([piece.encoding.zero_point for piece in pieces], axis=along)
     return replace(first, scale=scale, zero_point=zero)
-
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-LEAST_NUMBERS: Final = 2
-"""The fewest numbers of a slice that show a factor: with a single number, every other number is a multiple."""
-
-ROUNDING: Final = 4
-"""Units of the last place: both the factor and the product are rounded, in either model."""
-
-
-def scale_encoding(array: Array, encoding: Encoding, scaled: Array) -> Encoding | None:
-    """The encoding that quantizes `scaled` to the same integers as `encoding` does `array`; None if `scaled` is not a
-    multiple of `array`.
-
-    Raises:
-        NoEncoding: `scaled` is a multiple of `array`, and no encoding of the same format gives the same integers.
-    """
-    if array.shape != scaled.shape or array.dtype != scaled.dtype:
-        return None
-    first = encoding.axis or 0
-    for axis in sorted(range(array.ndim), key=lambda axis: axis != first):
-        factors = _find_factors(array, scaled, axis)
-        if factors is not None:
-            return _multiply(array, encoding, factors, axis)
-    return None
-
-
-def _find_factors(array: Array, scaled: Array, axis: int) -> Array | None:
-    """The factor of each slice along `axis`; 1 for a slice of zeros."""
-    olds, news = (
-        np.moveaxis(matrix, axis, 0).reshape(matrix.shape[axis], -1).astype(np.float64) for matrix in (array, scaled)
-    )
-    if olds.shape[1] < LEAST_NUMBERS or not (np.isfinite(olds).all() and np.isfinite(news).all()):
-        return None
-    at = np.abs(olds).argmax(axis=1)[:, None]
-    largest, made = (np.take_along_axis(rows, at, axis=1)[:, 0] for rows in (olds, news))
-    factors = np.divide(made, largest, out=np.ones_like(made), where=largest != 0)
-    limits = np.finfo(array.dtype)
-    wanted = olds * factors[:, None]
-    allowed = ROUNDING * (limits.eps * np.abs(wanted) + limits.smallest_subnormal)
-    return factors if bool((np.abs(news - wanted) <= allowed).all()) else None
 
 
 def _multiply(array: Array, encoding: Encoding, factors: Array, axis: int) -> Encoding:

@@ -21,10 +21,9 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, texts
+from passes.external.installed import ask, read_table, refuse_unknown, refuse_wrong_values, texts
 from passes.external.onnxscript_rules import matching_in_linear_time, rebind
-from passes.external.pass_tables import read_table
-from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.index import GraphIndex
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.mapped import release
@@ -243,7 +242,7 @@ def through_ir(
     Raises:
         StepFailed: the function raised, crashed or timed out.
     """
-    hidden = {name: tensor for name, tensor in initializers_of(model.proto.graph).items() if model.is_unread(tensor)}
+    hidden = {name: tensor for name, tensor in model.index.initializers.items() if model.is_unread(tensor)}
     shown = model.copy_proto()
     _delete(shown.graph.initializer, hidden)
     added = hidden.keys() - GraphIndex(shown.graph).inputs.keys()

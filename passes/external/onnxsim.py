@@ -19,9 +19,15 @@ import onnx
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed, StepTimedOut
 from passes.external import onnxoptimizer
-from passes.external.installed import ask, refuse_failing, refuse_older, refuse_wrong_shapes, refuse_wrong_values
+from passes.external.installed import (
+    ask,
+    read_table,
+    refuse_failing,
+    refuse_older,
+    refuse_wrong_shapes,
+    refuse_wrong_values,
+)
 from passes.external.onnxsim_detached import call_simplify, import_onnxsim, simplify_detached
-from passes.external.pass_tables import read_table
 from passes.external.through_files import through_files
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.suggest import nearest

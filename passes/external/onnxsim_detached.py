@@ -27,7 +27,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
-from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.index import GraphIndex
 from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS
 from passes.graph.traversal import reads_of
 from passes.model.canonical import canonical_digest
@@ -165,7 +165,7 @@ def _resolve_references(proto: onnx.ModelProto, model: DetachedModel) -> Detache
 
 def _leave_unread_again(proto: onnx.ModelProto, model: DetachedModel) -> None:
     """Unread weights that come back with the data that they were sent with become stand-ins again, in place."""
-    sent = {name: tensor for name, tensor in initializers_of(model.proto.graph).items() if model.is_unread(tensor)}
+    sent = {name: tensor for name, tensor in model.index.initializers.items() if model.is_unread(tensor)}
     for tensor in proto.graph.initializer:
         before = sent.get(tensor.name)
         if before is None or not tensor.HasField("raw_data") or tensor.dims != before.dims:

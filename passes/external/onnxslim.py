@@ -13,6 +13,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import (
     ask,
+    read_table,
     refuse_failing,
     refuse_unknown,
     refuse_wrong_shapes,
@@ -20,7 +21,6 @@ from passes.external.installed import (
     require,
     texts,
 )
-from passes.external.pass_tables import read_table
 from passes.external.through_files import give_back_inputs, through_files, write
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS, is_opaque
-from passes.graph.traversal import bodies_in, reads_of
+from passes.graph.traversal import bodies_in, every_graph, live_nodes, reads_of
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -118,6 +118,17 @@ class GraphIndex:
         return folded
 
     @cached_property
+    def live(self) -> list[NodeProto]:
+        """The nodes of the graph that an output depends on, last first."""
+        assert isinstance(self.graph, GraphProto), "a function is inlined first"
+        return live_nodes(self.graph)
+
+    @cached_property
+    def live_values(self) -> frozenset[str]:
+        """The values that the live nodes make."""
+        return frozenset(computed_values(self.live))
+
+    @cached_property
     def inputs(self) -> dict[str, ValueInfoProto]:
         """Declared inputs by name, also those with an initializer as their default; of a function, without types."""
         return _infos(self.graph.input)
@@ -195,6 +206,17 @@ def values_read(nodes: Sequence[NodeProto]) -> list[str]:
     """The values that `nodes`, or their bodies, read and do not make, each once, in order."""
     computed = computed_values(nodes)
     return [name for name in dict.fromkeys(name for node in nodes for name in reads_of(node)) if name not in computed]
+
+
+def value_names(graph: GraphProto) -> set[str]:
+    """Every name of a value in `graph` and in its bodies."""
+    names: set[str] = set()
+    for inner in every_graph(graph):
+        declared = (*inner.input, *inner.output, *inner.initializer, *inner.value_info)
+        names.update(entry.name for entry in declared)
+        names.update(sparse.values.name for sparse in inner.sparse_initializer)
+        names.update(name for node in inner.node for name in (*node.input, *node.output))
+    return names
 
 
 def constant_of(node: NodeProto) -> TensorProto | None:

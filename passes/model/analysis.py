@@ -10,7 +10,7 @@ import onnx
 from onnx import NodeProto, ValueInfoProto
 
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
-from passes.graph.traversal import live_nodes, reads_of
+from passes.graph.traversal import reads_of
 from passes.model.canonical import CanonicalGraph, read
 from passes.weights.detached import DetachedModel
 
@@ -29,21 +29,6 @@ class AnalyzedModel:
     @cached_property
     def reading(self) -> CanonicalGraph:
         return read(self.model)
-
-    @cached_property
-    def index(self) -> GraphIndex:
-        """Producers, consumers and constants of its graph."""
-        return GraphIndex(self.model.proto.graph)
-
-    @cached_property
-    def live(self) -> list[NodeProto]:
-        """The nodes that an output depends on."""
-        return live_nodes(self.model.proto.graph)
-
-    @cached_property
-    def made(self) -> frozenset[str]:
-        """The outputs of the live nodes."""
-        return frozenset(computed_values(self.live))
 
     @cached_property
     def invalid(self) -> str:
@@ -92,7 +77,7 @@ def extract_nodes(
 
     Values that the nodes only read become inputs; values that they only compute become outputs.
     """
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     read = {name for node in nodes for name in reads_of(node)}
     inputs = [name for name in values_read(nodes) if name not in index.initializers]
     outputs = [name for name in computed_values(nodes) if name in index.outputs or name not in read]

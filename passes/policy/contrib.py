@@ -14,7 +14,7 @@ from onnx import NodeProto
 
 from passes.graph.op_facts import ONNX_DOMAINS, op_name
 from passes.graph.traversal import every_node
-from passes.rewrites.decompose_attention import is_attention
+from passes.rewrites.attention_operators import is_attention
 
 DOMAINS: Final = frozenset({*ONNX_DOMAINS, "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"})
 

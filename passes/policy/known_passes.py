@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from passes.advisories.known import QUARANTINE, quarantined_passes
-from passes.external.pass_tables import read_groups
+from passes.external.installed import read_groups
 from passes.recipe.steps import STEP_TYPES
 
 

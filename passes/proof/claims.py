@@ -49,10 +49,6 @@ class ProvenModel:
         """Value digest → the first value that has it."""
         return {digest: name for name, digest in reversed([*self.digests.values.items()]) if name}
 
-    @cached_property
-    def index(self) -> GraphIndex:
-        return GraphIndex(self.model.proto.graph)
-
 
 @dataclass(frozen=True, slots=True)
 class Claims:
@@ -85,7 +81,7 @@ def make_claims(
 
     def substitute(name: str, digest: str) -> str:
         digest = equal.get(digest, digest)
-        if digest in known or name not in before.index.producers:
+        if digest in known or name not in before.model.index.producers:
             return digest
         names[name] = digest
         return before.digests.values[name]
@@ -161,7 +157,7 @@ class _PartBuilder:
     is_opaque: bool = False
 
     def build(self) -> ProofPart | None:
-        new, old = GraphIndex(self.claims.after.proto.graph), self.before.index
+        new, old = self.claims.after.index, self.before.model.index
         pairs = []
         for name in self.claims.names:
             self._add_new(name, new)
@@ -208,7 +204,7 @@ class _PartBuilder:
 
     def _add_old(self, root: str) -> None:
         """Add a value of the model before, with the nodes that compute it."""
-        index, stack = self.before.index, [root]
+        index, stack = self.before.model.index, [root]
         while stack:
             name = stack.pop()
             digest, node = self.before.digests.values.get(name, ""), index.producer(name)

@@ -17,7 +17,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.proof.claims import ProofPart
 from passes.proof.draws import DrawPlan
-from passes.proof.fault_injection import InjectedFault
+from passes.proof.exported_run import InjectedFault
 from passes.proof.gauges import Gauges, Readings
 from passes.proof.server import ArrayFile, Criteria, DrawRequest, RunAnswer, RunRequest, Value, load, run_model
 from passes.proof.types import Reference

@@ -19,7 +19,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of, first_output
-from passes.graph.traversal import bodies_in, every_graph, every_node, live_nodes
+from passes.graph.traversal import bodies_in, every_graph, every_node
 from passes.proof.lookups import OPS, Lookup, find_lookups, values_of_inputs
 from passes.proof.weak_blocks import SumTerm, find_terms
 from passes.weights.detached import DetachedModel
@@ -117,7 +117,7 @@ def gauges_of(model: DetachedModel) -> Gauges:
     branches, loops, limits, facts = [], [], [], _LimitFacts(model)
     nested = sum(node.op_type in MEASURED | COMPARISONS for node in _nested_nodes(model))
     nested += sum(node.op_type in OPS for function in model.proto.functions for node in function.node)
-    for node in live_nodes(model.proto.graph)[::-1]:
+    for node in model.index.live[::-1]:
         if node.domain not in ONNX_DOMAINS:
             continue
         if node.op_type == "If":
@@ -135,21 +135,21 @@ def gauges_of(model: DetachedModel) -> Gauges:
     return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), terms, nested)
 
 
-def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
+def gauges_of_changes(before: DetachedModel, after: DetachedModel) -> Gauges:
     """What gauges can measure in the nodes that passes have brought in: branches, loops, limits and comparisons.
 
     Comparisons of sizes count too, since a pass may act at one size alone. Nodes with the operator and the first output
-    of a node of `source` are not new.
+    of a node of `before` are not new.
     """
-    known = {(node.op_type, first_output(node)) for node in source.proto.graph.node}
-    nodes = [node for node in live_nodes(model.proto.graph)[::-1] if node.domain in ONNX_DOMAINS]
+    known = {(node.op_type, first_output(node)) for node in before.proto.graph.node}
+    nodes = [node for node in after.index.live[::-1] if node.domain in ONNX_DOMAINS]
     new = {first_output(node): node for node in nodes if (node.op_type, first_output(node)) not in known}
-    inside = {(node.op_type, first_output(node)) for node in _nested_nodes(source)}
-    nested = [node for node in _nested_nodes(model) if node.op_type in MEASURED | COMPARISONS]
+    inside = {(node.op_type, first_output(node)) for node in _nested_nodes(before)}
+    nested = [node for node in _nested_nodes(after) if node.op_type in MEASURED | COMPARISONS]
     unseen = sum((node.op_type, first_output(node)) not in inside for node in nested)
     if not any(node.op_type in MEASURED | COMPARISONS for node in new.values()):
         return Gauges(nested=unseen)
-    every, constant = gauges_of(model), GraphIndex(model.proto.graph).folded
+    every, constant = gauges_of(after), after.index.folded
     compared = tuple(
         Limit(name, node.op_type, name)
         for name, node in new.items()
@@ -171,7 +171,7 @@ def _bodies(model: DetachedModel) -> Iterator[GraphProto]:
 
 def _nested_nodes(model: DetachedModel) -> Iterator[NodeProto]:
     """The nodes inside of bodies and functions, where nothing is measured."""
-    for node in live_nodes(model.proto.graph):
+    for node in model.index.live:
         for body in bodies_in(node):
             yield from every_node(body)
     for function in model.proto.functions:
@@ -183,7 +183,7 @@ class _LimitFacts:
 
     def __init__(self, model: DetachedModel) -> None:
         self._model = model
-        self.index = GraphIndex(model.proto.graph)
+        self.index = model.index
 
     @cached_property
     def constant(self) -> set[str]:

@@ -12,7 +12,7 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, ONNX_DOMAINS, SIZES, attribute_of
-from passes.graph.traversal import bodies_in, every_node, live_nodes, reads_of
+from passes.graph.traversal import bodies_in, every_node, reads_of
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
@@ -82,11 +82,11 @@ def find_lookups(model: DetachedModel) -> list[Lookup]:
     """All lookups that an output depends on, also inside of bodies."""
     if not _has_any(model.proto.graph):
         return []
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     constant, small = index.folded, index.initializers
     lookups: list[Lookup] = []
     view = cache(lambda: GraphView(model))  # few models have such a product
-    for node in live_nodes(model.proto.graph):
+    for node in model.index.live:
         lookup = _lookup(node, constant, small) or _product_with_one_hot(view, node, index)
         if lookup is not None:
             lookups.append(lookup)
@@ -182,7 +182,7 @@ def _is_one_hot(name: str, index: GraphIndex) -> bool:
 def values_of_inputs(model: DetachedModel) -> set[str]:
     """Values that depend on the numbers of some input, and not only on its shape."""
     graph = model.proto.graph
-    variable = {*GraphIndex(graph).required_inputs}
+    variable = {*model.index.required_inputs}
     for node in graph.node:
         if node.op_type not in SIZES and not variable.isdisjoint(reads_of(node)):
             variable.update(node.output)

@@ -18,7 +18,6 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import InferenceStopped, ModelError, StepCrashed, StepFailed, StepTimedOut
-from passes.graph.traversal import live_nodes
 from passes.model.canonical import CanonicalGraph, ValueDigests, read
 from passes.proof.claims import ProvenModel, make_claims, part_of, small_values
 from passes.proof.client import ProofClient
@@ -205,7 +204,7 @@ class NumericProver:
     def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         fixed, reading = self._fix_noise(model, reading)
         digests = self._digests(reading)
-        computed = {name for node in live_nodes(fixed.proto.graph) for name in node.output}
+        computed = fixed.index.live_values
         inner = [name for name in self._probes if name in computed]
         held = self._client.held()
         names = (*small_values(fixed), *inner) if hold else ()
@@ -223,7 +222,7 @@ class NumericProver:
         fixed, reading = self._fix_noise(model, reading)
         self._wrong_tables(model, self._digests(reading))
         tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
-        computed = {name for node in live_nodes(fixed.proto.graph) for name in node.output}
+        computed = fixed.index.live_values
         lost = [term for term in self._weak if computed.intersection(self._probes).isdisjoint(term.compared)]
         weak = dict.fromkeys(WEAK.format(term.name) for term in lost)
         gauges = self._exported.gauges if self._exported is not None else Gauges()
@@ -232,7 +231,7 @@ class NumericProver:
 
     def _measure_changes(self, model: DetachedModel) -> tuple[Gauges, Readings]:
         """Gauges in the nodes that passes have brought into the final `model`, and what they read."""
-        gauges = Gauges() if self._exported is None else gauges_of_changes(model, self._exported.model)
+        gauges = Gauges() if self._exported is None else gauges_of_changes(self._exported.model, model)
         return gauges, Readings() if gauges == Gauges(nested=gauges.nested) else self._client.read_gauges(model, gauges)
 
     def _wrong_tables(self, model: DetachedModel, digests: ValueDigests) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from passes.graph.index import GraphIndex, copy_of, extract, initializers_of
+from passes.graph.index import copy_of, extract
 from passes.graph.traversal import reads_of
 from passes.model.canonical import ValueDigests
 from passes.proof.gauges import Gauges, Readings
@@ -49,14 +49,14 @@ class Cover:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The parts of old tables that a new table contains. `changed` names rows that differ; empty for none.
+    """The parts of old tables that a new table contains. `differing` names rows that differ; empty for none.
 
     `is_unknown` if the new table contains no part of an old one. A table of integers is never unknown, as integers
     mostly compute shapes.
     """
 
     covers: tuple[Cover, ...] = ()
-    changed: str = ""
+    differing: str = ""
     is_unknown: bool = False
 
 
@@ -185,7 +185,7 @@ class TablesPart:
 def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[LookupTable]:
     """The tables of the source, with the number of rows that the draws have read."""
     tables = []
-    dims = {name: tuple(tensor.dims) for name, tensor in initializers_of(model.proto.graph).items()}
+    dims = {name: tuple(tensor.dims) for name, tensor in model.index.initializers.items()}
     by_value = values_of_inputs(model) if gauges.lookups else set()
     for place, lookup in enumerate(gauges.lookups):
         rows, selectors = readings.rows.get(place), readings.selectors.get(place, [])
@@ -228,7 +228,7 @@ Ask = Callable[[TablesPart], Sequence[Match]]
 class TableCheck:
     """Compares the tables of later models with those of the source."""
 
-    source: DetachedModel
+    before: DetachedModel
     tables: Sequence[LookupTable]
     matches: dict[Key, Match] = field(default_factory=dict)
     uncovered: tuple[str, ...] = ()
@@ -250,12 +250,12 @@ class TableCheck:
         unseen = {key: lookup for key, lookup in fresh.items() if key not in self.matches}
         if unseen:
             olds = [table.lookup for table in partial]
-            answers = ask(_part_of(self.source, olds, model, list(unseen.values())))
+            answers = ask(_part_of(self.before, olds, model, list(unseen.values())))
             self.matches |= dict(zip(unseen, answers, strict=True))
         for key, lookup in fresh.items():
-            changed = self.matches[key].changed
-            if changed:
-                index, _, rows = changed.partition(" ")
+            differing = self.matches[key].differing
+            if differing:
+                index, _, rows = differing.partition(" ")
                 return f"the table {partial[int(index)].lookup.data!r}, which {lookup.op} reads, has other {rows}"
         unknown = [
             f"the rows of {lookup.data!r}, which {lookup.op} reads: they are not those of a table of the source"
@@ -274,7 +274,7 @@ class TableCheck:
             gap = _gap(covers, table.rows)
             if gap:
                 return f"the table {table.lookup.data!r} has lost its {gap}"
-            if not covers and table.key not in stored and not _has_equal_rows(self.source, table):
+            if not covers and table.key not in stored and not _has_equal_rows(self.before, table):
                 gone.append(f"the rows of {table.lookup.data!r} that no draw reads: no table of the model has them")
         self.uncovered = tuple(dict.fromkeys((*gone, *unknown)))
         return ""
@@ -285,7 +285,7 @@ def _has_equal_rows(model: DetachedModel, table: LookupTable) -> bool:
     lookup = table.lookup
     if lookup.stored is not None or table.rows > MOST_ROWS:
         return False
-    values = computed_constant(model, lookup.data, GraphIndex(model.proto.graph))
+    values = computed_constant(model, lookup.data, model.index)
     if values is None or values.size > MOST_ROWS:
         return False
     rows = lookup.as_rows(values)
@@ -309,11 +309,11 @@ def _gap(covers: Sequence[Cover], rows: int) -> str:
     return f"rows {end} to {rows - 1}" if rows and end < rows else ""
 
 
-def _part_of(source: DetachedModel, olds: Sequence[Lookup], model: DetachedModel, news: Sequence[Lookup]) -> TablesPart:
+def _part_of(before: DetachedModel, olds: Sequence[Lookup], after: DetachedModel, news: Sequence[Lookup]) -> TablesPart:
     """Build the model that evaluates the tables of two models."""
-    proto = extract(model.proto, [])
+    proto = extract(after.proto, [])
     names: list[list[tuple[str, Lookup]]] = []
-    for side, side_model, lookups in (("old/", source, olds), (NEW, model, news)):
+    for side, side_model, lookups in (("old/", before, olds), (NEW, after, news)):
         _copy_constants(side_model, {lookup.data for lookup in lookups if lookup.stored is None}, side, proto.graph)
         names.append([])
         for place, lookup in enumerate(lookups):
@@ -325,13 +325,13 @@ def _part_of(source: DetachedModel, olds: Sequence[Lookup], model: DetachedModel
             proto.graph.node.append(helper.make_node("Identity", [data], [name]))
             proto.graph.output.append(onnx.ValueInfoProto(name=name))
             names[-1].append((name, replace(lookup, stored=None)))
-    weights = {**source.weights, **model.weights}
+    weights = {**before.weights, **after.weights}
     return TablesPart(DetachedModel(proto, weights), tuple(names[0]), tuple(names[1]))
 
 
 def _copy_constants(model: DetachedModel, wanted: set[str], side: str, into: onnx.GraphProto) -> None:
     """Copy the constants called `wanted`, with the nodes and tensors that they are computed from."""
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     nodes = index.ancestors(wanted)
     for node in nodes:
         copy = into.node.add()

@@ -1,8 +1,8 @@
 """Carry what is known of a node (torch module, source line, name, author) across a pass that drops it.
 
 carry.py           carries all of it, on the matching of `passes.matching`: read this first
-annotations.py     a node: its torch module, in the keys of the exporter; its author, sources and later changes, in ours
-names.py           old → new, of a whole run
+annotations.py     a node: its torch module, in the keys of the exporter; its author, sources and later changes, in
+                   ours; the names of a source and of a final model
 weight_origins.py  the source's weights that a stored tensor was made of, and its name
 """
 

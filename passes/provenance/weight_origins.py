@@ -8,15 +8,14 @@ renames it in the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from onnx import GraphProto, TensorProto
 
-from passes.graph.index import GraphIndex, computed_values, initializers_of, replace_all_uses_with
+from passes.graph.index import replace_all_uses_with, value_names
 from passes.graph.op_facts import BIAS, COMMUTATIVE, RESHAPES
-from passes.graph.traversal import every_graph
 from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import PRODUCTS, ReplacedNodes
@@ -28,6 +27,7 @@ from passes.provenance.annotations import (
     write_annotations,
 )
 from passes.weights.detached import DetachedModel
+from passes.weights.relations import TensorForms
 
 FORM_KEY: Final = "onnxline.form"
 """How a stored tensor was made of its weights: one of `FORMS`; absent where it is the weight itself."""
@@ -220,13 +220,11 @@ def _compare(
     before, after = models
     size = math.prod(tensor.dims)
     of_size = [candidate for candidate in weights if math.prod(candidate.dims) == size]
-    digest = after.digest(tensor) if of_size else ""
-    for weight in (candidate for candidate in of_size if candidate.data_type == tensor.data_type):
-        if before.digest(weight) == digest:
-            return "reshaped", [weight]
-        is_turned = len(weight.dims) == 2 and list(weight.dims) == list(tensor.dims)[::-1]
-        if is_turned and before.turned_digest(weight, (1, 0)) == digest:
-            return "transposed", [weight]
+    known = dict(enumerate(of_size))
+    found = TensorForms(before, known).find(tensor, after.digest(tensor)) if known else None
+    if found is not None:
+        form, place = found
+        return form or "reshaped", [known[place]]
     of_type = [candidate for candidate in weights if candidate.data_type == tensor.data_type]
     for kind_of in (_dims_of, _rank_of):  # Q, K and V may have different widths
         for kind in dict.fromkeys(map(kind_of, of_type)):
@@ -254,19 +252,18 @@ def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
     return bool((flat == flat[0]).all())
 
 
-def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
-    """`model` with each initializer that was made of weights of `source` named after them; the same object if none is.
+def name_weights(before: DetachedModel, after: DetachedModel) -> DetachedModel:
+    """`after` with each initializer that was made of weights of `before` named after them; the same object if none is.
 
     One weight gives its name and the form, `layer.0.query.weight_transposed`, or just its name where the tensor is the
     weight itself. Merged weights give the common parts of their names, `layer.0.weight_merged`. A number is added
-    where the name is taken. An initializer keeps the name of one of its weights, or of another initializer of the
-    source; so does one that is an input or output.
+    where the name is taken. An initializer keeps the name of one of its weights, or of another initializer of
+    `before`; so does one that is an input or output.
     """
-    graph = model.proto.graph
-    index = GraphIndex(graph)
+    graph, index = after.proto.graph, after.index
     signature = index.inputs.keys() | index.outputs.keys()
-    settled = signature | initializers_of(source.proto.graph).keys()
-    taken = signature | {name for inner in every_graph(graph) for name in _names_in(inner)}
+    settled = signature | before.index.initializers.keys()
+    taken = value_names(graph)
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:
         sources = annotations_of(tensor).replaced
@@ -278,14 +275,14 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
                 renamed[tensor.name] = name
             taken.update((tensor.name, name))
     if not renamed:
-        return model
-    proto = model.copy_proto()
+        return after
+    proto = after.copy_proto()
     _rename(proto.graph, renamed)
     for annotation in proto.graph.quantization_annotation:
         annotation.tensor_name = renamed.get(annotation.tensor_name, annotation.tensor_name)
         for entry in annotation.quant_parameter_tensor_names:
             entry.value = renamed.get(entry.value, entry.value)
-    return model.with_proto(proto)
+    return after.with_proto(proto)
 
 
 def _name_for(sources: Sequence[str], form: str) -> str:
@@ -295,12 +292,6 @@ def _name_for(sources: Sequence[str], form: str) -> str:
     common = [column[0] for column in zip(*(path[:-1] for path in paths), strict=False) if len(set(column)) == 1]
     endings = {path[-1] for path in paths}
     return ".".join([*common, *(endings if len(endings) == 1 else [])] or [sources[0]]) + f"_{form}"
-
-
-def _names_in(graph: GraphProto) -> Iterator[str]:
-    yield from (entry.name for entry in (*graph.input, *graph.initializer, *graph.value_info))
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    yield from computed_values(graph.node)
 
 
 def _rename(graph: GraphProto, names: dict[str, str]) -> None:
@@ -318,17 +309,17 @@ def part_name(name: str, part: str) -> str:
     return f"{stem}.{part}.{last}" if dot and last in ("weight", "bias") else f"{name}.{part}"
 
 
-def free_name(name: str, taken: Collection[str]) -> str:
-    """`name`, or where it is taken the first of `name_2`, `name_3`, … that is free."""
-    candidate, number = name, 1
+def free_name(name: str, taken: Collection[str], second: int = 2) -> str:
+    """`name`, or where it is taken the first of `name_2`, `name_3`, … that is free; counted from `second`."""
+    candidate, number = name, second
     while candidate in taken:
-        number += 1
         candidate = f"{name}_{number}"
+        number += 1
     return candidate
 
 
-def take_name(name: str, taken: set[str]) -> str:
+def take_name(name: str, taken: set[str], second: int = 2) -> str:
     """`free_name`, and add the result to `taken`."""
-    name = free_name(name, taken)
+    name = free_name(name, taken, second)
     taken.add(name)
     return name

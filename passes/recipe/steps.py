@@ -8,14 +8,12 @@ from typing import Final
 
 from passes.external import onnxoptimizer
 from passes.external.aimet_rotations import Rotate
-from passes.external.onnx_shapes import InferShapes
-from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
-from passes.external.onnxruntime_graph import OnnxRuntimeGraph
+from passes.external.onnxruntime_graph import OnnxRuntimeFusions, OnnxRuntimeGraph
 from passes.external.onnxscript import OnnxScriptOptimizer, OnnxScriptRewrites
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxslim import OnnxSlim
 from passes.rewrites.clamp_mask import ClampMask
-from passes.rewrites.convert_opset import ConvertOpset
+from passes.rewrites.convert_opset import ConvertOpset, InferShapes
 from passes.rewrites.decompose_attention import DecomposeAttention
 from passes.rewrites.fold_batchnorm import FoldBatchnorm
 from passes.rewrites.fold_constants import FixDefaults, FoldConstants

@@ -13,6 +13,7 @@ from onnx import NodeProto, TensorProto
 from passes.graph.op_facts import domain_of, input_of, output_of
 from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary
 from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError, attributes_of
+from passes.rewrites.packed_attention import separate_inputs
 
 CONTRIB: Final = "com.microsoft"
 
@@ -27,6 +28,11 @@ def read_attention(writer: NodeWriter, types: GraphTypes) -> AttentionCore:
     """
     node = writer.node
     return READERS[domain_of(node), node.op_type](node, writer, types)
+
+
+def is_attention(node: NodeProto) -> bool:
+    """Whether `node` is one of the operators that `read_attention` reads."""
+    return (domain_of(node), node.op_type) in READERS
 
 
 def _read_standard(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:
@@ -71,14 +77,10 @@ def _read_multi_head(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> 
     _refuse_inputs(node, {8: "it has past_sequence_length", 9: "it has cache_indirection"})
     if output_of(node, 3):
         raise NotHandledError("it gives its scores as an output")
-    if types.rank(node.input[0]) != 3 or not input_of(node, 1) or not input_of(node, 2):
-        raise NotHandledError("its query, key and value are packed into one tensor")
-    dtype = _dtype(types, *node.input[:3])
+    dtype = _dtype(types, *filter(None, node.input[:3]))
     count = settings["num_heads"]
-    merged = types.rank(node.input[1]) == 3
-    query = _heads(types, node.input[0], True, count, "query")
-    key = _heads(types, node.input[1], merged, count, "key")
-    value = _heads(types, node.input[2], merged, count, "value")
+    merged = types.rank(input_of(node, 1)) != 4
+    query, key, value = _separate_heads(writer, types, (count, count, count), merged)
     if input_of(node, 3):
         if not merged:
             raise NotHandledError("it has a bias, and its keys come from a cache")
@@ -100,18 +102,7 @@ def _read_contrib(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> Att
     if settings.get("do_rotary") or settings.get("past_present_share_buffer"):
         raise NotHandledError("it turns positions, or writes its past in place")
     dtype, count = _dtype(types, *node.input[:2]), settings["num_heads"]
-    columns = types.dim(node.input[1], 1)
-    sizes = settings.get("qkv_hidden_sizes") or ([columns // 3] * 3 if isinstance(columns, int) else [])
-    if not sizes:
-        raise NotHandledError("the size of its weight is not known")
-    merged = writer.add("MatMul", node.input[0], node.input[1], label="projected")
-    if input_of(node, 2):
-        merged = writer.add("Add", merged, node.input[2], label="projected_with_bias")
-    parts = writer.add_many("Split", [merged, writer.ints(sizes, "sizes")], ["q", "k", "v"], axis=-1)
-    length = types.dim(node.input[0], 1)
-    query, key, value = (
-        Heads(part, True, count, size // count, length) for part, size in zip(parts, sizes, strict=True)
-    )
+    query, key, value = _separate_heads(writer, types, (count, count, count))
     past, past_length = None, types.dim(input_of(node, 4), 3) if input_of(node, 4) else 0
     if input_of(node, 4):
         halves = writer.add_many(
@@ -144,7 +135,7 @@ def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) 
     _refuse_inputs(node, {14: "it normalizes its query and key", 15: "it normalizes its query and key"})
     count, kv_count = settings["num_heads"], settings["kv_num_heads"]
     dtype = _dtype(types, node.input[0])
-    query, key, value = _grouped_heads(node, count, kv_count, writer, types)
+    query, key, value = _separate_heads(writer, types, (count, kv_count, kv_count))
     core = _core_of(node, settings, (query, key, value), dtype, types, past=(3, 4))
     if core.past_length != 0:
         if types.dim(node.input[0], 0) != 1:
@@ -167,21 +158,28 @@ def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) 
     )
 
 
-def _grouped_heads(
-    node: NodeProto, count: int, kv_count: int, writer: NodeWriter, types: GraphTypes
+def _separate_heads(
+    writer: NodeWriter, types: GraphTypes, counts: tuple[int, int, int], merged: bool = True
 ) -> tuple[Heads, Heads, Heads]:
-    if input_of(node, 1):
-        query = _heads(types, node.input[0], True, count, "query")
-        key = _heads(types, node.input[1], True, kv_count, "key")
-        return query, key, _heads(types, node.input[2], True, kv_count, "value")
-    whole = _heads(types, node.input[0], True, count + 2 * kv_count, "query")
-    sizes = writer.ints([number * whole.size for number in (count, kv_count, kv_count)], "sizes")
-    parts = writer.add_many("Split", [whole.value, sizes], ["q", "k", "v"], axis=-1)
-    counts = (count, kv_count, kv_count)
-    query, key, value = (
-        Heads(part, True, number, whole.size, whole.length) for part, number in zip(parts, counts, strict=True)
+    """Query, key and value of an operator of onnxruntime, which may have them in one input.
+
+    Args:
+        counts: the number of heads of each.
+        merged: whether key and value are [batch, length, heads · size].
+    """
+    inputs = separate_inputs(writer, types)
+    if inputs is None:
+        query, key, value = writer.node.input[:3]
+        return (
+            _heads(types, query, True, counts[0], "query"),
+            _heads(types, key, merged, counts[1], "key"),
+            _heads(types, value, merged, counts[2], "value"),
+        )
+    first, second, third = (
+        Heads(part.value, True, count, part.width // count, part.length)
+        for part, count in zip(inputs.parts, counts, strict=True)
     )
-    return query, key, value
+    return first, second, third
 
 
 def _dtype(types: GraphTypes, *names: str) -> int:

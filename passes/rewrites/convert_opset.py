@@ -1,4 +1,5 @@
-"""Another opset: what each operator has become there, by onnx's converter."""
+"""What onnx itself offers as steps: another opset, with what each operator has become there, by onnx's converter; and
+its shape inference."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from passes.graph.op_facts import ONNX_DOMAINS, opset_of
 from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions
 from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
+from passes.worker.inference import InferenceError, infer_shapes
 
 OLDEST: Final = 7
 """onnx's converter knows older opsets in part."""
@@ -182,3 +184,27 @@ def _lack_of(node: NodeProto, to: int) -> str:
 
 def _name_of(node: NodeProto) -> str:
     return f"{node.op_type} {(node.name or node.output[0])!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class InferShapes(Step):
+    """Write the inferred type and shape of every value into the model."""
+
+    data_prop: bool = True
+    name: str = field(default="infer_shapes", init=False)
+    source: str = field(default="onnx", init=False)
+    description: ClassVar[Description] = structure("Write the inferred type and shape of every value into the model")
+    annotates: ClassVar[bool] = True
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        try:
+            inferred = infer_shapes(model.proto, strict_mode=True, data_prop=self.data_prop)
+        except InferenceError as error:
+            raise StepFailed(f"shape inference: {error}") from error
+        return PassResult(model.with_proto(inferred))
+
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=self.data_prop)
+
+    def format_call(self) -> str:
+        return f"onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop={self.data_prop})"

@@ -62,7 +62,7 @@ class _NotFolded(Exception):
 def _fold_all(model: DetachedModel) -> tuple[DetachedModel, dict[str, list[str]]]:
     """The model with every BatchNormalization folded that can be; reason → the names of the others."""
     view = GraphView(model)
-    edit, fixed = GraphEdit(view), outside_readers(view)
+    edit, fixed = GraphEdit.of(view), outside_readers(view)
     reasons: dict[str, list[str]] = {}
     used: set[int] = set()
     for node in view.own:

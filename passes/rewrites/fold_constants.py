@@ -18,7 +18,7 @@ from onnx import NodeProto
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.graph.index import GraphIndex, extract, initializers_of, replace_entries
+from passes.graph.index import GraphIndex, extract, replace_entries
 from passes.graph.op_facts import RANDOM_OPS, attribute_of, has_body
 from passes.graph.traversal import reads_of
 from passes.model.signature import FREE_INITIALIZERS, declare_initializers, drop_default_inputs
@@ -232,7 +232,7 @@ def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], folded: Seq
 
 def _transposed_digests(model: DetachedModel, nodes: Sequence[NodeProto]) -> dict[str, str]:
     """Transposed tensor → its digest, for unread weights that are only transposed: it identifies a kept tensor."""
-    stored = initializers_of(model.proto.graph)
+    stored = model.index.initializers
     digests = {}
     for node in nodes:
         tensor = stored.get(node.input[0]) if node.op_type == "Transpose" else None

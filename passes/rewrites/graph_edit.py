@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, computed_values, copy_of, replace_entries
-from passes.graph.op_facts import op_of, opset_of
+from passes.graph.index import GraphIndex, computed_values, copy_of, initializers_of, replace_entries, value_names
+from passes.graph.op_facts import first_output, op_of, opset_of
 from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
 from passes.provenance.weight_origins import mark_part, part_name, take_name
+from passes.rewrites.node_writer import NewTensors, NodeWriter
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, digest_of, initializer_of
@@ -23,28 +24,24 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(slots=True)
-class GraphEdit:
-    """The removals from the graph of `view` and their replacements. New names are free names, in a fixed order."""
+class GraphEdit(NewTensors):
+    """The removals from the graph of `view`, and what is added."""
 
-    view: GraphView
+    view: GraphView = field(kw_only=True)
     removed: set[int] = field(default_factory=set)
     """The nodes that go, by their ids."""
     place: int = 0
     """The place in the graph before which nodes are added."""
     nodes: list[tuple[int, NodeProto]] = field(default_factory=list)
-    tensors: list[TensorProto] = field(default_factory=list)
     replaced: set[str] = field(default_factory=set)
     """The stored tensors whose names have other numbers now."""
     weights: dict[Key, Weight] = field(default_factory=dict)
-    made: dict[tuple[object, ...], str] = field(default_factory=dict)
-    """What a value is → the value that is that already."""
-    names: set[str] = field(default_factory=set)
     node_names: set[str] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        graph = self.view.model.proto.graph
-        self.names = {*self.view.initializers, *self.view.producers, *self.view.inputs}
-        self.node_names = {node.name for node in graph.node}
+    @classmethod
+    def of(cls, view: GraphView, second: int = 2) -> GraphEdit:
+        node_names = {node.name for node in view.model.proto.graph.node}
+        return cls(value_names(view.model.proto.graph) | node_names, second=second, view=view, node_names=node_names)
 
     def state(self) -> dict[str, object]:
         """A copy of all that was collected, for `restore`."""
@@ -60,7 +57,7 @@ class GraphEdit:
         proto = source.copy_proto()
         graph = proto.graph
         was_alive = computed_values(live_nodes(graph)).keys()
-        was_read = {name for node in graph.node for name in reads_of(node)}
+        unread = initializers_of(graph).keys() - {name for node in graph.node for name in reads_of(node)}
         own = enumerate(zip(graph.node, self.view.own, strict=True))
         stays = [(at, 1, same) for at, (same, node) in own if id(node) not in self.removed]
         placed = sorted([*((at, 0, node) for at, node in self.nodes), *stays], key=lambda entry: entry[:2])
@@ -74,7 +71,7 @@ class GraphEdit:
         alive = computed_values(live_nodes(graph)).keys()
         replace_entries(graph.node, [n for n in graph.node if alive & {*n.output} or not was_alive & {*n.output}])
         index = GraphIndex(graph)
-        stays = (tensor for tensor in graph.initializer if tensor.name in index.reads or tensor.name not in was_read)
+        stays = (tensor for tensor in graph.initializer if tensor.name in index.reads or tensor.name in unread)
         replace_entries(graph.initializer, stays)
         named = index.producers.keys() | index.inputs.keys()
         replace_entries(graph.value_info, [info for info in graph.value_info if info.name in named])
@@ -125,14 +122,6 @@ class GraphEdit:
         self.tensors.append(tensor)
         return tensor.name
 
-    def constant(self, numbers: Sequence[int], name: str) -> str:
-        """A small tensor of sizes; equal ones are one."""
-        key = ("constant", *numbers)
-        if key not in self.made:
-            self.made[key] = self.free(name)
-            self.tensors.append(numpy_helper.from_array(np.array(numbers, np.int64), self.made[key]))
-        return self.made[key]
-
     def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str, **sizes: int) -> str:
         """Add a copy of `node` on other inputs; `sizes` are the attributes with new values."""
         same = copy_of(node)
@@ -166,13 +155,15 @@ class GraphEdit:
         node.name = take_name(part_name(template.name, role), self.node_names) if template.name else ""
         self.nodes.append((self.place, node))
 
+    def replace_by(self, writer: NodeWriter) -> None:
+        """Put the nodes of `writer` in the place of its node."""
+        self.removed.add(id(writer.node))
+        place = self.view.positions[first_output(writer.node)]
+        self.nodes.extend((place, node) for node in writer.nodes)
+
     def add_bare(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
         """Add a node that stands for none of the graph."""
         self.nodes.append((self.place, onnx.helper.make_node(op, inputs, [output], **attributes)))
-
-    def free(self, name: str) -> str:
-        """Return `name`, or the next free name derived from it, and mark the result as taken."""
-        return take_name(name, self.names)
 
     def opset(self) -> int:
         return opset_of(self.view.model.proto)

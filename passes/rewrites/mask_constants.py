@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex
 from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
@@ -37,7 +36,7 @@ class MaskedGraph:
 
     def __init__(self, model: DetachedModel) -> None:
         self.model = model
-        index = GraphIndex(model.proto.graph)
+        index = model.index
         self.nodes, self.outputs, self._makers = index.nodes, index.outputs, index.positions
         stored = index.initializers.items()
         self._stored = {name: tensor for name, tensor in stored if name not in index.inputs}

@@ -3,17 +3,17 @@ release to release."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.index import GraphIndex
-from passes.graph.inference import dims_of, types_of
-from passes.graph.traversal import every_graph
+from passes.graph.inference import dims_of
+from passes.provenance.weight_origins import take_name
+from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
@@ -34,11 +34,11 @@ class GraphTypes:
     index: GraphIndex
 
     @classmethod
-    def of(cls, model: DetachedModel) -> GraphTypes:
-        infos = {name: _type_of(info) for name, info in types_of(model.proto).items()}
-        index = GraphIndex(model.proto.graph)
-        stored = index.initializers.items()
-        return cls({**infos, **{name: (tensor.data_type, tuple(tensor.dims)) for name, tensor in stored}}, model, index)
+    def of(cls, view: GraphView) -> GraphTypes:
+        infos = {name: _type_of(info) for name, info in view.types.items()}
+        stored = view.initializers.items()
+        types = {name: (tensor.data_type, tuple(tensor.dims)) for name, tensor in stored}
+        return cls({**infos, **types}, view.model, view)
 
     def array(self, name: str) -> np.ndarray | None:
         """The values of a constant that nobody can override; None for anything else, and for an unread weight."""
@@ -77,26 +77,46 @@ def attributes_of(node: NodeProto, known: Sequence[str]) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-def names_in(proto: onnx.ModelProto) -> set[str]:
-    """Every name of a node or a value in the model."""
-    names: set[str] = set()
-    for graph in every_graph(proto.graph):
-        names.update(entry.name for entry in (*graph.input, *graph.output, *graph.initializer, *graph.node))
-        names.update(name for node in graph.node for name in (*node.input, *node.output))
-    return names
+@dataclass(slots=True)
+class NewTensors:
+    """Tensors and names that are added to a graph. New names are free names, in a fixed order."""
+
+    names: set[str]
+    """The names that the graph has; what is added is added to them."""
+    tensors: list[TensorProto] = field(default_factory=list)
+    made: dict[tuple[object, ...], str] = field(default_factory=dict)
+    """Description of a value → the name of the value that is added already."""
+    second: int = 2
+    """The number after the second value of one name."""
+
+    def free(self, name: str) -> str:
+        """Return `name`, or the next free name derived from it, and mark the result as taken."""
+        return take_name(name, self.names, self.second)
+
+    def store(self, array: np.ndarray, name: str) -> str:
+        """Store `array`, and return its name."""
+        self.tensors.append(numpy_helper.from_array(array, self.free(name)))
+        return self.tensors[-1].name
+
+    def constant(self, array: np.ndarray, name: str) -> str:
+        """The name of a stored tensor of this content: it is stored once."""
+        key = ("constant", array.dtype, array.shape, digest_of(array))
+        if key not in self.made:
+            self.made[key] = self.store(array, name)
+        return self.made[key]
+
+    def ints(self, values: Sequence[int], name: str) -> str:
+        """The same of sizes, axes or places, as int64."""
+        return self.constant(np.array(values, np.int64), name)
 
 
 @dataclass(slots=True)
 class NodeWriter:
-    """Nodes and constants that replace `node`; each is called NAME/LABEL, by the name of that node.
-
-    `taken` are the names that the model has; what is written is added to them.
-    """
+    """Nodes and constants that replace `node`: each is called NAME/LABEL, by the name of that node; nodes have its
+    metadata."""
 
     node: NodeProto
-    taken: set[str]
-    constants: dict[str, TensorProto]
-    """Constants by content: nodes with equal constants share one tensor."""
+    tensors: NewTensors
     nodes: list[NodeProto] = field(default_factory=list)
     _own: set[str] = field(default_factory=set)
 
@@ -106,16 +126,21 @@ class NodeWriter:
 
     def add_many(self, op_type: str, inputs: Sequence[str], labels: Sequence[str], **attributes: Any) -> list[str]:
         """The same with an output for each label."""
-        outputs = [self._unique(f"{self._base()}/{label}") for label in labels]
-        self.nodes.append(helper.make_node(op_type, inputs, outputs, name=outputs[0], **attributes))
+        outputs = [self.name(label) for label in labels]
+        self._append(
+            helper.make_node(op_type, inputs, outputs, name=self._name_node(op_type, outputs[0]), **attributes)
+        )
         return outputs
+
+    def name(self, label: str) -> str:
+        """A free name NAME/LABEL for a value that is written."""
+        name = self.tensors.free(self._title(label))
+        self._own.add(name)
+        return name
 
     def constant(self, array: np.ndarray, label: str) -> str:
         """An initializer; one of equal content is used again."""
-        key = f"{array.dtype}{array.shape}{digest_of(array)}"
-        if key not in self.constants:
-            self.constants[key] = numpy_helper.from_array(array, self._unique(f"{self._base()}/{label}"))
-        return self.constants[key].name
+        return self.tensors.constant(array, self._title(label))
 
     def scalar(self, value: float, dtype: int, label: str) -> str:
         return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(dtype)), label)
@@ -132,11 +157,24 @@ class NodeWriter:
         zero, one = self.constant(np.array(0), "zero"), self.constant(np.array(1), "one")
         return self.add("Range", zero, count, one, label=label)
 
+    def end(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], keep: Collection[str] = ()) -> None:
+        """Write the operator that stays, with the name, the domain and the attributes of the node.
+
+        Args:
+            inputs: the operands; trailing operands may be left out ("").
+            outputs: the names that the consumers know.
+            keep: the attributes that stay; by default, all.
+        """
+        count = max(place for place, name in enumerate(inputs, start=1) if name)
+        made = helper.make_node(op_type, inputs[:count], outputs, name=self.node.name, domain=self.node.domain)
+        made.attribute.extend(attribute for attribute in self.node.attribute if not keep or attribute.name in keep)
+        self._append(made)
+
     def give(self, value: str, output: str) -> str:
         """Make `value` the node's own output `output`, by renaming it; write an Identity where `value` is an input of
         the node or already has the name of another output. Returns the name for the consumers."""
         if value not in self._own:
-            self.nodes.append(helper.make_node("Identity", [value], [output], name=self._unique(f"{output}/copy")))
+            self._append(helper.make_node("Identity", [value], [output], name=self.tensors.free(f"{output}/copy")))
             return value
         for node in self.nodes:
             for names in (node.input, node.output):
@@ -146,12 +184,12 @@ class NodeWriter:
         self._own.remove(value)
         return output
 
-    def _base(self) -> str:
-        return self.node.name or self.node.output[0]
+    def _append(self, node: NodeProto) -> None:
+        node.metadata_props.extend(self.node.metadata_props)
+        self.nodes.append(node)
 
-    def _unique(self, name: str) -> str:
-        numbered = (name if count == 0 else f"{name}_{count}" for count in range(len(self.taken) + 1))
-        unique = next(candidate for candidate in numbered if candidate not in self.taken)
-        self.taken.add(unique)
-        self._own.add(unique)
-        return unique
+    def _title(self, label: str) -> str:
+        return f"{self.node.name or self.node.output[0]}/{label}"
+
+    def _name_node(self, op_type: str, output: str) -> str:
+        return output

@@ -61,7 +61,7 @@ class SmoothQuant(Step):
             return PassResult(model, changed=False, why="weights stay unread, so nothing is smoothed")
         source = portable(model, context.spill)
         factors = context.worker.call(find_factors, model=source, feeds=draws, alpha=float(self.alpha))
-        smoother = _Smoother(GraphEdit(GraphView(model)), self.add_nodes)
+        smoother = _Smoother(GraphEdit.of(GraphView(model)), self.add_nodes)
         smoother.smooth(factors)
         why = "; ".join(smoother.describe()) or None
         return PassResult(smoother.edit.model() if smoother.smoothed else model, smoother.smoothed > 0, why)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from passes.context import PassContext
-from passes.graph.index import GraphIndex
 from passes.graph.op_facts import op_of
 from passes.rewrites.merged_product import SPLIT_OPS
 from passes.rewrites.packed_attention import unpack_attentions
@@ -70,7 +69,7 @@ def _split_attentions(model: DetachedModel) -> SplitModel:
 
 def _not_split(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, ...]:
     """The outputs of the unpacked operators with parts that are still taken from one product."""
-    made = GraphIndex(model.proto.graph).producers
+    made = model.index.producers
     return tuple(
         output for output, marker in unpacked.items() if marker in made and made[marker].op_type in ("Split", "Gather")
     )

@@ -61,7 +61,7 @@ def split_products(view: GraphView, wanted: Mapping[str, Roles]) -> SplitModel:
 
     A product that cannot be taken apart stays, with a note. The given model does not change.
     """
-    edit, fixed = GraphEdit(view), outside_readers(view)
+    edit, fixed = GraphEdit.of(view), outside_readers(view)
     split: list[str] = []
     notes: dict[str, list[str]] = {}
     for value, roles in wanted.items():
@@ -180,12 +180,12 @@ class _Splitter:
         pieces: list[str] = []
         if positions:
             sizes = self.edit.add_node("Shape", [product.data], self.edit.free(f"{name}.data"), node, "")
-            chosen = self.edit.constant(positions, f"{name}.places")
+            chosen = self.edit.ints(positions, f"{name}.places")
             pieces.append(
                 self.edit.add_node("Gather", [sizes, chosen], self.edit.free(f"{name}.positions"), node, "", axis=0)
             )
         if len(places) > len(positions):
-            pieces.append(self.edit.constant([int(dims[-1])], f"{name}.channels"))
+            pieces.append(self.edit.ints([int(dims[-1])], f"{name}.channels"))
         self.edit.add_node("Concat", pieces, name, node, "", axis=0)
 
     def _add_role(self, product: MergedProduct, role: str, parts: Sequence[ChannelPart]) -> None:
@@ -214,7 +214,7 @@ class _Splitter:
         value = self.edit.copy_node(product.node, inputs, names[0], role, **sizes)
         trailing = 0 if is_flat else -product.axis - 1
         if is_flat:
-            shape = self.edit.constant([-1, len(channels)], f"{value}.shape")
+            shape = self.edit.ints([-1, len(channels)], f"{value}.shape")
             value = self.edit.add_node("Reshape", [value, shape], self.edit.free(f"{value}.flat"), product.node, role)
         for op, name in zip(ops, names[1:], strict=True):
             value = self._copy_op(op, value, name, role, pieces, trailing)
@@ -251,7 +251,7 @@ class _Splitter:
         if self.edit.opset() < SPLIT_TAKES_SIZES:
             node = onnx.helper.make_node("Split", [value], list(names.values()), axis=axis, split=sizes)
         else:
-            given = [value, self.edit.constant(sizes, f"{value}.sizes")]
+            given = [value, self.edit.ints(sizes, f"{value}.sizes")]
             node = onnx.helper.make_node("Split", given, list(names.values()), axis=axis)
         self.edit.add(node, _maker(pieces[0]), role)
         return dict(names)
@@ -288,7 +288,7 @@ class _Splitter:
             sizes[unknown[0]] = -1
         numbers = [size for size in sizes if isinstance(size, int)]
         if len(numbers) == len(sizes):
-            return self.edit.constant(numbers, f"{name}.shape")
+            return self.edit.ints(numbers, f"{name}.shape")
         return self._shape_at_run_time(sizes, name)
 
     def _shape_at_run_time(self, sizes: Sequence[int | tuple[str, int]], name: str) -> str:
@@ -301,13 +301,13 @@ class _Splitter:
 
     def _size_at_run_time(self, size: int | tuple[str, int], name: str) -> str:
         if isinstance(size, int):
-            return self.edit.constant([size], f"{name}.size")
+            return self.edit.ints([size], f"{name}.size")
         source, at = size
         if not source:
             raise NotSplit("has more than one size that is only known at run time")
         edit = self.edit
         if size not in edit.made:
-            place = edit.constant([at], f"{source}.place")
+            place = edit.ints([at], f"{source}.place")
             edit.made[size] = edit.free(f"{source}.{at}")
             edit.add_bare("Gather", [source, place], edit.made[size], axis=0)
         return edit.made[size]

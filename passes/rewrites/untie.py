@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from passes.context import PassContext
-from passes.graph.index import GraphIndex, replace_all_uses_with, replace_entries
+from passes.graph.index import GraphIndex, replace_all_uses_with, replace_entries, value_names
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
 from passes.provenance.weight_origins import free_name
@@ -43,7 +43,7 @@ class Untie(Step):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = model.copy_proto()
-        graph, taken = proto.graph, _value_names(proto.graph)
+        graph, taken = proto.graph, value_names(proto.graph)
         index = GraphIndex(graph)
         stored, fed = index.initializers.items(), index.inputs
         tied = {name: tensor for name, tensor in stored if _is_weight(tensor) and name not in fed}
@@ -86,7 +86,7 @@ class Tie(Step):
     )
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        index = GraphIndex(model.proto.graph)
+        index = model.index
         reserved = index.inputs.keys() | index.outputs.keys()
         first: dict[Hashable, tuple[str, bool]] = {}
         same: dict[str, str] = {}
@@ -133,8 +133,3 @@ def _name_for(name: str, known: dict[Hashable, str], reader: Hashable, taken: se
 
 def _is_weight(tensor: TensorProto) -> bool:
     return tensor.data_type in FLOATS and bool(tensor.dims) and math.prod(tensor.dims) > 1
-
-
-def _value_names(graph: GraphProto) -> set[str]:
-    index = GraphIndex(graph)
-    return {*index.producers, *index.initializers, *index.types}

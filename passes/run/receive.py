@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -25,9 +27,27 @@ def apply_step(step: Step, model: DetachedModel, context: PassContext) -> PassRe
         result = step.apply(model, context)
     except (ModelError, DecodeError) as error:  # not the user's model is broken: this step's result is
         raise StepFailed(f"made a model that cannot be read: {error}") from error
+    except StepFailed as failure:
+        failure.args = (_explain_assertion(str(failure), step.source),)
+        raise
     if result.changed:
         _refuse_unreadable(result.model)
     return result
+
+
+def _explain_assertion(message: str, source: str) -> str:
+    """`message`, or one sentence if it is an assertion in the native code of the library `source`."""
+    found = ASSERTION.search(message)
+    if found is None:
+        return message
+    place, condition = found.groups()
+    return (
+        f"{source} does not handle a form that this model has, so the step changes nothing; "
+        f"{source} said: Assertion {condition} failed ({place})"
+    )
+
+
+ASSERTION: Final = re.compile(r"([\w.-]+:\d+): [^\n]*?Assertion [`'\"]?(.*?)[`'\"]? failed", re.DOTALL)
 
 
 def _refuse_unreadable(model: DetachedModel) -> None:

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.graph.index import GraphIndex, copy_of, extract, replace_all_uses_with
+from passes.graph.index import copy_of, extract, replace_all_uses_with
 from passes.graph.inference import types_of
 from passes.graph.traversal import live_nodes, reads_of
 from passes.model.analysis import extract_nodes, what_is_invalid
@@ -121,7 +121,7 @@ def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
     The types of outputs are inferred again, and values that nothing reads any more are removed.
     """
     graph = model.proto.graph
-    index = GraphIndex(graph)
+    index = model.index
     for node in index.nodes:
         if not index.outputs.keys().isdisjoint(node.output):
             continue

@@ -18,12 +18,11 @@ from passes.provenance import Carrier, name_weights
 from passes.recipe.steps import library_versions
 from passes.run.apply_policy import with_skips
 from passes.run.gc_pause import pause_collector
-from passes.run.growth import describe_growth
+from passes.run.growth import describe_growth, describe_void_nodes
 from passes.run.reproduce import save_reproducer
 from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes
 from passes.run.tracked import TrackedStructures, find_structures, refuse_unmatched
 from passes.run.trial import Attempt, Trial
-from passes.run.void_nodes import describe_void_nodes
 from passes.step import Repeat, Step, flatten
 from passes.weights.detached import DetachedModel
 
@@ -43,14 +42,14 @@ def run_passes(
     context: PassContext,
     observer: Observer = lambda *_: None,
     reproducers: Path | None = None,
-    changed: ChangeObserver = lambda *_: None,
+    on_change: ChangeObserver = lambda *_: None,
 ) -> PassRun:
     """Run `recipe` in order on the exported `model`; every change is proven, and what breaks something is reverted.
 
     Args:
         reproducers: the folder in which to save the smallest model that still brings a step down; none by default.
-        changed: is shown each change of the model, also one that is rejected. A row that is judged again in the end is
-            shown again, with `changed` false if its step does nothing any more.
+        on_change: is shown each change of the model, also one that is rejected. A row that is judged again in the end
+            is shown again, with `changed` false if its step does nothing any more.
 
     Raises:
         PolicyError: an unknown name, or a `keep` that matches nothing in the model.
@@ -65,7 +64,7 @@ def run_passes(
     before = AnalyzedModel(model)
     prover.watch(model, watched.must_hold(), before.reading)
     refuses = policy.contrib == "refuse"
-    loop = _PassLoop(before, before, watched, prover, context, reproducers, changed, refuses)
+    loop = _PassLoop(before, before, watched, prover, context, reproducers, on_change, refuses)
     runnable = [with_skips(step, policy, context) for step in steps]
     begun = 0
     for block in blocks:
@@ -116,7 +115,7 @@ class _PassLoop:
     prover: Prover
     context: PassContext
     reproducers: Path | None
-    changed: ChangeObserver
+    on_change: ChangeObserver
     refuses_contrib: bool
     rows: list[PassRow] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -180,7 +179,7 @@ class _PassLoop:
         )
         self.accepted = self.accepted[:place]
         self.current = self.accepted[-1].after if self.accepted else self.baseline
-        self.changed(guilty.row, self.rows[guilty.row], self.current, guilty.after)
+        self.on_change(guilty.row, self.rows[guilty.row], self.current, guilty.after)
         for accepted in later:
             attempt = self._trial().try_step(accepted.step)
             status = attempt.status if attempt.why else Status.RAN
@@ -276,7 +275,7 @@ class _PassLoop:
             self._report_change(len(self.rows) - 1, attempt)
 
     def _report_change(self, place: int, attempt: Attempt) -> None:
-        self.changed(place, self.rows[place], self.current, attempt.after)
+        self.on_change(place, self.rows[place], self.current, attempt.after)
 
     def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one
@@ -291,9 +290,9 @@ class _PassLoop:
         return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost, remarks)
 
 
-def _closing_remarks(rows: Sequence[PassRow], source: DetachedModel, final: DetachedModel) -> Iterator[str]:
+def _closing_remarks(rows: Sequence[PassRow], before: DetachedModel, after: DetachedModel) -> Iterator[str]:
     """What the rows say of nodes of zeros and ones, and of growth that is still there in the end."""
-    grown = describe_growth(source, final)
+    grown = describe_growth(before, after)
     for row in rows:
         for remark in row.remarks:
             if grown or " grew " not in remark:

@@ -22,10 +22,9 @@ from passes.proof.types import Measurement
 from passes.provenance import Carrier
 from passes.run.growth import compute_again, count_nodes
 from passes.run.narrow import minimal_culprits, primary_culprit
-from passes.run.pins import build_pin_probe, pin, unpin
 from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
-from passes.run.tracked import Lost, TrackedStructures
+from passes.run.tracked import Lost, TrackedStructures, build_pin_probe, pin, unpin
 from passes.step import PassResult, Step
 from passes.structures.merges import MergedProducts, find_merged_products
 from passes.suggest import plural
@@ -104,7 +103,7 @@ class Trial:
     # The pinned models stay the same objects, by which steps may know them again.
     @cached_property
     def pinned(self) -> DetachedModel:
-        return pin(self.model, self.watched.pins(self.before.made))
+        return pin(self.model, self.watched.pins(self.model.index.live_values))
 
     @cached_property
     def with_relaxed_pins(self) -> DetachedModel:
@@ -114,12 +113,12 @@ class Trial:
     @cached_property
     def relaxed_pins(self) -> list[ValueInfoProto]:
         """The relaxed pins; empty where there are none."""
-        return self.watched.relaxed_pins(self.before.made)
+        return self.watched.relaxed_pins(self.model.index.live_values)
 
     def _relax_pins(self, start: AnalyzedModel) -> DetachedModel | None:
         if start is self.before:
             return self.with_relaxed_pins
-        pins = self.watched.relaxed_pins(start.made)
+        pins = self.watched.relaxed_pins(start.model.index.live_values)
         return pin(start.model, pins) if pins else None
 
     @cached_property
@@ -129,7 +128,11 @@ class Trial:
 
     def _build_pin_probe(self, start: AnalyzedModel) -> DetachedModel | None:
         """The probe of `start`; equal probes are one object, by which steps recognize them."""
-        probe = build_pin_probe(start.model, self.watched.pins(start.made), self.watched.relaxed_pins(start.made))
+        probe = build_pin_probe(
+            start.model,
+            self.watched.pins(start.model.index.live_values),
+            self.watched.relaxed_pins(start.model.index.live_values),
+        )
         if probe is None:
             return None
         known: dict[str, DetachedModel] = self.context.cache.setdefault(PROBES, {})
@@ -178,7 +181,7 @@ class Trial:
             return first
         for freer, pinned in self._with_more_room(step, first.after):
             again = self._try_again(freer, first.after, pinned)
-            if again is not None and len(again.after.live) < len(first.after.live):
+            if again is not None and len(again.model.index.live) < len(first.model.index.live):
                 return again
         return first
 
@@ -213,7 +216,7 @@ class Trial:
         With wide pins a merging pass would find its pattern, and its attempt would be rejected with all that the other
         passes do. It has had its turn, so known merging passes are left out.
         """
-        wide = self.watched.wide_pins(start.made) if step.is_composite else []
+        wide = self.watched.wide_pins(start.model.index.live_values) if step.is_composite else []
         if wide:
             known = merging(self.watched.enforced)
             yield step.without([name for name in step.inner(self.context) if name in known]), pin(start.model, wide)

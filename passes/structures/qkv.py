@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import permutations, product
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -26,6 +26,7 @@ from passes.structures.projection import Projection, ProjectionSearch, as_projec
 from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult, Sums, sums_of
 from passes.structures.view import GraphView, module_of, packing_of, quantized_weight
 from passes.suggest import plural
+from passes.weights.relations import orders_of
 from passes.weights.stand_ins import digest_of
 
 Triple = tuple[Projection, Projection, Projection]
@@ -188,7 +189,7 @@ def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: V
         digests.add(meanings.values[matrix.value])
     if _is_quantized(view, matrix):  # a pass may multiply with the stored tensor and scale afterwards
         digests.add(view.model.digest(matrix.stored))
-        digests.update(view.model.turned_digest(matrix.stored, axes) for axes in _turns(matrix.stored))
+        digests.update(view.model.turned_digest(matrix.stored, axes) for axes in _orders(matrix.stored.dims))
     return _with_scale(view, role, projection, frozenset(digests), None if values is None else sums_of(values))
 
 
@@ -215,7 +216,7 @@ def _plain_digests(view: GraphView, matrix: Matrix) -> Iterator[str]:
     stored = matrix.stored
     yield view.model.digest(stored)
     if view.model.is_unread(stored):  # a cast cannot be digested without the data
-        yield from map(partial(view.model.turned_digest, stored), _turns(stored))
+        yield from map(partial(view.model.turned_digest, stored), _orders(stored.dims))
         return
     array = view.model.array(stored)
     yield from map(digest_of, _transposes(array))
@@ -225,15 +226,14 @@ def _plain_digests(view: GraphView, matrix: Matrix) -> Iterator[str]:
         yield from map(digest_of, (cast, *_transposes(cast)))
 
 
-def _turns(stored: TensorProto) -> Iterator[tuple[int, ...]]:
-    """The other orders of the tensor's axes."""
-    rank = len(stored.dims)
-    yield from (axes for axes in permutations(range(rank)) if rank <= 3 and axes != tuple(range(rank)))
+def _orders(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The other orders of the axes of a matrix, or of a stack of matrices."""
+    return orders_of(len(dims)) if len(dims) <= 3 else iter(())
 
 
 def _transposes(array: np.ndarray) -> list[np.ndarray]:
     if array.ndim == 3:
-        return [array.transpose(axes) for axes in permutations(range(3)) if axes != (0, 1, 2)]
+        return [array.transpose(order) for order in orders_of(3)]
     return [array.reshape(array.shape[0], -1).T]
 
 

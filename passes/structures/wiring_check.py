@@ -32,7 +32,7 @@ from passes.graph.op_facts import (
     has_body,
     is_opaque,
 )
-from passes.graph.traversal import bodies_in, every_node, live_nodes, reads_of
+from passes.graph.traversal import bodies_in, every_node, reads_of
 from passes.model.canonical import meanings_of
 from passes.structures.projection_check import computed_constant, packing_suffix
 from passes.structures.types import Instance, Wiring
@@ -103,7 +103,7 @@ class _Joins:
         self._model = model.without_functions()
         proto = self._model.proto
         self._wanted = set(digests)
-        self._index = index = GraphIndex(proto.graph, live_nodes(proto.graph)[::-1])
+        self._index = index = GraphIndex(proto.graph, self._model.index.live[::-1])
         nodes, self._makers, self._stored = index.nodes, index.producers, index.initializers
         self._constants = {"", *self._stored}
         self._bits: dict[str, int] = {}

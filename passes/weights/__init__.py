@@ -6,6 +6,7 @@
     sharing.py        models whose weights other processes map without a copy
     files.py          write a model, with its weights in a file next to it
     sessions.py       run a model on onnxruntime, on weights that are already mapped
+    relations.py      whether a tensor is another one transposed, reshaped, cut, joined or scaled
     weight_stacks.py  collapse stacks of unread weights into one weight for the time of a run
 
 Imports nothing else of `passes` but the errors, the worker's platform functions, `passes/load/` and `passes/graph/`.

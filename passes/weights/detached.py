@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto
 
 from passes.errors import ModelError
-from passes.graph.index import copy_of
+from passes.graph.index import GraphIndex, copy_of
 from passes.graph.traversal import bodies_of, inline_functions, sort_nodes
 from passes.load import check_model, check_payload, load_model, to_path
 from passes.suggest import plural
@@ -50,12 +50,23 @@ PROTOBUF_LIMIT: Final = 2**31 - 2**20
 WeightStore = Mapping[Key, Weight]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DetachedModel:
-    """A model whose large initializers are stand-ins, with the store of their weights."""
+    """A model whose large initializers are stand-ins, with the store of their weights.
+
+    Its graph does not change; names of nodes and metadata may. A pass changes `copy_proto()`, and makes a new model.
+    """
 
     proto: onnx.ModelProto
     weights: WeightStore
+
+    @cached_property
+    def index(self) -> GraphIndex:
+        """Producers, consumers and constants of its graph."""
+        return GraphIndex(self.proto.graph)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"proto": self.proto, "weights": self.weights}  # the index is made again where it is needed
 
     def __repr__(self) -> str:
         return f"DetachedModel({plural(len(self.proto.graph.node), 'node')})"

@@ -15,7 +15,6 @@ import onnx
 from onnx import TensorProto
 
 from passes.errors import UsageError
-from passes.graph.index import initializers_of
 from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
 from passes.weights.mapped import ExternalFiles, find_file_range
 from passes.weights.stand_ins import inline, point_to
@@ -79,7 +78,7 @@ def save(
 def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _DataRange]) -> None:
     """Write `path` again, from which `model` was read, with weights that point into shared files."""
     proto = onnx.load(path, load_external_data=False)
-    read = initializers_of(model.proto.graph)
+    read = model.index.initializers
     for tensor in proto.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.CopyFrom(read[tensor.name])

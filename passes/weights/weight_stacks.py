@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.graph.index import GraphIndex, copy_of
+from passes.graph.index import copy_of
 from passes.graph.op_facts import attribute_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import Weight, derived_digest, initializer_of
@@ -39,8 +39,7 @@ def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
 
     Returns `model` itself if no such Concat exists.
     """
-    graph = model.proto.graph
-    index = GraphIndex(graph)
+    graph, index = model.proto.graph, model.index
     stored = dict(index.initializers)
     unread = {name for name, tensor in stored.items() if model.is_unread(tensor)}
     stacks: dict[str, Stack] = {}

@@ -26,7 +26,6 @@ import onnxruntime
 from onnxruntime.quantization import CalibrationMethod
 from onnxruntime.quantization.calibrate import CalibrationDataReader, HistogramCollector, create_calibrator
 
-from passes.graph.index import initializers_of
 from passes.weights.detached import DetachedModel
 from passes.weights.files import replace_when_done, save
 from pipeline.config.quantsim import DEFAULT_PERCENTILE, Precision
@@ -333,7 +332,7 @@ def _measured_tensors(placement: Placement) -> dict[str, list[str]]:
 def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str, Range]:
     """The range of the constants in each group, such as a table that Gather reads. A table counts also where it is the
     weight of a product, since Gather hands on its numbers."""
-    stored = initializers_of(model.proto.graph)
+    stored = model.index.initializers
     found: dict[str, Range] = {}
     groups = {placed.site.group for placed in placement.quantized() if placed.site.role in ("constant", "activation")}
     for placed in placement.sites:

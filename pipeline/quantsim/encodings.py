@@ -16,7 +16,6 @@ from onnx import TensorProto, helper
 
 from passes.encodings.encoding import BIAS, Encoding, Precision, encode_bias, share_by_moves
 from passes.encodings.fit import list_with_nearest
-from passes.graph.index import initializers_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
@@ -43,7 +42,7 @@ def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedMod
     Raises:
         UsageError: a weight or a bias holds infinity or NaN, which no scale can express.
     """
-    stored = initializers_of(model.proto.graph)
+    stored = model.index.initializers
     encodings: dict[str, Encoding] = {}
     biases: list[PlacedSite] = []
     fixed = _fixed_groups(placement)

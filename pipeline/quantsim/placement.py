@@ -12,12 +12,11 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.encodings.encoding import BIAS
-from passes.graph.index import initializers_of
 from passes.graph.inference import types_of
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import every_node
 from passes.provenance.annotations import annotations_of
-from passes.rewrites.decompose_attention import is_attention
+from passes.rewrites.attention_operators import is_attention
 from passes.structures import STRUCTURES
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
@@ -165,7 +164,7 @@ def _check_dtypes(sites: Sequence[Site]) -> None:
 
 def _constants_without_range(sites: Iterable[Site], model: DetachedModel) -> Iterator[Site]:
     """The constants that hold infinity or NaN, such as -inf in a Max: no scale can express them."""
-    stored = initializers_of(model.proto.graph)
+    stored = model.index.initializers
     for site in sites:
         tensor = stored.get(site.tensor) if site.role == "constant" else None
         if tensor is not None and not model.is_unread(tensor) and not np.isfinite(model.array(tensor)).all():

@@ -22,7 +22,7 @@ from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import every_node
 from passes.portability import BY_OPERATOR
 from passes.provenance.annotations import annotations_of
-from passes.rewrites.decompose_attention import is_attention
+from passes.rewrites.attention_operators import is_attention
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 from passes.worker.inference import InferenceError, infer_shapes

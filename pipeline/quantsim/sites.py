@@ -15,8 +15,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.errors import StepFailed
 from passes.graph.inference import EVERY_FLOAT, FLOATS, find_floats, types_of
-from passes.graph.moved_constants import MovedConstant, find_moved_constants
-from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs, weight_axes
+from passes.graph.op_facts import ONNX_DOMAINS, MovedConstant, find_moved_constants, moved_inputs, weight_axes
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel, detach

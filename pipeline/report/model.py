@@ -18,7 +18,7 @@ from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
-from passes.provenance.names import NameMap
+from passes.provenance.annotations import NameMap
 from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural
 from passes.visible import visible_json

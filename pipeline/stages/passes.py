@@ -34,8 +34,7 @@ from passes.policy.contrib import describe_left
 from passes.portability import find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
-from passes.provenance.annotations import strip_metadata
-from passes.provenance.names import map_names
+from passes.provenance.annotations import map_names, strip_metadata
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_policy import fix_input_shapes
 from passes.run.result import PassRow, PassRun, op_counts

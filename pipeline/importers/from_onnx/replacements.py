@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from passes.graph.index import GraphIndex
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
-from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError
+from passes.rewrites.node_writer import GraphTypes, NewTensors, NodeWriter, NotHandledError
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
 from pipeline.importers.from_onnx.attributes import op_key, schema_of
@@ -228,22 +228,17 @@ def attention_nodes(
         [copy], "one_node", [], [], [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
-    written: dict[str, TensorProto] = {}
-    writer = NodeWriter(copy, {*copy.input, *copy.output}, written)
+    written = NewTensors({*copy.input, *copy.output})
+    writer = NodeWriter(copy, written)
     try:
         types = GraphTypes(infos, DetachedModel(model, {}), GraphIndex(model.graph))
         write_core(read_attention(writer, types), writer)
     except NotHandledError:
         return None
-    stored = [
-        helper.make_node("Constant", [], [tensor.name], value=tensor)
-        for tensor in written.values()
-        if tensor.name not in arrays
-    ]
+    stored = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in written.tensors]
     opsets = {**node.opsets, "": max(node.opsets.get("", 0), OPSET)}
-    for inner in (*stored, *writer.nodes):
-        if not inner.metadata_props:
-            inner.metadata_props.extend(node.proto.metadata_props)
+    for inner in stored:
+        inner.metadata_props.extend(node.proto.metadata_props)
     return [PendingNode(inner, opsets) for inner in (*stored, *writer.nodes)]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from passes.provenance.names import NameMap
+from passes.provenance.annotations import NameMap
 from passes.run.result import Status
 from passes.suggest import bytes_text, plural
 from pipeline.report.html.curves import Curve, Tick, ratio_curve, ratio_labels

@@ -11,7 +11,7 @@ import pytest
 
 from passes import PolicyError, Status
 from passes.context import PassContext
-from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
+from passes.external.onnxruntime_graph import OnnxRuntimeFusions
 from passes.policy.known_passes import DESTROYS
 from tests.passes.external.transformer_block import feeds, post_norm
 from tests.support.onnx_models import attention, biased_attention, detached, merged_attention, model_of
@@ -120,7 +120,7 @@ def test_an_opt_level_runs_onnxruntime_before(context: PassContext) -> None:
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
-from passes.external.onnxruntime_fusions import fuse
+from passes.external.onnxruntime_graph import fuse
 fuse(sys.argv[1], sys.argv[2], {"model_type": "bert", "num_heads": 0, "hidden_size": 0, "opt_level": 0, "flags": {}})
 """
 

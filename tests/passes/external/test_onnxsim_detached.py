@@ -18,7 +18,7 @@ from passes.external.onnxsim import OnnxSim, simplify
 from passes.external.onnxsim_detached import _names_to_send, _with_references, simplify_references
 from passes.external.through_files import through_files
 from passes.model.canonical import meanings_of
-from passes.run.pins import pin
+from passes.run.tracked import pin
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker

@@ -9,7 +9,7 @@ import pytest
 
 import passes
 from passes.context import PassContext
-from passes.provenance.names import NameMap, map_names
+from passes.provenance.annotations import NameMap, map_names
 from passes.recipe.recipe import RecipeItem
 from tests.support.onnx_models import model_of, square
 from tests.support.onnx_text import lines_of, merged_model

@@ -193,14 +193,14 @@ LEFT = {
         """g (float[2, 8, 32] x, float[2, 2, 4, 3, 8] past) => (float[2, 8, 32] y) <float[32, 96] w, float[96] b> {
             y = com.microsoft.Attention <num_heads = 4> (x, w, b, , past)
         }""",
-        "y is a com.microsoft.Attention with past, which is not taken apart; decompose-attention before split-qkv does",
+        "y, a com.microsoft.Attention, is not taken apart: it has a past; put decompose-attention before split-qkv",
     ),
     "a mask of lengths": (
         """g (float[2, 8, 32] x, int32[2] ends) => (float[2, 8, 32] y) <float[32, 96] w, float[96] b> {
             y = com.microsoft.Attention <num_heads = 4> (x, w, b, ends)
         }""",
-        "y is a com.microsoft.Attention with a mask of lengths, which is not taken apart; "
-        "decompose-attention before split-qkv does",
+        "y, a com.microsoft.Attention, is not taken apart: it has a mask of lengths; "
+        "put decompose-attention before split-qkv",
     ),
     "a weight that is computed": (
         """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[32, 96] a, float[96] b> {

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from passes.context import PassContext
-from passes.rewrites.decompose_attention import DecomposeAttention, is_attention
+from passes.rewrites.attention_operators import is_attention
+from passes.rewrites.decompose_attention import DecomposeAttention
 from passes.rewrites.split_merged import SplitQkv
 from passes.structures import STRUCTURES
 from passes.weights.sessions import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnxoptimizer
 
-from passes.run.pins import build_pin_probe, pin, unpin
+from passes.run.tracked import build_pin_probe, pin, unpin
 from passes.structures import STRUCTURES
 from tests.support.onnx_models import attention, detached, matrix, model_of
 
@@ -84,5 +84,6 @@ def test_there_is_no_probe_where_a_type_is_unknown() -> None:
     model = detached(model_of("g (float[2] x) => (float[2] y) { h = Relu (x) q = Neg (h) y = Tanh (q) }"))
     pinned = onnx.helper.make_tensor_value_info("q", 1, [2])
     assert build_pin_probe(model, [pinned], [pinned]) is not None
-    del model.proto.graph.value_info[:]
-    assert build_pin_probe(model, [pinned], [pinned]) is None
+    proto = model.copy_proto()
+    del proto.graph.value_info[:]
+    assert build_pin_probe(model.with_proto(proto), [pinned], [pinned]) is None

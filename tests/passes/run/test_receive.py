@@ -178,3 +178,19 @@ def test_an_opset_that_needs_a_later_ir_version_keeps_it(context: PassContext) -
     run = run_steps([Returns(newer)], context)
     assert run.rows[0].status is Status.RAN
     assert (run.model.proto.opset_import[0].version, run.model.proto.ir_version) == (21, 10)
+
+
+def test_an_assertion_of_a_library_is_one_plain_sentence(context: PassContext) -> None:
+    """onnxoptimizer's fuse_qkv fails an assertion where the shared input is a graph input."""
+    text = """g (float[2, 8, 32] x) => (float[2, 8, 32] q, float[2, 8, 32] k, float[2, 8, 32] v) {
+        q = MatMul (x, a) k = MatMul (x, b) v = MatMul (x, c)
+    }"""
+    merged = model_of(text, a=matrix(32, 32, 0), b=matrix(32, 32, 1), c=matrix(32, 32, 2))
+    [row] = passes.optimize(merged, ["fuse_qkv"], context=context).rows
+    said = "Assertion !inGraphList() && n->inGraphList() failed (ir.h:"
+    words = (
+        "onnxoptimizer does not handle a form that this model has, so the step changes nothing; onnxoptimizer said: "
+    )
+    assert row.status is Status.FAILED
+    assert row.reason.startswith(words + said)
+    assert "/" not in row.reason, "no path of the machine that built the library"

@@ -259,7 +259,7 @@ def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(context: Pas
     def note(place: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
         shown[place] = (row, before.size[0], after.size[0])
 
-    run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, context, changed=note)
+    run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, context, on_change=note)
     assert [(row.name, row.status, row.reason) for row in run.rows] == [
         ("without_a", Status.RAN, ""),
         ("without_b", Status.REVERTED, "run as a whole: there is no b"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from passes.provenance.names import NameMap
+from passes.provenance.annotations import NameMap
 from pipeline.report import report_json
 from pipeline.report.html.headline import MOST_ROWS, name_tables
 from tests.pipeline.report.sample_report import html_of, pictures, report, row
