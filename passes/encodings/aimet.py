@@ -42,6 +42,12 @@ def to_aimet(encodings: Mapping[str, Encoding], parameters: Collection[str], ver
         raise UsageError(
             f"encodings: {narrow!r} is {encodings[narrow].precision}, which AIMET's files have no form for"
         )
+    unlisted = next((name for name, encoding in encodings.items() if not is_listed(encoding, version)), None)
+    if unlisted is not None:
+        raise UsageError(
+            f"encodings: {unlisted!r} has scales for blocks and along further axes than that of channels, which "
+            f"version {version} of AIMET's files cannot list; take 2.0.0 or later"
+        )
     if version in ("2.0.0", "2.1.0"):
         rows = [_with_onnx_keys(name, encoding) for name, encoding in encodings.items()]
         return {"encodings": rows, "producer": PRODUCER, "version": version}
@@ -132,6 +138,39 @@ def _first_bad(scale: np.ndarray) -> str:
     return f"{bad[0]:g}" if bad.size else "none"
 
 
+WITHOUT_QUANTIZER: Final = frozenset(
+    [
+        "Col2Im",
+        "Compress",
+        "DepthToSpace",
+        "Dropout",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Identity",
+        "MaxPool",
+        "MaxRoiPool",
+        "NonZero",
+        "Pad",
+        "ReduceMax",
+        "ReduceMin",
+        "Reshape",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "SplitToSequence",
+        "Squeeze",
+        "Tile",
+        "TopK",
+        "Transpose",
+        "Unsqueeze",
+    ]
+)
+"""Ops after which AIMET has no quantizer, since their results are numbers that they read; its strict loader refuses a
+file with an encoding there (aimet_onnx 2.42, `_is_grid_preserving_op`)."""
+
 BITS: Final = range(2, 17)
 """Of a tensor; a bias has 32."""
 
@@ -182,8 +221,8 @@ def _row_of_list(name: str, encoding: Encoding) -> Data:
         "enc_type": f"PER_{precision.granularity.upper()}",
         "is_sym": precision.symmetric,
         "name": name,
-        "offset": _offsets(encoding),
-        "scale": encoding.scale.ravel().tolist(),
+        "offset": _offsets(_list_channels(encoding)),
+        "scale": _list_channels(encoding).scale.ravel().tolist(),
     }
     return {**row, "block_size": precision.block} if precision.block else row
 
@@ -200,7 +239,42 @@ def _from_list(row: Data) -> Encoding:
 
 
 LIST_TYPES: Final = ("PER_TENSOR", "PER_CHANNEL", "PER_BLOCK")
-"""What shares a scale in version 1.0.0. Scales of blocks are a flat list there, as numpy orders those of the tensor."""
+"""What shares a scale in version 1.0.0. Scales of blocks are a flat list there: the blocks of the first channel, then
+those of the second, whatever the layout of the tensor."""
+
+
+def is_listed(encoding: Encoding, version: AimetVersion) -> bool:
+    """Whether a file of `version` has a form for an encoding. Floats have none. Up to 1.0.0 blocks have one scale for
+    each channel and block, so there is none for those of stacked matrices, whose scales differ from matrix to matrix.
+    """
+    if encoding.precision.float_type or version in ("2.0.0", "2.1.0"):
+        return not encoding.precision.float_type
+    return encoding.precision.granularity != "block" or _channel_axis(encoding) is not None
+
+
+def _channel_axis(encoding: Encoding) -> int | None:
+    """The axis along which the scales of blocks differ, besides that of the blocks; None if there are several."""
+    scale, axis = encoding.scale, encoding.axis
+    for channel in range(scale.ndim):
+        others = tuple(at for at in range(scale.ndim) if at not in (channel, axis))
+        if channel != axis and (scale.max(others) == scale.min(others)).all():
+            return channel
+    return None
+
+
+def _list_channels(encoding: Encoding) -> Encoding:
+    """`encoding` with the scales of its blocks as rows, one for each channel; as it is where it has no blocks."""
+    if encoding.precision.granularity != "block" or encoding.axis is None or encoding.axis == UNKNOWN_AXIS:
+        return encoding
+    channel = _channel_axis(encoding)
+    assert channel is not None
+    places = (channel, encoding.axis)
+
+    def list_rows(array: np.ndarray) -> np.ndarray:
+        rows = np.moveaxis(array, places, (0, 1))
+        return rows.reshape(*rows.shape[:2], -1)[:, :, 0]
+
+    return encoding.with_arrays(list_rows)
 
 
 def _encoding(bits: int, symmetric: bool, scale: np.ndarray, offset: np.ndarray, *, has_axis: bool = False) -> Encoding:
@@ -224,12 +298,22 @@ def _offsets(encoding: Encoding) -> list[int]:
 def _with_onnx_keys(name: str, encoding: Encoding) -> Data:
     precision = encoding.precision
     row: Data = {"name": name, "output_dtype": f"{'' if precision.signed else 'u'}int{precision.bits}"}
+    encoding = _drop_repeats(encoding)
     row["y_scale"] = encoding.scale.tolist()
     if encoding.zero_point.any():
         row["y_zero_point"] = encoding.zero_point.tolist()
     if encoding.axis is not None:
         row["axis"] = encoding.axis
     return {**row, "block_size": precision.block} if precision.block else row
+
+
+def _drop_repeats(encoding: Encoding) -> Encoding:
+    """The scales of blocks with one index along axes where they are the same, as AIMET has those of a kernel."""
+    channel = _channel_axis(encoding) if encoding.precision.granularity == "block" else None
+    if channel is None:
+        return encoding
+    kept = tuple(slice(None if at in (channel, encoding.axis) else 1) for at in range(encoding.scale.ndim))
+    return encoding.with_arrays(lambda array: array[kept])
 
 
 def _from_onnx_keys(row: Data) -> Encoding:

@@ -215,7 +215,7 @@ class _EncodingCarrier:
             factors = [self.found.get(self.after.origin_of(name, LAYOUT_OPS)) for name in (data, weight)]
             if bias.name in self.found or factors[0] is None or factors[1] is None or factors[1].precision.block:
                 continue
-            self.found[bias.name] = encode_bias(factors[0], factors[1])
+            self.found[bias.name] = encode_bias(factors[0], factors[1], len(bias.dims))
             self.refusals.pop(bias.name, None)
 
     def add_moved(self) -> None:
@@ -334,7 +334,7 @@ def _biases(model: DetachedModel) -> Iterator[tuple[TensorProto, str, str]]:
     stored = model.index.initializers
     for node in model.proto.graph.node:
         tensor = stored.get(node.input[BIAS]) if len(node.input) > BIAS else None
-        if node.op_type in BIASED and tensor is not None and len(tensor.dims) == 1:
+        if node.op_type in BIASED and tensor is not None and set(tensor.dims[:-1]) <= {1}:
             yield tensor, node.input[0], node.input[1]
 
 

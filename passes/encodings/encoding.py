@@ -120,10 +120,14 @@ class Encoding:
         return values.reshape(shape)
 
 
-def encode_bias(data: Encoding, weight: Encoding) -> Encoding:
-    """The encoding of a bias: the scale of the products that it is added to, whose factors have these."""
+def encode_bias(data: Encoding, weight: Encoding, rank: int = 1) -> Encoding:
+    """The encoding of a bias of `rank` dims: the scale of the products that it is added to, whose factors have these.
+
+    Args:
+        rank: a Gemm takes a row, [1, channels], too.
+    """
     scale = (data.scale.astype(np.float64) * weight.scale).astype(np.float32)
-    return Encoding(BIAS, scale, np.zeros_like(scale, np.int64), 0 if scale.ndim else None)
+    return Encoding(BIAS, scale, np.zeros_like(scale, np.int64), rank - 1 if scale.ndim else None)
 
 
 def share_by_moves(graph: GraphProto, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:

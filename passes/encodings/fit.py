@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
 from onnx import NodeProto
 
 from passes.encodings.aimet import UNKNOWN_AXIS
@@ -65,21 +65,29 @@ def _fit(name: str, encoding: Encoding, shape: tuple[int, ...] | None, axes: Axe
             )
         encoding = replace(encoding, axis=axis)
         if is_block:
-            encoding = _shape_blocks(name, encoding, shape, axis)
+            encoding = _shape_blocks(name, encoding, shape, axes)
     if shape is None:
         raise UsageError(f"encodings: {name!r} has {encoding.scale.size} scales, and is no constant of the model")
     return _check_shape(name, replace(encoding, axis=(encoding.axis or 0) % len(shape)), shape)
 
 
-def _shape_blocks(name: str, encoding: Encoding, shape: tuple[int, ...], axis: int) -> Encoding:
-    """The flat scales of the blocks of a tensor, in the shape that they have there."""
+def _shape_blocks(name: str, encoding: Encoding, shape: tuple[int, ...], axes: Axes) -> Encoding:
+    """The scales of blocks, which AIMET lists channel by channel, in the shape that they have in the tensor. Along
+    other axes, such as those of a kernel, they are the same."""
+    channel, axis = (index or 0 for index in axes)
     wanted = _shape_of_blocks(shape, axis, encoding.precision.block)
-    if encoding.scale.size != math.prod(wanted):
+    if encoding.scale.size != wanted[channel] * wanted[axis]:
         raise UsageError(
-            f"encodings: {name!r} has {encoding.scale.size} scales, expected {math.prod(wanted)}: blocks of "
-            f"{encoding.precision.block} along axis {axis} of {shape}"
+            f"encodings: {name!r} has {encoding.scale.size} scales, expected {wanted[channel] * wanted[axis]}: blocks "
+            f"of {encoding.precision.block} along axis {axis} of {shape} for each index of axis {channel}"
         )
-    return encoding.with_arrays(lambda array: array.reshape(wanted))
+    placed = [size if at in (channel, axis) else 1 for at, size in enumerate(wanted)]
+
+    def place(array: np.ndarray) -> np.ndarray:
+        listed = array.reshape(wanted[channel], wanted[axis])
+        return np.broadcast_to((listed if channel < axis else listed.T).reshape(placed), wanted)
+
+    return encoding.with_arrays(place)
 
 
 def _shape_of_blocks(shape: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:
@@ -95,6 +103,10 @@ def _check_shape(name: str, encoding: Encoding, shape: tuple[int, ...]) -> Encod
             )
         return encoding
     wanted = _shape_of_blocks(shape, axis, block)
+    if len(wanted) == encoding.scale.ndim and all(
+        size in (1, full) for size, full in zip(encoding.scale.shape, wanted, strict=True)
+    ):
+        return encoding.with_arrays(lambda array: np.broadcast_to(array, wanted))
     if encoding.scale.shape != wanted:
         raise UsageError(
             f"encodings: {name!r} has scales of shape {encoding.scale.shape}, expected {wanted}: blocks of {block} "
@@ -125,4 +137,4 @@ def _axes(node: NodeProto, place: int, rank: int) -> Axes:
     axes = weight_axes(node, place, rank)
     if axes is not None:
         return axes
-    return (0 if place == BIAS and rank == 1 and node.op_type in BIASED else None), None
+    return (rank - 1 if place == BIAS and rank and node.op_type in BIASED else None), None

@@ -14,6 +14,7 @@ from typing import Final
 import onnx
 from onnx import NodeProto
 
+from passes.encodings.aimet import WITHOUT_QUANTIZER
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.structures.norms import NormPattern, find_norm_patterns
 from passes.structures.view import GraphView
@@ -134,7 +135,7 @@ class _ConventionReader:
                     bool(defaults.params.is_quantized), is_symmetric, self._weight_bits, "defaults.params", 0
                 )
                 self._decisions[tensor] = replace(decision, is_per_channel=self._config.is_per_channel(site.op))
-            elif not site.moves:
+            elif not site.moves or len(site.shares) > 1:
                 is_made = site.role == "activation"
                 self._decisions[tensor] = _Decision(
                     is_made, defaults.ops.is_symmetric, self._activation_bits, "defaults.ops", 0
@@ -149,7 +150,11 @@ class _ConventionReader:
     def _read_operator(self, node: NodeProto) -> None:
         self._place = 2
         entry, operator = f"op_type.{node.op_type}", self._config.operator(node.op_type)
-        if node.domain not in ONNX_DOMAINS or node.op_type not in self._config.op_type:
+        if node.domain not in ONNX_DOMAINS:
+            return
+        if node.op_type not in self._config.op_type:
+            if node.op_type in WITHOUT_QUANTIZER:
+                self._change(node.output, MOVED, is_quantized=False, reason=f"{MOVED}: AIMET has no quantizer there")
             return
         reads = [name for name in node.input if name in self._sites and not self._sites[name].parameter]
         if operator.is_input_quantized:
@@ -388,6 +393,9 @@ def _is_depthwise_or_3d(node: NodeProto, view: GraphView) -> bool:
     groups = attribute_of(node, "group", 1)
     return len(weight.dims) == 5 or (groups > 1 and groups == weight.dims[0])
 
+
+MOVED: Final = "numbers that are only moved or chosen"
+"""What the report calls the rule of results in which AIMET has no quantizer whatever the file says."""
 
 HALF_WORD: Final = 16
 

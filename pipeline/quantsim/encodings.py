@@ -7,7 +7,7 @@ calibrated ones, every tensor that is to be quantized has one there, or is named
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,18 +16,14 @@ from onnx import TensorProto, helper
 
 from passes.encodings.encoding import BIAS, Encoding, Precision, encode_bias, share_by_moves
 from passes.encodings.fit import list_with_nearest
+from passes.graph.op_facts import CONVOLUTIONS
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
+from pipeline.config.quantsim import FLOAT
 from pipeline.errors import UsageError
-from pipeline.quantsim.placement import PlacedSite, Placement
+from pipeline.quantsim.placement import UNIT_OPS, UNIT_RANGE, PlacedSite, Placement
 
 Range = tuple[float, float]
-
-UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid", "HardSigmoid"})
-"""Ops whose results lie between zero and one whatever they read."""
-
-UNIT_RANGE: Final[Range] = (0.0, 1.0)
-
 
 BEYOND_ANY_FORMAT: Final = np.float32(2**40)
 """Larger than any number of a format with its zero point, and within int64."""
@@ -55,14 +51,15 @@ def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedMod
             axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
             array = model.array(stored[site.tensor])
             _check_numbers(site.tensor, array, "weights")
-            encodings[site.tensor] = encode_weight(array, precision, axis)
+            kernel = range(2, array.ndim) if site.op in CONVOLUTIONS else ()
+            encodings[site.tensor] = encode_weight(array, precision, axis, kernel)
         else:
             encodings[site.tensor] = encode_range(fixed.get(site.group) or ranges[site.group], precision)
     for placed in biases:
         assert placed.site.bias_of is not None
         _check_numbers(placed.site.tensor, model.array(stored[placed.site.tensor]), "activations")
         data, weight = (encodings[name] for name in placed.site.bias_of)
-        encodings[placed.site.tensor] = encode_bias(data, weight)
+        encodings[placed.site.tensor] = encode_bias(data, weight, placed.site.bias_rank)
     return encodings
 
 
@@ -92,21 +89,55 @@ def describe_limited_biases(encodings: Mapping[str, Encoding], model: DetachedMo
             )
 
 
+def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:
+    """A sentence for each tensor that uses few numbers of its format, since it shares a scale with tensors of a far
+    wider range, as class scores do with boxes in one Concat.
+
+    Args:
+        reached: the least and the greatest value of each tensor that is computed.
+        ranges: by the name of a group.
+    """
+    joins = {placed.site.group: placed.site for placed in placement.quantized() if len(placed.site.shares) > 1}
+    for placed in placement.quantized():
+        site, precision = placed.site, placed.precision
+        join = joins.get(site.group)
+        if join is None or precision is None or site.moves or site.tensor not in reached:
+            continue
+        scale = float(encode_range(ranges[site.group], precision).scale)
+        steps = (max(reached[site.tensor][1], 0) - min(reached[site.tensor][0], 0)) / scale
+        if steps < FEW_STEPS <= 2**precision.bits:
+            yield (
+                f"{site.tensor} uses {round(steps)} of the {2**precision.bits} numbers of its format, since {join.op} "
+                f"{join.node} gives it one scale with tensors of a wider range; leave that node in float: "
+                f"quantsim.rules, node:{join.node}: {{activations: {FLOAT}}}"
+            )
+
+
+FEW_STEPS: Final = 16
+"""The fewest numbers of 8 bits or more that a tensor is to use: those of 4 bits."""
+
+
 def encode_range(limits: Range, precision: Precision) -> Encoding:
     """One scale for all values between `limits`."""
     low, high = (np.float32(limit) for limit in limits)
     return Encoding(precision, *_scale_of(np.asarray(low), np.asarray(high), precision))
 
 
-def encode_weight(array: np.ndarray, precision: Precision, axis: int | None) -> Encoding:
-    """The scales of a weight, for the whole, for each index of `axis`, or for each block of it."""
+def encode_weight(array: np.ndarray, precision: Precision, axis: int | None, kernel: Sequence[int] = ()) -> Encoding:
+    """The scales of a weight, for the whole, for each index of `axis`, or for each block of it.
+
+    Args:
+        kernel: the axes of the positions of a kernel, which share the scale of a block, as in AIMET.
+    """
     if precision.granularity == "tensor" or axis is None:
         return Encoding(precision.per_tensor(), *_scale_of(array.min(), array.max(), precision))
     if precision.granularity == "channel":
         others = tuple(place for place in range(array.ndim) if place != axis)
         return Encoding(precision, *_scale_of(array.min(others), array.max(others), precision), axis)
     starts = range(0, array.shape[axis], precision.block)
-    low, high = (np.asarray(edge.reduceat(array, starts, axis=axis)) for edge in (np.minimum, np.maximum))
+    lows, highs = (np.asarray(edge.reduceat(array, starts, axis=axis)) for edge in (np.minimum, np.maximum))
+    low = np.broadcast_to(lows.min(tuple(kernel), keepdims=True), lows.shape)
+    high = np.broadcast_to(highs.max(tuple(kernel), keepdims=True), highs.shape)
     return Encoding(precision, *_scale_of(low, high, precision), axis)
 
 
@@ -141,7 +172,8 @@ def round_trip(array: np.ndarray, encoding: Encoding, *, is_stored: bool) -> np.
     has_unused = precision.signed and precision.symmetric and precision.fills_its_type
     lowest = precision.lowest - (has_unused and not is_stored)
     np.clip(numbers, np.float32(lowest - zero), np.float32(precision.highest - zero), out=numbers)
-    numbers *= scale
+    with np.errstate(over="ignore"):  # the lowest float, as masks have it, is a number beyond it after rounding
+        numbers *= scale
     return numbers
 
 
@@ -187,8 +219,18 @@ def adopt_encodings(
         UsageError: a tensor is to be quantized, and the file has no encoding for it.
     """
     known = share_by_moves(model.proto.graph, given)
-    wanted = [placed.site.tensor for placed in placement.quantized()]
-    encodings = {name: known[name] for name in wanted if name in known}
+    quantized = placement.quantized()
+    wanted = [placed.site.tensor for placed in quantized]
+    of_groups = {
+        placed.site.group: known[placed.site.tensor]
+        for placed in quantized
+        if placed.site.role != "weight" and placed.site.tensor in known
+    }
+    encodings = {
+        placed.site.tensor: found
+        for placed in quantized
+        if (found := known.get(placed.site.tensor) or (of_groups.get(placed.site.group) if placed.site.moves else None))
+    }
     for placed in placement.quantized():
         bias = None if placed.site.tensor in known else _encode_bias(placed, encodings)
         if bias is not None:
@@ -209,7 +251,7 @@ def _encode_bias(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> Encod
     factors = [encodings.get(name) for name in placed.site.bias_of or ()]
     if len(factors) != 2 or factors[0] is None or factors[1] is None or factors[1].precision.granularity == "block":
         return None
-    return encode_bias(factors[0], factors[1])
+    return encode_bias(factors[0], factors[1], placed.site.bias_rank)
 
 
 def _is_bias_of_blocks(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> bool:

@@ -341,7 +341,7 @@ def estimate_sensitivity(
             )
             for layer in layers:
                 reached = (name for name in layer.outputs if name in gradients)
-                noise[layer.output] += sum(_power(gradients[name] * differences[name]) for name in reached)
+                noise[layer.output] += sum(_power(_scaled(differences[name], gradients[name])) for name in reached)
         observer(done)
     return {name: sqnr_db(signal, power) for name, power in noise.items()}
 
@@ -349,6 +349,11 @@ def estimate_sensitivity(
 def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np.ndarray:
     """Random signs, of the size `scale`."""
     return np.where(draw.integers(0, 2, array.shape, np.bool_), array.dtype.type(scale), array.dtype.type(-scale))
+
+
+def _scaled(differences: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    """Their product, where what reaches no output counts as nothing, be it infinite, as a mask that was rounded."""
+    return np.multiply(gradients, differences, out=np.zeros_like(differences), where=gradients != 0)
 
 
 def _power(array: np.ndarray) -> float:

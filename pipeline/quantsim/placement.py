@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -22,7 +22,7 @@ from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.sites import Role, Site, find_sites
+from pipeline.quantsim.sites import UNTIE, Role, Site, find_sites, share_encodings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class PlacementRule:
     tensors: what a profile has matched already; `selector` then says which entry of the profile it was.
     limits: the range of these tensors, where it is known whatever the model reads.
     reason: why these tensors stay in float, where the selector does not say it.
+    apart: tensors that share no encoding with those whose numbers they have.
     """
 
     selector: str
@@ -43,6 +44,7 @@ class PlacementRule:
     tensors: frozenset[str] | None = None
     limits: tuple[float, float] | None = None
     reason: str = ""
+    apart: frozenset[str] = frozenset()
 
     def format_for(self, role: Role) -> Precision | str | None:
         return self.weights if role == "weight" else self.activations
@@ -100,7 +102,16 @@ class Placement:
 
     def notes(self) -> Iterator[str]:
         """Where formats are coarser than their rule says: a sentence for each weight, and for all activations of one
-        rule."""
+        rule; and a sentence for each weight that a node reads as a table, which wants more bits."""
+        formats = self.formats()
+        for placed in self.quantized():
+            site, bits = placed.site, formats[placed.site.tensor].bits
+            readers = [name for name in site.lent_to if name not in formats or formats[name].bits > bits]
+            if readers:
+                yield (
+                    f"{site.tensor} has {bits} bits as the weight of {site.node}, and {' and '.join(readers)} is made "
+                    f"of the same numbers; {UNTIE}"
+                )
         coarser = [placed for placed in self.sites if placed.asked is not None]
         for placed in coarser:
             if placed.site.disagreement:
@@ -123,6 +134,7 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
     sites = find_sites(model)
     _check_dtypes(sites)
     matched = [_matches(rule, sites, model) for rule in rules]
+    sites = share_encodings(sites, _find_apart(sites, rules, matched), _known_ranges(sites, rules))
     for rule, names in zip(rules, matched, strict=True):
         matches = (site for site in sites if site.tensor in names and not site.body_of)
         has_format = any(rule.format_for(site.role) is not None for site in matches)
@@ -171,6 +183,38 @@ def _constants_without_range(sites: Iterable[Site], model: DetachedModel) -> Ite
             yield site
 
 
+def _find_apart(
+    sites: Iterable[Site], rules: Sequence[PlacementRule], matched: Sequence[frozenset[str]]
+) -> frozenset[str]:
+    """The tensors that share no encoding with what they read: as a rule says it, or because a rule leaves in float what
+    puts several tensors together, such as a Concat. Then each of these keeps a format and a range of its own."""
+    found = {name for rule in rules for name in rule.apart}
+    for site in sites:
+        said = [
+            form
+            for rule, names in zip(rules, matched, strict=True)
+            if site.tensor in names and (form := rule.format_for(site.role)) is not None
+        ]
+        if len(site.shares) > 1 and said and said[-1] == FLOAT:
+            found.add(site.tensor)
+    return frozenset(found)
+
+
+def _known_ranges(sites: Iterable[Site], rules: Iterable[PlacementRule]) -> dict[str, tuple[float, float]]:
+    """The tensors whose range is known whatever the model reads, by their operator or by a rule."""
+    found = {site.tensor: UNIT_RANGE for site in sites if site.role == "activation" and site.op in UNIT_OPS}
+    for rule in rules:
+        if rule.limits is not None:
+            found |= dict.fromkeys(rule.tensors or (), rule.limits)
+    return found
+
+
+UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid", "HardSigmoid"})
+"""Ops whose results lie between zero and one whatever they read."""
+
+UNIT_RANGE: Final = (0.0, 1.0)
+
+
 def _choose_rules(
     sites: Iterable[Site], rules: Sequence[PlacementRule], matched: Sequence[frozenset[str]]
 ) -> dict[str, int | None]:
@@ -209,6 +253,8 @@ def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> Pla
         return PlacedSite(site, None, rule.selector, rule.reason or f"the rule {rule.selector!r} says {FLOAT}")
     if infinite is not None and site.role != "weight":
         return PlacedSite(site, None, rule.selector, f"the constant {infinite} holds infinity or NaN")
+    if precision.granularity == "block" and 0 < site.summed_size <= precision.block:
+        precision = replace(precision, granularity="channel", block=0)  # a block is a whole channel
     axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
     is_coarser = precision.granularity != "tensor" and axis is None  # only weights have axes
     limits = rule.limits if rule.tensors is not None and site.tensor in rule.tensors else None

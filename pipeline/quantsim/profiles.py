@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import onnx
 import yaml
@@ -35,6 +35,7 @@ from pipeline.quantsim.aimet_config import AimetConfig, read_aimet_config
 from pipeline.quantsim.conventions import apply_conventions
 from pipeline.quantsim.placement import PlacementRule
 from pipeline.quantsim.sites import Site, find_sites
+from pipeline.quantsim.tool_rules import follow_quantize_static, follow_tensorrt
 
 
 def _split(value: object) -> object:
@@ -59,6 +60,7 @@ class OperatorGroup(Section):
 class TargetPlacement(Section):
     """How a target quantizes: rules as a configuration has them, or the conventions of AIMET with numbers of bits.
 
+    tool: the tool of the target whose choice of tensors is followed; all others stay in float.
     float_biases: whether biases stay in float.
     """
 
@@ -66,6 +68,7 @@ class TargetPlacement(Section):
     conventions: AimetConfig | None = None
     weight_bits: StrictInt = 8
     activation_bits: StrictInt = 16
+    tool: Literal["quantize_static", "tensorrt"] | None = None
     float_biases: StrictBool = False
 
 
@@ -164,9 +167,14 @@ class Profile:
             )
             rules += found.rules
             notes = found.notes
+        if placement.tool is not None:
+            rules += TOOLS[placement.tool](model, sites)
         if placement.float_biases:
             rules += _keep_biases(sites, self.name)
         return tuple(rules), tuple(f"quantsim: {self.name}: {note}" for note in notes)
+
+
+TOOLS: Final = {"quantize_static": follow_quantize_static, "tensorrt": follow_tensorrt}
 
 
 def read_profile(config: QuantSimConfig) -> Profile:

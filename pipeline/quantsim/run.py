@@ -6,13 +6,14 @@ import hashlib
 import math
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from passes.encodings.aimet import aimet_text, read_aimet
+from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
 from passes.encodings.fit import fit_encodings
 from passes.errors import StepFailed
 from passes.graph.op_facts import opset_of
@@ -28,7 +29,7 @@ from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.load import read_onnx_file
 from pipeline.progress import show_progress
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
-from pipeline.quantsim.encodings import Encoding, adopt_encodings, describe_limited_biases, encode
+from pipeline.quantsim.encodings import Encoding, adopt_encodings, describe_limited_biases, describe_ties, encode
 from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
 from pipeline.quantsim.profiles import check_target, formats_of, own_rules, read_profile, rules_of
@@ -194,19 +195,20 @@ class _Simulation:
 
     def execute(self, samples: Samples) -> QuantSimResult:
         placement = self.place()  # which tensor is quantized how
-        measured = None
+        measured, ties = None, tuple[str, ...]()
         if self._settings.encodings_from is None:
             check_opset(self._model.proto, placement.formats())  # now, and not after hours of calibration
             measured = self.calibrate(placement, samples)  # what values each activation takes
             ranges = group_ranges(measured, placement, self._model)
             encodings = encode(placement, ranges, self._model)  # scales and zero points
+            ties = tuple(describe_ties(placement, measured.reached(), ranges))
         else:  # both as a file has them
             placement, encodings = self.adopt(placement, Path(self._settings.encodings_from))
         quantized = insert_qdq(self._model, encodings)  # the model with QuantizeLinear and DequantizeLinear
         outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
         sensitivity, why_not = self.estimate(encodings, samples)  # what each layer alone does to the outputs
-        notes = (*self._notes, *describe_limited_biases(encodings, self._model))
+        notes = (*self._notes, *ties, *describe_limited_biases(encodings, self._model))
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
             report = replace(
@@ -360,11 +362,20 @@ class _Simulation:
     ) -> tuple[str, ...]:
         save(quantized, self._workspace.folder / QUANTIZED_MODEL)
         constants = {tensor.name for tensor in self._model.proto.graph.initializer}
-        whole = {name: encoding for name, encoding in encodings.items() if not encoding.precision.float_type}
-        if len(whole) < len(encodings):
-            count = plural(len(encodings) - len(whole), "tensor")
-            self._send(Note(f"quantsim: {ENCODINGS} leaves {count} out: AIMET's files have no floats of 8 bits"))
-        self._workspace.write_text(ENCODINGS, aimet_text(whole, constants, self._settings.encodings))
+        version = self._settings.encodings
+        moved = {
+            name for node in self._model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER for name in node.output
+        }
+        own = {name: encoding for name, encoding in encodings.items() if name not in moved}
+        listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
+        for what, count in Counter(str(own[name].precision) for name in own.keys() - listed.keys()).items():
+            self._send(
+                Note(
+                    f"quantsim: {ENCODINGS} leaves {plural(count, 'tensor')} of {what} out, for which version "
+                    f"{version} of AIMET's files has no form"
+                )
+            )
+        self._workspace.write_text(ENCODINGS, aimet_text(listed, constants, version))
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
         return QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT
 

@@ -6,8 +6,10 @@ the exporter has put it, and values after operators of other domains get the typ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, Literal
 
 import onnx
@@ -15,7 +17,14 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.errors import StepFailed
 from passes.graph.inference import EVERY_FLOAT, FLOATS, find_floats, types_of
-from passes.graph.op_facts import ONNX_DOMAINS, MovedConstant, find_moved_constants, moved_inputs, weight_axes
+from passes.graph.op_facts import (
+    LAYOUT_OPS,
+    ONNX_DOMAINS,
+    MovedConstant,
+    find_moved_constants,
+    moved_inputs,
+    weight_axes,
+)
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel, detach
@@ -93,14 +102,22 @@ class Site:
     """Of a weight: the axis of output channels."""
     summed_axis: int | None = None
     """Of a weight: the axis that products sum over, which blocks divide."""
+    summed_size: int = 0
+    """Of a weight: how many values lie along that axis."""
+    shares: tuple[str, ...] = ()
+    """The tensors whose numbers that node moves to this one, so that one encoding can serve them and it."""
     moves: bool = False
-    """Whether that node only moves the numbers that it reads."""
+    """Whether that node only moves the numbers that it reads, and shares their encoding."""
     bias_of: tuple[str, str] | None = None
     """Of a bias: the data and the weight whose products it is added to."""
+    bias_rank: int = 1
+    """Of a bias: how many dims it has. A Gemm takes a row, [1, channels], too."""
     parameter: str = ""
     """What a constant is to its operator in AIMET's words: weight, bias, running_mean …; empty for other constants."""
     moved_to: tuple[str, ...] = ()
     """Of a weight: the values that layout operators make of it, which are no sites, since it is quantized as stored."""
+    lent_to: tuple[str, ...] = ()
+    """Of a weight: the results of nodes that read it as anything else, such as the Gather of a tied embedding."""
     stored_as: str = ""
     """Of a constant that the model holds in integers already: their dtype."""
     body_of: str = ""
@@ -131,9 +148,9 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     moved = find_moved_constants(graph, constants, floats)
     moved_weights = _find_moved_weights(graph, moved)
     sites: dict[str, Site] = {}
-    moves: list[tuple[str, str]] = []
     read_outside = {name for node in graph.node for name in node.input}
     products: dict[str, list[Site]] = {}
+    lent: dict[str, list[str]] = {}
     for info in graph.input:
         if info.name in floats and info.name not in constants:
             sites[info.name] = Site(info.name, "input", "", "", "")
@@ -145,12 +162,14 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
                 if index in SETTINGS.get(node.op_type, ()):
                     continue
                 before = sites.get(value.source)
-                found = replace(_constant_site(node, index, moved), modules=modules)
+                found = replace(_constant_site(node, index, moved, constants), modules=modules)
                 found = replace(found, stored_as=whole.get(found.tensor, ""))
                 if before is None or (before.role == "constant" and found.role != "constant"):
                     sites[found.tensor] = replace(found, moved_to=moved_weights.get(found.tensor, ()))
                 elif before.role == found.role == "weight":
                     sites[found.tensor] = _agree_on_axes(before, found)
+                if found.role == "constant" and node.op_type not in LAYOUT_OPS:
+                    lent.setdefault(found.tensor, []).append(node.output[0])
                 if found.bias_of is not None:
                     products.setdefault(found.tensor, []).append(found)
             elif name in sites and not sites[name].op:
@@ -158,7 +177,7 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
         for inner, index in _reads_in_bodies(node):
             name = inner.input[index]
             if name in stored and name not in read_outside:
-                found = replace(_constant_site(inner, index, moved), modules=modules, body_of=node.op_type)
+                found = replace(_constant_site(inner, index, moved, constants), modules=modules, body_of=node.op_type)
                 sites.setdefault(name, found)
         for name, maker in _values_in_bodies(node):
             if name in floats or name in stored:
@@ -169,20 +188,49 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
             if name not in floats or (value is not None and (name in whole or value.source in moved_weights)):
                 continue
             sources = (moved[source].source if source in moved else source for source in _shared_inputs(node))
-            shared = [source for source in sources if source in sites and not sites[source].stored_as]
-            sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, moves=bool(shared))
-            moves += ((source, name) for source in shared)
+            shared = tuple(source for source in sources if source in sites and not sites[source].stored_as)
+            sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, shares=shared)
     for name in (_find_settings(graph) | find_quantized(graph).difference(whole)).intersection(sites):
         del sites[name]
-    groups = _SharedEncodings({name: place for place, name in enumerate(sites)})
-    for source, name in moves:
-        if source in sites and name in sites:
-            groups.join(source, name)
-    for name, readers in products.items():
-        sites[name] = replace(sites[name], disagreement=_compare_products(readers, groups))
+    shared = share_encodings(replace(site, dtype=_dtype_of(types[name])) for name, site in sites.items())
+    groups = {site.tensor: site.group for site in shared}
+    differences = {name: _compare_products(readers, groups) for name, readers in products.items()}
     return tuple(
-        replace(site, group=groups.first(site.tensor), dtype=_dtype_of(types[site.tensor])) for site in sites.values()
+        replace(
+            site,
+            disagreement=differences.get(site.tensor) or site.disagreement,
+            lent_to=tuple(lent.get(site.tensor, ())) if site.role == "weight" else (),
+        )
+        for site in shared
     )
+
+
+def share_encodings(
+    sites: Iterable[Site], apart: Collection[str] = (), limits: Mapping[str, tuple[float, float]] = MappingProxyType({})
+) -> tuple[Site, ...]:
+    """`sites` in groups that share one encoding: a tensor goes with those whose numbers it has.
+
+    Args:
+        apart: tensors that share no encoding with what they read, such as the result of a Concat in float.
+        limits: the ranges of tensors that are known whatever the model reads. Where numbers of several tensors come
+            together, as boxes and scores do in a Concat, those with such a range keep an encoding of their own, unless
+            all have the same; as in AIMET (`QuantizationSimModel._tie_...`, 2.42).
+    """
+    found = {site.tensor: site for site in sites}
+    groups = _SharedEncodings({name: place for place, name in enumerate(found)})
+    known = dict(limits)
+    for name, site in found.items():
+        sources = [source for source in site.shares if source in found]
+        ranges = {known.get(source) for source in sources}
+        joined = [source for source in sources if len(ranges) == 1 or source not in known]
+        if name in apart:
+            joined = []
+        elif sources and len(ranges) == 1 and (shared := ranges.pop()) is not None:
+            known[name] = shared
+        for source in joined:
+            groups.join(source, name)
+        found[name] = replace(site, moves=bool(joined) and joined == sources)
+    return tuple(replace(site, group=groups.first(name)) for name, site in found.items())
 
 
 def _find_settings(graph: GraphProto) -> set[str]:
@@ -246,9 +294,11 @@ def _agree_on_axes(known: Site, found: Site) -> Site:
     return replace(known, channel_axis=None, summed_axis=None, disagreement=known.disagreement or why)
 
 
-def _compare_products(readers: Sequence[Site], groups: _SharedEncodings) -> str:
+def _compare_products(readers: Sequence[Site], groups: Mapping[str, str]) -> str:
     """Why no scale suits a bias, which has that of the products that it is added to; empty where these have one."""
-    scales = {(groups.first(site.bias_of[0]), site.bias_of[1]): site.node for site in readers if site.bias_of}
+    scales = {
+        (groups.get(data := site.bias_of[0], data), site.bias_of[1]): site.node for site in readers if site.bias_of
+    }
     first, *others = scales.values()
     return (
         f"the products of {first} and {others[0]} that it is added to have scales of their own; {UNTIE}"
@@ -290,8 +340,14 @@ def _shared_inputs(node: NodeProto) -> list[str]:
     return moved_inputs(node)
 
 
-def _constant_site(node: NodeProto, index: int, moved: Mapping[str, MovedConstant]) -> Site:
-    """What a stored tensor is to the node that reads it as its input `index`, as it is or in another layout."""
+def _constant_site(
+    node: NodeProto, index: int, moved: Mapping[str, MovedConstant], shapes: Mapping[str, tuple[int, ...]]
+) -> Site:
+    """What a stored tensor is to the node that reads it as its input `index`, as it is or in another layout.
+
+    Args:
+        shapes: those of stored tensors.
+    """
     name = node.input[index]
     value = moved[name]
     site = Site(value.source, "constant", "", node.op_type, _name_of(node))
@@ -302,11 +358,25 @@ def _constant_site(node: NodeProto, index: int, moved: Mapping[str, MovedConstan
     axes = weight_axes(node, index, rank)
     if axes is not None:
         channel, summed = map(value.axis_of_source, axes)
-        return replace(site, role="weight", channel_axis=channel, summed_axis=summed, parameter=parameter or "weight")
-    if index == 2 and node.op_type in BIASED and rank == 1 and not is_moved:
+        size = 0 if summed is None else shapes[value.source][summed]
+        site = replace(site, role="weight", parameter=parameter or "weight")
+        return replace(site, channel_axis=channel, summed_axis=summed, summed_size=size)
+    if index == 2 and node.op_type in BIASED and not is_moved and set(shapes[name][:-1]) <= {1}:
         data, weight = (moved[read].source if read in moved else read for read in node.input[:2])
-        return replace(site, role="bias", bias_of=(data, weight), parameter=parameter)
+        site = replace(site, role="bias", bias_of=(data, weight), bias_rank=rank, parameter=parameter)
+        channels, size = _count_channels(node, moved, shapes), math.prod(shapes[name])
+        return site if channels in (None, size) else replace(site, disagreement=f"one value serves {channels} channels")
     return replace(site, parameter=parameter)
+
+
+def _count_channels(
+    node: NodeProto, moved: Mapping[str, MovedConstant], shapes: Mapping[str, tuple[int, ...]]
+) -> int | None:
+    """How many channels the stored weight of a product has; None where that is not known."""
+    weight = moved.get(node.input[1])
+    axes = None if weight is None else weight_axes(node, 1, len(weight.axes))
+    channel = None if weight is None or axes is None else weight.axis_of_source(axes[0])
+    return None if weight is None or channel is None else shapes[weight.source][channel]
 
 
 def _modules_of(node: NodeProto) -> tuple[str, ...]:

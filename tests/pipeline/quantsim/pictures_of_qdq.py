@@ -8,7 +8,7 @@ from onnx import numpy_helper, parser, printer
 
 from passes.weights.detached import DetachedModel, attach, detach
 from pipeline.config.quantsim import FLOAT, parse_precision
-from pipeline.quantsim.placement import PlacementRule
+from pipeline.quantsim.placement import Placement, PlacementRule
 
 
 def model_of(text: str, opset: int = 21, **constants: np.ndarray) -> DetachedModel:
@@ -32,6 +32,13 @@ def rule(selector: str, weights: str | None = None, activations: str | None = No
     """A rule with formats as a configuration writes them."""
     formats = (None if text is None else parse_precision(text) or FLOAT for text in (weights, activations))
     return PlacementRule(selector, *formats)
+
+
+def picture(placement: Placement) -> list[str]:
+    """A line for each tensor: its role, and its format or why it stays in float."""
+    return [
+        f"{placed.site.role} {placed.site.tensor}: {placed.precision or placed.reason}" for placed in placement.sites
+    ]
 
 
 MLP = """mlp (float[2, 4] x) => (float[2, 3] y) {

@@ -174,3 +174,44 @@ def test_encodings_that_do_not_fit_the_model_are_refused(encodings: dict[str, En
     written = to_aimet(encodings, {"first", "secnod"}, "1.0.0")
     with pytest.raises(UsageError, match=message):
         fit_encodings(from_aimet(written), mlp())
+
+
+BLOCKS = {
+    "MatMul": ("y = MatMul(x, w)", "float[4, 8] x", (8, 3), (1, 0)),
+    "a first factor": ("y = MatMul(w, x)", "float[8, 4] x", (3, 8), (0, 1)),
+    "Gemm": ("y = Gemm <transB = 1> (x, w)", "float[4, 8] x", (3, 8), (0, 1)),
+    "Conv": ("y = Conv(x, w)", "float[1, 8, 5, 5] x", (3, 8, 3, 3), (0, 1)),
+    "ConvTranspose": ("y = ConvTranspose(x, w)", "float[1, 8, 5, 5] x", (8, 3, 3, 3), (1, 0)),
+    "a weight in turn": ("t = Transpose <perm = [1, 0]> (w) y = MatMul(x, t)", "float[4, 8] x", (3, 8), (0, 1)),
+}  # fmt: skip
+"""A product, its input, the shape of its weight, and the axes of channels and of sums."""
+
+
+@pytest.mark.parametrize(("text", "given", "shape", "axes"), BLOCKS.values(), ids=BLOCKS.keys())
+@pytest.mark.parametrize("version", ["1.0.0", "2.0.0", "2.1.0"])
+def test_scales_of_blocks_lie_channel_by_channel(
+    text: str, given: str, shape: tuple[int, ...], axes: tuple[int, int], version: AimetVersion
+) -> None:
+    """As AIMET has them in version 1.0.0, whatever the layout; all positions of a kernel share one scale."""
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    model = model_of(f"g ({given}) => (float y) {{ {text} }}", 21, w=weight)
+    placement = place(model, [rule("op:*", "int4/block4", "float")])
+    made = encode(placement, {}, model)
+    data = to_aimet(made, {"w"}, version)
+    rows = np.moveaxis(weight, axes, (0, 1)).reshape(3, 2, -1)  # channels, blocks of 4 with all their positions
+    wanted = np.abs(rows).max(axis=2) / 7
+    if version == "1.0.0":
+        assert data["param_encodings"][0]["scale"] == pytest.approx(wanted.ravel().tolist())
+    else:
+        ones = [1] * (len(shape) - 2)
+        assert np.shape(data["encodings"][0]["y_scale"]) == (*((3, 2) if axes == (0, 1) else (2, 3)), *ones)
+    read = fit_encodings(from_aimet(data), model)
+    assert is_equal(read["w"], made["w"])
+    assert read["w"].axis == made["w"].axis
+
+
+def test_blocks_of_stacked_matrices_have_no_form_in_version_1() -> None:
+    stacked = encode_weight(np.random.default_rng(0).standard_normal((2, 8, 3)), encoding("int4/block4").precision, 1)
+    with pytest.raises(UsageError, match=r"'w' has scales for blocks and along further axes .* take 2\.0\.0 or later"):
+        to_aimet({"w": stacked}, {"w"}, "1.0.0")
+    assert np.shape(to_aimet({"w": stacked}, {"w"}, "2.0.0")["encodings"][0]["y_scale"]) == (2, 2, 3)

@@ -11,16 +11,10 @@ from passes.rewrites.untie import Untie
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
+from pipeline.quantsim.placement import describe_opaque_operators, place
 from pipeline.quantsim.sites import store_constants
-from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, picture, rule
 from tests.support.onnx_models import detached
-
-
-def picture(placement: Placement) -> list[str]:
-    return [
-        f"{placed.site.role} {placed.site.tensor}: {placed.precision or placed.reason}" for placed in placement.sites
-    ]
 
 
 def test_a_rule_for_all() -> None:
@@ -52,36 +46,6 @@ def test_tensors_that_share_numbers_share_a_format() -> None:
     assert {"activation r: uint16", "activation t: uint16"} <= set(picture(placement))
     groups = {placed.site.tensor: placed.site.group for placed in placement.sites}
     assert groups["t"] == groups["r"] == "r"
-
-
-def test_the_inputs_of_a_concat_share_an_encoding() -> None:
-    model = model_of(
-        """g (float[2, 4] a, float[2, 4] b) => (float[2, 8] y) {
-            one = Relu(a)
-            other = Sigmoid(b)
-            y = Concat <axis = 1> (one, other)
-        }"""
-    )
-    placement = place(model, [rule("op:*", None, "uint8")])
-    assert [placed.site.group for placed in placement.sites] == ["a", "b", "one", "one", "one"]
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        "present = Concat <axis = 1> (past, k)",
-        "present = ScatterND(past, places, k)",
-    ],
-)
-def test_a_cache_has_one_encoding(update: str) -> None:
-    model = model_of(
-        f"""g (float[2, 4] past, float[2, 4] x, int64[2, 1] places) => (float[a, b] present) {{
-            k = Relu(x)
-            {update}
-        }}"""
-    )
-    groups = {placed.site.tensor: placed.site.group for placed in place(model, [rule("op:*", None, "uint8")]).sites}
-    assert groups == {"past": "past", "x": "x", "k": "past", "present": "past"}
 
 
 def test_a_bias_needs_both_factors() -> None:

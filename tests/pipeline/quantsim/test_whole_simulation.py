@@ -97,17 +97,18 @@ def test_a_conversion_that_fails_is_named_with_its_reason(folder: Path) -> None:
 
 def test_a_whole_simulation(folder: Path) -> None:
     printed = run(folder)
-    assert "rule op:* (weights int8/channel, activations uint8): 2 weights, 6 others; in force for 6" in printed
+    assert "rule op:* (weights int8/channel, activations uint8): 2 weights, 6 others; in force for 5" in printed
     assert "rule op:MatMul (weights int4" in printed
     report = json.loads((folder / "out" / "quantsim.json").read_text())
     assert report["rows"][0]["tensor"] == "y"  # 4 bits cost most
     assert report["outputs"]["y"]["sqnr_db"] > 15
-    assert report["left_in_float"] == []
+    assert [left["tensor"] for left in report["left_in_float"]] == ["h"]  # before its Relu
     assert [layer["layer"] for layer in report["layers"]] == ["y", "h"]
     assert report["quantized_weight_bytes"] < report["weight_bytes"]
     onnx.checker.check_model(str(folder / "out" / "model.qdq.onnx"))
     encodings = from_aimet(json.loads((folder / "out" / "model.encodings").read_text()))
-    assert {"x", "h", "r", "t", "y", "first", "second"} <= encodings.keys()
+    assert {"x", "r", "y", "first", "second"} <= encodings.keys()
+    assert "t" not in encodings  # a Transpose has no quantizer in AIMET, whose strict loader refuses one there
 
 
 def test_the_page_has_a_section_also_after_the_next_run_of_the_same_model(folder: Path) -> None:
@@ -342,7 +343,7 @@ def test_a_model_that_gives_nan_is_named(folder: Path) -> None:
     np.savez(folder / "data" / "0.npz", x=np.full((2, 4), -1, np.float32))
     positive = "model.inputs={x: {shape: [2, 4], range: [0.5, 1]}}"
     with pytest.raises(UsageError, match=r"'r' reaches nan|output 'y' of the float model holds NaN on a sample"):
-        run(folder, "--set", "quantsim.rules={op:Neg: {activations: uint8}}", "--set", positive)
+        run(folder, "--set", "quantsim.rules={'op:*': {activations: uint8}}", "--set", positive)
 
 
 def test_random_data_is_named(folder: Path) -> None:

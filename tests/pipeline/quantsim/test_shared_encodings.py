@@ -1,0 +1,115 @@
+"""Which tensors share an encoding, and what a weight or a bias is to each of its readers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.placement import place
+from tests.pipeline.quantsim.pictures_of_qdq import model_of, picture, rule
+
+
+@pytest.mark.parametrize(
+    ("boxes", "scores", "groups"),
+    [
+        ("Relu", "Tanh", ["boxes", "boxes", "boxes", "boxes"]),
+        # Scores lie between zero and one whatever the model reads: with the boxes' scale, all of them would be zero.
+        ("Relu", "Sigmoid", ["boxes", "scores", "scores", "boxes"]),
+        ("Sigmoid", "Softmax", ["boxes", "boxes", "boxes", "boxes"]),
+    ],
+)
+def test_the_inputs_of_a_concat_share_an_encoding_unless_a_range_is_known(
+    boxes: str, scores: str, groups: list[str]
+) -> None:
+    model = model_of(
+        f"""g (float[2, 4] a, float[4, 2] b) => (float[2, 8] y) {{
+            boxes = {boxes}(a)
+            scores = {scores}(b)
+            moved = Transpose <perm = [1, 0]> (scores)
+            y = Concat <axis = 1> (boxes, moved)
+        }}"""
+    )
+    placement = place(model, [rule("op:*", None, "uint8")])
+    assert [placed.site.group for placed in placement.sites][2:] == groups
+
+
+def test_a_concat_in_float_leaves_its_inputs_their_own_ranges() -> None:
+    model = model_of(
+        """g (float[2, 4] a, float[2, 4] b) => (float[8, 2] moved) {
+            boxes = Relu(a)
+            scores = Tanh(b)
+            y = Concat <axis = 1> (boxes, scores)
+            moved = Transpose <perm = [1, 0]> (y)
+        }"""
+    )
+    placement = place(model, [rule("op:*", None, "uint8"), rule("op:Concat", None, "float")])
+    assert [(placed.site.tensor, placed.site.group) for placed in placement.quantized()][2:] == [
+        ("boxes", "boxes"), ("scores", "scores")
+    ]  # fmt: skip
+    assert [placed.site.tensor for placed in placement.left_in_float()] == ["y", "moved"]
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        "present = Concat <axis = 1> (past, k)",
+        "present = ScatterND(past, places, k)",
+    ],
+)
+def test_a_cache_has_one_encoding(update: str) -> None:
+    model = model_of(
+        f"""g (float[2, 4] past, float[2, 4] x, int64[2, 1] places) => (float[a, b] present) {{
+            k = Relu(x)
+            {update}
+        }}"""
+    )
+    groups = {placed.site.tensor: placed.site.group for placed in place(model, [rule("op:*", None, "uint8")]).sites}
+    assert groups == {"past": "past", "x": "x", "k": "past", "present": "past"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((8,), "bias bias: int32"),
+        ((1, 8), "bias bias: int32"),
+        ((1,), "bias bias: one value serves 8 channels"),
+        ((2, 8), "constant bias: uint8"),  # one for each row: added, and no bias
+    ],
+)
+def test_a_bias_may_be_a_row(shape: tuple[int, ...], found: str) -> None:
+    ones = {"first": np.ones((4, 8), np.float32), "bias": np.ones(shape, np.float32)}
+    model = model_of("g (float[2, 4] x) => (float[2, 8] y) { y = Gemm(x, first, bias) }", **ones)
+    placement = place(model, [rule("op:*", "int8/channel", "uint8")])
+    assert found in picture(placement)
+    encodings = encode(placement, {"x": (-1.0, 1.0), "y": (-1.0, 1.0), "bias": (-1.0, 1.0)}, model)
+    if found.endswith("int32"):
+        assert encodings["bias"].axis == len(shape) - 1
+
+
+@pytest.mark.parametrize(("bits", "is_named"), [("int4/channel", True), ("int16/channel", False)])
+def test_a_tied_table_of_few_bits_is_named(bits: str, is_named: bool) -> None:
+    model = model_of(
+        """g (int64[1, 4] ids) => (float[1, 4, 6] y) {
+            e = Gather(table, ids)
+            t = Transpose <perm = [1, 0]> (table)
+            y = MatMul(e, t)
+        }""",
+        table=np.ones((6, 3), np.float32),
+    )
+    notes = list(place(model, [rule("op:*", bits, "uint16"), rule("op:Gather", None, "float")]).notes())
+    named = [
+        note for note in notes if note.startswith("table has 4 bits as the weight of y, and e is made of the same")
+    ]
+    assert bool(named) is is_named
+
+
+def test_a_block_that_is_a_whole_channel_is_a_channel() -> None:
+    """As of a depthwise convolution, whose kernels read one channel each: a scale for each number would be larger than
+    the float."""
+    model = model_of(
+        "g (float[1, 4, 5, 5] x) => (float[1, 4, 3, 3] y) { y = Conv <group = 4> (x, w) }",
+        w=np.ones((4, 1, 3, 3), np.float32),
+    )
+    (weight,) = (found for found in place(model, [rule("op:*", "int4/block32", "float")]).quantized())
+    assert str(weight.precision) == "int4/channel"

@@ -1,0 +1,100 @@
+"""The profiles `ort-cpu` and `tensorrt` round what the tools of these targets round."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+from passes.weights.detached import DetachedModel, attach
+from pipeline.config import QuantSimConfig
+from pipeline.quantsim.placement import Placement, place
+from pipeline.quantsim.profiles import rules_of
+from tests.pipeline.quantsim.pictures_of_qdq import model_of
+
+DRAW = np.random.default_rng(3)
+
+STORED = {
+    "image": DRAW.standard_normal((4, 4, 3, 3)).astype(np.float32),
+    "square": DRAW.standard_normal((8, 8)).astype(np.float32),
+    "row": DRAW.standard_normal((1, 8)).astype(np.float32),
+    "vector": DRAW.standard_normal(8).astype(np.float32),
+    "four": np.abs(DRAW.standard_normal(4)).astype(np.float32),
+    "low": np.float32(0),
+    "high": np.float32(6),
+    "sizes": np.array([1, 32, 8], np.int64),
+    "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64),
+    "half": np.float32(0.5),
+    "places": np.array([0, 1], np.int64),
+}
+
+MODELS = {
+    "a convolution and its Clip": "c = Conv(x, image) y = Clip(c, low, high)",
+    "a Relu that is not alone": "c = Conv(x, image) r = Relu(c) y = Add(r, c)",
+    "a BatchNormalization in front": "n = BatchNormalization(x, four, four, four, four) r = Relu(n) y = Conv(r, image)",
+    "boxes and scores": "b = Conv(x, image) s = Sigmoid(b) y = Concat <axis = 1> (b, s)",
+    "pools": "m = MaxPool <kernel_shape = [2, 2]> (x) a = GlobalAveragePool(m) y = Conv(a, one)",
+    "products of computed values": "m = MatMul(x, x) h = Mul(m, half) s = Softmax(h) y = MatMul(s, x)",
+    "what no kernel is quantized for": "e = Erf(x) t = Transpose <perm = [0, 1, 3, 2]> (e) y = MatMul(t, square)",
+    "moved afterwards": "m = MatMul(x, square) r = Reshape(m, sizes) t = Transpose <perm = [0, 2, 1]> (r) y = Tanh(t)",
+    "a norm in one operator": "n = LayerNormalization(x, vector, vector) y = MatMul(n, square)",
+    "a table": "g = Gather <axis = 3> (x, places) p = Pad(g, pads) y = LeakyRelu(p)",
+    "a product with its bias": "f = Reshape(x, flat) y = Gemm(f, square, vector)",
+    "chosen": "c = Greater(x, half) s = Sigmoid(x) y = Where(c, s, x)",
+}  # fmt: skip
+
+
+class Samples(CalibrationDataReader):
+    def __init__(self) -> None:
+        self._left = [{"x": DRAW.standard_normal((1, 4, 8, 8)).astype(np.float32)} for _ in range(2)]
+
+    def get_next(self) -> dict[str, np.ndarray] | None:  # type: ignore[override]
+        return self._left.pop() if self._left else None
+
+
+def model(text: str) -> DetachedModel:
+    stored = {**STORED, "one": np.ones((2, 4, 1, 1), np.float32), "flat": np.array([-1, 8], np.int64)}
+    words = re.findall(r"\w+", text)
+    read = {name: array for name, array in stored.items() if name in words}
+    return model_of(f"g (float[1, 4, 8, 8] x) => (float y) {{ {text} }}", 21, **read)
+
+
+def placed(profile: str, model: DetachedModel) -> Placement:
+    return place(model, rules_of(QuantSimConfig.model_validate({"profile": profile}), model))
+
+
+@pytest.mark.parametrize("text", MODELS.values(), ids=MODELS.keys())
+def test_ort_cpu_rounds_what_quantize_static_rounds(text: str, tmp_path: Path) -> None:
+    """What only moves numbers has an encoding here, and none there where its reader has one; biases of norms have 32
+    bits there."""
+    source = model(text)
+    onnx.save(attach(source), tmp_path / "model.onnx")
+    paths = (tmp_path / "model.onnx", tmp_path / "quantized.onnx")
+    quantize_static(*paths, Samples(), per_channel=True, activation_type=QuantType.QUInt8)
+    written = onnx.load(paths[1]).graph
+    stored = {tensor.name for tensor in written.initializer}
+    theirs = {name.removesuffix("_quantized") for name in stored if name.endswith("_quantized")}
+    theirs |= {
+        node.input[0].removesuffix("_QuantizeLinear_Input") for node in written.node if node.op_type == "QuantizeLinear"
+    }
+    found = placed("ort-cpu", source)
+    moved = {entry.site.tensor for entry in found.sites if entry.site.moves}
+    biases = {entry.site.tensor for entry in found.sites if entry.site.parameter == "bias" and not entry.site.bias_of}
+    assert found.formats().keys() - moved == theirs - moved - biases
+    scales = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.initializer}
+    for name, precision in found.formats().items():
+        if f"{name}_zero_point" in scales and precision.bits == 8:
+            assert scales[f"{name}_zero_point"].dtype.name == precision.onnx_name.lower(), name
+
+
+def test_tensorrt_rounds_what_products_read_and_what_is_added_to_them() -> None:
+    source = model(
+        """a = Conv(x, image) n = BatchNormalization(a, four, four, four, four) r = Relu(n)
+        c = Conv(r, image) s = Tanh(r) sum = Add(c, s) y = Softmax(sum)"""
+    )
+    assert set(placed("tensorrt", source).formats()) == {"x", "image", "r", "s"}
