@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter
 
 import passes
-from passes.recipe.steps import library_versions
+from passes.recipe.recipe import library_versions
 from passes.weights.files import describe_write_error, replace_when_done
 from passes.worker.platforms import lock
 from pipeline.errors import DISK_ERRORS, UsageError

@@ -11,7 +11,7 @@ from typing import Final
 
 from passes.advisories.table import TITLE, UNSAFE, AuditEntry, AuditTable, is_round_trip, mark_of, parse, round_trips
 from passes.errors import ModelError, PolicyError
-from passes.recipe.steps import library_versions
+from passes.recipe.recipe import library_versions
 
 SHIPPED: Final = Path(__file__).with_name("tables")
 

@@ -15,7 +15,7 @@ import onnx
 import onnx.backend.test
 from onnx import numpy_helper
 
-from passes.catalog.demo import GALLERY, read_example
+from passes.catalog.listing import GALLERY, read_example
 from passes.errors import ModelError, PolicyError
 from passes.load import load_model
 from passes.optimize import draw_feeds

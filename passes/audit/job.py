@@ -24,7 +24,7 @@ from passes.audit.target import AuditTarget
 from passes.audit.trial import AuditTrial
 from passes.context import worker_memory
 from passes.errors import ModelError, PolicyError
-from passes.recipe.steps import OWN_STEPS, SINGLE_PASS_LIBRARY
+from passes.recipe.recipe import OWN_STEPS, SINGLE_PASS_LIBRARY
 from passes.suggest import nearest
 from passes.worker.client import Worker
 

@@ -9,13 +9,11 @@ from typing import Any, Final
 
 from passes.advisories import ROUND_TRIP
 from passes.catalog import catalog
-from passes.catalog.demo import isolate_pass
-from passes.catalog.listing import CatalogEntry
+from passes.catalog.listing import CatalogEntry, isolate_pass
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.onnxruntime_graph import NOTHING
-from passes.recipe.recipe import steps_of
-from passes.recipe.steps import OWN_STEPS, default_passes, single_passes
+from passes.recipe.recipe import OWN_STEPS, default_passes, single_passes, steps_of
 from passes.step import Step, flatten
 
 DEFAULT: Final = "default"

@@ -13,7 +13,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed, StepTimedOut
 from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
-from passes.policy.known_passes import DESTROYS
+from passes.policy.policy import DESTROYS
 from passes.run.narrow import minimal_culprits, primary_culprit
 from passes.run.receive import apply_step
 from passes.step import Repeat, Step

@@ -11,9 +11,8 @@ from onnx import GraphProto, ValueInfoProto
 
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
-from passes.matching.flat_graph import ABSENT, NodeMeanings, flatten_graph
+from passes.matching.flat_graph import ABSENT, NodeMatching, NodeMeanings, flatten_graph, is_one_kind, share_name
 from passes.matching.match import match
-from passes.matching.node_matching import NodeMatching, is_one_kind, share_name
 from passes.matching.replacements import find_replacements
 from passes.model.canonical import CanonicalGraph, read
 from passes.weights.detached import DetachedModel

@@ -18,9 +18,8 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import COMMUTATIVE
-from passes.matching.flat_graph import ABSENT, FlatGraph, NodeMeanings, flatten_graph
+from passes.matching.flat_graph import ABSENT, FlatGraph, NodeMatching, NodeMeanings, flatten_graph
 from passes.matching.match import match
-from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import find_replacements
 from passes.model.analysis import AnalyzedModel
 from passes.proof.numbers import Tolerance, compare

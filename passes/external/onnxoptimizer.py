@@ -13,9 +13,9 @@ from onnx import GraphProto, TensorProto
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.external.call_names import ShortNames, number_nodes, quote_own_names, restore_names
 from passes.external.installed import read_table
 from passes.external.pieces import GraphPieces, can_be_cut
+from passes.external.through_files import ShortNames, number_nodes, quote_own_names, restore_names
 from passes.graph.index import copy_of
 from passes.graph.traversal import every_graph, every_node
 from passes.step import Description, PassResult, Step

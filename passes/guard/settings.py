@@ -12,9 +12,8 @@ from passes.catalog import catalog
 from passes.context import open_context
 from passes.errors import PolicyError
 from passes.guard.startup.hooks import FOLDER, LIBRARIES, PATH, VARIABLE, add_guard
-from passes.policy.known_passes import DESTROYS
-from passes.policy.policy import Policy, Skip
-from passes.recipe.steps import OWN_STEPS
+from passes.policy.policy import DESTROYS, Policy, Skip
+from passes.recipe.recipe import OWN_STEPS
 
 
 @dataclass(frozen=True, slots=True)

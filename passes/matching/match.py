@@ -14,8 +14,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 from passes.graph.op_facts import COMMUTATIVE
-from passes.matching.flat_graph import ABSENT, FlatGraph, Item
-from passes.matching.node_matching import (
+from passes.matching.flat_graph import (
+    ABSENT,
+    FlatGraph,
+    Item,
     NodeMatching,
     handle_of,
     index_unique,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from passes.graph.op_facts import PRODUCTS
-from passes.matching.flat_graph import ABSENT, Item
-from passes.matching.node_matching import NodeMatching, is_namesake
+from passes.matching.flat_graph import ABSENT, Item, NodeMatching, is_namesake
 
 ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})
 """Readers of a shape are off the data path, and often in another module."""

@@ -8,9 +8,8 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto
 
-from passes.matching.flat_graph import ABSENT, FlatGraph, NodeMeanings, flatten_graph
+from passes.matching.flat_graph import ABSENT, FlatGraph, NodeMatching, NodeMeanings, flatten_graph
 from passes.matching.match import match
-from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import ReplacedNodes, find_replacements
 from passes.model.analysis import AnalyzedModel
 from passes.provenance.annotations import (

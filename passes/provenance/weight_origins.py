@@ -16,8 +16,7 @@ from onnx import GraphProto, TensorProto
 
 from passes.graph.index import replace_all_uses_with, value_names
 from passes.graph.op_facts import BIAS, COMMUTATIVE, RESHAPES
-from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph
-from passes.matching.node_matching import NodeMatching
+from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph, NodeMatching
 from passes.matching.replacements import PRODUCTS, ReplacedNodes
 from passes.provenance.annotations import (
     SHOWN,

@@ -11,7 +11,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.index import copy_of
 from passes.policy.policy import Policy
-from passes.recipe.steps import known_names
+from passes.recipe.recipe import known_names
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 

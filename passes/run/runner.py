@@ -15,7 +15,7 @@ from passes.model.signature import describe_defaults, fill_in_outputs, free_init
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
-from passes.recipe.steps import library_versions
+from passes.recipe.recipe import library_versions
 from passes.run.apply_policy import with_skips
 from passes.run.gc_pause import pause_collector
 from passes.run.growth import describe_growth, describe_void_nodes

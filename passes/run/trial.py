@@ -15,7 +15,7 @@ from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
 from passes.model.signature import annotations_of, keep_signature, with_defaults
 from passes.policy.contrib import describe_brought_in
-from passes.policy.known_passes import DESTROYS, merging
+from passes.policy.policy import DESTROYS, merging
 from passes.proof.numbers import Errors
 from passes.proof.prover import Prover
 from passes.proof.types import Measurement

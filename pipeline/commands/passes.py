@@ -12,12 +12,12 @@ from rich.text import Text
 
 from passes.advisories.known import is_quarantine
 from passes.catalog import CatalogEntry, catalog
-from passes.catalog.demo import Demo, find_entries, show
+from passes.catalog.listing import Demo, find_entries, show
 from passes.context import open_context
 from passes.errors import PolicyError
 from passes.graph.formatting import COLUMNS
-from passes.policy.known_passes import ALL_GROUPS, DESTROYS, in_group
-from passes.recipe.steps import OWN_STEPS, SINGLE_PASS_LIBRARY, library_versions
+from passes.policy.policy import ALL_GROUPS, DESTROYS, in_group
+from passes.recipe.recipe import OWN_STEPS, SINGLE_PASS_LIBRARY, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from pipeline.commands.shared import FORMAT_VERSION, add_command, with_options

@@ -194,7 +194,7 @@ def init(
     if kind is Starter.ONNX_FILE and not model.exists():
         import onnx
 
-        from passes.catalog.demo import example_of, read_example
+        from passes.catalog.listing import example_of, read_example
 
         picture = example_of(EXAMPLE)
         assert picture is not None

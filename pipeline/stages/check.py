@@ -8,8 +8,7 @@ from pathlib import Path
 from passes.context import open_context
 from passes.encodings.aimet import read_aimet
 from passes.policy.policy import Policy
-from passes.recipe.recipe import steps_of
-from passes.recipe.steps import library_versions
+from passes.recipe.recipe import library_versions, steps_of
 from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flatten
 from pipeline.compiler import find_compiler

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from passes.errors import PassError
-from passes.policy.known_passes import GROUPS
+from passes.policy.policy import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
 from passes.proof.types import Sensitivity
-from passes.recipe.steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 from passes.run.result import PassRow, Status, StructureVerdict
 from passes.structures import STRUCTURES
 from pipeline.cli import INTERRUPTED

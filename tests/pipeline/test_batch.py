@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from passes.advisories import AuditFinding, table_of, table_text
-from passes.recipe.steps import library_versions
+from passes.recipe.recipe import library_versions
 from pipeline.batch import Row, read_configs, run_batch
 from pipeline.jobs import Job, Outcome
 from pipeline.jobs.job import perform

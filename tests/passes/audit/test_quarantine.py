@@ -12,9 +12,8 @@ from passes.advisories import AuditFinding, table_of, table_text
 from passes.advisories.known import check_quarantine, quarantined_by_entry, quarantined_passes
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.policy.known_passes import groups_of
-from passes.policy.policy import Policy
-from passes.recipe.steps import library_versions
+from passes.policy.policy import Policy, groups_of
+from passes.recipe.recipe import library_versions
 from passes.run.result import Status
 from tests.support.onnx_models import attention
 

@@ -12,15 +12,14 @@ import onnxsim.onnxsim_cpp2py_export as native_onnxsim
 import pytest
 
 from passes.catalog import CatalogEntry, catalog, pass_names, rows_of
-from passes.catalog.demo import find_entries, show
+from passes.catalog.listing import find_entries, show
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import require
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
-from passes.policy.known_passes import DESTROYS, GROUPS, groups_of, in_group
-from passes.policy.policy import Policy
-from passes.recipe.steps import OWN_STEPS
+from passes.policy.policy import DESTROYS, GROUPS, Policy, groups_of, in_group
+from passes.recipe.recipe import OWN_STEPS
 from passes.step import UNDESCRIBED, CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 

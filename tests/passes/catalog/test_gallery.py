@@ -15,13 +15,13 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from passes.catalog import CatalogEntry, catalog
-from passes.catalog.demo import GALLERY, UNPICTURED, example_of, fires, isolate_pass, read_example
+from passes.catalog.listing import GALLERY, UNPICTURED, example_of, fires, isolate_pass, read_example
 from passes.context import PassContext
 from passes.external.onnxsim import OnnxSim
 from passes.graph.formatting import graph_text
 from passes.proof.draws import draw_array
 from passes.proof.numbers import compare
-from passes.recipe.steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 from passes.weights.detached import attach, open_model
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))

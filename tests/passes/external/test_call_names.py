@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from passes.external.call_names import ShortNames, number_nodes, quote_own_names
 from passes.external.onnxoptimizer import optimize
+from passes.external.through_files import ShortNames, number_nodes, quote_own_names
 from tests.support.onnx_models import attention, model_of
 
 BRANCHES = """

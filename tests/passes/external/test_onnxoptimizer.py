@@ -10,9 +10,9 @@ import onnxoptimizer
 import pytest
 
 import passes
-from passes.catalog.demo import example_of, read_example
-from passes.external.call_names import number_nodes
+from passes.catalog.listing import example_of, read_example
 from passes.external.onnxoptimizer import COMPARING, PassOutput, optimize
+from passes.external.through_files import number_nodes
 from passes.graph.traversal import every_node
 from tests.support.onnx_models import attention, model_of
 

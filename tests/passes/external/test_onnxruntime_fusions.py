@@ -12,7 +12,7 @@ import pytest
 from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.external.onnxruntime_graph import OnnxRuntimeFusions
-from passes.policy.known_passes import DESTROYS
+from passes.policy.policy import DESTROYS
 from tests.passes.external.transformer_block import feeds, post_norm
 from tests.support.onnx_models import attention, biased_attention, detached, merged_attention, model_of
 from tests.support.pass_runs import broken, ops, optimized, row, valid

@@ -9,7 +9,7 @@ from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.external import onnxscript_rules
 from passes.external.onnxscript import OnnxScriptRewrites
-from passes.policy.known_passes import DESTROYS
+from passes.policy.policy import DESTROYS
 from tests.support.onnx_models import attention, biased_attention, merged_attention, model_of
 from tests.support.pass_runs import broken, ops, optimized, row, valid
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import passes
-from passes.catalog.demo import GALLERY, read_example
+from passes.catalog.listing import GALLERY, read_example
 from passes.context import PassContext
 from passes.errors import UsageError
 from passes.policy.contrib import describe_brought_in, describe_left, find_contrib

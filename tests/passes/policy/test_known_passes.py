@@ -6,12 +6,12 @@ import onnx
 import pytest
 
 from passes.catalog import CatalogEntry, catalog
-from passes.catalog.demo import example_of, isolate_pass, read_example
+from passes.catalog.listing import example_of, isolate_pass, read_example
 from passes.context import PassContext
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
-from passes.policy.known_passes import DESTROYS
-from passes.recipe.steps import STEP_TYPES
+from passes.policy.policy import DESTROYS
+from passes.recipe.recipe import STEP_TYPES
 from passes.structures import structure_of
 from tests.support.onnx_models import attention, detached, model_of
 from tests.support.structure_models import drawn, found

@@ -11,7 +11,7 @@ import onnxoptimizer
 import pytest
 
 import passes
-from passes.catalog.demo import example_of, read_example
+from passes.catalog.listing import example_of, read_example
 from passes.context import PassContext
 from passes.run.result import Status
 from tests.support.onnx_models import attention, biased_attention, model_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from passes.catalog.demo import GALLERY, read_example
+from passes.catalog.listing import GALLERY, read_example
 from passes.context import PassContext
 from passes.graph.traversal import live_nodes
 from passes.run.result import PassRun, Status

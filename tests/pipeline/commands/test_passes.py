@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from passes.advisories import AuditFinding, table_of, table_text
-from passes.catalog.demo import GALLERY
+from passes.catalog.listing import GALLERY
 from passes.errors import PolicyError
-from passes.recipe.steps import library_versions
+from passes.recipe.recipe import library_versions
 from pipeline.cli import app
 from pipeline.commands.passes import FORMAT_VERSION
 from tests.support.paths import ROOT
