@@ -45,7 +45,7 @@ from pipeline.ops import emitter_of
 from pipeline.planning import check_plan, make_plan
 from pipeline.planning.alias import storage_classes
 from pipeline.planning.arena import Block, Lifetime, aligned_peak, assign_offsets, lifetimes
-from pipeline.runtime.fold import fold_constants
+from pipeline.runtime.compile import fold_constants
 
 WANTED: Final = 1.03
 OPS_OF_LAYER: Final = 36

@@ -50,7 +50,7 @@ static inline onnxline_bytes onnxline_skip(onnxline_bytes text, uint32_t size) {
 }
 
 static inline void onnxline_print_attrs(onnxline_reader *in, onnxline_bytes schema, onnxline_bytes blob) {
-    onnxline_reader values = {blob.data, blob.data + blob.size, in->failed, NULL, 0, 0, 0};
+    onnxline_reader values = {blob.data, blob.data + blob.size, in->failed, NULL, 0};
     onnxline_bytes rest = onnxline_skip(schema, onnxline_span(schema, ":") + 1);
     while (rest.size && !values.failed) {
         onnxline_bytes name = {rest.data, onnxline_span(rest, "={},")};

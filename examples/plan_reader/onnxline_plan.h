@@ -1,4 +1,4 @@
-/* Reads plan.bin of onnxline, version 2. docs/reference/plan-format.md describes every field.
+/* Reads plan.bin of onnxline, version 3. docs/reference/plan-format.md describes every field.
  *
  * All numbers are little-endian. A reader that would go beyond the end sets `failed`, and gives zeros from then on, so
  * it is enough to ask once at the end. The names of kinds are in onnxline_kinds.h; a number never changes. */
@@ -13,14 +13,11 @@
 #include <string.h>
 
 #define ONNXLINE_PLAN_MAGIC "ONNXLPLN"
-#define ONNXLINE_PLAN_VERSION 2u
+#define ONNXLINE_PLAN_VERSION 3u
 #define ONNXLINE_PLAN_HEADER 64u
 #define ONNXLINE_CHECKED_FROM 16u  /* first byte that the checksum covers */
-#define ONNXLINE_UNBOUNDED UINT64_MAX /* size of a region that is as large as it has to be */
 
 enum onnxline_role { ONNXLINE_INPUT, ONNXLINE_PARAM, ONNXLINE_STATE, ONNXLINE_CONST, ONNXLINE_TMP, ONNXLINE_OUTPUT };
-enum onnxline_storage { ONNXLINE_EXTERNAL, ONNXLINE_ALIAS, ONNXLINE_ARENA };
-enum onnxline_flags { ONNXLINE_HAS_STRIDES = 1, ONNXLINE_HAS_LAYOUT = 2 };
 
 typedef struct {
     const uint8_t *data;
@@ -31,7 +28,7 @@ typedef struct {
     const uint8_t *at, *end;
     int failed;
     onnxline_bytes *texts;
-    uint32_t text_count, entry_count, weight_count;
+    uint32_t text_count;
 } onnxline_reader;
 
 static inline uint64_t onnxline_take(onnxline_reader *reader, size_t bytes) {
@@ -95,7 +92,7 @@ static inline uint32_t onnxline_crc32(const uint8_t *data, size_t size) { /* as 
 
 /* Check the header and read the table of texts; NULL, or what is wrong. Free reader->texts in the end. */
 static inline const char *onnxline_open(onnxline_reader *reader, const uint8_t *data, size_t size) {
-    onnxline_reader fresh = {data + (size < 8 ? size : 8), data + size, 0, NULL, 0, 0, 0};
+    onnxline_reader fresh = {data + (size < 8 ? size : 8), data + size, 0, NULL, 0};
     *reader = fresh;
     if (size < ONNXLINE_PLAN_HEADER || memcmp(data, ONNXLINE_PLAN_MAGIC, 8)) return "this is no plan.bin";
     if (onnxline_u32(reader) != ONNXLINE_PLAN_VERSION) return "another version of plan.bin";
@@ -103,8 +100,6 @@ static inline const char *onnxline_open(onnxline_reader *reader, const uint8_t *
     if (onnxline_u64(reader) != size) return "the file was cut";
     if (onnxline_crc32(data + ONNXLINE_CHECKED_FROM, size - ONNXLINE_CHECKED_FROM) != checksum) return "the file was changed";
     uint32_t count = onnxline_u32(reader);
-    reader->entry_count = onnxline_u32(reader);
-    reader->weight_count = onnxline_u32(reader);
     reader->at = data + ONNXLINE_PLAN_HEADER;
     if (count > size / 4) return "the file has fewer texts than it says"; /* a text takes 4 bytes at least */
     reader->texts = (onnxline_bytes *)calloc(count ? count : 1, sizeof *reader->texts);
@@ -114,13 +109,19 @@ static inline const char *onnxline_open(onnxline_reader *reader, const uint8_t *
     return reader->failed ? "the table of texts is cut" : NULL;
 }
 
-/* Pass over the memory map behind the calls of a plan: regions, pins, and who lies where from which call to which. */
+/* Whether the field is there that may be missing. */
+static inline int onnxline_has(onnxline_reader *reader) { return onnxline_u8(reader) == 1; }
+
+/* Pass over the memory map after the calls of a plan: regions, who lies where from which call to which, and pins. */
 static inline void onnxline_skip_memory(onnxline_reader *reader) {
-    uint32_t regions = onnxline_u32(reader);
-    for (uint32_t left = regions; left && !reader->failed; --left) { onnxline_text(reader); onnxline_u64(reader); }
-    for (uint32_t left = regions ? onnxline_u32(reader) : 0; left && !reader->failed; --left) onnxline_u32(reader);
-    for (uint32_t left = regions ? onnxline_u32(reader) : 0; left && !reader->failed; --left)
+    if (!onnxline_has(reader)) return;
+    for (uint32_t left = onnxline_u32(reader); left && !reader->failed; --left) {
+        onnxline_text(reader);
+        if (onnxline_has(reader)) onnxline_u64(reader);
+    }
+    for (uint32_t left = onnxline_u32(reader); left && !reader->failed; --left)
         for (int field = 0; field < 6; ++field) onnxline_u32(reader); /* vid, region, an offset of two, first and last call */
+    for (uint32_t left = onnxline_u32(reader); left && !reader->failed; --left) onnxline_u64(reader); /* vid, region */
 }
 
 /* A whole file; NULL where it cannot be read. Free it in the end. */

@@ -4,28 +4,28 @@
 
 static const char *ROLES[] = {"input", "param", "state", "const", "tmp", "output"};
 
-static void print_numbers(onnxline_reader *in, const char *before, uint32_t count, int are_vids) {
+static void print_numbers(onnxline_reader *in, const char *before, uint64_t count, int are_vids) {
     printf("%s%s", before, are_vids ? "(" : "[");
-    for (uint32_t at = 0; at < count && !in->failed; ++at)
+    for (uint64_t at = 0; at < count && !in->failed; ++at)
         printf(at ? ",%" PRId64 : "%" PRId64, are_vids ? (int64_t)onnxline_u32(in) : onnxline_i64(in));
     printf(are_vids ? ")" : "]");
 }
 
+static void print_sizes(onnxline_reader *in, const char *before) { print_numbers(in, before, onnxline_u32(in), 0); }
 static void print_vids(onnxline_reader *in, const char *before) { print_numbers(in, before, onnxline_u32(in), 1); }
 
 static void print_value(onnxline_reader *in, uint32_t vid) {
-    onnxline_bytes name = onnxline_text(in), dtype = onnxline_text(in);
-    onnxline_text(in); /* the device */
-    uint8_t role = onnxline_u8(in), storage = onnxline_u8(in), flags = onnxline_u8(in), rank = onnxline_u8(in);
     printf("value %" PRIu32, vid);
-    onnxline_print_text(" ", name);
+    onnxline_print_text(" ", onnxline_text(in));
+    uint8_t role = onnxline_u8(in);
     printf(" %s", role < 6 ? ROLES[role] : "?");
-    onnxline_print_text(" ", dtype);
-    print_numbers(in, "", rank, 0);
-    if (flags & ONNXLINE_HAS_STRIDES) print_numbers(in, " traced", rank, 0);
-    if (flags & ONNXLINE_HAS_LAYOUT) { print_numbers(in, " strides", rank, 0); printf(" from %" PRId64, onnxline_i64(in)); }
-    if (storage == ONNXLINE_ALIAS) printf(" alias of %" PRIu64, onnxline_u64(in));
-    if (storage == ONNXLINE_ARENA) printf(" at byte %" PRIu64, onnxline_u64(in));
+    onnxline_print_text(" ", onnxline_text(in)); /* the dtype */
+    onnxline_text(in);                           /* the device */
+    print_sizes(in, "");
+    if (onnxline_has(in)) print_sizes(in, " traced");
+    if (onnxline_has(in)) { print_sizes(in, " strides"); printf(" from %" PRId64, onnxline_i64(in)); }
+    if (onnxline_has(in)) printf(" alias of %" PRIu32, onnxline_u32(in));
+    if (onnxline_has(in)) printf(" at byte %" PRIu64, onnxline_u64(in));
     printf("\n");
 }
 
@@ -61,8 +61,10 @@ static void print_plan(onnxline_reader *in, int depth) {
     printf(" arena %" PRIu64, onnxline_u64(in));
     printf(" live %" PRIu64 "\n", onnxline_u64(in));
     for (uint32_t vid = 0, count = onnxline_u32(in); vid < count && !in->failed; ++vid) print_value(in, vid);
-    const char *lists[] = {"inputs", " outputs", " updates", " fed"};
-    for (int at = 0; at < 4; ++at) print_vids(in, lists[at]);
+    print_vids(in, "inputs");
+    print_vids(in, " outputs");
+    print_numbers(in, " updates", 2 * (uint64_t)onnxline_u32(in), 1); /* pairs */
+    print_vids(in, " fed");
     printf("\n");
     for (uint32_t left = onnxline_u32(in); left && !in->failed; --left) {
         print_call(in);
@@ -72,16 +74,16 @@ static void print_plan(onnxline_reader *in, int depth) {
 }
 
 int main(int count, char **arguments) {
-    onnxline_reader in = {NULL, NULL, 0, NULL, 0, 0, 0};
+    onnxline_reader in = {NULL, NULL, 0, NULL, 0};
     size_t size = 0;
     uint8_t *data = count == 2 ? onnxline_load(arguments[1], &size) : NULL;
     const char *wrong = data ? onnxline_open(&in, data, size) : "expected the path of a plan.bin";
-    for (uint32_t left = wrong ? 0 : in.entry_count; left && !in.failed; --left) {
+    for (uint32_t left = wrong ? 0 : onnxline_u32(&in); left && !in.failed; --left) {
         onnxline_print_text("entry ", onnxline_text(&in));
         printf(": ");
         print_plan(&in, 0);
     }
-    for (uint32_t left = wrong ? 0 : in.weight_count; left && !in.failed; --left) {
+    for (uint32_t left = wrong ? 0 : onnxline_u32(&in); left && !in.failed; --left) {
         onnxline_print_text("weight ", onnxline_text(&in));
         onnxline_print_text(" in '", onnxline_text(&in));
         printf("' from %" PRIu64, onnxline_u64(&in));

@@ -19,6 +19,7 @@ import numpy as np
 
 from passes.encodings.encoding import Encoding, Precision
 from passes.errors import UsageError
+from passes.suggest import describe_argument
 
 AimetVersion = Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"]
 
@@ -90,8 +91,10 @@ def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
     """The encodings of a file of AIMET's, by tensor.
 
     Raises:
-        UsageError: another version, or an encoding that is not integers with a scale.
+        UsageError: no mapping, another version, or an encoding that is not integers with a scale.
     """
+    if not isinstance(data, Mapping):
+        raise UsageError(f"encodings: data is {describe_argument(data)}, expected the mapping that an AIMET file holds")
     version = data.get("version")
     if version not in get_args(AimetVersion):
         raise UsageError(

@@ -14,7 +14,7 @@ from passes.encodings.encoding import Encoding
 from passes.errors import UsageError
 from passes.graph.inference import FLOATS, float_shapes, float_tensors
 from passes.graph.op_facts import BIAS, BIASED, find_moved_constants, weight_axes
-from passes.suggest import nearest
+from passes.suggest import describe_argument, nearest
 from passes.weights.detached import DetachedModel
 
 SHOWN: Final = 8
@@ -27,6 +27,9 @@ def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> di
     Raises:
         UsageError: the model has no such float tensor, or its shape does not suit the scales.
     """
+    if not isinstance(encodings, Mapping) or not isinstance(model, DetachedModel):
+        found = describe_argument(model if isinstance(encodings, Mapping) else encodings)
+        raise UsageError(f"fit_encodings: found {found}, expected a mapping of names to encodings, and a DetachedModel")
     stored = model.index.initializers.items()
     shapes = {name: tuple(tensor.dims) for name, tensor in stored if tensor.data_type in FLOATS}
     known = float_tensors(model.proto) | shapes.keys()

@@ -91,6 +91,7 @@ def coverage_of(
     tables: Sequence[LookupTable],
     uncovered: Sequence[str],
     changes: tuple[Gauges, Readings] = (Gauges(), Readings()),
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Coverage:
     """Coverage from the draws, the readings of the gauges, and the final model's tables.
 
@@ -99,6 +100,7 @@ def coverage_of(
         skipped: sentences on what was not drawn, and why.
         uncovered: sentences on the rows of tables that could not be compared.
         changes: gauges in the nodes that passes have brought into the final model, and their readings.
+        ranges: the least and the greatest number that any draw has of an input.
     """
     seeded = [draw for draw in draws if not draw.source]
     table_rows = tuple(_table(table, uncovered) for table in tables if table.varies)
@@ -124,6 +126,7 @@ def coverage_of(
             *([] if readings.why_not else _unseen(branches, loops, limits)),
             *_unseen_changes(*changes),
             *_other_sizes(_sizes(seeded)),
+            *_other_numbers(ranges or {}, inputs),
             *([NESTED.format(plural(gauges.nested, "node"))] if gauges.nested else []),
         ),
     )
@@ -160,6 +163,16 @@ def _other_sizes(sizes: Mapping[str, Sequence[int]]) -> list[str]:
     """A sentence on the sizes of open dims that no draw has."""
     drawn = [f"{name or 'unnamed dims'} {', '.join(map(str, several))}" for name, several in sizes.items()]
     return [f"sizes of open dims other than those drawn: {'; '.join(drawn)}"] if drawn else []
+
+
+def _other_numbers(ranges: Mapping[str, tuple[float, float]], inputs: Mapping[str, frozenset[Trait]]) -> list[str]:
+    """A sentence on the numbers that no draw has, but for masks, and indices, which reach both ends of their table."""
+    drawn = [
+        f"{name} {low:.4g} to {high:.4g}"
+        for name, (low, high) in ranges.items()
+        if (traits := inputs.get(name, frozenset())).isdisjoint((Trait.ONES, Trait.ROWS)) or Trait.WIDE in traits
+    ]
+    return [f"numbers outside of those drawn: {'; '.join(drawn)}"] if drawn else []
 
 
 def _masks(draws: Sequence[Draw]) -> tuple[str, ...]:

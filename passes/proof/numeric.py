@@ -30,7 +30,7 @@ from passes.proof.numbers import Errors, Tolerance
 from passes.proof.precision import computed_types
 from passes.proof.server import Criteria, RunAnswer
 from passes.proof.tables import Match, TableCheck, TablesPart, match_tables, tables_of
-from passes.proof.types import Measurement, Reference, Sensitivity, worst_errors
+from passes.proof.types import Measurement, Reference, Sensitivity, ranges_of, worst_errors
 from passes.proof.weak_blocks import SumTerm
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
@@ -227,7 +227,7 @@ class NumericProver:
         weak = dict.fromkeys(WEAK.format(term.name) for term in lost)
         gauges = self._exported.gauges if self._exported is not None else Gauges()
         known = (self._inputs, (*self._skipped, *weak), gauges, self._readings, tables, uncovered)
-        return coverage_of(draws, labels, *known, self._measure_changes(fixed))
+        return coverage_of(draws, labels, *known, self._measure_changes(fixed), ranges_of(self._references))
 
     def _measure_changes(self, model: DetachedModel) -> tuple[Gauges, Readings]:
         """Gauges in the nodes that passes have brought into the final `model`, and what they read."""

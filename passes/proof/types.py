@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -81,3 +82,18 @@ def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:
                 known.judged_as or comparison.judged_as,
             )
     return worst
+
+
+def ranges_of(references: Iterable[Reference]) -> dict[str, tuple[float, float]]:
+    """Input of numbers → the least and the greatest finite number that it has in any of the `references`."""
+    ranges: dict[str, tuple[float, float]] = {}
+    for reference in references:
+        for name, array in reference.feeds.items():
+            if array.dtype.kind in "bcOSU":
+                continue
+            numbers = array.astype(np.float64)
+            numbers = numbers[np.isfinite(numbers)]
+            if numbers.size:
+                low, high = ranges.get(name, (math.inf, -math.inf))
+                ranges[name] = min(low, float(numbers.min())), max(high, float(numbers.max()))
+    return ranges

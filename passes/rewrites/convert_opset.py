@@ -51,12 +51,23 @@ class ConvertOpset(Step):
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         if opset_of(model.proto) == self.to:
             return PassResult(model, changed=False)
+        if not opset_of(model.proto) and not any(node.domain in ONNX_DOMAINS for node in every_node(model.proto.graph)):
+            return PassResult(_with_opset(model, self.to))
         _refuse_attention(model.proto, self.to)
         converted = context.worker.call(convert, model=model.proto.SerializeToString(), to=self.to)
         proto = onnx.load_from_string(converted)
         for node, reason in _without_form(proto, self.to):
             raise StepFailed(f"{_name_of(node)} {reason} at opset {self.to}: onnx's converter has left it as it was")
         return PassResult(model.with_proto(proto))
+
+
+def _with_opset(model: DetachedModel, to: int) -> DetachedModel:
+    """`model`, which has operators of other domains alone (such as ai.onnx.ml), with an import of ONNX's own."""
+    proto = model.copy_proto()
+    proto.opset_import.append(onnx.helper.make_opsetid("", to))
+    least = onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
+    proto.ir_version = max(proto.ir_version, least)
+    return model.with_proto(proto)
 
 
 def convert(model: bytes, to: int) -> bytes:

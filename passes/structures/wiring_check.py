@@ -115,7 +115,7 @@ class _Joins:
             if near is None:
                 self._constants.update(node.output)
             else:
-                self._near.update(dict.fromkeys(node.output, near))
+                self._near.update(dict.fromkeys(filter(None, node.output), near))  # outputs left out share the name ''
         self._kept = self.mask_of(self._wanted)
         self._company = self._count_company()
 

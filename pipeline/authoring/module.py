@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from passes.suggest import describe_argument, nearest
+from pipeline.argument_checks import a, expects
 from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.tensors import IRTensor, Tensor
 from pipeline.errors import UsageError
@@ -117,6 +118,9 @@ def check_state_dict(module: nn.Module, state: Mapping[str, Any]) -> None:
             raise UsageError(f"load_state_dict: {name!r} is {found}, expected {expected}")
 
 
+@expects(
+    "emit: ", builder=a(ModelBuilder, "a ModelBuilder"), module=a(nn.Module, "a layer of torch.nn or a module of yours")
+)
 def emit(
     builder: ModelBuilder, module: nn.Module, *inputs: Tensor, path: str | None = None, **named: Tensor
 ) -> IRTensor:

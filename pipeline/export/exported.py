@@ -79,7 +79,7 @@ def name_dims(model: ir.Model, inputs: Sequence[InputSpec]) -> None:
     for value, spec in zip(model.graph.inputs, inputs, strict=True):
         for axis, declared in enumerate(spec.shape):
             if isinstance(declared, str):
-                _bind_name(names, _symbol(value, axis, spec), declared)
+                _name_symbol(names, _symbol(value, axis, spec), declared)
     for value in _values(model):
         if value.shape is not None:
             value.shape = ir.Shape([_rename_dim(dim, names) for dim in value.shape])
@@ -99,7 +99,7 @@ def _symbol(value: ir.Value, axis: int, spec: InputSpec) -> str:
     )
 
 
-def _bind_name(names: dict[str, str], symbol: str, declared: str) -> None:
+def _name_symbol(names: dict[str, str], symbol: str, declared: str) -> None:
     if names.setdefault(symbol, declared) != declared and _SYMBOL.fullmatch(symbol):
         raise UsageError(
             f"the dims {names[symbol]!r} and {declared!r} are always equal in this model; give them one name"

@@ -1,8 +1,8 @@
 """The static IR: a Graph of Values and Ops, the Builder that makes it, the checker, and the text and JSON forms."""
 
-from pipeline.ir.bind import as_states, bind_dims, dims_of
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
+from pipeline.ir.expression import as_states, dims_of, fix_dims
 from pipeline.ir.graph import (
     DTYPE_BITS,
     Attr,
@@ -44,9 +44,9 @@ __all__ = [
     "TorchConst",
     "Value",
     "as_states",
-    "bind_dims",
     "check",
     "dims_of",
+    "fix_dims",
     "from_json",
     "from_text",
     "to_json",

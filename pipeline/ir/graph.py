@@ -94,7 +94,7 @@ class TensorSpec:
         """
         sizes = tuple(dim for dim in self.shape if isinstance(dim, int))
         if len(sizes) != len(self.shape):
-            raise ValueError(f"shape {self.shape} still has named dims; bind them first")
+            raise ValueError(f"shape {self.shape} still has named dims; give them sizes first, by fix_dims")
         return sizes
 
     @property
@@ -222,8 +222,8 @@ class Op:
     name: str = ""
     """The source's name of the node, for messages."""
     node_type: str = ""
-    """The type that the source gives the node, where that is another than `kind`: ONNX's `Gemm`, of which an
-    `aten.addmm.default` is a part."""
+    """The type that the source gives the node, where that is another than `kind`: ONNX's `PRelu`, of which an
+    `aten.where.self` is a part."""
     origin: str = ""
     """The torch module path that the node came from, where it is known."""
     line: str = ""

@@ -1,6 +1,6 @@
 """Write a Graph as plain JSON data, and read it back: exact, versioned, without the bytes of stored values.
 
-    {"format_version": 1, "name": "mlp", "inputs": ["x"], "outputs": ["y"],
+    {"format_version": 2, "name": "mlp", "inputs": ["x"], "outputs": ["y"],
      "tensors": [{"name": "x", "shape": [2, 4], "dtype": "float32", "device": "cpu", "role": "input"}, …],
      "ops": [{"kind": "LeakyRelu", "inputs": ["h"], "outputs": ["y"], "attrs": {"alpha": {"float": 0.01}},
               "constraints": {"inplace": {"ints": [0]}}, "name": "node_1", "origin": "act",
@@ -11,41 +11,42 @@ not empty: of the graph `updates` {state: value after a run}, `sources` {stored 
 `dims` {name: [least, most or null]} and `guards`; of a tensor `strides`; of an op `hints`, `saved`,
 `node_type`, `line` and `bodies`, which are graphs like this one.
 
-An attribute says its type: `{"float": 0.1}`, `{"ints": [0, 1]}`, `{"word": ["dtype", "bfloat16"]}`. A float that JSON
-cannot spell is the string "inf", "-inf" or "nan"; a complex number is a pair of floats. A tuple of ints, of floats or
-of strings is a plain list; any other tuple is a list of tagged parts, so it may be nested.
+`tagged.py` says how attributes are written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from passes.suggest import plural
 from pipeline.argument_checks import MAPPING, Check, a, expects
 from pipeline.errors import SourceError
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.check import violations
-from pipeline.ir.graph import (
-    Attr,
-    BodyRef,
-    DimRange,
-    Graph,
-    InputRef,
-    KernelSpec,
-    Op,
-    Payload,
-    Role,
-    SymExpr,
-    TensorSpec,
-    TorchConst,
-    Value,
+from pipeline.ir.codec import (
+    ATTR,
+    BLOB,
+    TEXT,
+    U32,
+    Field,
+    FieldError,
+    Form,
+    as_tuple,
+    by_key,
+    choice,
+    only_json,
+    optional,
+    record,
+    several,
 )
+from pipeline.ir.graph import Dim, DimRange, Graph, KernelSpec, Op, Payload, Role, TensorSpec
+from pipeline.ir.tagged import items_of, same
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 2
+"""Grows when a key changes its meaning or goes away. Up to 1 an op of ONNX had a kind of its own."""
 
 
 @expects(graph=a(Graph, "a Graph"))
@@ -61,21 +62,7 @@ def digest_graph(graph: Graph) -> str:
 
 
 def write_graph(graph: Graph) -> dict[str, Any]:
-    names = [value.name for value in graph.values]
-    facts = {
-        "updates": {names[vid]: names[after] for vid, after in graph.updates.items()},
-        "sources": {names[vid]: list(keys) for vid, keys in graph.sources.items()},
-        "dims": {name: [span.least, span.most] for name, span in graph.dims.items()},
-        "guards": list(graph.guards),
-    }
-    return {
-        "name": graph.name,
-        "inputs": [names[vid] for vid in graph.inputs],
-        "outputs": [names[vid] for vid in graph.outputs],
-        "tensors": [write_tensor(value) for value in graph.values],
-        "ops": [write_op(op, names) for op in graph.ops],
-        **{key: fact for key, fact in facts.items() if fact},
-    }
+    return _graph_form([value.name for value in graph.values]).to_json(graph)
 
 
 @expects(data=Check(MAPPING.accepts, "a dict, as to_json gives"), payloads=MAPPING.or_none())
@@ -98,185 +85,95 @@ def from_json(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None = 
     return graph
 
 
-def read_graph(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None = None) -> Graph:
-    where = "the top level"
+def read_graph(data: Any, payloads: Mapping[str, Payload] | None = None) -> Graph:
     try:
-        decls = []
-        for index, tensor in enumerate(items_of(data["tensors"])):
-            where = f"tensors[{index}]"
-            decls.append(read_tensor(tensor))
-        vids = {decl.name: vid for vid, decl in enumerate(decls)}
-        ops = []
-        for index, op in enumerate(items_of(data["ops"])):
-            where = f"ops[{index}]"
-            ops.append(read_op(index, op, vids))
-        where = "inputs or outputs"
-        inputs, outputs = ([vids[name] for name in items_of(data[side])] for side in ("inputs", "outputs"))
-        where = "updates, sources, dims or guards"
-        facts = read_facts(data, vids)
-        where = "the top level"
-        return assemble(text_of(data["name"]), decls, ops, inputs, outputs, payloads, facts)
-    except KeyError as error:
-        raise SourceError(f"IR JSON: {where} needs {error}, which is not there; compare it with `to_json`") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise SourceError(f"IR JSON: {where} cannot be read: {error}; compare it with `to_json`") from error
+        return _read_graph(data, payloads)
+    except FieldError as error:
+        place = error.place.lstrip(".") or "the top level"
+        raise SourceError(f"IR JSON: {place} cannot be read: {error.reason}; compare it with `to_json`") from error
 
 
-def read_facts(data: Mapping[str, Any], vids: Mapping[str, int]) -> GraphFacts:
-    return GraphFacts(
-        {vids[name]: vids[after] for name, after in data.get("updates", {}).items()},
-        {vids[name]: tuple(map(text_of, items_of(keys))) for name, keys in data.get("sources", {}).items()},
-        {name: DimRange(least, most) for name, (least, most) in data.get("dims", {}).items()},
-        tuple(map(text_of, items_of(data.get("guards", ())))),
+def _read_graph(data: Any, payloads: Mapping[str, Payload] | None = None) -> Graph:
+    (decls,) = record(as_tuple, Field("tensors", TENSORS)).from_json(data)
+    form = _graph_form([decl.name for decl in decls])
+    name, inputs, outputs, _, ops, *facts = form.from_json(data)
+    ops = [Op(oid, *values) for oid, values in enumerate(ops)]
+    try:
+        return assemble(name, decls, ops, inputs, outputs, payloads, GraphFacts(*facts))
+    except (TypeError, ValueError) as error:
+        raise FieldError("", str(error)) from error
+
+
+def _graph_form(names: Sequence[str]) -> Form:
+    """A graph whose values have these names, by vid; read, it is the tuple of its fields."""
+    vids = {name: vid for vid, name in enumerate(names)}
+
+    def vid_of(name: Any) -> int:
+        if name not in vids:
+            raise ValueError(f"no tensor is called {name!r}")
+        return vids[name]
+
+    vid = only_json(names.__getitem__, vid_of)
+    op = record(
+        as_tuple,
+        Field("kind", TEXT),
+        Field("inputs", several(vid)),
+        Field("outputs", several(vid)),
+        Field("attrs", ATTRS),
+        Field("kernel", KERNEL),
+        Field("constraints", ATTRS),
+        Field("hints", ATTRS, default={}),
+        Field("saved", several(U32), default=()),
+        Field("name", TEXT),
+        Field("node_type", TEXT, default=""),
+        Field("origin", TEXT),
+        Field("line", TEXT, default=""),
+        Field("bodies", several(only_json(write_graph, _read_graph)), default=()),
+    )
+    return record(
+        as_tuple,
+        Field("name", TEXT),
+        Field("inputs", several(vid)),
+        Field("outputs", several(vid)),
+        Field("tensors", only_json(TENSORS.to_json, same), "values"),
+        Field("ops", several(op)),
+        Field("updates", by_key(vid, vid), default={}),
+        Field("sources", by_key(vid, several(TEXT)), default={}),
+        Field("dims", by_key(TEXT, SPAN), default={}),
+        Field("guards", several(TEXT), default=()),
     )
 
 
-def write_tensor(value: Value) -> dict[str, Any]:
-    spec = value.spec
-    return {
-        "name": value.name,
-        "shape": list(spec.shape),
-        "dtype": spec.dtype,
-        "device": spec.device,
-        "role": str(value.role),
-        **({} if value.strides is None else {"strides": list(value.strides)}),
-    }
+def make_decl(name: str, shape: Shape, dtype: str, device: str, role: Role, strides: Shape | None) -> ValueDecl:
+    return ValueDecl(name, TensorSpec(shape, dtype, device), role, strides)
 
 
-def read_tensor(data: Mapping[str, Any]) -> ValueDecl:
-    spec = TensorSpec(tuple(items_of(data["shape"])), data["dtype"], data["device"])
-    strides = data.get("strides")
-    return ValueDecl(data["name"], spec, Role(data["role"]), None if strides is None else tuple(items_of(strides)))
+def dim_of(item: Any) -> Dim:
+    if type(item) not in (int, str):
+        raise ValueError(f"found {item!r:.60}, expected a size or the name of a dimension")
+    return item
 
 
-def write_op(op: Op, names: list[str]) -> dict[str, Any]:
-    kernel = op.kernel
-    return {
-        "kind": op.kind,
-        "inputs": [names[vid] for vid in op.inputs],
-        "outputs": [names[vid] for vid in op.outputs],
-        "attrs": {key: write_attr(item) for key, item in op.attrs.items()},
-        "constraints": {key: write_attr(item) for key, item in op.constraints.items()},
-        "name": op.name,
-        "origin": op.origin,
-        "kernel": kernel
-        and {"kind_id": kernel.kind_id, "attr_schema": kernel.attr_schema, "attr_blob": kernel.attr_blob.hex()},
-        **({"hints": {key: write_attr(item) for key, item in op.hints.items()}} if op.hints else {}),
-        **({"saved": list(op.saved)} if op.saved else {}),
-        **({"node_type": op.node_type} if op.node_type else {}),
-        **({"line": op.line} if op.line else {}),
-        **({"bodies": [write_graph(body) for body in op.bodies]} if op.bodies else {}),
-    }
+Shape = tuple[Dim, ...]
 
+DIMS: Final = several(only_json(same, dim_of))
 
-def read_op(oid: int, data: Mapping[str, Any], vids: Mapping[str, int]) -> Op:
-    kernel = data["kernel"]
-    return Op(
-        oid,
-        text_of(data["kind"]),
-        tuple(vids[name] for name in items_of(data["inputs"])),
-        tuple(vids[name] for name in items_of(data["outputs"])),
-        {key: read_attr(item) for key, item in data["attrs"].items()},
-        kernel and KernelSpec(kernel["kind_id"], kernel["attr_schema"], bytes.fromhex(kernel["attr_blob"])),
-        {key: read_attr(item) for key, item in data["constraints"].items()},
-        {key: read_attr(item) for key, item in data.get("hints", {}).items()},
-        tuple(map(int_of, items_of(data.get("saved", ())))),
-        text_of(data["name"]),
-        text_of(data.get("node_type", "")),
-        text_of(data["origin"]),
-        text_of(data.get("line", "")),
-        tuple(read_graph(body) for body in items_of(data.get("bodies", ()))),
+TENSORS: Final = several(
+    record(
+        make_decl,
+        Field("name", TEXT),
+        Field("shape", DIMS, "spec.shape"),
+        Field("dtype", TEXT, "spec.dtype"),
+        Field("device", TEXT, "spec.device"),
+        Field("role", choice(Role)),
+        Field("strides", optional(DIMS), default=None),
     )
+)
 
+KERNEL: Final = optional(
+    record(KernelSpec, Field("kind_id", U32), Field("attr_schema", TEXT), Field("attr_blob", BLOB))
+)
 
-def write_attr(item: Attr) -> dict[str, Any]:
-    if isinstance(item, tuple):
-        kinds = {type(part) for part in item}
-        if len(kinds) == 1 and (plain := PLURALS.get(kinds.pop())):
-            return {plain: [spell(part) for part in item]}
-        return {"list": [write_attr(part) for part in item]} if item else {"ints": []}
-    tag, write = WRITERS[type(item)]
-    return {tag: write(item)}
+ATTRS: Final = by_key(TEXT, ATTR)
 
-
-def read_attr(data: Mapping[str, Any]) -> Any:
-    ((tag, item),) = data.items()
-    if tag == "list":
-        return tuple(read_attr(part) for part in items_of(item))
-    if tag in SINGULARS:
-        return tuple(SINGULARS[tag](part) for part in items_of(item))
-    return READERS[tag](item)
-
-
-def items_of(item: Any) -> Sequence[Any]:
-    """`item` if it is a list: a text, or the keys of an object, would be taken for several items."""
-    if not isinstance(item, list | tuple):
-        raise ValueError(f"found {item!r:.60}, expected a list")
-    return item
-
-
-def text_of(item: Any) -> str:
-    if not isinstance(item, str):
-        raise ValueError(f"found {item!r:.60}, expected a text")
-    return item
-
-
-def int_of(item: Any) -> int:
-    """`item` if it is an integer; 1.5 and true are none, though Python converts them."""
-    if type(item) is not int:
-        raise ValueError(f"found {item!r:.60}, expected an integer")
-    return item
-
-
-def float_of(item: Any) -> float:
-    """A number, or the text for one that JSON does not have."""
-    try:
-        if type(item) in (int, float) or item in ("inf", "-inf", "nan"):
-            return float(item)
-    except OverflowError:
-        pass
-    raise ValueError(f"found {item!r:.60}, expected a number of float64, or the text inf, -inf or nan")
-
-
-def bool_of(item: Any) -> bool:
-    if type(item) is not bool:
-        raise ValueError(f"found {item!r:.60}, expected true or false")
-    return item
-
-
-def spell(item: Any) -> Any:
-    return repr(item) if isinstance(item, float) and not math.isfinite(item) else item
-
-
-def same(item: Any) -> Any:
-    return item
-
-
-PLURALS: dict[type, str] = {int: "ints", float: "floats", str: "strings"}
-SINGULARS: dict[str, Callable[[Any], Attr]] = {"ints": int_of, "floats": float_of, "strings": text_of}
-
-WRITERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    type(None): ("none", same),
-    bool: ("bool", same),
-    int: ("int", same),
-    float: ("float", spell),
-    str: ("string", same),
-    complex: ("complex", lambda item: [spell(item.real), spell(item.imag)]),
-    InputRef: ("use", lambda item: item.index),
-    BodyRef: ("body", lambda item: item.index),
-    TorchConst: ("word", lambda item: [item.kind, item.name]),
-    SymExpr: ("size", lambda item: item.expression),
-}
-
-READERS: dict[str, Callable[[Any], Attr]] = {
-    "none": lambda item: None,
-    "bool": bool_of,
-    "int": int_of,
-    "float": float_of,
-    "string": text_of,
-    "complex": lambda item: complex(*map(float_of, items_of(item))),
-    "use": lambda item: InputRef(int_of(item)),
-    "body": lambda item: BodyRef(int_of(item)),
-    "word": lambda item: TorchConst(*map(text_of, items_of(item))),
-    "size": lambda item: SymExpr(text_of(item)),
-}
+SPAN: Final = only_json(lambda span: [span.least, span.most], lambda item: DimRange(*items_of(item)))

@@ -9,7 +9,7 @@ A schema is `name/version:field=code,…`, for example `gemm/1:alpha=f,beta=f,tr
     s    str                   4 bytes of length, then UTF-8
     i[]  tuple of int          4 bytes of count, then each
     f[]  tuple of float        4 bytes of count, then each
-    v    any of the above, and what else an operator of torch takes: 1 tag byte, then the value (`tagged.py`)
+    v    any of the above, and what else an operator of torch takes: 1 tag byte, then the value (`ir/tagged.py`)
     {…}  arguments by name     a `v` for each name: `call={self,dim,keepdim}`
 
 Everything is little-endian and unpadded, in the order of the schema. The blob carries no names: the schema is the ABI
@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Attr
-from pipeline.ops.tagged import read_bool, read_item, read_text, write_item, write_text
+from pipeline.ir.tagged import read_bool, read_item, read_text, write_item, write_text
 
 FIELD: Final = re.compile(r"([^=,{}]+)=(\{[^={}]*\}|[^=,{}]+)(?:,|$)")
 

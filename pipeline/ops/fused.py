@@ -5,6 +5,8 @@ Operands that a call may lack come last, in the order of the attributes that say
 
 from __future__ import annotations
 
+from typing import Final, NamedTuple
+
 from pipeline.ops.kinds import Kind
 from pipeline.ops.rows import (
     Check,
@@ -30,6 +32,16 @@ ACTIVATIONS = {
     "leaky_relu": 1,
 }
 """Activation → how many numbers it has: the bounds of `clip`, the slope of `leaky_relu`."""
+
+
+class Activation(NamedTuple):
+    """What a fused call computes on its result: a name of `ACTIVATIONS`, and its numbers."""
+
+    name: str
+    numbers: tuple[float, ...] = ()
+
+
+PLAIN: Final = Activation("none")
 
 NORM = 4
 """Operands of a normalisation: scale, bias, mean, variance."""

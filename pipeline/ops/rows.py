@@ -58,7 +58,6 @@ CAPTURING_DEVICES = ("cpu", "cuda")
 """Kinds of devices that a capture can be made on."""
 
 HOST_SYNC = "it waits for the host: a value that a kernel computed decides what is launched next"
-BY_HOST = "numpy computes it, on the host"
 RUNS_BODIES = "it is a higher-order operator, whose bodies run as often as the data says"
 OWN_GENERATOR = "it draws from a generator of its own, which no CUDA graph advances"
 

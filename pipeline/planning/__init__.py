@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pipeline.planning.binary import PlanFile, StoredBytes, check_weights, decode_plans, encode_plans
 from pipeline.planning.check import check_against, check_plan
-from pipeline.planning.json import from_json, to_json
+from pipeline.planning.files import PlanFile, StoredBytes, check_weights, decode_plans, encode_plans, from_json, to_json
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Move, Residence, parse_regions
-from pipeline.planning.occupancy import Occupant, alive_bytes, occupants
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, FeedSignature, Slot, make_plan, refuse_named_dims
-from pipeline.planning.regions import map_memory
+from pipeline.planning.regions import Occupant, alive_bytes, map_memory, occupants
 
 __all__ = [
     "ExecutionPlan",

@@ -232,5 +232,5 @@ def refuse_named_dims(graph: Graph) -> None:
         more = ", …" if len(named) > SHOWN else ""
         raise UsageError(
             f"graph {graph.name!r}: {plural(len(named), 'value')} with named dims ({', '.join(named[:SHOWN])}{more}); "
-            "a plan needs concrete sizes: export with fixed shapes, or bind the dims to numbers first"
+            "a plan needs concrete sizes: export with fixed shapes, or give the dims sizes first, by fix_dims"
         )

@@ -15,7 +15,7 @@ import onnx
 from onnx import NodeProto
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER
-from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
+from passes.graph.op_facts import ONNX_DOMAINS, PRODUCTS, attribute_of
 from passes.structures.norms import NormPattern, find_norm_patterns
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
@@ -402,7 +402,6 @@ HALF_WORD: Final = 16
 OLD_HARDWARE: Final = frozenset({"V66", "V68", "V69"})
 """Versions of the processor without kernels for weights of 16 bits."""
 
-PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 NORMS: Final = frozenset(
     {f"{name}Normalization" for name in ("Batch", "Layer", "Group", "Instance", "RMS")},

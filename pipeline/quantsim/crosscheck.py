@@ -16,6 +16,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.graph.inference import FLOATS, float_tensors
+from passes.graph.op_facts import BIAS, BIASED
 from passes.graph.traversal import reads_of
 from passes.suggest import describe_argument
 from passes.weights.detached import DetachedModel
@@ -174,7 +175,7 @@ def _find_addends(model: DetachedModel) -> dict[str, list[_Shift]]:
 
 
 def _added_constants(node: NodeProto, stored: Mapping[str, object]) -> Iterator[str]:
-    places = (0, 1) if node.op_type == "Add" else (2,) if node.op_type in (*CONVOLUTIONS, "Gemm") else ()
+    places = (0, 1) if node.op_type == "Add" else (BIAS,) if node.op_type in BIASED else ()
     yield from (node.input[place] for place in places if place < len(node.input) and node.input[place] in stored)
 
 

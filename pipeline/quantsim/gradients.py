@@ -8,7 +8,7 @@ run of onnxruntime, by name.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -28,11 +28,11 @@ from pipeline.importers.from_onnx.model import NodeList, import_segment
 from pipeline.importers.from_onnx.replacements import pending_nodes
 from pipeline.importers.from_onnx.source import ArrayPayload, Stored
 from pipeline.importers.from_onnx.specs import wider_type
-from pipeline.ir import Graph, Op, TensorSpec
+from pipeline.ir import Graph, TensorSpec
 from pipeline.ops import Kind
 from pipeline.quantsim.encodings import Encoding, round_trip
 from pipeline.quantsim.qdq import drop_unread_nodes, find_fixed_values
-from pipeline.runtime.eager import Own, apply
+from pipeline.runtime.eager import STRAIGHT_THROUGH, Own, apply
 from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.tensors import as_tensor, to_numpy
 
@@ -160,14 +160,6 @@ class TorchNodes:
 
 def _is_shape(array: np.ndarray) -> bool:
     return array.dtype == np.int64 and array.ndim < 2 and array.size <= SHAPE_LENGTH
-
-
-def _round_straight(op: Op, ins: Sequence[Tensor]) -> list[Tensor]:
-    """Integers go to their dequantizer as floats, since torch gives integers no gradient."""
-    return apply(replace(op, attrs={**op.attrs, "as_floats": True}), ins, {})
-
-
-STRAIGHT_THROUGH: Final[Own] = {QUANTIZE: _round_straight}
 
 
 class Backward:

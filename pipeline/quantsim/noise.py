@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
+from passes.graph.op_facts import PRODUCTS, RECURRENT
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
@@ -226,7 +227,7 @@ def _add_sum(graph: onnx.GraphProto, name: str, value: str) -> None:
     graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, []))
 
 
-PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
+WEIGHTED: Final = PRODUCTS | RECURRENT
 
 DIRECTIONS: Final = 1
 """Of the outputs, for each sample; each is one backward pass, and tells less than another sample would."""
@@ -270,7 +271,7 @@ def find_layers(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tupl
     sources = {value: site.tensor for site in find_sites(model) for value in site.moved_to}
     layers: list[Layer] = []
     for node in graph.node:
-        if node.op_type not in PRODUCTS:
+        if node.op_type not in WEIGHTED:
             continue
         behind = readers.get(node.output[0], [])
         is_biased = len(behind) == 1 and behind[0].op_type == "Add" and not constants.isdisjoint(behind[0].input)

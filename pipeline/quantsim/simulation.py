@@ -16,6 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.errors import StepFailed
 from passes.graph.index import initializers_of
+from passes.graph.op_facts import BIASED
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
@@ -212,8 +213,7 @@ def _has_float_weights(model: DetachedModel) -> bool:
     floats = find_fixed_values(graph, stored) | stored
     dequantized = {name for node in dequantizers for name in node.output}
     return any(
-        node.op_type in QUANTIZED_BY_RUNTIME and node.input[0] in dequantized and node.input[1] in floats
-        for node in graph.node
+        node.op_type in BIASED and node.input[0] in dequantized and node.input[1] in floats for node in graph.node
     )
 
 
@@ -253,9 +253,6 @@ CLIP_FUSION: Final = "ClipQuantRewrite"
 WEIGHT_QUANTIZATION: Final = "WeightBiasQuantization"
 """onnxruntime's rewrite that gives 8 bits and one scale to a weight that stays in float, where products read quantized
 numbers. It gives 32 bits to biases, too, which integer kernels need: so it is on where no weight is in float."""
-
-QUANTIZED_BY_RUNTIME: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
-"""The products whose weights that rewrite takes."""
 
 WHOLE_TYPES: Final = (TensorProto.INT4, TensorProto.UINT4)
 

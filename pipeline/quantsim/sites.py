@@ -18,6 +18,8 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.errors import StepFailed
 from passes.graph.inference import EVERY_FLOAT, FLOATS, find_floats, types_of
 from passes.graph.op_facts import (
+    BIAS,
+    BIASED,
     LAYOUT_OPS,
     ONNX_DOMAINS,
     MovedConstant,
@@ -361,7 +363,7 @@ def _constant_site(
         size = 0 if summed is None else shapes[value.source][summed]
         site = replace(site, role="weight", parameter=parameter or "weight")
         return replace(site, channel_axis=channel, summed_axis=summed, summed_size=size)
-    if index == 2 and node.op_type in BIASED and not is_moved and set(shapes[name][:-1]) <= {1}:
+    if index == BIAS and node.op_type in BIASED and not is_moved and set(shapes[name][:-1]) <= {1}:
         data, weight = (moved[read].source if read in moved else read for read in node.input[:2])
         site = replace(site, role="bias", bias_of=(data, weight), bias_rank=rank, parameter=parameter)
         channels, size = _count_channels(node, moved, shapes), math.prod(shapes[name])
@@ -414,15 +416,13 @@ WEIGHT_AND_BIAS: Final = {1: "weight", 2: "bias"}
 WEIGHTS_OF_CELLS: Final = {1: "weight", 2: "weight_r", 3: "bias"}
 
 PARAMETERS: Final[Mapping[str, Mapping[int, str]]] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), WEIGHT_AND_BIAS),
+    **dict.fromkeys(BIASED, WEIGHT_AND_BIAS),
     **dict.fromkeys((f"{name}Normalization" for name in ("Layer", "Group", "Instance")), WEIGHT_AND_BIAS),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), WEIGHTS_OF_CELLS),
     "BatchNormalization": {**WEIGHT_AND_BIAS, 3: "running_mean", 4: "running_var"},
     "RMSNormalization": {1: "weight"},
 }
 """Op → input → what AIMET calls the constant there. Either factor of a MatMul can be its weight."""
-
-BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 @dataclass(slots=True)

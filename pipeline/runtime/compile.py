@@ -1,19 +1,32 @@
-"""Graph → a program that runs: lower, plan, check the plan, bind."""
+"""Graph → a program that runs: lower, plan, check the plan, bind.
+
+The caller's own passes of `compile_graph`: over the graph before it is lowered, over the plan before it is bound.
+
+Compute at compile time what depends on constants only: positions, masks, tables of angles.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
 
 import torch
 
 from passes.suggest import bytes_text, nearest, plural
 from pipeline.argument_checks import FLAG, MAPPING, TEXT, a, expects
-from pipeline.errors import UsageError
+from pipeline.errors import InternalError, UsageError
+from pipeline.importers.from_torch.tensors import TensorPayload
+from pipeline.ir import Op, Role
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.check import check
-from pipeline.ir.graph import Graph
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.lower import in_traced_order
+from pipeline.lowering.lower import in_traced_order, memory_order
+from pipeline.ops.aten import is_call
+from pipeline.ops.aten.typed import HIGHER_ORDER
+from pipeline.ops.layout import traced_strides
 from pipeline.planning import (
     ExecutionPlan,
     FeedSignature,
@@ -24,12 +37,132 @@ from pipeline.planning import (
 )
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
-from pipeline.runtime.fold import fold_constants
+from pipeline.runtime.eager import apply
+from pipeline.runtime.eager import in_traced_order as with_strides_of_trace
 from pipeline.runtime.kernels import PackedMemory, load_library
-from pipeline.runtime.program import BoundProgram, UnboundProgram
-from pipeline.runtime.slots import Feed, Weights, with_weights
+from pipeline.runtime.kernels.aten.call import pure_operator
+from pipeline.runtime.program import BoundProgram
+from pipeline.runtime.slots import Feed, Weights, stored_tensor, with_weights
 from pipeline.runtime.torch_state import plain_state
-from pipeline.runtime.user_passes import GraphPass, PlanPass, run_graph_passes, run_plan_passes
+
+LARGEST = 2**24
+"""Bytes of one folded result; a larger one costs more memory than it saves time."""
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """`graph` without torch's operators on constants only; their results become constants with the same vids.
+
+    Random numbers are drawn at each run. Weights are not folded: the results would double their memory.
+
+    Raises:
+        SourceError: an operator that torch does not know.
+        Unsupported: an operator that writes to its arguments.
+    """
+    known: dict[int, torch.Tensor] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        operator = pure_operator(op.kind) if is_call(op.kind) and not op.kind.startswith(HIGHER_ORDER) else None
+        if operator is None or not _is_constant(graph, op, operator, known):
+            ops.append(replace(op, oid=len(ops)))
+            continue
+        ins = [known[vid] if vid in known else _read_stored(graph, vid) for vid in op.inputs]
+        with torch.no_grad():
+            known.update(zip(op.outputs, apply(op, with_strides_of_trace(graph, op, ins), {}), strict=True))
+    return _with_constants(graph, ops, known) if known else graph
+
+
+def _is_constant(graph: Graph, op: Op, operator: torch._ops.OpOverload, known: dict[int, torch.Tensor]) -> bool:
+    specs = [graph.values[vid].spec for vid in op.outputs]
+    if any(not spec.is_static or spec.nbytes > LARGEST for spec in specs):
+        return False
+    if any(vid not in known and not _is_stored(graph, vid) for vid in op.inputs):
+        return False
+    return torch.Tag.nondeterministic_seeded not in operator.tags
+
+
+def _is_stored(graph: Graph, vid: int) -> bool:
+    """Whether `vid` is a constant with a payload and dense memory: a payload has elements, not gaps or overlaps."""
+    value = graph.values[vid]
+    dense = value.strides is None or memory_order(value) is not None
+    return value.role is Role.CONST and vid in graph.payloads and dense
+
+
+def _read_stored(graph: Graph, vid: int) -> torch.Tensor:
+    return stored_tensor(graph.payloads[vid], traced_strides(graph.values[vid]))
+
+
+def _with_constants(graph: Graph, ops: list[Op], known: dict[int, torch.Tensor]) -> Graph:
+    decls = [
+        ValueDecl(value.name, value.spec, Role.CONST if value.vid in known else value.role, value.strides)
+        for value in graph.values
+    ]
+    payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
+    payloads |= {graph.values[vid].name: TensorPayload(tensor) for vid, tensor in known.items()}
+    facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
+    return assemble(graph.name, decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+
+
+GraphPass: TypeAlias = Callable[[Graph], Graph]
+PlanPass: TypeAlias = Callable[[ExecutionPlan], ExecutionPlan]
+T = TypeVar("T", Graph, ExecutionPlan)
+
+
+def run_graph_passes(graph: Graph, passes: Sequence[GraphPass]) -> Graph:
+    """`graph` after each of `passes`, which keep its inputs and outputs.
+
+    Raises:
+        UsageError: a pass returns something else than a Graph, a graph that breaks a rule of the IR, or one of other
+            inputs or outputs; the message names the pass.
+    """
+    for change in passes:
+        changed = _call("optimize_ir", change, graph)
+        try:
+            check(changed, read_payloads=False)
+        except InternalError as error:
+            raise UsageError(f"optimize_ir: {_name(change)} broke the graph: {error}") from error
+        if (found := _signature(changed)) != (expected := _signature(graph)):
+            raise UsageError(f"optimize_ir: {_name(change)} changed the signature: found {found}, expected {expected}")
+        graph = changed
+    return graph
+
+
+def run_plan_passes(graph: Graph, plan: ExecutionPlan, passes: Sequence[PlanPass]) -> ExecutionPlan:
+    """`plan`, a plan of `graph`, after each of `passes`.
+
+    Raises:
+        UsageError: a pass returns something else than a plan, or a plan that the checker refuses; the message names the
+            pass.
+    """
+    for change in passes:
+        plan = _call("optimize_plan", change, plan)
+        try:
+            check_plan(plan)
+            check_against(graph, plan)
+        except InternalError as error:
+            raise UsageError(f"optimize_plan: {_name(change)} broke the plan: {error}") from error
+    return plan
+
+
+def _call(option: str, change: Callable[[T], T], given: T) -> T:
+    if not callable(change):
+        raise UsageError(f"{option}: found {change!r:.60}, expected functions of a {type(given).__name__}")
+    made = change(given)
+    if not isinstance(made, type(given)):
+        found, expected = type(made).__name__, type(given).__name__
+        raise UsageError(f"{option}: {_name(change)} returned {found}, expected the {expected} after the change")
+    return made
+
+
+def _name(change: Callable[[T], T]) -> str:
+    return getattr(change, "__name__", None) or repr(change)[:60]
+
+
+def _signature(graph: Graph) -> tuple[tuple[tuple[str, TensorSpec], ...], ...]:
+    return tuple(
+        tuple((graph.values[vid].name, graph.values[vid].spec) for vid in vids)
+        for vids in (graph.inputs, graph.outputs)
+    )
+
 
 A_GRAPH = a(Graph, "a Graph, as from_onnx makes; an IR of extract_ir has it as .graph")
 
@@ -242,4 +375,4 @@ def bind_graph(
         check_plan(plan)
         check_against(graph, plan)
         plan = run_plan_passes(graph, plan, optimize_plan)
-        return UnboundProgram.resolve(plan, graph, native=load_library() if native else None).bind(graph, memory)
+        return BoundProgram.bind(plan, graph, memory, native=load_library() if native else None)

@@ -8,8 +8,7 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
-from pipeline.runtime.binding import LAUNCH_ERRORS, ProcessBound, ProgramMemory, RunBody
-from pipeline.runtime.capture import Captures, OneMemory
+from pipeline.runtime.capture import Captures
 from pipeline.runtime.devices import Device, device_of
 from pipeline.runtime.feeding import (
     LARGE,
@@ -22,7 +21,7 @@ from pipeline.runtime.feeding import (
     tensors_by_storage,
 )
 from pipeline.runtime.kernels import has_native
-from pipeline.runtime.program import BoundProgram
+from pipeline.runtime.program import LAUNCH_ERRORS, BoundProgram, ProcessBound, ProgramMemory, RunBody
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import torch_dtype
@@ -83,7 +82,7 @@ class Context(ProcessBound):
         self._large = {vid: pointers[vid] for vid in _large_outputs(plan)}
         self._moving = {*self._large, *pointed}
         """Roots of the values whose slots are pointed at other memory."""
-        self.captures = Captures(OneMemory(self.memory))
+        self.captures = Captures(self.memory)
         """Replays continue the sequence of the runs: they have the same states, and the same arena."""
         self._device = device
         self._inference = torch.inference_mode()
@@ -220,7 +219,7 @@ class Context(ProcessBound):
                 for at, launch in enumerate(self._launches):  # noqa: B007 - read where a launch fails
                     launch()
         except LAUNCH_ERRORS as error:
-            raise self.bound.program.failure(self._steps[at], error) from error
+            raise self.bound.failure(self._steps[at], error) from error
         finally:
             self._reached = at + 1
 
@@ -229,7 +228,7 @@ class Context(ProcessBound):
             with self._inference:
                 self._launches[at]()
         except LAUNCH_ERRORS as error:
-            raise self.bound.program.failure(self._steps[at], error) from error
+            raise self.bound.failure(self._steps[at], error) from error
 
     def _point_at_new(self) -> dict[int, torch.Tensor]:
         """New memory for the caller by root, to which the large outputs are written."""

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from passes.worker.platforms import memory_limit
-from pipeline.errors import Unsupported
+from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.tensors import torch_dtype, with_strides
@@ -26,10 +26,11 @@ class Device:
 
     Args:
         name: `torch.device.type`.
-        alignment: bytes; an address that a kernel gets is a multiple of it, as long as offsets in the arena are.
+        alignment: bytes; kernels read at multiples of it, and so offsets in the arena have to be multiples.
         holds: whether a tensor lies here.
         limit: the bytes that this process may have here.
         cut: the bytes [first, last) of a tensor of bytes as a storage of their own.
+        pin: let torch refuse to free or to move the storage of a tensor that lies here.
         synchronize: wait until everything that was launched is done.
         has_kernels: whether this release has kernels for it.
     """
@@ -39,6 +40,7 @@ class Device:
     holds: Callable[[torch.Tensor], bool]
     limit: Callable[[], int]
     cut: Callable[[torch.Tensor, int, int], torch.Tensor]
+    pin: Callable[[torch.Tensor], object]
     synchronize: Callable[[], object]
     has_kernels: bool
 
@@ -62,7 +64,14 @@ class Device:
         """A tensor of `spec` whose first element lies at byte `offset` of `memory` (uint8), on a storage of its own.
 
         Such a storage cannot grow: an operator that resizes its result fails and does not write over other values.
+
+        Raises:
+            InternalError: kernels of this device do not read at that offset; the plan was made for another one.
         """
+        if offset % self.alignment:
+            raise InternalError(
+                f"byte {offset} of the arena is no multiple of {self.alignment}, as kernels of {self.name!r} expect"
+            )
         dtype = torch_dtype(spec.dtype)
         if not spec.numel:
             return self.empty(spec.sizes, None, dtype)
@@ -88,12 +97,19 @@ def _cut_cpu(memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
     return torch.from_numpy(memory.numpy()[first:last])
 
 
+def _pin_cpu(tensor: torch.Tensor) -> None:
+    """As with any tensor whose memory numpy shares: `untyped_storage().resize_(0)` is an error then, where it would
+    have left launches with memory that is gone."""
+    if tensor.layout is torch.strided:
+        torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()  # type: ignore[arg-type]
+
+
 def _cut_cuda(memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
     """All parts share one storage: torch has no way to cut one."""
     return memory[first:last]
 
 
-CPU: Final = Device("cpu", 64, attrgetter("is_cpu"), memory_limit, _cut_cpu, lambda: None, has_kernels=True)
+CPU: Final = Device("cpu", 64, attrgetter("is_cpu"), memory_limit, _cut_cpu, _pin_cpu, lambda: None, has_kernels=True)
 
 DEVICES: Final[Mapping[str, Device]] = {
     "cpu": CPU,
@@ -103,11 +119,17 @@ DEVICES: Final[Mapping[str, Device]] = {
         attrgetter("is_cuda"),
         lambda: torch.cuda.mem_get_info()[0],
         _cut_cuda,
+        lambda _: None,
         torch.cuda.synchronize,
         has_kernels=False,
     ),
 }
 """By `torch.device.type`. No plan was run on a CUDA device yet."""
+
+
+def device_at(tensor: torch.Tensor) -> Device:
+    """The device on which `tensor` lies."""
+    return DEVICES[tensor.device.type]
 
 
 def device_of(plan: ExecutionPlan) -> Device:
@@ -116,6 +138,7 @@ def device_of(plan: ExecutionPlan) -> Device:
     Raises:
         Unsupported: a value is on a device that this release has no kernels for.
     """
+    found = CPU
     for slot in plan.slots:
         device = DEVICES.get(torch.device(slot.spec.device).type)
         if device is None or not device.has_kernels:
@@ -123,4 +146,5 @@ def device_of(plan: ExecutionPlan) -> Device:
                 f"{slot.name!r} is on device {slot.spec.device!r}; this release has CPU kernels only: "
                 "import the model for device 'cpu'"
             )
-    return CPU
+        found = device
+    return found

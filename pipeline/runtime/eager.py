@@ -12,14 +12,14 @@ Why torch does not differentiate a kind: every op that an importer makes is an o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.ir.expression import dim_names, dims_of, fix_dims
 from pipeline.ops import Kind
 from pipeline.ops.aten import CALL_KINDS, HIGHER_ORDER, is_call, takes_any_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of
@@ -187,7 +187,7 @@ def _bind(graph: Graph, tensors: Tensors, *, check: bool) -> tuple[Graph, dict[i
     """The graph for the sizes of its inputs, and its slots before the first op."""
     if dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
-        graph = bind_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
+        graph = fix_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
     with plain_state():
         return graph, dict(_bind_inputs(graph, tensors, check=check))
 
@@ -306,6 +306,15 @@ def apply(op: Op, ins: Sequence[torch.Tensor], own: Own, inner: list[Step] | Non
     if namespace != "higher_order":
         return list(tensors_in(_operator(op.kind, given)))
     return list(tensors_in(call_higher_order(name, given)))
+
+
+def round_straight(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Integers travel to their dequantizer as floats, since torch gives integers no gradient."""
+    return apply(replace(op, attrs={**op.attrs, "as_floats": True}), ins, {})
+
+
+STRAIGHT_THROUGH: Own = {"onnxline.quantize.default": round_straight}
+"""The functions by which a rounding lets gradients through; `own_operators.py` says which gradients these are."""
 
 
 def _operator(kind: str, given: dict[str, Any]) -> Any:

@@ -15,12 +15,11 @@ from pipeline.argument_checks import FLAG, MAPPING, TEXT, Check, a_mapping, expe
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph, Payload, Role, TensorSpec
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.binding import ProcessBound
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import PackedMemory
-from pipeline.runtime.program import BoundProgram
+from pipeline.runtime.program import BoundProgram, ProcessBound
 from pipeline.runtime.slots import Feed, Weights, new_memory, with_weights
 from pipeline.runtime.states import StateTable
 

@@ -23,7 +23,7 @@ import torch
 from pipeline.errors import InternalError
 from pipeline.planning import FeedEntry
 from pipeline.runtime.devices import Device
-from pipeline.runtime.slots import bind_one
+from pipeline.runtime.slots import accept_tensor
 from pipeline.runtime.tensors import is_functional, torch_dtype
 
 
@@ -131,7 +131,7 @@ class CopiedSlot:
     def accept(self, given: Given) -> torch.Tensor:
         if type(given) in PLAIN and given.dtype is self._dtype and given.shape == self._shape and self._is_here(given):  # type: ignore[union-attr]
             return given  # type: ignore[return-value]
-        return bind_one(self._entry, given)
+        return accept_tensor(self._entry, given)
 
     def write(self, tensor: torch.Tensor) -> None:
         self._buffer.copy_(tensor)
@@ -159,7 +159,7 @@ class PointedSlot:
             return held
         if type(given) in PLAIN and self._is_shown_as_it_is(given):  # type: ignore[arg-type]
             return given  # type: ignore[return-value]
-        return bind_one(self._entry, given)
+        return accept_tensor(self._entry, given)
 
     def _is_shown_as_it_is(self, tensor: torch.Tensor) -> bool:
         strides = self._entry.strides

@@ -13,17 +13,15 @@ import torch
 from passes.suggest import nearest, plural
 from pipeline.argument_checks import FLAG, MAPPING, a_mapping, expects
 from pipeline.errors import UsageError
-from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.ir.expression import evaluate, names_in
+from pipeline.ir.expression import dim_names, dims_of, evaluate, fix_dims, names_in
 from pipeline.ir.graph import Dim, Graph, Role
 from pipeline.ir.json import digest_graph
-from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture import MOST_CAPTURES, Captures, Replayable
 from pipeline.runtime.capture.feed_buffers import as_tensors
 from pipeline.runtime.compile import A_GRAPH, bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import PackedMemory
-from pipeline.runtime.program import BoundProgram
+from pipeline.runtime.program import BoundProgram, ProgramMemory
 from pipeline.runtime.slots import Feed, Weights, refuse_unreadable, with_weights
 
 Buckets = Mapping[str, Sequence[int]]
@@ -179,7 +177,7 @@ class SizedProgram(Replayable):
                     self._planning.pop(key, None)
 
     def _make_plan(self, dims: Mapping[str, int]) -> BoundProgram:
-        graph = bind_dims(self._graph, dims) if dims else self._graph
+        graph = fix_dims(self._graph, dims) if dims else self._graph
         self._approve(graph)
         return bind_graph(graph, memory=self._packed, native=self._native)
 
@@ -291,7 +289,7 @@ def _refuse_sized_states(graph: Graph) -> None:
     sized = [graph.values[vid] for vid in graph.updates if _is_state(graph, vid)]
     named = [value.name for value in sized if not value.spec.is_static]
     if named:
-        raise UsageError(f"the state {named[0]!r} has a named dim; bind it to a number first (`bind_dims`)")
+        raise UsageError(f"the state {named[0]!r} has a named dim; give it a size first, by fix_dims")
 
 
 def _refuse_buckets(graph: Graph, buckets: Buckets) -> None:

@@ -20,16 +20,15 @@ ends of the format has none. With that, the gradient of a scale that quantize an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch import library
 
 from pipeline.runtime import own_layers
-from pipeline.runtime.tensors import NOT_IN_NUMPY, torch_dtype
+from pipeline.runtime.tensors import torch_dtype
 
 
 def random_normal(
@@ -152,44 +151,46 @@ def spread(parameters: torch.Tensor, x: torch.Tensor, axis: int, block_size: int
     return parameters.view([-1 if own == axis % x.dim() else 1 for own in range(x.dim())])
 
 
-@library.custom_op("onnxline::unsigned", mutates_args=())
 def unsigned(self: torch.Tensor, other: torch.Tensor, function: str) -> torch.Tensor:
-    """Arithmetic of unsigned integers of 16 bits and more, which torch's CPU lacks; numpy computes it.
+    """Arithmetic of unsigned integers of 16 bits and more, which torch lacks: by signed integers of the same bits.
 
-    `function` is a key of `UNSIGNED_FUNCTIONS`. Numbers wrap around, and a quotient is rounded down.
+    `function` is a key of `UNSIGNED_FUNCTIONS`. Numbers wrap around, a quotient is rounded down, and it and the
+    remainder are 0 for a divisor of 0.
     """
-    out = torch.empty_like(fake_unsigned(self, other, function))
-    compute_unsigned(function, self, other, out)
-    return out
+    signed = SIGNED[self.dtype]
+    found = UNSIGNED_FUNCTIONS[function](self.view(signed), other.view(signed))
+    return found if found.dtype is torch.bool else found.view(self.dtype)
 
 
-@unsigned.register_fake
-def fake_unsigned(self: torch.Tensor, other: torch.Tensor, function: str) -> torch.Tensor:
-    dtype = torch.bool if function in COMPARISONS else self.dtype
-    return self.new_empty(torch.broadcast_shapes(self.shape, other.shape), dtype=dtype)
+def is_less(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Whether `left` is less, both read as unsigned: without its highest bit a signed integer has that order."""
+    least = torch.iinfo(left.dtype).min
+    return (left ^ least) < (right ^ least)
 
 
-def compute_unsigned(function: str, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """`unsigned`, written into `out`."""
-    with np.errstate(all="ignore"):  # the standard does not define a quotient by 0
-        UNSIGNED_FUNCTIONS[function](left.numpy(), right.numpy(), out=out.numpy())
+def divide_unsigned(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Half of `left` is no negative number, and neither is a divisor below the highest bit; a larger one goes into
+    `left` once or not at all."""
+    divisor = right.clamp_min(1)
+    half = (left >> 1) & torch.iinfo(left.dtype).max
+    quotient = half.div(divisor, rounding_mode="trunc") << 1
+    quotient = quotient + ~is_less(left - quotient * divisor, divisor)
+    return torch.where(right > 0, quotient, ((right != 0) & ~is_less(left, right)).to(left.dtype))
 
 
-COMPARISONS: Mapping[str, Callable[..., Any]] = {
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}
+SIGNED: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
-UNSIGNED_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "div": np.floor_divide,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-    "remainder": np.remainder,
-    **COMPARISONS,
+UNSIGNED_FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "div": divide_unsigned,
+    "minimum": lambda left, right: torch.where(is_less(left, right), left, right),
+    "maximum": lambda left, right: torch.where(is_less(left, right), right, left),
+    "remainder": lambda left, right: torch.where(right == 0, 0, left - divide_unsigned(left, right) * right),
+    "lt": is_less,
+    "le": lambda left, right: ~is_less(right, left),
+    "gt": lambda left, right: is_less(right, left),
+    "ge": lambda left, right: ~is_less(left, right),
 }
 """The functions of `onnxline::unsigned`, by torch's names; what torch computes itself is not among them."""
 
@@ -199,16 +200,15 @@ def cast_float8(self: torch.Tensor, to: str, saturate: bool = True) -> torch.Ten
     """A conversion of floats to a float8 type, as ONNX's table for `saturate` has it.
 
     Saturated, a number that is too large becomes the largest one. Otherwise it becomes NaN or infinity, whichever the
-    type has; torch 2.13 saturates in one type, so ml_dtypes rounds.
+    type has.
     """
-    dtype = torch_dtype(to)
-    if saturate:
-        limit = torch.finfo(dtype).max
-        return self.float().clamp(-limit, limit).to(dtype)
-    x = self.float() if self.dtype in NOT_IN_NUMPY else self
-    with np.errstate(all="ignore"):
-        narrow = x.numpy().astype(np.dtype(getattr(ml_dtypes, to)))
-    return torch.from_numpy(narrow.view(np.uint8)).view(dtype)
+    dtype, x = torch_dtype(to), self.float()
+    limit = torch.finfo(dtype).max
+    narrow = x.clamp(-limit, limit)
+    if not saturate:
+        bound, beyond = BEYOND[dtype]
+        narrow = torch.where(x.abs() >= bound, torch.copysign(torch.full_like(x, beyond), x), narrow)
+    return narrow.to(dtype)
 
 
 @cast_float8.register_fake
@@ -224,10 +224,19 @@ def cast_back(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, Non
     return gradient.to(ctx.dtype), None, None
 
 
+BEYOND: Final = {
+    torch.float8_e4m3fn: (464 + 2**-15, math.nan),
+    torch.float8_e4m3fnuz: (248, math.nan),
+    torch.float8_e5m2: (61440, math.inf),
+    torch.float8_e5m2fnuz: (61440, math.nan),
+}
+"""The magnitude at which rounding goes beyond the largest number, and what is there. It lies halfway to the next number
+that the type would have, and a tie goes to the even one: 464 to 448."""
+
 cast_float8.register_autograd(cast_back, setup_context=save_dtype)
 
 
-COMPOSED = (own_layers.recurrent, own_layers.roi_align, own_layers.top_k, quantize, dequantize)
+COMPOSED = (own_layers.recurrent, own_layers.roi_align, own_layers.top_k, quantize, dequantize, unsigned)
 """Functions of torch's own operators: torch sees through them, so they need no fake and no gradient."""
 
 LIBRARY: Final = library.Library("onnxline", "FRAGMENT")

@@ -1,12 +1,21 @@
-"""What all runs of a plan share and none changes: resolved kernels, unbound, and bound to weights."""
+"""What all runs of a plan share and none changes: resolved kernels, bound to weights.
+
+Bind a program to memory: the slot table of a plan, and one launch for each step.
+
+A context and its captures share one `ProgramMemory`; each binds the program to slots of its own.
+
+What has launches holds memory of its process, so it is refused where Python would copy or pickle it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, NoReturn, SupportsIndex
 
 import torch
 
+from passes.suggest import with_article
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
 from pipeline.ir.graph import Graph, Role
 from pipeline.lowering import KernelCall
@@ -19,14 +28,17 @@ from pipeline.runtime.kernels import (
     PACKERS,
     Attrs,
     Bind,
+    Launch,
     NativeLibrary,
     PackedMemory,
     ProductWeight,
-    bind_attrs,
+    prepare_kernel,
 )
 from pipeline.runtime.kernels.aten.call import Strides, strides_in_trace
+from pipeline.runtime.kernels.base import kernels_for_threads
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
 from pipeline.runtime.slots import Lenders, bind_weights, lenders_of, refuse_moved
+from pipeline.runtime.states import States
 
 AUTOCAST = "higher_order.wrap_with_autocast"
 
@@ -44,7 +56,7 @@ class LaunchStep:
     def with_attrs(self, **further: object) -> LaunchStep:
         """The step with further attributes, which the plan does not hold: packed weights, bodies."""
         attrs = {**self.attrs, **further}
-        return replace(self, attrs=attrs, bind=bind_attrs(self.kind, attrs))
+        return replace(self, attrs=attrs, bind=prepare_kernel(self.kind, attrs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +69,45 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class UnboundProgram:
-    """A plan with resolved kernels, for any weights."""
+class BoundProgram:
+    """A plan with its kernels and its weights; contexts run it, any number of them at the same time."""
 
     plan: ExecutionPlan
     steps: tuple[LaunchStep, ...]
+    """With packed weights where a kernel takes them."""
     views: tuple[View, ...]
     """The aliases of the plan, in the order of the calls."""
-    bodies: Mapping[int, tuple[UnboundProgram, ...]] = field(default_factory=dict)
+    weights: Mapping[int, torch.Tensor]
+    """By vid, over the model's own bytes; states among them are initial values."""
+    bodies: Mapping[int, tuple[BoundProgram, ...]] = field(default_factory=dict)
     """The bodies of higher-order calls, by the index of the call."""
+    lenders: Lenders = field(default_factory=dict)
     places: Sequence[str] = ()
     """The source of each call, for messages."""
     threads: int = field(default_factory=torch.get_num_threads)
     """Threads of torch when it was compiled. Kernels are chosen for them, also where a context is made later."""
 
     @classmethod
-    def resolve(
-        cls, plan: ExecutionPlan, graph: Graph, *, functional: bool = False, native: NativeLibrary | None = None
-    ) -> UnboundProgram:
-        """The program of `plan`, which was made of `graph`.
+    def bind(
+        cls,
+        plan: ExecutionPlan,
+        graph: Graph,
+        memory: PackedMemory | None = None,
+        *,
+        functional: bool = False,
+        native: NativeLibrary | None = None,
+    ) -> BoundProgram:
+        """The program of `plan`, which was made of `graph`, with the payloads of `graph` and its bodies as weights.
 
+        `memory` has the packed weights of other programs over these weights.
         `functional`: operators of torch allocate their results, as autocast requires, and these are copied.
         `native`: kernels in C++, which compute what they can.
 
         Raises:
             InternalError: a call has no kernel, or its attributes cannot be decoded.
             Unsupported: the plan asks for a device other than the CPU.
+            SourceError: a payload does not fit its slot, or a weight that is read has neither a payload nor a place in
+                the feed.
         """
         device_of(plan)
         read = {*plan.outputs, *plan.updates.values(), *(vid for call in plan.calls for vid in call.in_vids)}
@@ -98,52 +123,18 @@ class UnboundProgram:
             for index, call in enumerate(plan.calls)
             if not _is_free(plan, call)
         ]
+        weights, views = bind_weights(plan, graph.payloads), _views_of(plan)
         bodies = {
             at: tuple(
-                cls.resolve(inner, body, functional=functional or graph.ops[at].kind == AUTOCAST, native=native)
+                cls.bind(inner, body, memory, functional=functional or graph.ops[at].kind == AUTOCAST, native=native)
                 for inner, body in zip(plans, graph.ops[at].bodies, strict=True)
             )
             for at, plans in plan.bodies.items()
         }
-        return cls(plan, tuple(steps), _views_of(plan), bodies, tuple(map(place_of, graph.ops)))
-
-    def bind(self, graph: Graph, memory: PackedMemory | None = None) -> BoundProgram:
-        """The program with the payloads of `graph` as weights, and those of its bodies.
-
-        `memory` has the packed weights of other programs over these weights.
-
-        Raises:
-            SourceError: a payload does not fit its slot, or a weight that is read has neither a payload nor a place in
-                the feed.
-        """
-        weights = bind_weights(self.plan, graph.payloads)
-        bodies = {
-            at: tuple(body.bind(inner, memory) for body, inner in zip(several, graph.ops[at].bodies, strict=True))
-            for at, several in self.bodies.items()
-        }
-        stored = self._stored(weights)
-        steps = tuple(self._pack(step, stored, memory or PackedMemory()) for step in self.steps)
-        return BoundProgram(self, steps, weights, bodies, lenders_of(graph.payloads, weights))
-
-    def _stored(self, weights: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """vid → tensor for the weights that no run can change, and for views of them."""
-        plan = self.plan
-        fixed = {
-            vid: tensor
-            for vid, tensor in weights.items()
-            if plan.slots[vid].role in (Role.PARAM, Role.CONST) and vid not in plan.updates
-        }
-        views = {view.vid: _show(fixed[view.root], view.layout) for view in self.views if view.root in fixed}
-        return {**fixed, **views}
-
-    def _pack(self, step: LaunchStep, stored: Mapping[int, torch.Tensor], memory: PackedMemory) -> LaunchStep:
-        """`step` with packed weights, where its kernel takes them and this pays."""
-        ins = step.call.in_vids
-        operands = {at: stored[vid] for at, vid in enumerate(ins) if vid in stored}
-        if step.kind not in PACKERS or not operands:
-            return step
-        packed = PACKERS[step.kind](step.attrs, [self.plan.slots[vid].spec for vid in ins], operands)
-        return step if packed is None else step.with_attrs(packed=packed.in_memory(memory))
+        stored = _stored(plan, views, weights)
+        packed = tuple(_pack(plan, step, stored, memory or PackedMemory()) for step in steps)
+        lenders = lenders_of(graph.payloads, weights)
+        return cls(plan, packed, views, weights, bodies, lenders, tuple(map(place_of, graph.ops)))
 
     def describe(self, step: LaunchStep) -> str:
         """`call 3 MatMul(x: float32[2, 3], …) → y: …`"""
@@ -176,23 +167,6 @@ class UnboundProgram:
             return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
         return InternalError(f"{described} failed: {error}")
 
-
-@dataclass(frozen=True, slots=True)
-class BoundProgram:
-    """A program with its weights; contexts run it, any number of them at the same time."""
-
-    program: UnboundProgram
-    steps: tuple[LaunchStep, ...]
-    """Those of the program, with packed weights where a kernel takes them."""
-    weights: Mapping[int, torch.Tensor]
-    """By vid, over the model's own bytes; states among them are initial values."""
-    bodies: Mapping[int, tuple[BoundProgram, ...]] = field(default_factory=dict)
-    lenders: Lenders = field(default_factory=dict)
-
-    @property
-    def plan(self) -> ExecutionPlan:
-        return self.program.plan
-
     def refuse_moved_weights(self) -> None:
         """Check that the caller's tensors still have the memory that was bound; about 1 µs for each.
 
@@ -209,6 +183,28 @@ class BoundProgram:
         return own + sum(body.packed_bytes for several in self.bodies.values() for body in several)
 
 
+def _stored(plan: ExecutionPlan, views: Sequence[View], weights: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """vid → tensor for the weights that no run can change, and for views of them."""
+    fixed = {
+        vid: tensor
+        for vid, tensor in weights.items()
+        if plan.slots[vid].role in (Role.PARAM, Role.CONST) and vid not in plan.updates
+    }
+    return {**fixed, **{view.vid: _show(fixed[view.root], view.layout) for view in views if view.root in fixed}}
+
+
+def _pack(
+    plan: ExecutionPlan, step: LaunchStep, stored: Mapping[int, torch.Tensor], memory: PackedMemory
+) -> LaunchStep:
+    """`step` with packed weights, where its kernel takes them and this pays."""
+    ins = step.call.in_vids
+    operands = {at: stored[vid] for at, vid in enumerate(ins) if vid in stored}
+    if step.kind not in PACKERS or not operands:
+        return step
+    packed = PACKERS[step.kind](step.attrs, [plan.slots[vid].spec for vid in ins], operands)
+    return step if packed is None else step.with_attrs(packed=packed.in_memory(memory))
+
+
 def _show(root: torch.Tensor, layout: Layout) -> torch.Tensor:
     return root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
 
@@ -218,7 +214,7 @@ def _resolve_step(index: int, call: KernelCall, **further: object) -> LaunchStep
     if kind is None or kind not in KERNELS:
         raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
     attrs = {**unpack(call.attr_schema, call.attr_blob), "bodies": (), **further}
-    return LaunchStep(index, call, kind, attrs, bind_attrs(kind, attrs))
+    return LaunchStep(index, call, kind, attrs, prepare_kernel(kind, attrs))
 
 
 def _traced_strides(graph: Graph, index: int) -> list[Strides] | None:
@@ -240,3 +236,101 @@ def _is_free(plan: ExecutionPlan, call: KernelCall) -> bool:
     if not isinstance(position, int):
         return False
     return all(plan.alias.get(vid) == call.in_vids[position] for vid in call.out_vids)
+
+
+class ProcessBound:
+    """Something that can be neither copied nor pickled."""
+
+    instead: ClassVar[str] = "pickle the graph and its weights, and compile them again where they are read"
+    """What to do in place of it, for the message."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """What `copy.copy`, `copy.deepcopy`, `pickle`, `torch.save` and a spawned process ask first.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{with_article(type(self).__name__)} can be neither copied nor pickled, since its launches hold memory "
+            f"of this process; {self.instead}"
+        )
+
+
+LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError, MemoryError)
+"""What the operators of torch and numpy raise."""
+
+Slots = Sequence[torch.Tensor]
+
+RunBody = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+"""A body of a higher-order call, on storage of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramMemory:
+    """What the runs and replays of one sequence share: a program with its weights, states, and storage in the arena."""
+
+    bound: BoundProgram
+    states: States
+    arena: Mapping[int, torch.Tensor]
+    """By vid, for every value that owns storage in the arena."""
+    runner_of: Callable[[BoundProgram], RunBody]
+    """Makes a runner for a body; each has an arena of its own."""
+
+    @property
+    def plan_key(self) -> str:
+        return self.bound.plan.graph_digest
+
+    def memory_for(self, feed: object) -> ProgramMemory:
+        """This memory, as a `MemorySource` of one plan with concrete sizes."""
+        return self
+
+    def latest_memory(self) -> ProgramMemory:
+        return self
+
+    def bind_slots(self, fed: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """The slot table, with `fed` as the storage of what the caller brings: owners of storage, and views of them."""
+        owners = {**self.bound.weights, **self.states.tensors, **fed, **self.arena}
+        # A slot may be pointed at other memory, so each table has tensors of its own.
+        slots = [owners[vid].detach() if vid in owners else UNUSED for vid in range(len(self.bound.plan.slots))]
+        for view in self.bound.views:
+            root, layout = slots[view.root], view.layout
+            slots[view.vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
+        return slots
+
+    def bind_step(self, step: LaunchStep, slots: Slots) -> Launch:
+        """The launch of `step` on these slots.
+
+        Raises:
+            InternalError: the shapes of the call do not fit its kernel.
+        """
+        bodies = self.bound.bodies.get(step.index)
+        if bodies:
+            step = step.with_attrs(bodies=tuple(map(self.runner_of, bodies)))
+        ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
+        try:
+            with kernels_for_threads(self.bound.threads):
+                return step.bind(ins, outs)
+        except LAUNCH_ERRORS as error:
+            raise self.bound.failure(step, error) from error
+
+    def check_shapes(self, slots: Slots) -> None:
+        """Check that torch resized no out= tensor. Shapes do not depend on data, so the first run is enough.
+
+        Raises:
+            InternalError: an operator resized its result.
+        """
+        program, plan = self.bound, self.bound.plan
+        for step in self.bound.steps:
+            for vid in step.call.out_vids:
+                if tuple(slots[vid].shape) != plan.slots[vid].spec.sizes:
+                    made = list(slots[vid].shape)
+                    raise InternalError(f"{program.describe(step)} made {made} for {program.describe_value(vid)}")
+
+    def written_states(self, steps: Iterable[LaunchStep]) -> set[int]:
+        """The states that lie where one of `steps` writes."""
+        roots = {self.bound.plan.root(vid) for step in steps for vid in step.call.out_vids}
+        return roots & self.states.tensors.keys()
+
+
+UNUSED = torch.empty(0)
+"""Stands in the slots of values that nothing reads."""

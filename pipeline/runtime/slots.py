@@ -20,15 +20,15 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import DTYPE_BITS, Graph, Payload, Role, Value
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
-from pipeline.runtime.devices import CPU, device_of
+from pipeline.runtime.devices import CPU, Device, device_of
 from pipeline.runtime.tensors import as_tensor, dtype_name, why_unreadable, with_strides
 
 Weights = Mapping[str, torch.Tensor]
 
 
-def stored_tensor(payload: Payload, strides: Sequence[int] | None = None) -> torch.Tensor:
-    """The payload as a CPU tensor with these strides (None: contiguous); copied only where they differ."""
-    return CPU.copy_in(payload.tensor if isinstance(payload, TensorPayload) else as_tensor(payload.numpy()), strides)
+def stored_tensor(payload: Payload, strides: Sequence[int] | None = None, device: Device = CPU) -> torch.Tensor:
+    """The payload as a tensor on `device` with these strides (None: contiguous); copied only where it is not so."""
+    return device.copy_in(payload.tensor if isinstance(payload, TensorPayload) else as_tensor(payload.numpy()), strides)
 
 
 Lenders = Mapping[int, weakref.ref[torch.Tensor]]
@@ -150,10 +150,11 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
     if missing:
         raise SourceError(f"weights without bytes: {', '.join(missing)}; the plan expects them with the graph")
     bound: dict[int, torch.Tensor] = {}
+    device = device_of(plan)
     for slot in plan.slots:
         if slot.vid not in payloads or slot.role not in STORED:
             continue
-        tensor = stored_tensor(payloads[slot.vid], plan.strides(slot.vid))
+        tensor = stored_tensor(payloads[slot.vid], plan.strides(slot.vid), device)
         if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (slot.spec.sizes, slot.spec.dtype):
             raise SourceError(
                 f"{slot.role} {slot.name!r} holds {_describe_tensor(tensor)}, "
@@ -206,14 +207,14 @@ def placeholders(plan: ExecutionPlan, entries: Mapping[int, FeedEntry]) -> dict[
     return {vid: device.view(memory, 0, entry.spec, entry.strides) for vid, entry in entries.items()}
 
 
-def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
+def accept_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
     """The caller's tensors in the order of the signature, checked; copied only where the strides differ.
 
     Raises:
         UsageError: a name, shape, dtype or device is not that of the signature.
     """
     refuse_names(signature, feed)
-    return [bind_one(entry, feed[entry.name]) for entry in signature]
+    return [accept_tensor(entry, feed[entry.name]) for entry in signature]
 
 
 def refuse_names(signature: FeedSignature, feed: Feed) -> None:
@@ -244,7 +245,7 @@ def refuse_unreadable(feed: Feed) -> None:
             raise UsageError(f"input {name!r} {why}")
 
 
-def bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
+def accept_tensor(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
     """The caller's tensor, checked; copied only where the strides differ.
 
     Raises:

@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
 from pipeline.planning import ExecutionPlan, FeedEntry, Slot
 from pipeline.runtime.devices import device_of
-from pipeline.runtime.slots import Feed, bind_feed
+from pipeline.runtime.slots import Feed, accept_feed
 from pipeline.runtime.tensors import torch_dtype
 
 
@@ -120,7 +120,7 @@ class States:
             for name, vid in self._vids.items()
             if name in given
         )
-        for entry, tensor in zip(wanted, bind_feed(wanted, given), strict=True):
+        for entry, tensor in zip(wanted, accept_feed(wanted, given), strict=True):
             self.tensors[self._vids[entry.name]].copy_(tensor)
             self._table.missing.discard(entry.name)
             self._table.lost.discard(entry.name)

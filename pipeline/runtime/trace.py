@@ -66,6 +66,7 @@ class _TimedContext(Context):
     def _time(self, call: int, launch: Launch) -> None:
         begun = perf_counter_ns()
         launch()
+        self._device.synchronize()
         self.times.append((call, begun, perf_counter_ns()))
 
 

@@ -1,8 +1,8 @@
 """Run models whose shapes or course only a run tells, in segments: a plan for each static part, and steps between.
 
-model.py       `SegmentedModel`: an ONNX model that runs on whatever it is fed, by stages (the nodes that are left) and
-               steps (a plan, or one node that no plan can hold)
-control.py     Loop and Scan, whose bodies are stages of their own
+model.py       `SegmentedModel`: an ONNX model that runs on whatever it is fed, by remainders (the nodes that are left)
+               and steps (a plan, or one node that no plan can hold)
+control.py     Loop and Scan, whose bodies are remainders of their own
 host_ops.py    sequences, optionals, and operators whose result has as many elements as the numbers say
 """
 

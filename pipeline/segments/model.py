@@ -2,10 +2,10 @@
 
 The two kinds of steps: a plan, and one node that no plan can hold.
 
-A stage: the nodes that are left of a model or of a body, and the steps by which they have been run so far.
+A remainder: the nodes that are left of a model or of a body, and the steps by which they have been run so far.
 
-A step is made for the types and shapes of what the stage reads, and for the numbers that decide shapes (the input 1 of
-a Reshape) or the course (the condition of an If). The next run with the same ones takes the same step.
+A step is made for the types and shapes of what the remainder reads, and for the numbers that decide shapes (the input 1
+of a Reshape) or the course (the condition of an If). The next run with the same ones takes the same step.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from pipeline.ops import Kind
 from pipeline.runtime import compile_graph
 from pipeline.runtime.onnx_op import ForeignNode, type_of
 from pipeline.runtime.tensors import to_numpy
-from pipeline.segments.control import BODIES, MakeStage
-from pipeline.segments.host_ops import HOST_OPS, HostNode
+from pipeline.segments.host_ops import BODIES, HOST_OPS, HostNode, MakeRemainder
 
 Values = MutableMapping[str, Any]
 """By name: arrays, lists of arrays for sequences, None for an optional without a value."""
@@ -53,7 +52,7 @@ class PlanStep:
             made = self._program.run(feed)
             values.update({name: to_numpy(tensor) for name, tensor in made.items()})
 
-    def stages(self) -> Iterator[Any]:
+    def remainders(self) -> Iterator[Any]:
         return iter(())
 
     def fallbacks(self) -> Iterator[str]:
@@ -67,10 +66,10 @@ class HostStep:
     native_calls = 0
 
     def __init__(
-        self, node: PendingNode, stored: Mapping[str, Stored], values: Mapping[str, Any], make_stage: MakeStage
+        self, node: PendingNode, stored: Mapping[str, Stored], values: Mapping[str, Any], make_remainder: MakeRemainder
     ) -> None:
         self._node, self._stored = node, stored
-        self._bodies = BODIES[node.key](node, stored, make_stage) if node.key in BODIES else None
+        self._bodies = BODIES[node.key](node, stored, make_remainder) if node.key in BODIES else None
         operation = HOST_OPS.get(node.key)
         self._operation = operation if operation and operation.takes(HostNode(node, self._inputs(values))) else None
         self._foreign: ForeignNode | None = None
@@ -86,8 +85,8 @@ class HostStep:
         proto = self._node.proto
         values.update({name: value for name, value in zip(proto.output, outputs, strict=False) if name})
 
-    def stages(self) -> Iterator[Any]:
-        return iter(()) if self._bodies is None else iter(self._bodies.stages())
+    def remainders(self) -> Iterator[Any]:
+        return iter(()) if self._bodies is None else iter(self._bodies.remainders())
 
     def fallbacks(self) -> Iterator[str]:
         return iter(() if self._bodies or self._operation else (self._node.key,))
@@ -119,11 +118,11 @@ def stored_value(stored: Mapping[str, Stored], name: str) -> np.ndarray:
 
 
 MOST_VARIANTS = 16
-"""Steps of one stage that are kept, the latest; a model that needs more makes some again."""
+"""Steps of one remainder that are kept, the latest; a model that needs more makes some again."""
 
 
-class StageStep(Protocol):
-    """What is run for the first nodes of a stage."""
+class RemainderStep(Protocol):
+    """What is run for the first nodes of a remainder."""
 
     @property
     def calls(self) -> int: ...
@@ -133,7 +132,7 @@ class StageStep(Protocol):
 
     def run(self, values: Values) -> None: ...
 
-    def stages(self) -> Iterator[Stage]: ...
+    def remainders(self) -> Iterator[Remainder]: ...
 
     def fallbacks(self) -> Iterator[str]: ...
 
@@ -151,12 +150,12 @@ class FallbackCount:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A step for one feed, and the stage after it."""
+    """A step for one feed, and the remainder after it."""
 
     signature: tuple[object, ...]
     fixed: Mapping[str, np.ndarray]
-    step: StageStep
-    following: Stage | None
+    step: RemainderStep
+    following: Remainder | None
 
     def fits(self, signature: tuple[object, ...], values: Values) -> bool:
         if signature != self.signature:
@@ -165,7 +164,7 @@ class Variant:
 
 
 @dataclass(slots=True)
-class Stage:
+class Remainder:
     """Nodes that are left; `variants` grows as runs bring other shapes."""
 
     part: NodeList
@@ -178,11 +177,11 @@ class Stage:
 
     def run(self, values: Values) -> None:
         """Run all nodes, and put what they make among `values`."""
-        stage: Stage | None = self
-        while stage is not None and stage.part.nodes:
-            variant = stage.variant_for(values)
+        remainder: Remainder | None = self
+        while remainder is not None and remainder.part.nodes:
+            variant = remainder.variant_for(values)
             variant.step.run(values)
-            stage = variant.following
+            remainder = variant.following
         for name in self.part.outputs:
             if name not in values:
                 values[name] = stored_value(self.part.stored, name)
@@ -198,10 +197,10 @@ class Stage:
         return variant
 
     def count(self) -> FallbackCount:
-        """What the steps that are kept hold, in this stage, in those after it, and in bodies."""
+        """What the steps that are kept hold, in this remainder, in those after it, and in bodies."""
         steps, calls, native, names = 0, 0, 0, []
         for variant in self.variants:
-            inner = [stage.count() for stage in (*variant.step.stages(), variant.following) if stage is not None]
+            inner = [item.count() for item in filter(None, (*variant.step.remainders(), variant.following))]
             steps += 1 + sum(count.steps for count in inner)
             calls += variant.step.calls + sum(count.calls for count in inner)
             native += variant.step.native_calls + sum(count.native_calls for count in inner)
@@ -220,10 +219,10 @@ class Stage:
             fixed |= {name: np.array(array) for name, array in known.items()}
         rest = list(segment.rest)
         if segment.begins:
-            step: StageStep = PlanStep(segment, native=self.native)
+            step: RemainderStep = PlanStep(segment, native=self.native)
         else:
-            step = HostStep(rest.pop(0), self.part.stored, read, partial(Stage, native=self.native))
-        return Variant(signature, fixed, step, Stage(self.part.after(rest), native=self.native) if rest else None)
+            step = HostStep(rest.pop(0), self.part.stored, read, partial(Remainder, native=self.native))
+        return Variant(signature, fixed, step, Remainder(self.part.after(rest), native=self.native) if rest else None)
 
 
 def _signature(value: Any) -> object:
@@ -252,7 +251,7 @@ class SegmentedModel:
         self.inputs = tuple(value.name for value in graph.input if value.name not in {*self._stored, *self._odd})
         self.outputs = tuple(value.name for value in graph.output)
         nodes = pending_nodes(graph.node, source.model.opset_import)
-        self._stage = Stage(NodeList(graph.name or "graph", nodes, self.outputs, self._stored), native=native)
+        self._remainder = Remainder(NodeList(graph.name or "graph", nodes, self.outputs, self._stored), native=native)
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name: arrays, lists of arrays for sequences, None for an optional without a value.
@@ -262,12 +261,12 @@ class SegmentedModel:
             UsageError: the feed does not suit the model.
         """
         values = {**self._odd, **{name: _normal(value) for name, value in feed.items()}}
-        self._stage.run(values)
+        self._remainder.run(values)
         return {name: values[name] for name in self.outputs}
 
     def count(self) -> FallbackCount:
         """How many calls the kept segments have, and which operators among them another runtime computes."""
-        return self._stage.count()
+        return self._remainder.count()
 
 
 def odd_initializers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ import torch
 
 from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, Op, SymExpr, TorchConst
-from pipeline.ir.json import read_attr
+from pipeline.ir.tagged import read_attr
 from pipeline.runtime.torch_args import find_operator
 from pipeline.torch_ir.errors import Unexpected
 

@@ -20,7 +20,7 @@ from pipeline.errors import UsageError
 from pipeline.export.tree import not_dense
 from pipeline.importers.from_torch.tensors import copy_with_strides, extent, is_dense, meet
 from pipeline.ir import Graph, InputRef, Op, Role, Value
-from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.ir.expression import dim_names, dims_of, fix_dims
 from pipeline.ir.graph import parts
 from pipeline.lowering.lower import AS_STRIDED
 from pipeline.ops.aten.views import MOVES
@@ -49,7 +49,7 @@ def wrong_sizes(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> Iterator[s
     try:
         dims = dims_of(graph, fitting)
         if len(fitting) == len(inputs):
-            bind_dims(graph, dims)
+            fix_dims(graph, dims)
     except UsageError as error:
         yield str(error)
 
@@ -141,7 +141,7 @@ def explain_wrong_results(
 ) -> ExecutionError | None:
     """The error for a failed run on `inputs`, if declared results are wrong; ops of a kind in `own` are skipped."""
     if dim_names(graph):
-        graph = bind_dims(graph, dims_of(graph, {name: tuple(tensor.shape) for name, tensor in inputs.items()}))
+        graph = fix_dims(graph, dims_of(graph, {name: tuple(tensor.shape) for name, tensor in inputs.items()}))
     said = _find_all_mismatches(graph, own)
     return ExecutionError("\n".join(said)) if said else None
 
@@ -241,7 +241,7 @@ def _counts(op: Op) -> bool:
 def _traced_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) -> list[tuple[int, ...]]:
     if values and dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
-        bound = bind_dims(graph, dims_of(graph, {name: one.shape for name, one in tensors.items() if name in named}))
+        bound = fix_dims(graph, dims_of(graph, {name: one.shape for name, one in tensors.items() if name in named}))
         values = [bound.values[value.vid] for value in values]
     return [_strides(value, tensors[value.name].shape) for value in values]
 

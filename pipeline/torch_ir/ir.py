@@ -269,7 +269,8 @@ def deserialize_ir(json_str: str | bytes) -> IR:
         raise mistaken(
             "the text of the IR", json_str, "a str or bytes", SerializationError, {dict: "IR.from_dict reads it"}
         )
-    return IR.from_dict(parse_json("the text of the IR", json_str.encode() if isinstance(json_str, str) else json_str))
+    text = json_str.encode(errors="surrogatepass") if isinstance(json_str, str) else json_str
+    return IR.from_dict(parse_json("the text of the IR", text))
 
 
 def save_ir(ir: IR, path: str | Path) -> None:

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.ir.json import write_attr
+from pipeline.ir.tagged import write_attr
 from pipeline.torch_ir.calls import as_torch, format_attrs, needs_exact_call, to_plain
 from pipeline.torch_ir.constants import write_constant
 from pipeline.torch_ir.errors import explain_as, parse, report_unexpected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -18,8 +18,8 @@ from pipeline.argument_checks import a, expects
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.ir.bind import bind_dims, dims_of
-from pipeline.runtime.eager import apply, refuse_kinds, why_not_differentiable
+from pipeline.ir.expression import dims_of, fix_dims
+from pipeline.runtime.eager import STRAIGHT_THROUGH, apply, refuse_kinds, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
 from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
 from pipeline.training.trained import DEQUANTIZER, QUANTIZER, find_candidates, find_trained, scales_of
@@ -52,7 +52,10 @@ def as_module(
     """
     if isinstance(model, Graph):
         if dims or shapes:
-            raise UsageError("as_module: found sizes with a Graph, expected them with an ONNX model: bind them first")
+            raise UsageError(
+                "as_module: found sizes with a Graph, expected them with an ONNX model; give a Graph its sizes by "
+                "onnxline.ir.fix_dims"
+            )
         refuse_ops(model)
         return GraphModule(model, find_trained(model, train), weights or {})
     proto = whole_model(model)
@@ -75,7 +78,7 @@ def whole_model(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundGraph:
+class GraphAtSizes:
     """A graph for some sizes, the vids of parameters and buffers in it, and its further constants."""
 
     graph: Graph
@@ -107,7 +110,7 @@ class GraphModule(nn.Module):
         """{name of a parameter or buffer: name of its value in the graph}."""
         self._vids: dict[str, int] = {}
         self._import_at = import_at
-        self._bound: dict[Shapes, BoundGraph] = {}
+        self._graphs: dict[Shapes, GraphAtSizes] = {}
         self._ratios: dict[str, str] = {}
         """{name of a scale's buffer: name of the parameter by which it is multiplied}."""
         for vid, names in graph.weight_names().items():
@@ -140,15 +143,15 @@ class GraphModule(nn.Module):
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         inputs = self._inputs(args, kwargs)
-        bound = self._bind(inputs)
-        graph, vids = bound.graph, bound.vids
+        sized = self._graph_for(inputs)
+        graph, vids = sized.graph, sized.vids
         slots = {vid: inputs[graph.values[vid].name] for vid in graph.inputs}
-        slots |= bound.constants
+        slots |= sized.constants
         slots |= {vid: self._tensor(name) for name, vid in vids.items()}
         own = {
             **refuse_kinds(graph),
             BATCH_NORM: normalize_by_statistics,
-            QUANTIZER: quantize_to_floats,
+            **STRAIGHT_THROUGH,
         }
         for op in graph.ops:
             results = apply(op, [slots[vid] for vid in op.inputs], own)
@@ -248,24 +251,26 @@ class GraphModule(nn.Module):
             )
         return {name: given[name] for name in names}
 
-    def _bind(self, inputs: Mapping[str, torch.Tensor]) -> BoundGraph:
+    def _graph_for(self, inputs: Mapping[str, torch.Tensor]) -> GraphAtSizes:
         """The graph for the sizes of these inputs.
 
         Raises:
             UsageError: the graph takes no such inputs.
         """
         sizes = tuple(tuple(int(size) for size in tensor.shape) for tensor in inputs.values())
-        if sizes not in self._bound:
-            self._bound[sizes] = self._graph_at(inputs, sizes)
-        for sentence in _misfits(self._bound[sizes].graph, inputs):
+        if sizes not in self._graphs:
+            self._graphs[sizes] = self._graph_at(inputs, sizes)
+        for sentence in _misfits(self._graphs[sizes].graph, inputs):
             raise UsageError(sentence)
-        return self._bound[sizes]
+        return self._graphs[sizes]
 
-    def _graph_at(self, inputs: Mapping[str, torch.Tensor], sizes: Shapes) -> BoundGraph:
+    def _graph_at(self, inputs: Mapping[str, torch.Tensor], sizes: Shapes) -> GraphAtSizes:
         misfits = list(_misfits(self.graph, inputs))
         shapes = dict(zip(inputs, sizes, strict=True))
         if not misfits or self._import_at is None:
-            return BoundGraph(self.graph if misfits else bind_dims(self.graph, dims_of(self.graph, shapes)), self._vids)
+            return GraphAtSizes(
+                self.graph if misfits else fix_dims(self.graph, dims_of(self.graph, shapes)), self._vids
+            )
         try:
             graph = self._import_at(shapes)
         except UsageError as error:  # the model does not leave these sizes open
@@ -274,7 +279,7 @@ class GraphModule(nn.Module):
         vids = {name: params[value] for name, value in self.value_names.items() if value in params}
         stored = [value for value in graph.with_role(Role.PARAM, Role.CONST) if value.vid not in vids.values()]
         # Other sizes give other constants, also under the same name.
-        return BoundGraph(graph, vids, {value.vid: as_tensor(graph.payloads[value.vid].numpy()) for value in stored})
+        return GraphAtSizes(graph, vids, {value.vid: as_tensor(graph.payloads[value.vid].numpy()) for value in stored})
 
 
 def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -289,13 +294,6 @@ def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.T
     return [(ins[0] - mean) * torch.rsqrt(variance + op.attrs["eps"]) * scale + bias]  # type: ignore[operator]
 
 
-def quantize_to_floats(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Whole numbers travel to their dequantizer as floats, since torch gives integers no gradient."""
-    if str(op.attrs["to"]).startswith("float8"):
-        raise Unsupported(f"op {op.name!r} rounds to {op.attrs['to']}, expected integers of 8 or 16 bits")
-    return apply(replace(op, attrs={**op.attrs, "as_floats": True}), ins, {})
-
-
 def refuse_ops(graph: Graph) -> None:
     changed = [graph.values[vid] for vid in graph.updates if graph.values[vid].role is not Role.STATE]
     if changed:
@@ -305,6 +303,8 @@ def refuse_ops(graph: Graph) -> None:
             raise Unsupported(f"op {op.name!r}, {op.operator}, cannot be trained through: {why}")
         if op.kind != QUANTIZER:
             continue
+        if str(op.attrs["to"]).startswith("float8"):
+            raise Unsupported(f"op {op.name!r} rounds to {op.attrs['to']}, expected integers of 8 or 16 bits")
         for user in (graph.ops[oid] for vid in op.outputs for oid in graph.values[vid].users):
             if user.kind not in (*CARRIERS, DEQUANTIZER):
                 raise Unsupported(

@@ -20,8 +20,8 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Observer, PhaseEnded, Progress
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
-from pipeline.runtime.binding import ProcessBound
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
+from pipeline.runtime.program import ProcessBound
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.batch import Arguments, Batch, BatchLayout
 from pipeline.training.blame import find_first_broken

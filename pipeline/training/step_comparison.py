@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from passes.proof.numbers import Errors, Tolerance, compare
+from pipeline.argument_checks import a, expects
 from pipeline.ir import Op
 from pipeline.runtime.capture import Snapshot
 from pipeline.runtime.eager import run_eager
@@ -52,6 +53,7 @@ class StepComparison:
         return f"step {self.step}: {self.name} differs from eager torch: {self.errors.why}{first}"
 
 
+@expects("compare_step: ", program=a(TrainProgram, "the program of record_step"))
 def compare_step(
     program: TrainProgram,
     loss: LossFunction,

@@ -13,6 +13,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
+from passes.graph.op_facts import BIAS, BIASED
 from passes.suggest import nearest
 from pipeline.argument_checks import Check, a, expects
 from pipeline.errors import UsageError
@@ -162,7 +163,7 @@ def _bias_scales(
 def _product_beside(node: onnx.NodeProto, bias: str, makers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """The product that `node` adds `bias` to."""
     if node.op_type in BIASED:
-        return node if list(node.input).index(bias) == 2 else None
+        return node if list(node.input).index(bias) == BIAS else None
     others = [makers.get(name) for name in node.input if name != bias] if node.op_type == "Add" else []
     return others[0] if others and others[0] is not None and others[0].op_type == "MatMul" else None
 
@@ -174,9 +175,6 @@ def _move_limits(quantizer: NarrowQuantizer, scale: np.ndarray, tensors: dict[st
         array = np.asarray(limit).astype(helper.tensor_dtype_to_np_dtype(old.data_type)).reshape(tuple(old.dims))
         old.CopyFrom(numpy_helper.from_array(array, name))
 
-
-BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
-"""Products whose third input is a bias."""
 
 BIAS_BITS: Final = 32
 

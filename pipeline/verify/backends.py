@@ -85,9 +85,9 @@ class GraphModel:
         raise UsageError(f"onnxruntime runs ONNX files, and {self._title} is none; name the ONNX file, or two others")
 
     def graph_for(self, shapes: Shapes) -> Graph:
-        from pipeline.ir.bind import bind_dims, dim_names, dims_of
+        from pipeline.ir.expression import dim_names, dims_of, fix_dims
 
-        return bind_dims(self._graph, dims_of(self._graph, shapes)) if dim_names(self._graph) else self._graph
+        return fix_dims(self._graph, dims_of(self._graph, shapes)) if dim_names(self._graph) else self._graph
 
 
 class Backend(ABC):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtime.capture.key import COPIED, STATIC_BY_MODE
+from pipeline.runtime.capture.feed_buffers import COPIED, STATIC_BY_MODE
 from tests.support.pages import blocks, rows
 
 PAGE = "docs/how-to/capture.md"

@@ -25,14 +25,13 @@ from pipeline.config import json_schema
 from pipeline.errors import OnnxlineError
 from pipeline.ir import Role, from_text, to_json, to_text
 from pipeline.ir.json import FORMAT_VERSION as IR_VERSION
-from pipeline.ir.json import READERS, SINGULARS
+from pipeline.ir.tagged import READERS, SINGULARS, TAG_BYTES
 from pipeline.lowering import lower
 from pipeline.ops.attrs import CODES
-from pipeline.ops.tagged import TAGS
 from pipeline.planning import make_plan
 from pipeline.planning import to_json as plan_to_json
-from pipeline.planning.binary import MAGIC, VERSION
-from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
+from pipeline.planning.files import FORMAT_VERSION as PLAN_VERSION
+from pipeline.planning.files import MAGIC, VERSION
 from pipeline.quantsim.report import FORMAT_VERSION as QUANTSIM_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
 from pipeline.report.model import TrainingReport
@@ -150,7 +149,7 @@ def test_formats_of_ir_and_plan() -> None:
     assert [key for key in keys_in(data) - arguments if f"`{key}`" not in text] == []
     assert [tag for tag in (*READERS, *SINGULARS) if f"`{tag}`" not in text] == []
     assert [code for code in CODES if f"`{code}`" not in text] == []
-    assert [tag for tag in TAGS if f"`{tag}`" not in text] == []
+    assert [tag for tag in TAG_BYTES if f"`{tag}`" not in text] == []
     versions = {row[0]: row[2] for row in rows(page) if row[1] == "format_version"}
     assert versions == {name: version for name, version in FORMATS.items() if name.endswith(".json")}
 

@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from passes.weights.detached import detach
+from pipeline.authoring import ModelBuilder, emit
 from pipeline.batch import read_configs, run_batch
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
 from pipeline.jobs import Job, LocalProcesses, choose_executor, run_jobs
 from pipeline.optimize import optimize, run
-from pipeline.quantsim import QuantSim, compare_values, find_jump, insert_qdq
+from pipeline.quantsim import QuantSim, compare_values, find_jump, fit_encodings, from_aimet, insert_qdq
 from pipeline.report.arena_picture import draw_arena
 from pipeline.report.html import render
+from pipeline.training import compare_step
 
 ODD = (torch.zeros(2), [torch.zeros(1)], 3.5, object(), np.zeros(2), {1: None}, [1])
 
@@ -54,6 +56,11 @@ DOORS: dict[str, Callable[[Any], object]] = {
     "find_jump": lambda odd: find_jump(odd),
     "render": lambda odd: render(odd),
     "draw_arena": lambda odd: draw_arena(odd),
+    "emit builder": lambda odd: emit(odd, torch.nn.ReLU(), torch.zeros(1)),
+    "emit module": lambda odd: emit(ModelBuilder(), odd),
+    "compare_step": lambda odd: compare_step(odd, print, (torch.zeros(1),)),
+    "from_aimet": lambda odd: from_aimet(odd),
+    "fit_encodings model": lambda odd: fit_encodings({}, odd),
 }
 
 

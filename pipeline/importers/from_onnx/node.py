@@ -34,9 +34,9 @@ class NameScope:
         self._names: list[str] = []
 
     def input(self, name: str) -> None:
-        self._bind_new(name, self._builder.input(name, self.resolved.specs[name]), name)
+        self._declare(name, self._builder.input(name, self.resolved.specs[name]), name)
 
-    def bind(self, name: str, vid: int) -> None:
+    def name_value(self, name: str, vid: int) -> None:
         """Let `name` mean the value `vid`."""
         self._vids[name] = vid
 
@@ -52,7 +52,7 @@ class NameScope:
         if name in self.resolved.stored:
             item = self.resolved.stored[name]
             add = self._builder.param if item.trainable else self._builder.const
-            return self._bind_new(name, add(name, item.spec, item.payload), name)
+            return self._declare(name, add(name, item.spec, item.payload), name)
         if name in self.resolved.constants:
             return self.constant(name, self.resolved.constants[name])
         raise InternalError(f"{name!r} is read, but the node that makes it was not imported")
@@ -68,12 +68,12 @@ class NameScope:
         """Let the outputs of a node that was refused mean values without numbers, so that later nodes can be tried."""
         for name in names:
             if name and name not in self._vids and name in self.resolved.specs:
-                self._bind_new(name, self._builder.const(name, self.resolved.specs[name]), name)
+                self._declare(name, self._builder.const(name, self.resolved.specs[name]), name)
 
     def constant(self, name: str, array: np.ndarray) -> int:
         """Add a const that the importer made."""
         spec = TensorSpec(array.shape, array.dtype.name)
-        return self._bind_new(name, self._builder.const(name, spec, ArrayPayload(array)), name)
+        return self._declare(name, self._builder.const(name, spec, ArrayPayload(array)), name)
 
     def emit(
         self,
@@ -99,7 +99,7 @@ class NameScope:
             first = name or outputs[0][0]
             raise SourceError(f"node {first!r} cannot be a {error}; check its inputs and attributes") from error
         for (label, _), (written, _), vid in zip(outputs, labelled, made, strict=True):
-            self._bind_new(label, vid, written)
+            self._declare(label, vid, written)
         return made
 
     def spec(self, vid: int) -> TensorSpec:
@@ -117,7 +117,7 @@ class NameScope:
         self._taken.add(name)
         return name
 
-    def _bind_new(self, name: str, vid: int, written: str) -> int:
+    def _declare(self, name: str, vid: int, written: str) -> int:
         if vid != len(self._names):
             raise InternalError(f"value {written!r} has vid {vid}, expected {len(self._names)}")
         self._vids[name] = vid
@@ -331,7 +331,7 @@ class Node:
 
     def alias(self, vid: int) -> None:
         """Output 0 is the value `vid`; no op is added."""
-        self.scope.bind(self.output_names[0], vid)
+        self.scope.name_value(self.output_names[0], vid)
 
     def vid_spec(self, vid: int) -> TensorSpec:
         return self.scope.spec(vid)

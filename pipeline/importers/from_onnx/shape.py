@@ -258,7 +258,7 @@ def split_to_sequence(node: Node) -> None:
     for name, item, vid in zip(names, pieces.items, made, strict=True):
         if squeezed:
             (vid,) = node.make(RESHAPE, [vid], [(name, item)], {"shape": item.sizes})
-        node.scope.bind(name, vid)
+        node.scope.name_value(name, vid)
 
 
 def sequence_at(node: Node) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
 from pipeline.lowering.fusion.readers import (
-    Activation,
     Convolved,
     MatrixProduct,
     Norm,
@@ -23,8 +22,7 @@ from pipeline.lowering.fusion.readers import (
     read_sum,
 )
 from pipeline.lowering.fusion.rewrite import Rewrite, is_constant, only_user
-
-NONE: Activation = ("none", ())
+from pipeline.ops.fused import PLAIN, Activation
 
 
 def fuse_products(graph: Graph) -> Graph:
@@ -138,7 +136,7 @@ def _activation_after(graph: Graph, op: Op) -> tuple[Op, Activation]:
     after = only_user(graph, op.outputs[0])
     activation = read_activation(after) if after is not None else None
     if after is None or activation is None or not _keeps_spec(graph, op, after):
-        return op, NONE
+        return op, PLAIN
     return after, activation
 
 
@@ -147,8 +145,7 @@ def _keeps_spec(graph: Graph, op: Op, after: Op) -> bool:
 
 
 def of_activation(activation: Activation) -> dict[str, Attr]:
-    name, numbers = activation
-    return {"activation": name, "numbers": numbers}
+    return {"activation": activation.name, "numbers": activation.numbers}
 
 
 def is_float32(graph: Graph, op: Op) -> bool:
@@ -215,7 +212,7 @@ def _put_sum(rewrite: Rewrite, op: Op, product: MatrixProduct, found: SumOfProdu
     rows, last = rewrite.spec(op.outputs[0]), found.op
     flags: dict[str, Attr] = {"trans": product.trans, "add": True, "bias": product.bias is not None}
     of_op = {name: op.attrs[name] for name in ("activation", "numbers")} if op.kind == "LinearPointwise" else None
-    attrs = {**flags, **(of_op or of_activation(NONE))}
+    attrs = {**flags, **(of_op or of_activation(PLAIN))}
     optional = [] if product.bias is None else [product.bias]
     if rewrite.spec(found.other) == rows:
         ins = [product.x, product.weight, found.other, *optional]

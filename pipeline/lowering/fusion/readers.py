@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pipeline.ir.graph import Attr, Graph, InputRef, Op, Role
 from pipeline.lowering.fusion.rewrite import Rewrite
+from pipeline.ops.fused import Activation
 
 
 def constant_number(graph: Graph, vid: int) -> float | int | None:
@@ -43,10 +44,6 @@ def _place(graph: Graph, op: Op) -> tuple[int, int] | None:
     axis = indices.index(InputRef(1))
     size = spec.sizes[axis]
     return (axis, index % size) if -size <= index < size else None
-
-
-Activation = tuple[str, tuple[float, ...]]
-"""A key of `ACTIVATIONS`, and its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +111,13 @@ def read_sum(op: Op) -> tuple[int, int] | None:
 def read_activation(op: Op) -> Activation | None:
     name = WORDS.get(op.kind)
     if name is not None:
-        return name, ()
+        return Activation(name)
     attrs = op.attrs
     match op.kind:
         case "aten.gelu.default":
-            return ("gelu_tanh" if attrs.get("approximate") == "tanh" else "gelu"), ()
+            return Activation("gelu_tanh" if attrs.get("approximate") == "tanh" else "gelu")
         case "aten.leaky_relu.default":
-            return "leaky_relu", numbers(attrs.get("negative_slope", 0.01))
+            return Activation("leaky_relu", numbers(attrs.get("negative_slope", 0.01)))
         case "aten.hardtanh.default":
             return clip(attrs.get("min_val", -1.0), attrs.get("max_val", 1.0))
         case "aten.clamp.default":
@@ -134,7 +131,7 @@ def clip(low: Attr, high: Attr) -> Activation | None:
     """A limit that is left out limits nothing."""
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     if isinstance(low, int | float) and isinstance(high, int | float):
-        return "clip", numbers(low, high)
+        return Activation("clip", numbers(low, high))
     return None
 
 

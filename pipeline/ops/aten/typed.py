@@ -8,7 +8,7 @@ signature does not cover, such as a product with a complex number, is of the kin
 
 The kinds Aten and HigherOrder: an operator of torch and its arguments, all by name.
 
-The schema lists the arguments that were given, and each argument says its type (`pipeline.ops.tagged`), so that a
+The schema lists the arguments that were given, and each argument says its type (`pipeline.ir.tagged`), so that a
 runtime without Python reads a call: `aten/2:op=s,call={self,dim,keepdim},orders=v`.
 
 Aten is for the operators that have no kind of their own (`typed.py`), and for calls of others that no signature covers.
@@ -30,7 +30,6 @@ from pipeline.ops.aten.signatures import OperatorSignature
 from pipeline.ops.aten.views import as_view
 from pipeline.ops.kinds import Kind
 from pipeline.ops.rows import (
-    BY_HOST,
     HOST_SYNC,
     OWN_GENERATOR,
     RUNS_BODIES,
@@ -222,7 +221,6 @@ DRAWING: Final = (Kind.RandomNormal, Kind.RandomUniform, Kind.Bernoulli, Kind.Mu
 
 OBSTACLES: Final[Mapping[Kind, Mapping[str, str]]] = {
     Kind.RoiAlign: everywhere(HOST_SYNC),
-    Kind.Unsigned: everywhere(BY_HOST),
     **{number: {"cuda": OWN_GENERATOR} for number in DRAWING},
 }
 """Device → why a capture there cannot hold a call, by kind; all others can be held."""

@@ -7,8 +7,8 @@ feed_buffers.py   what of a feed goes where           call_graphs.py operators i
 """
 
 from pipeline.runtime.capture.capture import Capture, OutputViews
-from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, MemorySource, OneMemory, Replayable
-from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor
+from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, MemorySource, Replayable
+from pipeline.runtime.capture.feed_buffers import CaptureKey, CapturePolicy, FedTensor
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment
 from pipeline.runtime.capture.session import CaptureWarning, RandomState, Snapshot
 
@@ -23,7 +23,6 @@ __all__ = [
     "Captures",
     "FedTensor",
     "MemorySource",
-    "OneMemory",
     "OutputViews",
     "RandomState",
     "Replayable",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.kernels.launches import OverloadCall, call_in_turn, call_with_result, copy_all, copy_one
+from pipeline.runtime.kernels.base import OverloadCall, call_in_turn, call_with_result, copy_all, copy_one
 
 Overload = torch._ops.OpOverload
 

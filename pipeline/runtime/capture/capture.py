@@ -11,14 +11,21 @@ import torch
 
 from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import OnnxlineError, UsageError
-from pipeline.runtime.binding import LAUNCH_ERRORS, ProcessBound, ProgramMemory
-from pipeline.runtime.capture.feed_buffers import FeedBuffers, as_tensors
-from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, Treatment, signature_of
+from pipeline.runtime.capture.feed_buffers import (
+    CaptureKey,
+    CapturePolicy,
+    FedTensor,
+    FeedBuffers,
+    Treatment,
+    as_tensors,
+    signature_of,
+)
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
-from pipeline.runtime.devices import CPU
+from pipeline.runtime.devices import device_at
 from pipeline.runtime.kernels import Launch
+from pipeline.runtime.program import LAUNCH_ERRORS, ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
 from pipeline.runtime.torch_state import make_guard, set_grad_enabled, without_autograd
@@ -76,7 +83,7 @@ class Capture(ProcessBound):
             memory.bound.refuse_moved_weights()
             for vid, weight in memory.bound.weights.items():
                 if vid not in session.states.tensors:  # those start from a copy
-                    _pin(weight)
+                    device_at(weight).pin(weight)
             self._slots = memory.bind_slots(self._feed.tensors)
             steps = session.randomness.with_generators(memory.bound.steps)
             launches = [memory.bind_step(step, self._slots) for step in steps]
@@ -89,7 +96,7 @@ class Capture(ProcessBound):
         self._guards = [make_guard()]
         """Those that no replay is in; a thread never enters the guard of another one."""
         self._has_states = bool(session.states.tensors)
-        segments = split_steps(memory.bound.program, memory.bound.steps, len(further))
+        segments = split_steps(memory.bound, memory.bound.steps, len(further))
         before = session.snapshot()
         self.warm_up_seconds = self._warm_up([*launches, *further], segments, before)
         """What the warm-up took, with taking back what it changed."""
@@ -260,7 +267,7 @@ class Capture(ProcessBound):
             states.lose(vid for vid, _ in states.updates_to_copy(self._plan))
         if begun > len(steps) or not isinstance(error, LAUNCH_ERRORS):
             return error
-        failure: OnnxlineError = self._memory.bound.program.failure(steps[begun - 1], error)
+        failure: OnnxlineError = self._memory.bound.failure(steps[begun - 1], error)
         return failure
 
     def _bind_outputs(self) -> tuple[dict[str, torch.Tensor], list[Launch]]:
@@ -299,7 +306,7 @@ class Capture(ProcessBound):
 
     def _place_of(self, launch: int) -> str:
         bound = self._memory.bound
-        return bound.program.place_of(bound.steps[launch]) if launch < len(bound.steps) else "an output or a state"
+        return bound.place_of(bound.steps[launch]) if launch < len(bound.steps) else "an output or a state"
 
 
 def _describe_fed(fed: FedTensor) -> str:
@@ -310,13 +317,3 @@ def _clone_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     if tensor.is_contiguous():
         return tensor.clone
     return partial(tensor.clone, memory_format=torch.contiguous_format)
-
-
-def _pin(weight: torch.Tensor) -> None:
-    """Let torch refuse to free or to move the storage of a weight, which launches read without a look at its size.
-
-    As with any tensor whose memory numpy shares: `untyped_storage().resize_(0)` is an error then, where it would have
-    left the launches with memory that is gone.
-    """
-    if weight.layout is torch.strided and CPU.holds(weight):
-        torch.empty(0, dtype=torch.uint8).set_(weight.untyped_storage()).numpy()  # type: ignore[arg-type]

@@ -15,11 +15,10 @@ import torch
 
 from pipeline.argument_checks import FLAG, MAPPING, NAMES, TEXT, a, expects
 from pipeline.errors import UsageError
-from pipeline.runtime.binding import ProcessBound, ProgramMemory
 from pipeline.runtime.capture.capture import Capture
-from pipeline.runtime.capture.feed_buffers import as_tensors, copied_names
-from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, signature_of
+from pipeline.runtime.capture.feed_buffers import CaptureKey, CapturePolicy, as_tensors, copied_names, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
+from pipeline.runtime.program import ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.torch_state import has_plain_defaults, plain_state
 
@@ -50,23 +49,6 @@ class MemorySource(Protocol):
             UsageError: none was.
         """
         ...
-
-
-class OneMemory:
-    """The memory of a plan with concrete sizes."""
-
-    def __init__(self, memory: ProgramMemory) -> None:
-        self._memory = memory
-
-    @property
-    def plan_key(self) -> str:
-        return self._memory.bound.plan.graph_digest
-
-    def memory_for(self, feed: Feed) -> ProgramMemory:
-        return self._memory
-
-    def latest_memory(self) -> ProgramMemory:
-        return self._memory
 
 
 class Captures:

@@ -16,6 +16,7 @@ from pipeline.runtime.capture.call_graphs import (
     UnreadableLaunchError,
     read_operator_calls,
 )
+from pipeline.runtime.devices import DEVICES
 from pipeline.runtime.kernels import Launch
 
 
@@ -207,17 +208,17 @@ class CudaRecorder:
     """As many as torch's own `make_graphed_callables` does: cuBLAS and cuDNN choose algorithms in the first ones."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._device, self._pool = DEVICES["cuda"], torch.cuda.graph_pool_handle()
 
     def warm_up(self, run: Callable[[], None]) -> None:
         """On a side stream, as a capture needs it."""
-        torch.cuda.synchronize()
+        self._device.synchronize()
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             for _ in range(self.WARM_UPS):
                 run()
         torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
+        self._device.synchronize()
 
     def record(self, launches: Sequence[Launch]) -> GraphReplay:
         graph = torch.cuda.CUDAGraph()

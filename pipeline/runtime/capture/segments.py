@@ -14,10 +14,10 @@ import torch
 from passes.suggest import bytes_text, plural, shorten_lines
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import KINDS, Kind
-from pipeline.ops.rows import BY_HOST, HOST_SYNC
-from pipeline.runtime.capture.key import CaptureKey
+from pipeline.ops.rows import HOST_SYNC
+from pipeline.runtime.capture.feed_buffers import CaptureKey
 from pipeline.runtime.devices import device_of
-from pipeline.runtime.program import LaunchStep, UnboundProgram
+from pipeline.runtime.program import BoundProgram, LaunchStep
 from pipeline.runtime.torch_args import find_operator
 
 DATA_SHAPE = "it makes a result whose shape depends on the data"
@@ -98,7 +98,7 @@ class CaptureReport:
         return shorten_lines(str(self).split("\n  "))
 
 
-def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: int = 0) -> tuple[CaptureSegment, ...]:
+def split_steps(program: BoundProgram, steps: Sequence[LaunchStep], further: int = 0) -> tuple[CaptureSegment, ...]:
     """The segments of `steps`, after which `further` launches follow that can be captured."""
     segments, first, device = [], 0, device_of(program.plan).name
     for at, step in enumerate(steps):
@@ -110,10 +110,8 @@ def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: i
     return tuple(segment for segment in segments if segment.first < segment.last)
 
 
-def find_obstacle(program: UnboundProgram, step: LaunchStep, device: str) -> str:
+def find_obstacle(program: BoundProgram, step: LaunchStep, device: str) -> str:
     """Why `step` cannot be captured on `device`; empty where it can."""
-    if step.kind is Kind.CastFloat8 and not step.attrs["saturate"]:
-        return BY_HOST
     if step.kind is not Kind.Aten:
         return KINDS[step.kind.name].obstacles.get(device, "")
     ins = [program.plan.slots[vid].spec for vid in step.call.in_vids]

@@ -19,9 +19,8 @@ from pipeline.errors import UsageError
 from pipeline.ops import Kind
 from pipeline.ops.aten import DRAWING
 from pipeline.planning import FeedEntry
-from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.devices import Device, device_of
-from pipeline.runtime.program import LaunchStep
+from pipeline.runtime.program import LaunchStep, ProgramMemory
 from pipeline.runtime.tensors import torch_dtype
 from pipeline.runtime.torch_args import find_operator
 

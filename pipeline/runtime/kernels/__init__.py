@@ -30,10 +30,10 @@ __all__ = [
     "NativeLibrary",
     "PackedMemory",
     "ProductWeight",
-    "bind_attrs",
     "has_native",
     "is_library_built",
     "load_library",
+    "prepare_kernel",
 ]
 
 FAMILIES = (
@@ -50,10 +50,10 @@ PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (fused, aten)
 """The kinds whose kernels take packed weights, as the attribute `packed`."""
 
 
-def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
+def prepare_kernel(kind: Kind, attrs: Attrs) -> Bind:
     """The kernel of `kind` with its attributes bound, and what follows from them decided."""
     if kind in aten.CALLS:
-        return aten.bind_attrs(kind, attrs)
+        return aten.prepare_kernel(kind, attrs)
     kernel, native, library = KERNELS[kind], NATIVE.get(kind), attrs.get("native")
     if native is None or library is None:
         return lambda ins, outs: kernel(ins, outs, attrs)

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from pipeline.runtime.kernels.base import Launch, planned_threads
-from pipeline.runtime.kernels.launches import in_turn
-from pipeline.runtime.kernels.weight_forms import PLAIN, PostOp
+from pipeline.ops.fused import PLAIN, Activation
+from pipeline.runtime.kernels.base import Launch, in_turn, planned_threads
+from pipeline.runtime.kernels.weight_forms import launch_in_place
 
 SMALL = 10**6
 """Multiplications up to which OpenBLAS takes its kernels for small products."""
@@ -69,7 +69,7 @@ class BlockedWeight:
         x: torch.Tensor,
         bias: torch.Tensor | None,
         out: torch.Tensor,
-        after: PostOp = PLAIN,
+        after: Activation = PLAIN,
         other: torch.Tensor | None = None,
     ) -> Launch | None:
         """See `ProductWeight`; bias, activation and sum follow in place."""
@@ -87,7 +87,7 @@ class BlockedWeight:
         product = partial(_multiply, results, groups, blocks, HeldArrays())
         add_bias = None if bias is None else partial(torch.add, result, bias, out=result)
         add_other = None if other is None else partial(torch.add, out, other, out=out)
-        return in_turn(product, add_bias, after.bind_in_place(result), add_other)
+        return in_turn(product, add_bias, launch_in_place(after, result), add_other)
 
 
 def pack_blocks(rows: int, weight: torch.Tensor) -> BlockedWeight | None:

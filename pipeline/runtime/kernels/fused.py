@@ -11,9 +11,9 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
+from pipeline.ops.fused import Activation
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, OverloadCall, in_turn
 from pipeline.runtime.kernels.blocked import launch_batch
-from pipeline.runtime.kernels.launches import OverloadCall, in_turn
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
 from pipeline.runtime.kernels.packing import (
     ACTIVATED_FROM,
@@ -35,9 +35,9 @@ from pipeline.runtime.kernels.weight_forms import (
     ConvolutionWeight,
     PackedMemory,
     PairWeight,
-    PostOp,
     ProductWeight,
-    post_op,
+    activation_of,
+    launch_in_place,
 )
 
 nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
@@ -49,12 +49,12 @@ def linear(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """The result is never the memory of the tensor that is added: kernels write partial sums before they read it."""
     (x, weight), (other, bias), out = ins[:2], split_optional(ins[2:], attrs["add"], attrs["bias"]), outs[0]
     packed = attrs.get("packed")
-    launch = packed.launch_product(x, bias, out, post_op(attrs), other) if packed else None
+    launch = packed.launch_product(x, bias, out, activation_of(attrs), other) if packed else None
     if launch is not None:
         return launch
     product = multiply(x, weight.t() if attrs["trans"] else weight, bias, out)
     add_other = None if other is None else partial(torch.add, out, other, out=out)
-    return in_turn(product, post_op(attrs).bind_in_place(out), add_other)
+    return in_turn(product, launch_in_place(activation_of(attrs), out), add_other)
 
 
 def split_optional(rest: Ins, *flags: bool) -> list[torch.Tensor | None]:
@@ -81,13 +81,13 @@ def feed_forward(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     flags = (attrs["add"], attrs["bias_first"], attrs["bias_second"])
     other, first_bias, second_bias = split_optional(ins[3:], *flags)
     (x, first, second), (out, hidden) = ins[:3], outs
-    packed, after = attrs.get("packed"), post_op(attrs)
+    packed, after = attrs.get("packed"), activation_of(attrs)
     launch = packed.launch_pair(x, (first_bias, second_bias), other, outs, after) if packed else None
     if launch is not None:
         return launch
     copy = None if other is None or is_same_memory(out, other) else partial(out.copy_, other)
     first, second = first.t() if attrs["trans_first"] else first, second.t() if attrs["trans_second"] else second
-    begin = in_turn(multiply(x, first, first_bias, hidden), after.bind_in_place(hidden))
+    begin = in_turn(multiply(x, first, first_bias, hidden), launch_in_place(after, hidden))
     if other is None:
         return in_turn(begin, multiply(hidden, second, second_bias, out))
     rows, result = hidden.view(-1, hidden.shape[-1]), out.view(-1, out.shape[-1])
@@ -128,10 +128,10 @@ def conv(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     of = ConvOperands.of(ins, attrs)
     out = outs[0].permute(CHANNELS_FIRST) if attrs["channels_last"] else outs[0]
     packed: ConvolutionWeight | None = attrs.get("packed")
-    after = post_op(attrs)
+    after = activation_of(attrs)
     bias = packed.bias if packed and of.norm else of.bias
     launch = packed.launch_convolution(of.x, bias, of.other, out, after) if packed else None
-    return launch or partial(_convolve_in_turn, out, of, attrs, after.bind_in_place(out))
+    return launch or partial(_convolve_in_turn, out, of, attrs, launch_in_place(after, out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,21 @@ class BlockedKernels:
         return replace(self, weight=self.weight.in_memory(memory))
 
     def launch_convolution(
-        self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: Activation,
     ) -> Launch:
         """See `ConvolutionWeight`."""
         if other is None:
             return launch_convolution(self.weight, x, bias, out, self.shape, after)
         if after.name in ONTO:
             return launch_convolution_onto(self.weight, x, bias, out, self.shape, other, after)
-        return in_turn(launch_convolution_onto(self.weight, x, bias, out, self.shape, other), after.bind_in_place(out))
+        return in_turn(
+            launch_convolution_onto(self.weight, x, bias, out, self.shape, other), launch_in_place(after, out)
+        )
 
 
 def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ConvolutionWeight | None:

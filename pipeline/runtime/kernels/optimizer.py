@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, in_turn
 
 FUSED: Any = torch
 

@@ -14,18 +14,16 @@ from typing import Any
 import torch
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.runtime.kernels.base import Attrs, Launch, Outs
+from pipeline.ops.fused import PLAIN, Activation
+from pipeline.runtime.kernels.base import Attrs, Launch, Outs, OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.blocked import pack_blocks
-from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
 from pipeline.runtime.kernels.native.products import NativePair, pack_panels
 from pipeline.runtime.kernels.weight_forms import (
-    PLAIN,
     Convolution,
     ConvolutionWeight,
     PackedMemory,
     PairWeight,
-    PostOp,
     ProductWeight,
 )
 
@@ -60,7 +58,7 @@ class PackedWeight:
         x: torch.Tensor,
         bias: torch.Tensor | None,
         out: torch.Tensor,
-        after: PostOp = PLAIN,
+        after: Activation = PLAIN,
         other: torch.Tensor | None = None,
     ) -> Launch | None:
         """See `ProductWeight`. oneDNN allocates its result; a sum with it takes the place of its copy."""
@@ -69,7 +67,7 @@ class PackedWeight:
             added = None if other is None else other.view(result.shape)
         except RuntimeError:
             return None
-        operator, rest = torch.ops.mkldnn._linear_pointwise.default, (after.name, after.numbers, after.algorithm)
+        operator, rest = torch.ops.mkldnn._linear_pointwise.default, post_op(after)
 
         def bind(dense: torch.Tensor | None) -> Launch:
             product = OverloadCall.bind(operator, rows, self.tensor, dense, *rest)
@@ -101,7 +99,7 @@ class PackedPair:
         biases: tuple[torch.Tensor | None, torch.Tensor | None],
         other: torch.Tensor | None,
         outs: Outs,
-        after: PostOp,
+        after: Activation,
     ) -> Launch | None:
         """See `PairWeight`. The products are added to what is in the result then."""
         out = outs[0]
@@ -169,7 +167,7 @@ def launch_convolution(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     shape: Convolution,
-    after: PostOp = PLAIN,
+    after: Activation = PLAIN,
 ) -> Launch:
     """The convolution of `x` with a packed weight.
 
@@ -185,7 +183,7 @@ def launch_convolution(
             bias,
         )
     convolve = torch.ops.mkldnn._convolution_pointwise.default
-    rest = (*_fixed(shape), after.name, after.numbers, after.algorithm)
+    rest = (*_fixed(shape), *post_op(after))
     return _with_dense_bias(
         lambda dense: copy_result(OverloadCall.bind(convolve, x, packed.tensor, dense, *rest), [out]), bias
     )
@@ -198,7 +196,7 @@ def launch_convolution_onto(
     out: torch.Tensor,
     shape: Convolution,
     other: torch.Tensor,
-    after: PostOp = PLAIN,
+    after: Activation = PLAIN,
 ) -> Launch:
     """The convolution plus `other`, then a post-op of `ONTO`; `other` may be the memory of `out`."""
     if not out.is_contiguous(memory_format=torch.channels_last):
@@ -234,7 +232,7 @@ def pack_pair(
 
 
 def launch_pair_onto(
-    packed: PackedPair, x: torch.Tensor, biases: Sequence[torch.Tensor | None], out: torch.Tensor, after: PostOp
+    packed: PackedPair, x: torch.Tensor, biases: Sequence[torch.Tensor | None], out: torch.Tensor, after: Activation
 ) -> Launch | None:
     """Add both products, with `after` between them, to `out`; None where strides cannot show rows.
 
@@ -247,7 +245,7 @@ def launch_pair_onto(
         return None
     convolve, add = torch.ops.mkldnn._convolution_pointwise.default, torch.ops.mkldnn._convolution_pointwise_.binary
     first, second = packed.first.tensor, packed.second.tensor
-    rest = (*_fixed(POINT), after.name, after.numbers, after.algorithm)
+    rest = (*_fixed(POINT), *post_op(after))
     return _with_dense_bias(
         lambda one: _with_dense_bias(
             lambda other: give_result(
@@ -269,10 +267,24 @@ def _fixed(shape: Convolution) -> tuple[Any, ...]:
     return (shape.pads, shape.strides, shape.dilations, shape.groups)
 
 
-def _onto(shape: Convolution, after: PostOp) -> tuple[Any, ...]:
+def _onto(shape: Convolution, after: Activation) -> tuple[Any, ...]:
     """Arguments of oneDNN's convolution that is added to a tensor, after the bias."""
     return (*_fixed(shape), "add", 1.0, ONTO[after.name], (), None)
 
+
+def post_op(after: Activation) -> tuple[str, tuple[float, ...], str]:
+    """Arguments of oneDNN's products and convolutions: its name of the activation, the numbers, and the algorithm."""
+    name, algorithm = POST_OPS.get(after.name, (after.name, ""))
+    return name, after.numbers, algorithm
+
+
+POST_OPS = {
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+    "clip": ("hardtanh", ""),
+}
+"""oneDNN's name and algorithm, where the name of the activation is another."""
 
 ONTO = {"none": None, "relu": "relu"}
 """The post-ops that oneDNN applies after it added, as torch calls them there."""

@@ -16,8 +16,7 @@ from itertools import product
 
 import torch
 
-from pipeline.runtime.kernels.base import Launch
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.base import Launch, in_turn
 
 
 def multiply_matrices(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:

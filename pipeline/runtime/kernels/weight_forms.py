@@ -1,6 +1,6 @@
 """What a stored weight in a form of its own can do, whether numpy, oneDNN or kernels in C++ chose that form.
 
-What a fused kernel computes on its result: by oneDNN while it is in a register, or by torch in place.
+An activation is computed by oneDNN or in C++ while the result is in a register, or by torch in place.
 
 Packed weights that several programs share: plans of one model for several sizes.
 """
@@ -18,49 +18,35 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
+from pipeline.ops.fused import PLAIN, Activation
 from pipeline.runtime.kernels.base import Attrs, Launch, Outs
 
 nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
 
 
-@dataclass(frozen=True, slots=True)
-class PostOp:
-    """An activation: oneDNN's name, its algorithm where it has several, and torch's function with `out=`."""
-
-    name: str
-    algorithm: str = ""
-    function: Callable[..., Any] | None = None
-    fixed: tuple[float, ...] = ()
-    """Numbers that only torch's function needs."""
-    numbers: tuple[float, ...] = ()
-
-    def bind_in_place(self, out: torch.Tensor) -> Launch | None:
-        """Apply it to `out`; None where there is nothing to do."""
-        return None if self.function is None else partial(self.function, out, *self.fixed, *self.numbers, out=out)
+def launch_in_place(after: Activation, out: torch.Tensor) -> Launch | None:
+    """The activation of `out` by torch; None where there is nothing to do."""
+    function = FUNCTIONS.get(after.name)
+    return function and partial(function, out, *after.numbers, out=out)
 
 
-PLAIN = PostOp("none")
-
-
-def post_op(attrs: Attrs) -> PostOp:
+def activation_of(attrs: Attrs) -> Activation:
     """The activation of a fused call."""
-    found = POST_OPS[attrs["activation"]]
-    return PostOp(found.name, found.algorithm, found.function, found.fixed, tuple(attrs["numbers"]))
+    return Activation(attrs["activation"], tuple(attrs["numbers"]))
 
 
-POST_OPS: Mapping[str, PostOp] = {
-    "none": PLAIN,
-    "relu": PostOp("relu", "", torch.clamp_min, (0,)),
-    "gelu": PostOp("gelu", "none", nn.gelu),
-    "gelu_tanh": PostOp("gelu", "tanh", partial(nn.gelu, approximate="tanh")),
-    "silu": PostOp("swish", "", torch.ops.aten.silu.out),
-    "sigmoid": PostOp("sigmoid", "", torch.sigmoid),
-    "tanh": PostOp("tanh", "", torch.tanh),
-    "hardswish": PostOp("hardswish", "", torch.ops.aten.hardswish.out),
-    "clip": PostOp("hardtanh", "", torch.clamp),
-    "leaky_relu": PostOp("leaky_relu", "", torch.ops.aten.leaky_relu.out),
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "relu": partial(torch.clamp_min, min=0),
+    "gelu": nn.gelu,
+    "gelu_tanh": partial(nn.gelu, approximate="tanh"),
+    "silu": torch.ops.aten.silu.out,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardswish": torch.ops.aten.hardswish.out,
+    "clip": torch.clamp,
+    "leaky_relu": torch.ops.aten.leaky_relu.out,
 }
-"""By the activation of a fused kind."""
+"""Torch's function with `out=`, by the name of an activation."""
 
 
 Buffer = TypeVar("Buffer", torch.Tensor, np.ndarray)
@@ -133,7 +119,7 @@ class ProductWeight(Protocol):
         x: torch.Tensor,
         bias: torch.Tensor | None,
         out: torch.Tensor,
-        after: PostOp = PLAIN,
+        after: Activation = PLAIN,
         other: torch.Tensor | None = None,
     ) -> Launch | None:
         """The product of the rows of `x` with the matrix, plus `other` after the activation.
@@ -161,7 +147,7 @@ class PairWeight(Protocol):
         biases: tuple[torch.Tensor | None, torch.Tensor | None],
         other: torch.Tensor | None,
         outs: Outs,
-        after: PostOp,
+        after: Activation,
     ) -> Launch | None:
         """Both products with `after` between them, plus `other`, which may be the memory of the result.
 
@@ -192,7 +178,7 @@ class ConvolutionWeight(Protocol):
         bias: torch.Tensor | None,
         other: torch.Tensor | None,
         out: torch.Tensor,
-        after: PostOp,
+        after: Activation,
     ) -> Launch | None:
         """`after` of the convolution plus `other`, which may be the memory of `out`; None where strides forbid it."""
         ...

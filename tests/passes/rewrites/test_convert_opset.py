@@ -150,3 +150,12 @@ def test_a_run_proves_and_takes_it(context: PassContext) -> None:
     taken = [row.name for row in run.rows if row.changed and row.status == "ran"]
     assert taken == ["decompose-attention", "convert-opset"]
     assert version_of(run.model) == 21
+
+
+def test_a_model_without_an_operator_of_onnx_gets_its_import(context: PassContext) -> None:
+    """As scikit-learn's converter writes them: the operators are all those of ai.onnx.ml."""
+    header = '<ir_version: 3, opset_import: ["ai.onnx.ml": 1]>\n'
+    model = onnx.parser.parse_model(header + "g (float[2] x) => (float[2] y) { y = ai.onnx.ml.Scaler (x) }")
+    after = ConvertOpset(to=13).apply(detached(model), context).model
+    assert (picture(after), version_of(after)) == (["y = Scaler (x)"], 13)
+    onnx.checker.check_model(attach(after))

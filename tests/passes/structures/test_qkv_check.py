@@ -117,3 +117,18 @@ def test_layers_that_share_their_matrices_need_a_product_each() -> None:
     broken = model_of(text.replace("MatMul (y0, wk)", "Relu (y0)"), **square("wq", "wk", "wv"))
     assert list(QKV.find_lost(instances, detached(model))) == []
     assert list(QKV.find_lost(instances, detached(broken))) == ["attention 1"]
+
+
+def test_outputs_that_a_node_leaves_out_join_nothing() -> None:
+    """A fused SkipLayerNormalization leaves mean and deviation out: both have the name '', as a bias left out has."""
+    text = """g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+        t = MatMul (x, w0)
+        n = LayerNormalization <axis = -1> (t, scale)
+        q = MatMul (n, wq) k = MatMul (n, wk) v = MatMul (n, wv)
+        kt = Transpose <perm = [0, 2, 1]> (k)
+        s = MatMul (q, kt) p = Softmax <axis = -1> (s) y = MatMul (p, v)
+    }"""
+    model = model_of(text, **square("w0", "wq", "wk", "wv"), scale=np.ones(32, np.float32))
+    instances = QKV.find(detached(model)).instances
+    model.graph.node[1].output.extend(["", ""])
+    assert len(instances) == 1 and QKV.find_lost(instances, detached(model)) == {}

@@ -14,7 +14,7 @@ from pipeline.ir import Builder, Graph, KernelSpec, TensorSpec, from_json, to_js
 from tests.pipeline.ir.random_graphs import graphs
 
 PICTURE = {
-    "format_version": 1,
+    "format_version": 2,
     "name": "act",
     "inputs": ["x"],
     "outputs": ["y"],
@@ -86,12 +86,18 @@ def damaged(**changes: object) -> dict[str, Any]:
 OP = PICTURE["ops"][0]
 
 MISTAKES = {
-    "version": (damaged(format_version=2), "found format_version 2, expected 1"),
-    "no version": ({}, "found format_version None, expected 1"),
-    "unknown value": (damaged(outputs=["z"]), "inputs or outputs needs 'z', which is not there"),
-    "unknown operand": (damaged(ops=[{**OP, "inputs": ["z"]}]), "ops[0] needs 'z', which is not there"),
-    "no kind": (damaged(ops=[{}]), "ops[0] needs 'kernel', which is not there"),
-    "role": (damaged(tensors=[{**PICTURE["tensors"][0], "role": "king"}]), "tensors[0] cannot be read: 'king' is not"),
+    "version": (damaged(format_version=1), "found format_version 1, expected 2"),
+    "no version": ({}, "found format_version None, expected 2"),
+    "unknown value": (damaged(outputs=["z"]), "outputs[0] cannot be read: no tensor is called 'z'"),
+    "unknown operand": (
+        damaged(ops=[{**OP, "inputs": ["z"]}]),
+        "ops[0].inputs[0] cannot be read: no tensor is called 'z'",
+    ),
+    "no kind": (damaged(ops=[{}]), "ops[0] cannot be read: needs 'kind', which is not there"),
+    "role": (
+        damaged(tensors=[{**PICTURE["tensors"][0], "role": "king"}]),
+        "tensors[0].role cannot be read: 'king' is not",
+    ),
     "dtype": (damaged(tensors=[{**PICTURE["tensors"][0], "dtype": "f12"}]), "unknown dtype 'f12'"),
     "shape": (damaged(tensors=[{**PICTURE["tensors"][0], "shape": "24"}]), "found '24', expected a list"),
     "operands": (damaged(ops=[{**OP, "inputs": "x"}]), "found 'x', expected a list"),
@@ -101,7 +107,10 @@ MISTAKES = {
     "int as a bool": (damaged(ops=[{**OP, "attrs": {"a": {"bool": 2}}}]), "found 2, expected true or false"),
     "huge float": (damaged(ops=[{**OP, "attrs": {"a": {"float": 10**400}}}]), "expected a number of float64"),
     "number as a text": (damaged(ops=[{**OP, "attrs": {"a": {"string": 3}}}]), "found 3, expected a text"),
-    "attribute": (damaged(ops=[{**OP, "attrs": {"a": 1}}]), "ops[0] cannot be read: 'int' object has no attribute"),
+    "attribute": (
+        damaged(ops=[{**OP, "attrs": {"a": 1}}]),
+        "ops[0].attrs.a cannot be read: found 1, expected an object whose one key is the type",
+    ),
 }
 
 

@@ -93,7 +93,7 @@ def test_hostile_files_are_refused_in_one_sentence_or_are_other_plans(decoder: b
     [
         (b"", "does not begin as a plan does"),
         (b"PK" * 40, "does not begin as a plan does"),
-        (b"ONNXLPLN" + b"\1" + bytes(70), "found version 1, expected 2; make the plan again"),
+        (b"ONNXLPLN" + b"\1" + bytes(70), "found version 1, expected 3; make the plan again"),
     ],
 )
 def test_strangers_are_named(data: bytes, message: str) -> None:

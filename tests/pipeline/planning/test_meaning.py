@@ -21,7 +21,7 @@ from pipeline.lowering.lower import in_traced_order
 from pipeline.ops import GraphBuilder, Kind, pack
 from pipeline.planning import ExecutionPlan, check_against, check_plan, make_plan
 from pipeline.planning.check import differences, violations
-from pipeline.runtime.program import UnboundProgram
+from pipeline.runtime.program import BoundProgram
 from tests.support.planning_graphs import graphs
 from tests.support.torch_programs import graph_of
 
@@ -245,6 +245,5 @@ def test_a_slice_of_step_0_is_refused_in_a_sentence() -> None:
 def test_a_weight_without_bytes_is_refused_when_it_is_bound(decoder: Graph) -> None:
     plan = plan_graph(decoder)
     lacking = replace(plan, feed_signature=plan.feed_signature[:-1])
-    program = UnboundProgram.resolve(lacking, decoder)
     with pytest.raises(SourceError, match="weights without bytes: p_layer_bias; "):
-        program.bind(decoder)
+        BoundProgram.bind(lacking, decoder)

@@ -84,6 +84,6 @@ def test_an_input_for_more_memory_than_there_is_is_refused() -> None:
 def test_a_kernel_without_memory_is_no_bug_of_ours() -> None:
     bound = bind_graph(from_onnx(onnx.parser.parse_model(TEXT)))
     for error in (MemoryError("Unable to allocate 4.00 TiB"), RuntimeError("you tried … can't allocate memory")):
-        found = bound.program.failure(bound.steps[0], error)
+        found = bound.failure(bound.steps[0], error)
         assert isinstance(found, UsageError)
         assert "take smaller inputs" in str(found)

@@ -12,7 +12,7 @@ import torch
 
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
-from pipeline.ir.bind import bind_dims
+from pipeline.ir.expression import fix_dims
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
@@ -92,7 +92,7 @@ def test_plans_for_several_sizes_share_a_packed_weight() -> None:
 
 
 def test_entry_points_share_a_packed_weight() -> None:
-    graphs = {f"rows {rows}": bind_dims(open_product(), {"rows": rows}) for rows in (32, 48)}
+    graphs = {f"rows {rows}": fix_dims(open_product(), {"rows": rows}) for rows in (32, 48)}
     entries = compile_graphs(graphs, {"w": W})
     one, other = (bound.steps[0].attrs["packed"].tensor for bound in entries._bound.values())
     assert one is other

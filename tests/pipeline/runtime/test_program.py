@@ -18,7 +18,7 @@ from pipeline.errors import InternalError, SourceError, Unsupported, UsageError
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph
-from pipeline.runtime.program import UnboundProgram
+from pipeline.runtime.program import BoundProgram
 from tests.support.planning_graphs import Stored, graphs
 
 F32 = TensorSpec((2, 3), "float32")
@@ -231,7 +231,7 @@ def test_an_unknown_kernel_is_refused() -> None:
     plan = compile_graph(graph).plan
     calls = (replace(plan.calls[0], kind_id=9999),)
     with pytest.raises(InternalError, match="kind_id 9999, for which this runtime has no kernel"):
-        UnboundProgram.resolve(replace(plan, calls=calls), graph)
+        BoundProgram.bind(replace(plan, calls=calls), graph)
 
 
 def test_the_feed_is_not_kept_alive() -> None:

@@ -146,6 +146,12 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UsageError], str]] = {
         SerializationError,
         "the text of the IR: found a dict, expected a str or bytes; IR.from_dict reads it",
     ),
+    "half a character": (
+        lambda ir: deserialize_ir("\ud800"),
+        SerializationError,
+        r"Invalid JSON: the text of the IR is no JSON: it begins with b'\xed\xa0\x80'; expected the JSON that IR.save "
+        "writes: copy it again from where it was saved, or save the IR again",
+    ),
     "data": (
         lambda ir: IR.from_dict([1]),
         SerializationError,

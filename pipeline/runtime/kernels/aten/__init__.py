@@ -13,19 +13,17 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
 from pipeline.ops.aten import DRAWING, TYPED, untyped_call
 from pipeline.runtime.kernels.aten.call import bring_in_order, launch_draw, make_and_copy, read_call, write_out
-from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
+from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS, launch_packed, may_pack, pack_call
 from pipeline.runtime.kernels.aten.native import launch_native
-from pipeline.runtime.kernels.aten.packed import launch_packed, may_pack, pack_call
 from pipeline.runtime.kernels.aten.regions import higher_order
-from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs, in_turn
 from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored
 from pipeline.runtime.kernels.weight_forms import ProductWeight
 
-__all__ = ["CALLS", "KERNELS", "PACKERS", "bind_attrs"]
+__all__ = ["CALLS", "KERNELS", "PACKERS", "prepare_kernel"]
 
 
-def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
+def prepare_kernel(kind: Kind, attrs: Attrs) -> Bind:
     """The kernel of a call with its arguments decoded, so that rebinding to other tensors at each run is cheap.
 
     `functional` is for autocast: torch casts an operator's inputs only where it allocates the result itself.
@@ -58,7 +56,7 @@ def _as_call(kind: Kind, attrs: Attrs) -> Attrs:
 
 
 def launch_call(kind: Kind, ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    return bind_attrs(kind, attrs)(ins, outs)
+    return prepare_kernel(kind, attrs)(ins, outs)
 
 
 def pack_weight(kind: Kind, attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:

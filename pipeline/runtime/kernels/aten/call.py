@@ -30,9 +30,8 @@ from pipeline.ir import Attr, InputRef
 from pipeline.ir.graph import Value
 from pipeline.ops.aten import takes_any_order
 from pipeline.ops.layout import Layout
-from pipeline.runtime.devices import CPU
-from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
-from pipeline.runtime.kernels.launches import OverloadCall, copy_result
+from pipeline.runtime.devices import device_at
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, OverloadCall, copy_result
 from pipeline.runtime.own_operators import DRAWS
 from pipeline.runtime.tensors import empty_strided
 from pipeline.runtime.torch_args import argument, find_operator, tensors_in
@@ -184,7 +183,7 @@ def launch_draw(generator: torch.Generator | None, call: AtenCall, outs: Outs) -
 def _draw_into(
     outs: Sequence[torch.Tensor], draw: Callable[..., Any], generator: torch.Generator | None, seed: int
 ) -> None:
-    drawn = draw(generator=generator or CPU.generator(seed))
+    drawn = draw(generator=generator or device_at(outs[0]).generator(seed))
     for out, result in zip(outs, tensors_in(drawn), strict=True):
         out.copy_(result)
 

@@ -3,6 +3,8 @@
 Most operators have a function in torch's Python binding with `out=`, which costs half a call by schema. Matrix products
 are flattened once, when the call is bound, where strides can say it. Operators that change some elements of an operand
 write in place where the plan put the result on that operand.
+
+Operators of torch with a packed weight: products with a stored matrix, and convolutions over two dimensions.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ from typing import Any
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.runtime.kernels.aten.call import AtenCall, may_write_into
-from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.kernels.launches import copy_result, in_turn
+from pipeline.ir import InputRef
+from pipeline.ir.graph import TensorSpec
+from pipeline.ops import Kind
+from pipeline.ops.aten import TYPED
+from pipeline.runtime.kernels.aten.call import AtenCall, CallTemplate, may_write_into
+from pipeline.runtime.kernels.base import Attrs, Launch, Outs, copy_result, in_turn
+from pipeline.runtime.kernels.packing import PackedWeight, Stored, launch_convolution, pack_convolution, pack_product
 from pipeline.runtime.kernels.products import (
     PoolWindow,
     flatten_rows,
@@ -24,7 +30,7 @@ from pipeline.runtime.kernels.products import (
     multiply_batches,
     multiply_matrices,
 )
-from pipeline.runtime.own_operators import compute_unsigned
+from pipeline.runtime.kernels.weight_forms import Convolution, ProductWeight
 from pipeline.runtime.torch_args import CPU_FALLBACKS
 
 FastPath = Callable[[AtenCall, Outs], Launch | None]
@@ -59,11 +65,6 @@ def relu(call: AtenCall, outs: Outs) -> Launch:
 def convert(call: AtenCall, outs: Outs) -> Launch:
     """Copy into the result, which has the graph's dtype and memory order."""
     return partial(outs[0].copy_, call.args[0])
-
-
-def compute_by_numpy(call: AtenCall, outs: Outs) -> Launch:
-    left, right, function = call.args
-    return partial(compute_unsigned, function, left, right, outs[0])
 
 
 def linear(call: AtenCall, outs: Outs) -> Launch | None:
@@ -272,7 +273,6 @@ FAST_PATHS: Mapping[str, FastPath] = {
     **{f"aten.{name}.default": with_out(getattr(nn, name)) for name in NN_WITH_OUT.split()},
     **{f"aten.{name}": convert for name in CONVERSIONS.split()},
     **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
-    "onnxline.unsigned.default": compute_by_numpy,
     "aten.relu.default": relu,
     **{f"aten.max_pool{axes}d.default": max_pool for axes in (1, 2, 3)},
     "aten.linear.default": linear,
@@ -305,3 +305,75 @@ FAST_PATHS: Mapping[str, FastPath] = {
     "aten.slice_scatter.default": replace_part(torch.ops.aten.slice.Tensor),
 }
 """By operator. All others are called by their schema (`call.py`)."""
+
+
+Given = Mapping[str, Any]
+
+
+def may_pack(kind: Kind) -> bool:
+    """Whether calls of this kind may have a weight to pack."""
+    return kind is Kind.Aten or any(
+        name in PRODUCTS or name in CONVOLUTIONS for name in TYPED[kind].signature.operators
+    )
+
+
+def pack_call(
+    template: CallTemplate, specs: Sequence[TensorSpec], stored: Stored, attrs: Attrs
+) -> ProductWeight | None:
+    """The weight of a call in the form for it, where one is stored and packing pays."""
+    names = PRODUCTS.get(template.kind) or CONVOLUTIONS.get(template.kind)
+    if names is None:
+        return None
+    x, weight = (template.tensors.get(name) for name in names)
+    if not (isinstance(x, InputRef) and isinstance(weight, InputRef)) or weight.index not in stored:
+        return None
+    spec, tensor = specs[x.index], stored[weight.index]
+    if template.kind in CONVOLUTIONS:
+        shape = _convolution(template.fixed)
+        return pack_convolution(spec, tensor, shape) if shape and spec.rank == 4 else None
+    if spec.rank < 2 or any(template.fixed.get(name, 1) != 1 for name in ("alpha", "beta")):
+        return None
+    if template.kind == "aten.bmm.default":
+        if tensor.dim() != 3 or tensor.stride(0) != 0:  # one matrix for all of the batch
+            return None
+        tensor = tensor[0]
+    if tensor.dim() != 2:
+        return None
+    bias = template.tensors.get("self") if template.kind == "aten.addmm.default" else None
+    if isinstance(bias, InputRef) and specs[bias.index].rank != 1:
+        return None
+    columns_first = tensor if template.kind == "aten.linear.default" else tensor.t()
+    return pack_product(spec.numel // max(spec.sizes[-1], 1), columns_first, native=attrs.get("native"))
+
+
+def launch_packed(call: AtenCall, packed: PackedWeight, out: torch.Tensor) -> Launch | None:
+    """The call with its packed weight; None where strides do not allow it."""
+    given = call.given
+    if call.kind in CONVOLUTIONS:
+        shape = _convolution(given)
+        return launch_convolution(packed, given["input"], given.get("bias"), out, shape) if shape else None
+    bias = given["self"] if call.kind == "aten.addmm.default" else given.get("bias")
+    return packed.launch_product(given[PRODUCTS[call.kind][0]], bias, out)
+
+
+def _convolution(given: Given) -> Convolution | None:
+    if given.get("transposed") or not all(isinstance(given.get(name, 0), int | list) for name in ("padding", "stride")):
+        return None
+    sizes = [_pair(given.get(name, default)) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    return Convolution(sizes[0], sizes[1], sizes[2], given.get("groups", 1))
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else (*value, *value)[-2:]
+
+
+PRODUCTS = {
+    "aten.linear.default": ("input", "weight"),
+    "aten.addmm.default": ("mat1", "mat2"),
+    "aten.mm.default": ("self", "mat2"),
+    "aten.bmm.default": ("self", "mat2"),
+    "aten.matmul.default": ("self", "other"),
+}
+"""Kind → its operand with rows, and its matrix."""
+
+CONVOLUTIONS = {"aten.conv2d.default": ("input", "weight"), "aten.convolution.default": ("input", "weight")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from pipeline.ops.fused import Activation
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
@@ -22,7 +23,6 @@ from pipeline.runtime.kernels.native.rows import (
     launch_softmax,
     launch_threshold_gradient,
 )
-from pipeline.runtime.kernels.weight_forms import PostOp
 
 NativeCall = Callable[[NativeLibrary, AtenCall, Outs], Launch | None]
 
@@ -61,13 +61,13 @@ def linear(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     return launch_any(library, x, weight.t(), call.given.get("bias"), outs[0]) if weight.dim() == 2 else None
 
 
-def activate(after: PostOp, library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+def activate(after: Activation, library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     rows = in_one_order(outs[0], call.args[0])
     return None if rows is None else launch_activation(library, rows[1], rows[0], after)
 
 
 def gelu(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    return activate(PostOp("gelu", call.given.get("approximate", "none")), library, call, outs)
+    return activate(Activation(GELUS[call.given.get("approximate", "none")]), library, call, outs)
 
 
 def threshold_backward(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
@@ -118,6 +118,9 @@ def nll_loss_backward(library: NativeLibrary, call: AtenCall, outs: Outs) -> Lau
     return launch_class_loss_gradient(library, gradient, labels, counted, reduction, ignored, outs[0])
 
 
+GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
+"""By torch's word for how it is computed."""
+
 CALLS: Mapping[str, NativeCall] = {
     "aten.mm.default": mm,
     "aten.addmm.default": addmm,
@@ -125,11 +128,11 @@ CALLS: Mapping[str, NativeCall] = {
     "aten.matmul.default": matmul,
     "aten.linear.default": linear,
     "aten.gelu.default": gelu,
-    "aten.relu.default": partial(activate, PostOp("relu")),
-    "aten.silu.default": partial(activate, PostOp("swish")),
-    "aten.sigmoid.default": partial(activate, PostOp("sigmoid")),
-    "aten.tanh.default": partial(activate, PostOp("tanh")),
-    "aten.hardswish.default": partial(activate, PostOp("hardswish")),
+    "aten.relu.default": partial(activate, Activation("relu")),
+    "aten.silu.default": partial(activate, Activation("silu")),
+    "aten.sigmoid.default": partial(activate, Activation("sigmoid")),
+    "aten.tanh.default": partial(activate, Activation("tanh")),
+    "aten.hardswish.default": partial(activate, Activation("hardswish")),
     "aten.layer_norm.default": layer_norm,
     "aten.rms_norm.default": rms_norm,
     "aten.softmax.int": softmax,

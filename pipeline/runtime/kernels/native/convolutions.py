@@ -18,12 +18,12 @@ import torch
 from torch.nn import functional
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.runtime.kernels.base import Launch
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.ops.fused import Activation
+from pipeline.runtime.kernels.base import Launch, in_turn
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_faster_alone, pack_panels
 from pipeline.runtime.kernels.native.rows import settings_of
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PackedMemory, PostOp
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PackedMemory
 
 CHANNELS_LAST = (0, 2, 3, 1)
 
@@ -178,7 +178,12 @@ class PointWeight(MatrixKernels):
     """Kernels of one pixel: a matrix."""
 
     def launch_convolution(
-        self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: Activation,
     ) -> Launch | None:
         """See `ConvolutionWeight`."""
         operands = ImageOperands.find(self.kernels, x, bias, other, out)
@@ -228,7 +233,12 @@ class TileWeight:
         return replace(self, panels=memory.share(self.panels))
 
     def launch_convolution(
-        self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: Activation,
     ) -> Launch | None:
         """See `ConvolutionWeight`."""
         operands = ImageOperands.find(self.kernels, x, bias, other, out)
@@ -249,7 +259,12 @@ class LineWeight(MatrixKernels):
     """Kernels of any size over few channels: a matrix, of which each line of a kernel reads one stretch of an image."""
 
     def launch_convolution(
-        self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: Activation,
     ) -> Launch | None:
         """See `ConvolutionWeight`."""
         operands = ImageOperands.find(self.kernels, x, bias, other, out)

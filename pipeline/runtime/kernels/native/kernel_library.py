@@ -28,8 +28,7 @@ import torch
 from passes.weights.files import replace_when_done
 from pipeline.compiler import LEAVE_OUT, find_compiler
 from pipeline.errors import UsageError
-from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, planned_threads
-from pipeline.runtime.kernels.launches import OverloadCall
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, OverloadCall, planned_threads
 
 SOURCES = Path(__file__).with_name("sources")
 

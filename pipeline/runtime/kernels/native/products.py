@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, planned_threads
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.ops.fused import PLAIN, Activation
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, in_turn, planned_threads
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.native.rows import settings_of
-from pipeline.runtime.kernels.weight_forms import PLAIN, PackedMemory, PostOp, post_op
+from pipeline.runtime.kernels.weight_forms import PackedMemory, activation_of
 
 SHARED = 2**22
 """Multiplications at which several threads of torch are faster than one thread of ours."""
@@ -39,7 +39,7 @@ class NativeWeight:
         x: torch.Tensor,
         bias: torch.Tensor | None,
         out: torch.Tensor,
-        after: PostOp = PLAIN,
+        after: Activation = PLAIN,
         other: torch.Tensor | None = None,
     ) -> Launch | None:
         """See `ProductWeight`; `other` may be the memory of `out`."""
@@ -70,7 +70,7 @@ class NativePair:
         biases: tuple[torch.Tensor | None, torch.Tensor | None],
         other: torch.Tensor | None,
         outs: Outs,
-        after: PostOp,
+        after: Activation,
     ) -> Launch | None:
         """See `PairWeight`."""
         out, hidden = outs
@@ -105,7 +105,7 @@ class RowProduct:
         bias: torch.Tensor | None,
         other: torch.Tensor | None,
         out: torch.Tensor,
-        after: PostOp,
+        after: Activation,
     ) -> RowProduct | None:
         """With a matrix of `sizes` (inner, columns); None where the operands are none that the kernel takes."""
         inner, columns = sizes
@@ -136,7 +136,7 @@ def launch_any(
     matrix: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    after: PostOp = PLAIN,
+    after: Activation = PLAIN,
 ) -> Launch | None:
     """The product of the rows of `x` with a matrix (inner, columns) that may change from run to run."""
     if matrix.dim() != 2 or not are_floats(matrix) or not is_faster_alone(x.numel() * matrix.shape[1]):
@@ -156,7 +156,7 @@ def linear(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch
     if "packed" in attrs or attrs["add"]:
         return None
     weight = ins[1].t() if attrs["trans"] else ins[1]
-    return launch_any(library, ins[0], weight, ins[2] if attrs["bias"] else None, outs[0], post_op(attrs))
+    return launch_any(library, ins[0], weight, ins[2] if attrs["bias"] else None, outs[0], activation_of(attrs))
 
 
 KERNELS: dict[Kind, NativeKernel] = {Kind.LinearPointwise: linear}

@@ -10,11 +10,12 @@ The loss of a classifier with its gradient, gradients of activations, and sums o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from pipeline.ops import Kind
+from pipeline.ops.fused import Activation
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.kernel_library import (
     NativeKernel,
@@ -24,29 +25,17 @@ from pipeline.runtime.kernels.native.kernel_library import (
     is_dense_like,
     is_for_one_thread,
 )
-from pipeline.runtime.kernels.weight_forms import PostOp
 
-CODES: Mapping[tuple[str, str], int] = {
-    ("none", ""): 0,
-    ("relu", ""): 1,
-    ("gelu", "none"): 2,
-    ("gelu", "tanh"): 3,
-    ("swish", ""): 4,
-    ("sigmoid", ""): 5,
-    ("tanh", ""): 6,
-    ("hardswish", ""): 7,
-    ("hardtanh", ""): 8,
-    ("leaky_relu", ""): 9,
-}
-"""By oneDNN's name and algorithm, as `PostOp` has them."""
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hardswish", "clip", "leaky_relu")
+"""By the code that the kernels know."""
 
 
-def settings_of(after: PostOp) -> tuple[float, ...]:
+def settings_of(after: Activation) -> tuple[float, ...]:
     """The code of an activation, and its numbers."""
-    return (CODES[after.name, after.algorithm], *map(float, after.numbers))
+    return (ACTIVATIONS.index(after.name), *map(float, after.numbers))
 
 
-def launch_activation(library: NativeLibrary, x: torch.Tensor, out: torch.Tensor, after: PostOp) -> Launch | None:
+def launch_activation(library: NativeLibrary, x: torch.Tensor, out: torch.Tensor, after: Activation) -> Launch | None:
     if not are_floats(x, out) or not x.is_contiguous() or not is_dense_like(out, x) or not is_for_one_thread(out):
         return None
     return library.launch("activate_all", [out], [x], (x.numel(), *settings_of(after)))

@@ -7,8 +7,7 @@ from functools import partial
 import torch
 
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, in_turn
 from pipeline.runtime.kernels.native.kernel_library import (
     NativeKernel,
     NativeLibrary,

@@ -13,7 +13,7 @@ import torch
 from pipeline.runtime.capture.call_graphs import LEAST_CALLS, UnreadableLaunchError, read_operator_calls
 from pipeline.runtime.capture.recorders import CpuRecorder, GraphedLoop, LoopRecorder, Recording
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.kernels.launches import OverloadCall, copy_all, copy_result, in_turn
+from pipeline.runtime.kernels.base import OverloadCall, copy_all, copy_result, in_turn
 from tests.pipeline.runtime.capture.capture_programs import negate
 
 

@@ -37,8 +37,15 @@ CALLS: dict[str, tuple[str, Callable[[Make], Any]]] = {
     "quantize, 4 bits": ("Quantize", lambda make: quantize(make(2, 4), make(4), to="int8", low=-8, high=7)),
     "dequantize": ("Dequantize", lambda make: dequantize(make(2, 4).char(), make(()), to="float32")),
     "cast": ("CastFloat8", lambda make: own_operators.cast_float8._init_fn(make(4), "float8_e4m3fn")),
+    "cast, not saturated": (
+        "CastFloat8",
+        lambda make: own_operators.cast_float8._init_fn(make(4), "float8_e5m2", saturate=False),
+    ),
     "boxes": ("RoiAlign", lambda make: own_layers.roi_align(make(1, 2, 4, 4), make(2, 4), make(2).long(), [2, 2])),
-    "unsigned": ("Unsigned", lambda make: own_operators.compute_unsigned("add", make(2), make(2), make(2))),
+    "unsigned": (
+        "Unsigned",
+        lambda make: own_operators.unsigned(make(2).to(torch.uint32), make(2).to(torch.uint32), "remainder"),
+    ),
 }
 
 

@@ -89,12 +89,12 @@ def test_elements_at_computed_places_are_captured() -> None:
 
 
 @pytest.mark.parametrize("saturates", [True, False])
-def test_a_cast_that_does_not_saturate_runs_eagerly(saturates: bool) -> None:
+def test_a_cast_to_float8_is_captured(saturates: bool) -> None:
     builder = GraphBuilder("cast")
     x, narrow = builder.input("x", TensorSpec((3,), "float32")), TensorSpec((3,), "float8_e4m3fn")
     attrs = {"to": narrow.dtype, "saturate": saturates}
     program = compile_graph(builder.build(builder.emit("onnxline.cast_float8.default", [x], [("y", narrow)], attrs)))
-    assert program.capture({"x": X}).report.is_whole is saturates
+    assert program.capture({"x": X}).report.is_whole
     found = program.replay({"x": X * 1e6})["y"].float()
     assert found.tolist() == [448, -448, 448] if saturates else found.isnan().all()
 

@@ -20,7 +20,7 @@ from pipeline.runtime.kernels.blocked import (
     pack_blocks,
     split_into_blocks,
 )
-from pipeline.runtime.kernels.weight_forms import post_op
+from pipeline.runtime.kernels.weight_forms import activation_of
 from tests.support.torch_programs import compile_module
 
 ATOL, RTOL = 1e-4, 2e-5
@@ -75,7 +75,7 @@ def test_a_product_its_bias_and_its_activation(bias: torch.Tensor | None, activa
     weight, x, out = torch.randn(64, 48), torch.randn(2, 12, 48), torch.empty(2, 12, 64)
     numbers = (-0.5, 1.5) if activation == "clip" else ()
     launch = split_into_blocks(weight, 16, 8).launch_product(
-        x, bias, out, post_op({"activation": activation, "numbers": numbers})
+        x, bias, out, activation_of({"activation": activation, "numbers": numbers})
     )
     assert launch is not None
     launch()

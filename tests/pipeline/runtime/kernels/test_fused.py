@@ -13,12 +13,11 @@ from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
-from pipeline.ops.fused import ACTIVATIONS
+from pipeline.ops.fused import ACTIVATIONS, PLAIN
 from pipeline.runtime import compile_graph
 from pipeline.runtime.capture.call_graphs import read_operator_calls
 from pipeline.runtime.compile import CompiledProgram
 from pipeline.runtime.kernels.packing import launch_pair_onto, pack_pair
-from pipeline.runtime.kernels.weight_forms import PLAIN
 
 KINDS = ("LinearPointwise", "FeedForward", "ConvPointwise", "ScaledDotProductAttention", "SmallAttention")
 """The kinds that this file compares."""

@@ -10,11 +10,10 @@ import torch
 
 from pipeline.ops import Kind, unpack
 from pipeline.runtime.feeding import SlotPointer, operands, storage_id, tensors_by_storage
-from pipeline.runtime.kernels import bind_attrs
+from pipeline.runtime.kernels import prepare_kernel
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.aten.fast_paths import matmul as multiply
-from pipeline.runtime.kernels.base import Launch
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.base import Launch, in_turn
 from pipeline.runtime.tensors import as_tensor, to_numpy, torch_dtype
 from tests.pipeline.runtime.kernels import test_elementwise as elementwise
 from tests.pipeline.runtime.kernels import test_linear_conv as linear_conv
@@ -41,7 +40,7 @@ def bind(case: Case, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor
     for op in graph.ops:
         assert op.kernel is not None
         attrs = unpack(op.kernel.attr_schema, op.kernel.attr_blob)
-        kernel = bind_attrs(Kind(op.kernel.kind_id), attrs)
+        kernel = prepare_kernel(Kind(op.kernel.kind_id), attrs)
         launches.append(kernel([slots[vid] for vid in op.inputs], [slots[vid] for vid in op.outputs]))
     return in_turn(*launches)
 

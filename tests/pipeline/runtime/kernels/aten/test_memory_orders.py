@@ -20,7 +20,7 @@ from pipeline.ir import InputRef, TorchConst
 from pipeline.ops import Kind
 from pipeline.ops.aten import takes_any_order
 from pipeline.ops.aten.memory import ANY_ORDER
-from pipeline.runtime.kernels.aten import bind_attrs
+from pipeline.runtime.kernels.aten import prepare_kernel
 from pipeline.runtime.torch_args import find_operator
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -208,7 +208,7 @@ def launch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[
     call = dict(zip([one.name for one in func._schema.arguments], (item(one, ins) for one in args), strict=False))
     call |= {name: item(one, ins) for name, one in kwargs.items()}
     traced = None if takes_any_order(str(func)) else [rows(torch.empty(one.shape)).stride() for one in ins]
-    bind_attrs(Kind.Aten, {"op": str(func), "call": call, "orders": (), "traced": traced})(ins, outs)()
+    prepare_kernel(Kind.Aten, {"op": str(func), "call": call, "orders": (), "traced": traced})(ins, outs)()
 
 
 def item(given: Any, ins: list[torch.Tensor]) -> Any:

@@ -8,15 +8,16 @@ from torch.nn import functional
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
+from pipeline.ops.fused import PLAIN, Activation
 from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels import NativeLibrary
 from pipeline.runtime.kernels.fused import conv, pack_conv
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
-from pipeline.runtime.kernels.weight_forms import PLAIN, Convolution, ConvolutionWeight, PostOp
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight
 
 CHANNELS = st.sampled_from((1, 3, 15, 16, 17, 32, 33, 64, 70))
 SPATIAL = st.integers(1, 17)
-AFTER = {PLAIN: lambda x: x, PostOp("relu"): torch.relu, PostOp("swish"): functional.silu}
+AFTER = {PLAIN: lambda x: x, Activation("relu"): torch.relu, Activation("silu"): functional.silu}
 
 
 def images(*shape: int, seed: int) -> torch.Tensor:

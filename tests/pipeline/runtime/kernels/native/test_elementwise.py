@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.base import Launch, kernels_for_threads
 from tests.support.native import bind_native
 
 ATOL, RTOL = 1e-6, 1e-6
@@ -30,16 +28,6 @@ FUNCTIONS: dict[tuple[str, str], Any] = {
 def bind(name: str, x: torch.Tensor, out: torch.Tensor, approximate: str = "") -> Launch | None:
     given = {"approximate": approximate} if approximate else {}
     return bind_native(f"aten.{name}.default", [x], [out], **given)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("name", "approximate"), FUNCTIONS)
@@ -67,9 +55,9 @@ def test_other_operands_are_left_to_torch() -> None:
 
 def test_with_several_threads_torch_keeps_what_it_shares_among_them() -> None:
     large, small = torch.ones(2**15), torch.ones(2**15 - 1)
-    with threads(2):
+    with kernels_for_threads(2):
         assert bind("relu", large, large) is None
         assert bind("relu", small, small) is not None
         assert bind_native("aten.softmax.int", [large.view(8, -1)], [large.view(8, -1)], dim=1) is None
-    with threads(1):
+    with kernels_for_threads(1):
         assert bind("relu", large, large) is not None

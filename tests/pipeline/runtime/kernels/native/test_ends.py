@@ -21,11 +21,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="protects a page
 SIZES = (1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def at_the_end(*sizes: int) -> torch.Tensor:
     """Random numbers whose last one is followed by a page that cannot be read or written."""
     made = torch.randn(sizes)

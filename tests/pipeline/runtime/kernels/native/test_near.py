@@ -20,14 +20,6 @@ def matrix(of: np.random.Generator, height: int, width: int, turns: bool) -> tor
     return made.t() if turns else made
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     SIZES,

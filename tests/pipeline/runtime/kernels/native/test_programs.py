@@ -21,11 +21,6 @@ def library() -> None:
     native_library()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def layer(rows: int | str, width: int = 64, dtype: str = "float32") -> Graph:
     """Norm, product with GELU, product and sum, softmax of the rows: every call has a kernel in C++."""
     builder = GraphBuilder("layer")
@@ -125,11 +120,8 @@ def test_nothing_to_compute_and_other_dtypes_are_by_torch(rows: int, dtype: str)
 
 def test_with_two_threads_large_products_are_by_torch() -> None:
     torch.set_num_threads(2)
-    try:
-        large, _ = both(layer(512))  # 2^22 multiplications a product, 2^15 numbers a row kernel
-        small, _ = both(layer(33))
-    finally:
-        torch.set_num_threads(1)
+    large, _ = both(layer(512))  # 2^22 multiplications a product, 2^15 numbers a row kernel
+    small, _ = both(layer(33))
     assert (large.native_calls, small.native_calls) == (0, 4)
 
 
@@ -139,11 +131,8 @@ def test_a_context_that_is_made_later_has_the_kernels_of_its_program() -> None:
     feed = {"x": torch.randn(512, 64)}
     wanted = program.run(feed)
     torch.set_num_threads(2)
-    try:
-        later = program.new_context()
-        found = later.run(feed)
-    finally:
-        torch.set_num_threads(1)
+    later = program.new_context()
+    found = later.run(feed)
     assert later.native_calls == program.native_calls == 4
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 

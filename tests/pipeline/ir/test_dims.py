@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import SourceError, UsageError
-from pipeline.ir import Graph, bind_dims, check, dims_of, from_text, to_text
+from pipeline.ir import Graph, check, dims_of, fix_dims, from_text, to_text
 from pipeline.ir.expression import evaluate, names_in
 
 TEXT = """
@@ -26,7 +26,7 @@ def graph() -> Graph:
 
 
 def test_every_name_becomes_a_number(graph: Graph) -> None:
-    bound = bind_dims(graph, {"n": 4})
+    bound = fix_dims(graph, {"n": 4})
     check(bound)
     assert (
         to_text(bound)
@@ -41,13 +41,13 @@ def test_every_name_becomes_a_number(graph: Graph) -> None:
 
 def test_every_violation_is_named(graph: Graph) -> None:
     with pytest.raises(UsageError) as error:
-        bind_dims(graph, {"n": 65})
+        fix_dims(graph, {"n": 65})
     assert "n = 65 is not in 2 .. 64" in str(error.value)
     assert "the trace relies on Eq(Mod(n, 2), 0)" in str(error.value)
     with pytest.raises(UsageError, match=r"relies on Ne\(Mod\(n, n - 2\), 1\)"):
-        bind_dims(graph, {"n": 2})  # it cannot even be worked out there
+        fix_dims(graph, {"n": 2})  # it cannot even be worked out there
     with pytest.raises(UsageError, match=r"no dim 'N'; did you mean 'n'\?\n  - the dim 'n' has no size"):
-        bind_dims(graph, {"N": 4})
+        fix_dims(graph, {"N": 4})
 
 
 def test_dims_follow_from_shapes(graph: Graph) -> None:

@@ -1,0 +1,270 @@
+"""The fields of a plan, as `plan.json` and `plan.bin` have them: one table for both.
+
+A value says where it lies next to what it is, and a call has its bodies, while an `ExecutionPlan` has maps by vid for
+these; rows stand between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pipeline.ir.codec import (
+    ATTR,
+    BLOB,
+    I64,
+    TEXT,
+    U32,
+    U64,
+    VIDS,
+    Field,
+    Form,
+    as_tuple,
+    by_key,
+    choice,
+    optional,
+    record,
+    several,
+)
+from pipeline.ir.graph import Plain, Role, TensorSpec
+from pipeline.ir.tagged import spell, write_attr
+from pipeline.lowering import KernelCall
+from pipeline.ops import Kind, Layout, unpack
+from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
+from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
+
+
+class ValueRow(NamedTuple):
+    """A slot, and where it lies: as an alias of another value, at a byte of the arena, or in a tensor of the caller."""
+
+    name: str
+    role: Role
+    dtype: str
+    device: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    layout: Any
+    """The Layout, or, as it is read, its strides and its offset; None for a value that lies row after row."""
+    alias_of: int | None
+    offset: int | None
+    vid: int = -1
+    """Its place in the list of values; not read."""
+
+
+class CallRow(NamedTuple):
+    """A kernel call, with the op that it came from and its bodies."""
+
+    op: int
+    kind_id: int
+    attr_schema: str
+    attr_blob: bytes
+    in_vids: tuple[int, ...]
+    out_vids: tuple[int, ...]
+    constraints: Mapping[str, Plain]
+    bodies: tuple[ExecutionPlan, ...]
+
+
+class PlanRow(NamedTuple):
+    """A plan as it is in a file."""
+
+    graph: str
+    graph_digest: str
+    arena_bytes: int
+    live_bytes: int
+    values: tuple[ValueRow, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    updates: Mapping[int, int]
+    feed: tuple[int, ...]
+    """The vids of the feed signature."""
+    calls: tuple[CallRow, ...]
+    memory: MemoryMap | None
+
+
+def row_of(plan: ExecutionPlan) -> PlanRow:
+    """The plan as a row.
+
+    Raises:
+        ValueError: the entries of the feed signature are not slots of the plan.
+    """
+    vids = {slot.name: slot.vid for slot in reversed(plan.slots)}
+    feed = tuple(vids.get(entry.name, -1) for entry in plan.feed_signature)
+    if -1 in feed or feed_of(plan.slots, plan.layouts, feed) != plan.feed_signature:
+        raise ValueError("the feed signature is not that of the slots")
+    return PlanRow(
+        plan.graph_name,
+        plan.graph_digest,
+        plan.arena_bytes,
+        plan.live_bytes,
+        tuple(_value_row(plan, slot) for slot in plan.slots),
+        plan.inputs,
+        plan.outputs,
+        plan.updates,
+        feed,
+        tuple(
+            CallRow(
+                oid,
+                call.kind_id,
+                call.attr_schema,
+                call.attr_blob,
+                call.in_vids,
+                call.out_vids,
+                call.constraints,
+                plan.bodies.get(at, ()),
+            )
+            for at, (oid, call) in enumerate(zip(plan.order, plan.calls, strict=True))
+        ),
+        plan.memory,
+    )
+
+
+def _value_row(plan: ExecutionPlan, slot: Slot) -> ValueRow:
+    spec, layout = slot.spec, plan.layouts.get(slot.vid)
+    alias, offset = plan.alias.get(slot.vid), plan.offsets.get(slot.vid)
+    return ValueRow(
+        slot.name, slot.role, spec.dtype, spec.device, spec.sizes, slot.strides, layout, alias, offset, slot.vid
+    )
+
+
+def plan_of(*fields: Any) -> ExecutionPlan:
+    """The plan whose row has these fields."""
+    row = PlanRow(*fields)
+    slots = tuple(
+        Slot(vid, value.name, TensorSpec(value.shape, value.dtype, value.device), value.role, value.strides)
+        for vid, value in enumerate(row.values)
+    )
+    layouts = {vid: Layout(value.shape, *value.layout) for vid, value in enumerate(row.values) if value.layout}
+    return ExecutionPlan(
+        graph_name=row.graph,
+        slots=slots,
+        calls=tuple(KernelCall(*call[1:7]) for call in row.calls),
+        order=tuple(call.op for call in row.calls),
+        inputs=row.inputs,
+        outputs=row.outputs,
+        alias={vid: value.alias_of for vid, value in enumerate(row.values) if value.alias_of is not None},
+        layouts=layouts,
+        offsets={vid: value.offset for vid, value in enumerate(row.values) if value.offset is not None},
+        arena_bytes=row.arena_bytes,
+        live_bytes=row.live_bytes,
+        feed_signature=feed_of(slots, layouts, row.feed),
+        updates=row.updates,
+        bodies={at: call.bodies for at, call in enumerate(row.calls) if call.bodies},
+        graph_digest=row.graph_digest,
+        memory=row.memory,
+    )
+
+
+def feed_of(slots: Sequence[Slot], layouts: Mapping[int, Layout], vids: Sequence[int]) -> tuple[FeedEntry, ...]:
+    strides = {vid: layouts[vid].strides for vid in vids if vid in layouts}
+    return tuple(FeedEntry(slots[vid].name, slots[vid].spec, strides.get(vid)) for vid in vids)
+
+
+def _describe_feed(row: PlanRow) -> dict[str, Any]:
+    values = [VALUE.to_json(row.values[vid]) for vid in row.feed]
+    entries = [{key: value[key] for key in ("name", "shape", "dtype", "device")} for value in values]
+    for entry, value in zip(entries, values, strict=True):
+        if value["layout"] is not None:
+            entry["strides"] = value["layout"]["strides"]
+    return {"feed_signature": entries}
+
+
+def _describe_call(call: CallRow) -> dict[str, Any]:
+    attrs = {name: _readable(value) for name, value in unpack(call.attr_schema, call.attr_blob).items()}
+    return {"kind": Kind(call.kind_id).name, "attrs": attrs}
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: write_attr(item) for name, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, tuple) else spell(value)
+
+
+def _describe_moves(memory: MemoryMap) -> dict[str, Any]:
+    moves = [
+        {
+            "before": move.before,
+            "root": move.root,
+            "from": [move.source.region, move.source.offset],
+            "to": [move.target.region, move.target.offset],
+        }
+        for move in memory.moves()
+    ]
+    return {"moves": moves}
+
+
+SIZES: Final = several(I64)
+
+VID_MAP: Final = by_key(U32._replace(from_json=int), U32)
+"""From vid to vid: the keys of an object in JSON are texts."""
+
+VALUE: Final = record(
+    ValueRow,
+    Field("name", TEXT),
+    Field("role", choice(Role)),
+    Field("dtype", TEXT),
+    Field("device", TEXT),
+    Field("shape", SIZES),
+    Field("strides", optional(SIZES)),
+    Field("layout", optional(record(as_tuple, Field("strides", SIZES), Field("offset", I64)))),
+    Field("alias_of", optional(U32)),
+    Field("offset", optional(U64)),
+    derived=lambda value: {"vid": value.vid},
+)
+
+BODY: Final = Form(
+    lambda plan: PLAN.to_json(plan),
+    lambda data: PLAN.from_json(data),
+    lambda writer, plan: PLAN.write(writer, plan),
+    lambda reader: PLAN.read(reader),
+)
+
+CALL: Final = record(
+    CallRow,
+    Field("op", U32),
+    Field("kind_id", U32),
+    Field("attr_schema", TEXT),
+    Field("attr_blob", BLOB),
+    Field("in_vids", VIDS),
+    Field("out_vids", VIDS),
+    Field("constraints", by_key(TEXT, ATTR)),
+    Field("bodies", several(BODY), default=()),
+    derived=_describe_call,
+)
+
+RESIDENCE: Final = record(
+    Residence,
+    Field("root", U32),
+    Field("region", U32),
+    Field("offset", U64),
+    Field("first", U32),
+    Field("last", U32),
+)
+
+MEMORY: Final = record(
+    MemoryMap,
+    Field("regions", several(record(MemoryRegion, Field("name", TEXT), Field("nbytes", optional(U64))))),
+    Field("residences", several(RESIDENCE)),
+    Field("pins", VID_MAP),
+    derived=_describe_moves,
+)
+
+ROW: Final = record(
+    plan_of,
+    Field("graph", TEXT),
+    Field("graph_digest", TEXT),
+    Field("arena_bytes", U64),
+    Field("live_bytes", U64),
+    Field("values", several(VALUE)),
+    Field("inputs", VIDS),
+    Field("outputs", VIDS),
+    Field("updates", VID_MAP, default={}),
+    Field("feed", VIDS),
+    Field("calls", several(CALL)),
+    Field("memory", optional(MEMORY), default=None),
+    derived=_describe_feed,
+)
+
+PLAN: Final = ROW._replace(
+    to_json=lambda plan: ROW.to_json(row_of(plan)), write=lambda writer, plan: ROW.write(writer, row_of(plan))
+)
+"""An `ExecutionPlan`."""
