@@ -152,8 +152,8 @@ class Watch:
 
         for kind, name in sorted(self.rebound):
             yield (
-                f"forward points the {kind} {name!r} at other memory (`.data = …`, `set_`), which torch.export does "
-                f"not see; {INSTEAD[kind].format(name)}"
+                f"forward points the {kind} {name!r} at other memory (`.data = …`, `set_`, a module's `to(…)`), "
+                f"which torch.export does not see; {INSTEAD[kind].format(name)}"
             )
 
     def notes(self, module: nn.Module, example: Example) -> tuple[str, ...]:

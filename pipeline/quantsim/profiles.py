@@ -7,8 +7,8 @@ run of a model, with the step that helps. The rules of a profile are those of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -153,8 +153,14 @@ class Profile:
     placement: TargetPlacement
     target: TargetTable | None
 
-    def rules(self, model: DetachedModel) -> tuple[tuple[PlacementRule, ...], tuple[str, ...]]:
-        """The rules for a model, and sentences on what the profile says and onnxline does otherwise."""
+    def rules(
+        self, model: DetachedModel, given: Collection[str] = ()
+    ) -> tuple[tuple[PlacementRule, ...], tuple[str, ...]]:
+        """The rules for a model, and sentences on what the profile says and onnxline does otherwise.
+
+        Args:
+            given: the tensors that a file has encodings of; that the target's tool would not round them says nothing.
+        """
         placement, sites = self.placement, find_sites(model)
         rules = [
             PlacementRule(selector, formats.weight_format(), formats.activation_format())
@@ -168,7 +174,8 @@ class Profile:
             rules += found.rules
             notes = found.notes
         if placement.tool is not None:
-            rules += TOOLS[placement.tool](model, sites)
+            chosen = TOOLS[placement.tool](model, sites)
+            rules += (replace(rule, tensors=(rule.tensors or frozenset()).difference(given)) for rule in chosen)
         if placement.float_biases:
             rules += _keep_biases(sites, self.name)
         return tuple(rules), tuple(f"quantsim: {self.name}: {note}" for note in notes)

@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,16 +194,17 @@ class _Simulation:
         self._profile = read_profile(settings)
 
     def execute(self, samples: Samples) -> QuantSimResult:
-        placement = self.place()  # which tensor is quantized how
+        given = self.read_given()
+        placement = self.place(given or ())  # which tensor is quantized how
         measured, ties = None, tuple[str, ...]()
-        if self._settings.encodings_from is None:
+        if given is None:
             check_opset(self._model.proto, placement.formats())  # now, and not after hours of calibration
             measured = self.calibrate(placement, samples)  # what values each activation takes
             ranges = group_ranges(measured, placement, self._model)
             encodings = encode(placement, ranges, self._model)  # scales and zero points
             ties = tuple(describe_ties(placement, measured.reached(), ranges))
         else:  # both as a file has them
-            placement, encodings = self.adopt(placement, Path(self._settings.encodings_from))
+            placement, encodings = self.adopt(placement, given)
         quantized = insert_qdq(self._model, encodings)  # the model with QuantizeLinear and DequantizeLinear
         outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
@@ -224,9 +225,14 @@ class _Simulation:
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
         return QuantSimResult(self._workspace.folder, report, (QUANTIZATION_REPORT,))
 
-    def place(self) -> Placement:
+    def read_given(self) -> dict[str, Encoding] | None:
+        """The encodings of the file that is named in place of a calibration; None where none is."""
+        path = self._settings.encodings_from
+        return None if path is None else fit_encodings(read_aimet(Path(path))[0], self._model)
+
+    def place(self, given: Collection[str] = ()) -> Placement:
         with self._stage("place") as details:
-            rules, notes = self._profile.rules(self._model)
+            rules, notes = self._profile.rules(self._model, given)
             placement = place(self._model, (*rules, *own_rules(self._settings)))
             count = len(placement.quantized())
             details.append(f"{count} of {len(placement.sites)} tensors quantized")
@@ -249,13 +255,11 @@ class _Simulation:
         for obstruction in found:
             self._send(Note(f"quantsim: {self._profile.name}: {obstruction}"))
 
-    def adopt(self, placement: Placement, path: Path) -> tuple[Placement, dict[str, Encoding]]:
+    def adopt(self, placement: Placement, given: Mapping[str, Encoding]) -> tuple[Placement, dict[str, Encoding]]:
         """The encodings of a file in place of calibrated ones, and the placement that they are."""
         with self._stage("adopt") as details:
-            placement, encodings = adopt_encodings(
-                placement, fit_encodings(read_aimet(path)[0], self._model), self._model
-            )
-            details.append(f"{len(encodings)} encodings of {path.name}")
+            placement, encodings = adopt_encodings(placement, given, self._model)
+            details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
         return placement, encodings
 
     def calibrate(self, placement: Placement, samples: Samples) -> MeasuredRanges:

@@ -88,7 +88,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
         "mlp-Adam with AMSGrad", "cnn with BatchNorm-AdamW",
     ),
     "pipeline/training/test_qdq.py::test_training_lowers_the_loss_and_onnxruntime_runs_what_comes_back": (
-        "int8/channel-uint8", "int4/block4-uint16",
+        "int8/channel-uint8", "int4/block2-uint16",
     ),
     "pipeline/training/test_refusals.py::test_dropout_between_layers_that_torch_leaves_out_is_refused": ("LSTM", "RNN"),
     "pipeline/training/test_schedules.py::test_a_training_changes_between_torch_and_a_program": (

@@ -119,8 +119,8 @@ def test_scales_from_a_file_in_place_of_calibration(tmp_path: Path) -> None:
     given = quantize_mlp(tmp_path)
     simulate(tmp_path, given)
     found, known = (read_aimet(path)[0] for path in (tmp_path / "out" / "model.encodings", given))
-    assert found.keys() == known.keys()
-    assert all(is_same_encoding(found[name], known[name]) for name in known)
+    assert found.keys() == known.keys() - {"t"}  # a Reshape, after which AIMET has no quantizer
+    assert all(is_same_encoding(found[name], known[name]) for name in found)
     bias = read_qdq(read_model(tmp_path / "out" / "model.qdq.onnx"))["bias"]  # no file up to 1.0.0 has it
     np.testing.assert_allclose(bias.scale, known["x"].scale * known["first"].scale, rtol=1e-6)
 
@@ -129,7 +129,7 @@ def test_scales_from_a_file_in_place_of_calibration(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ('"name": "h"', '"name": "hh"', r"1 of 7 are for tensors .*: 'hh'; did you mean 'h'"),
-        (None, "h", r"encodings_from: 1 of 8 tensors that are to be quantized have no encoding in the file: 'h'"),
+        (None, "y", r"encodings_from: 1 of 8 tensors that are to be quantized have no encoding in the file: 'y'"),
     ],
 )
 def test_names_that_do_not_fit_are_errors(tmp_path: Path, old: str | None, new: str, message: str) -> None:

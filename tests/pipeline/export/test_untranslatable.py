@@ -77,7 +77,7 @@ def test_the_very_call_is_named(factory: Callable[..., ModelConfig]) -> None:
 def test_weights_that_forward_converts(factory: Callable[..., ModelConfig]) -> None:
     """As SwitchTransformers' and NLLB-MoE's routers do."""
     lines = refusal(factory, "four", "self.proj.to(torch.float64)(x.double())")
-    assert lines[-1] == (
-        "  what to try: forward moves or converts the module's own weights (`self.proj.to(...)`): do that in the "
-        "constructor"
+    assert lines[0] == (
+        "forward points the parameter 'blocks.1.proj.bias' at other memory (`.data = …`, `set_`, a module's `to(…)`), "
+        "which torch.export does not see; compute the new value as a tensor of its own, or write it in the constructor"
     )

@@ -72,7 +72,7 @@ def test_the_trainable_form_has_floats_in_front_of_8_bits() -> None:
     ]  # fmt: skip
 
 
-FORMATS = [("int8/channel", "uint8"), ("int4/channel", "uint8"), ("int4/block4", "uint16"), ("int6/channel", "uint5")]
+FORMATS = [("int8/channel", "uint8"), ("int4/channel", "uint8"), ("int4/block2", "uint16"), ("int6/channel", "uint5")]
 
 
 @pytest.mark.parametrize(("weights", "activations"), FORMATS)
