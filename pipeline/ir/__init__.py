@@ -2,7 +2,7 @@
 
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
-from pipeline.ir.expression import as_states, dims_of, fix_dims
+from pipeline.ir.dims import as_states, dims_of, fix_dims
 from pipeline.ir.graph import (
     DTYPE_BITS,
     Attr,

@@ -1,14 +1,13 @@
-"""A memory map over several regions, fast ones first: which region holds a value during which calls, and the copies.
+"""Who lives where in the arena of a plan and when, and a memory map over several regions, fast ones first.
 
-A machine with a small fast memory and a large one keeps there what the next calls need. A storage class of the plan
-(a value with all that share its bytes) lives in one region after the other. Each change is a move, a copy before a
-call: a spill to a slower region, a fill to a faster one. The map is data for compilers and simulators; this runtime
-runs in one arena and does not read it. Inputs and stored values stay where the caller has them.
+A storage class of the plan is a value with all that share its bytes. A machine with a small fast memory and a large
+one keeps in the fast one what the next calls need, so a storage class lives in one region after the other. Each
+change is a move, a copy before a call: a spill to a slower region, a fill to a faster one. The map is data for
+compilers and simulators; this runtime runs in one arena and does not read it. Inputs and stored values stay where the
+caller has them.
 
 The first region is filled as a cache is whose future is known: what is read last makes room for others. Time is
 counted in half calls, so that at a move both places are taken: no two moves before a call are in each other's way.
-
-Who lives where in the arena of a plan, and when: storage classes with their bytes, calls and lifetimes.
 """
 
 from __future__ import annotations

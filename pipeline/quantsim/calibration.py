@@ -190,7 +190,7 @@ class MeasuredRanges:
     limits: dict[str, Range]
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
-    def reached(self) -> dict[str, Range]:
+    def extents(self) -> dict[str, Range]:
         """The least and the greatest number of each tensor that has numbers."""
         counted = {name: (float(parts[1][0]), float(parts[1][-1])) for name, parts in self.histograms.items()}
         return counted | {name: limits for name, limits in self.limits.items() if limits[0] <= limits[1]}

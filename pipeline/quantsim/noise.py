@@ -342,7 +342,7 @@ def estimate_sensitivity(
             )
             for layer in layers:
                 reached = (name for name in layer.outputs if name in gradients)
-                noise[layer.output] += sum(_power(_scaled(differences[name], gradients[name])) for name in reached)
+                noise[layer.output] += sum(_power(_multiply(differences[name], gradients[name])) for name in reached)
         observer(done)
     return {name: sqnr_db(signal, power) for name, power in noise.items()}
 
@@ -352,7 +352,7 @@ def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np
     return np.where(draw.integers(0, 2, array.shape, np.bool_), array.dtype.type(scale), array.dtype.type(-scale))
 
 
-def _scaled(differences: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+def _multiply(differences: np.ndarray, gradients: np.ndarray) -> np.ndarray:
     """Their product, where what reaches no output counts as nothing, be it infinite, as a mask that was rounded."""
     return np.multiply(gradients, differences, out=np.zeros_like(differences), where=gradients != 0)
 

@@ -202,7 +202,7 @@ class _Simulation:
             measured = self.calibrate(placement, samples)  # what values each activation takes
             ranges = group_ranges(measured, placement, self._model)
             encodings = encode(placement, ranges, self._model)  # scales and zero points
-            ties = tuple(describe_ties(placement, measured.reached(), ranges))
+            ties = tuple(describe_ties(placement, measured.extents(), ranges))
         else:  # both as a file has them
             placement, encodings = self.adopt(placement, given)
         quantized = insert_qdq(self._model, encodings)  # the model with QuantizeLinear and DequantizeLinear

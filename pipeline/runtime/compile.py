@@ -1,8 +1,7 @@
-"""Graph → a program that runs: lower, plan, check the plan, bind.
+"""Graph → a program that runs: fold constants, lower, plan, check the plan, bind.
 
-The caller's own passes of `compile_graph`: over the graph before it is lowered, over the plan before it is bound.
-
-Compute at compile time what depends on constants only: positions, masks, tables of angles.
+What depends on constants only (positions, masks, tables of angles) is computed at compile time. Passes of the caller's
+own run over the graph before it is lowered, and over the plan before it is bound.
 """
 
 from __future__ import annotations

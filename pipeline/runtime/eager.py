@@ -19,7 +19,7 @@ import torch
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.ir.expression import dim_names, dims_of, fix_dims
+from pipeline.ir.dims import dim_names, dims_of, fix_dims
 from pipeline.ops import Kind
 from pipeline.ops.aten import CALL_KINDS, HIGHER_ORDER, is_call, takes_any_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of

@@ -1,10 +1,7 @@
-"""What all runs of a plan share and none changes: resolved kernels, bound to weights.
+"""What all runs of a plan share and none changes, and the memory that binds it: slots, and a launch for each step.
 
-Bind a program to memory: the slot table of a plan, and one launch for each step.
-
-A context and its captures share one `ProgramMemory`; each binds the program to slots of its own.
-
-What has launches holds memory of its process, so it is refused where Python would copy or pickle it.
+A program is its resolved kernels with the weights. A context and its captures share one `ProgramMemory`; each binds the
+program to slots of its own. What has launches holds memory of its process, so Python may neither copy nor pickle it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Operations on values that no plan can hold: sequences, optionals, and results as long as the numbers say.
+"""What no plan can hold: sequences, optionals, results as long as the elements say, and loops.
 
-Loop and Scan: each body is a remainder of its own, whose plans serve all iterations.
+The body of a Loop, a Scan or a SequenceMap is a remainder of its own, whose plans serve all iterations.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pipeline.errors import UsageError
 from pipeline.export.tree import not_dense
 from pipeline.importers.from_torch.tensors import copy_with_strides, extent, is_dense, meet
 from pipeline.ir import Graph, InputRef, Op, Role, Value
-from pipeline.ir.expression import dim_names, dims_of, fix_dims
+from pipeline.ir.dims import dim_names, dims_of, fix_dims
 from pipeline.ir.graph import parts
 from pipeline.lowering.lower import AS_STRIDED
 from pipeline.ops.aten.views import MOVES

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, StrictInt, StrictStr
 
 from pipeline.errors import SourceError
 from pipeline.ir import DimRange
-from pipeline.ir.expression import names_in
+from pipeline.ir.dims import names_in
 from pipeline.torch_ir.errors import SerializationError, Unexpected, describe_mistake, explain_as, parse, write_place
 from pipeline.torch_ir.nodes import LIMIT, OR_NULL, OpNode, TensorMeta
 from pipeline.torch_ir.tree import Branch, CallSignature, Leaf, Tree, leaves

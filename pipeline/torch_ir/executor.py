@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import DataError, InternalError, SourceError
-from pipeline.ir.expression import dim_names
+from pipeline.ir.dims import dim_names
 from pipeline.runtime.eager import Step
 from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.arguments import Inputs

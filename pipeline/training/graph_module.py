@@ -18,7 +18,7 @@ from pipeline.argument_checks import a, expects
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.ir.expression import dims_of, fix_dims
+from pipeline.ir.dims import dims_of, fix_dims
 from pipeline.runtime.eager import STRAIGHT_THROUGH, apply, refuse_kinds, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
 from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form

@@ -85,7 +85,7 @@ class GraphModel:
         raise UsageError(f"onnxruntime runs ONNX files, and {self._title} is none; name the ONNX file, or two others")
 
     def graph_for(self, shapes: Shapes) -> Graph:
-        from pipeline.ir.expression import dim_names, dims_of, fix_dims
+        from pipeline.ir.dims import dim_names, dims_of, fix_dims
 
         return fix_dims(self._graph, dims_of(self._graph, shapes)) if dim_names(self._graph) else self._graph
 

@@ -15,7 +15,7 @@ from pipeline.importers.from_torch.region import Region
 from pipeline.importers.from_torch.tensors import TensorPayload, Tensors, holds_values
 from pipeline.ir import Graph, Payload, Role
 from pipeline.ir.builder import GraphFacts
-from pipeline.ir.expression import names_in
+from pipeline.ir.dims import names_in
 from pipeline.ir.graph import DimRange
 
 Tied = Mapping[str, Sequence[str]]

@@ -1,9 +1,8 @@
-"""Check a plan by walking through it with a shadow memory.
+"""Check a plan: first its tables, then a walk through its calls with a shadow memory.
 
-The planner reasons about lifetimes. The checker has none: it keeps the set of values whose bytes are intact, removes
-the values that each write destroys, and reports every read of a value that is not in the set.
-
-Check the tables of a plan: unknown vids, missing or double storage, alignment, bounds, layouts.
+The tables must know each vid, store each value once, and keep alignment, bounds and layouts. The planner reasons about
+lifetimes. The checker has none: it keeps the set of values whose bytes are intact, removes the values that each write
+destroys, and reports every read of a value that is not in the set.
 """
 
 from __future__ import annotations

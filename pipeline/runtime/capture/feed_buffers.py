@@ -1,8 +1,7 @@
-"""The buffers of one capture, and what of a feed goes into them: static, copied and live values.
+"""What makes two captures the same, and the buffers of one: static, copied and live values of what is fed.
 
-What makes two captures the same: mode, plan, the treatment of each role, and the signature of what is fed.
-
-The names and defaults are those of seed document 004, "CUDA Graph path".
+The key of a capture is its mode, its plan, the treatment of each role, and the signature of what is fed. The names and
+defaults are those of seed document 004, "CUDA Graph path".
 """
 
 from __future__ import annotations

@@ -4,12 +4,9 @@ Inputs may be views with any strides, a stride of 0 among them. Outputs are cont
 of an output, and must not of an input. A launch writes every output in full, and reads no input after it wrote an
 output that may share that input's storage (see `inplace=` in the family's file under pipeline/ops).
 
-For how many threads of torch kernels are chosen: those that torch had when the program was compiled.
-
-Launches of several calls, in forms that a recorder can read: one after the other, or a result that is copied.
-
-A launch that is a function of Python can only be called. One in a form of this module, over functions of torch, can be
-read as calls of operators (`pipeline.runtime.capture.call_graphs`).
+A launch that is a function of Python can only be called. One in a form of this module (several in turn, or a result
+that is copied), over functions of torch, can be read as calls of operators (`pipeline.runtime.capture.call_graphs`).
+Kernels are chosen for as many threads of torch as it had when the program was compiled.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import SourceError, UsageError
 from pipeline.ir import Graph, check, dims_of, fix_dims, from_text, to_text
-from pipeline.ir.expression import evaluate, names_in
+from pipeline.ir.dims import evaluate, names_in
 
 TEXT = """
 graph "pairs" (%0 "x": float32[n, 3] strides [1, n], %1 "y": float32["2*n"]) {

@@ -12,7 +12,7 @@ import torch
 
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
-from pipeline.ir.expression import fix_dims
+from pipeline.ir.dims import fix_dims
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph

@@ -2,9 +2,8 @@
 
 Most operators have a function in torch's Python binding with `out=`, which costs half a call by schema. Matrix products
 are flattened once, when the call is bound, where strides can say it. Operators that change some elements of an operand
-write in place where the plan put the result on that operand.
-
-Operators of torch with a packed weight: products with a stored matrix, and convolutions over two dimensions.
+write in place where the plan put the result on that operand. Products with a stored matrix, and convolutions over two
+dimensions, have a form with a packed weight.
 """
 
 from __future__ import annotations

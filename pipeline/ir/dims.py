@@ -1,8 +1,8 @@
-"""Expressions of named dims, as torch prints them: `2*batch`, `((n//2)) + 1`, `Max(1, n)`, `Eq(Mod(n, 2), 0)`.
+"""Named dims: the expressions that torch prints of them, numbers in their place, and inputs that become states.
 
-Replace named dims by numbers: a Graph for any batch → the Graph for a batch of 4.
-
-Make inputs of a graph its states: caches that ONNX models take as `past` and give back as `present`.
+An expression is one such as `2*batch`, `((n//2)) + 1`, `Max(1, n)` or `Eq(Mod(n, 2), 0)`. A Graph for any batch with
+numbers for its dims is a Graph for a batch of 4. Caches that ONNX models take as `past` and give back as `present`
+become states of the graph.
 """
 
 from __future__ import annotations
