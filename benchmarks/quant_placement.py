@@ -1,0 +1,183 @@
+"""Do the profiles round what the tools of their targets round? Small models of transformers, tensor by tensor.
+
+    python -m benchmarks.quant_placement [--aimet PYTHON] [--folder DIR] [MODEL ...]
+
+`ort-cpu` is held against what onnxruntime's `quantize_static` writes for the same file, and `qnn-htp` against the
+quantizers that AIMET's simulation has for it and against AIMET's loader, which is strict. What only moves numbers has
+no encoding in AIMET, and that of its source in onnxruntime; the bias of a normalization has 32 bits in onnxruntime
+alone, which makes copies of a bias that several products read. These are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import torch
+import transformers
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+from benchmarks.measure import machine, versions_line
+from passes.weights.detached import read_model
+from pipeline.config import RunConfig
+from pipeline.quantsim.run import QuantSim
+from pipeline.quantsim.sites import find_sites
+
+SIZES: Final[dict[str, Any]] = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+WORDS: Final[dict[str, Any]] = {**SIZES, "vocab_size": 100, "hidden_size": 32}
+
+MODELS: Final[dict[str, Callable[[], tuple[torch.nn.Module, dict[str, torch.Tensor]]]]] = {
+    "MobileNetV2": lambda: (_model("MobileNetV2Model", "MobileNetV2Config"), _image(64)),
+    "ConvNext": lambda: (
+        _model("ConvNextModel", "ConvNextConfig", hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1]), _image(64),
+    ),
+    "ViT": lambda: (_model("ViTModel", "ViTConfig", **SIZES, hidden_size=32, image_size=32, patch_size=8), _image(32)),
+    "Bert": lambda: (_model("BertModel", "BertConfig", **WORDS), _ids()),
+    "Llama": lambda: (
+        _model("LlamaForCausalLM", "LlamaConfig", **WORDS, num_key_value_heads=2, use_cache=False), _ids(),
+    ),
+    "GPT2": lambda: (
+        _model("GPT2LMHeadModel", "GPT2Config", vocab_size=100, n_embd=32, n_layer=2, n_head=4, use_cache=False),
+        _ids(),
+    ),
+}  # fmt: skip
+
+
+def _model(name: str, config: str, **settings: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return getattr(transformers, name)(getattr(transformers, config)(**settings)).eval()
+
+
+def _image(size: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(1, 3, size, size)}
+
+
+def _ids() -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(0, 90, (1, 16))}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What differs: tensors that we alone round, and those that the tool alone does."""
+
+    model: str
+    profile: str
+    tensors: int
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    remark: str = ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=[*MODELS])
+    parser.add_argument("--aimet", metavar="PYTHON", default=os.environ.get("AIMET_PYTHON", ""))
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.folder or Path(scratch)
+        print(f"{machine()}; {versions_line()}")
+        print("| model | profile | tensors | ours alone | the tool alone | |\n| --- | --- | --- | --- | --- | --- |")
+        for name in options.models:
+            for row in compare(name, folder / name, options.aimet):
+                alone = (f"{len(names)} ({', '.join(names[:3])})" if names else "0" for names in (row.ours, row.theirs))
+                print(
+                    f"| {row.model} | {row.profile} | {row.tensors} | {' | '.join(alone)} | {row.remark} |", flush=True
+                )
+
+
+def compare(name: str, folder: Path, aimet: str) -> Iterator[Row]:
+    """A row for each profile whose tool is here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    module, example = MODELS[name]()
+    program = torch.onnx.export(module, (), kwargs=example, dynamo=True, opset_version=21, verbose=False)
+    assert program is not None
+    program.save(folder / "source.onnx")
+    names = [value.name for value in program.model.graph.inputs]
+    sample = {str(key): value.numpy() for key, value in zip(names, example.values(), strict=True)}
+    np.savez(folder / "sample.npz", **sample)  # type: ignore[arg-type]
+    yield _against_onnxruntime(name, _simulate(folder, "ort-cpu"), sample)
+    if aimet:
+        yield _against_aimet(name, _simulate(folder, "qnn-htp"), aimet)
+
+
+def _simulate(folder: Path, profile: str) -> Path:
+    config = RunConfig.model_validate(
+        {
+            "model": {"onnx": str(folder / "source.onnx")},
+            "runtime": {"backends": ["onnxruntime"]},
+            "quantsim": {"profile": profile, "calibration": {"data": [str(folder / "sample.npz")]}},
+        }
+    )
+    return QuantSim(config, folder / profile, progress=False).run().folder
+
+
+def _encoded(folder: Path) -> set[str]:
+    data = json.loads((folder / "model.encodings").read_text(encoding="utf-8"))
+    return {row["name"] for section in ("activation_encodings", "param_encodings") for row in data[section]}
+
+
+def _against_onnxruntime(name: str, folder: Path, sample: dict[str, np.ndarray]) -> Row:
+    class Reader(CalibrationDataReader):
+        left = iter([sample])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:  # type: ignore[override]
+            return next(self.left, None)
+
+    paths = folder / "model.onnx", folder / "quantized.onnx"
+    quantize_static(*paths, Reader(), per_channel=True, activation_type=QuantType.QUInt8)
+    written = onnx.load(paths[1]).graph
+    theirs = {_stem(tensor.name, "_quantized") for tensor in written.initializer if tensor.name.endswith("_quantized")}
+    read = (node.input[0] for node in written.node if node.op_type == "QuantizeLinear")
+    theirs |= {_stem(value, "_QuantizeLinear_Input") for value in read}
+    sites = find_sites(read_model(paths[0]))
+    left_out = {site.tensor for site in sites if site.moves or site.role == "bias" or site.parameter == "bias"}
+    theirs.intersection_update(site.tensor for site in sites)
+    return _row(name, "ort-cpu", _encoded(folder), theirs, left_out)
+
+
+def _stem(name: str, ending: str) -> str:
+    return name.removesuffix(ending)
+
+
+ASK_AIMET: Final = """
+import json, logging, sys
+import onnx
+from aimet_onnx.quantsim import QuantizationSimModel, load_encodings_to_sim
+sim = QuantizationSimModel(
+    onnx.load(sys.argv[1]), param_type="int8", activation_type="int16", config_file="htp_v73"
+)
+enabled = [name for name, quantizer in sim.qc_quantize_op_dict.items() if quantizer and quantizer.enabled]
+try:
+    load_encodings_to_sim(sim, sys.argv[2])
+    remark = "loaded with strict=True"
+except Exception as error:
+    remark = "refused: " + str(error).splitlines()[0]
+print(json.dumps([enabled, remark]))
+"""
+
+
+def _against_aimet(name: str, folder: Path, python: str) -> Row:
+    command = [python, "-c", ASK_AIMET, str(folder / "model.onnx"), str(folder / "model.encodings")]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    enabled, remark = json.loads(printed.splitlines()[-1])
+    return _row(name, "qnn-htp", _encoded(folder), set(enabled), (), remark)
+
+
+def _row(name: str, profile: str, ours: set[str], theirs: set[str], left_out: Iterable[str], remark: str = "") -> Row:
+    ours, theirs = ours.difference(left_out), theirs.difference(left_out)
+    return Row(name, profile, len(ours | theirs), tuple(sorted(ours - theirs)), tuple(sorted(theirs - ours)), remark)
+
+
+if __name__ == "__main__":
+    main()
