@@ -21,7 +21,7 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT
 from pipeline.errors import UsageError
-from pipeline.quantsim.placement import UNIT_OPS, UNIT_RANGE, PlacedSite, Placement
+from pipeline.quantsim.placement import PlacedSite, Placement
 
 Range = tuple[float, float]
 
@@ -196,15 +196,8 @@ def _fixed_groups(placement: Placement) -> dict[str, Range]:
     limits: dict[str, set[Range | None]] = {}
     for placed in placement.sites:
         if not placed.site.moves:
-            limits.setdefault(placed.site.group, set()).add(_known_range(placed))
+            limits.setdefault(placed.site.group, set()).add(placed.limits)
     return {group: known for group, ranges in limits.items() if len(ranges) == 1 and (known := ranges.pop())}
-
-
-def _known_range(placed: PlacedSite) -> Range | None:
-    if placed.limits is not None:
-        return placed.limits
-    is_unit = placed.site.role == "activation" and placed.site.op in UNIT_OPS
-    return UNIT_RANGE if is_unit else None
 
 
 def adopt_encodings(

@@ -134,7 +134,8 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
     sites = find_sites(model)
     _check_dtypes(sites)
     matched = [_matches(rule, sites, model) for rule in rules]
-    sites = share_encodings(sites, _find_apart(sites, rules, matched), _known_ranges(sites, rules))
+    limits = _known_ranges(sites, rules)
+    sites = share_encodings(sites, _find_apart(sites, rules, matched), limits)
     for rule, names in zip(rules, matched, strict=True):
         matches = (site for site in sites if site.tensor in names and not site.body_of)
         has_format = any(rule.format_for(site.role) is not None for site in matches)
@@ -150,7 +151,8 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
         else _decide(site, None if number is None else rules[number], infinite.get(site.group))
         for site, number in ((site, chosen[site.tensor]) for site in sites)
     }
-    placed = tuple(_decide_bias(found, decided) for found in decided.values())
+    ranged = (replace(found, limits=limits.get(tensor)) for tensor, found in decided.items())
+    placed = tuple(_decide_bias(found, decided) for found in ranged)
     in_force = Counter(chosen[found.site.tensor] for found in placed if found.rule)
     matches = (
         _count(rule, names, sites, in_force[number])
@@ -257,9 +259,8 @@ def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> Pla
         precision = replace(precision, granularity="channel", block=0)  # a block is a whole channel
     axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
     is_coarser = precision.granularity != "tensor" and axis is None  # only weights have axes
-    limits = rule.limits if rule.tensors is not None and site.tensor in rule.tensors else None
     asked, given = (precision, precision.per_tensor()) if is_coarser else (None, precision)
-    return PlacedSite(site, given, rule.selector, limits=limits, asked=asked)
+    return PlacedSite(site, given, rule.selector, asked=asked)
 
 
 def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> PlacedSite:

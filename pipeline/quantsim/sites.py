@@ -216,7 +216,7 @@ def share_encodings(
         apart: tensors that share no encoding with what they read, such as the result of a Concat in float.
         limits: the ranges of tensors that are known whatever the model reads. Where numbers of several tensors come
             together, as boxes and scores do in a Concat, those with such a range keep an encoding of their own, unless
-            all have the same; as in AIMET (`QuantizationSimModel._tie_...`, 2.42).
+            all have the same; as in AIMET (aimet_onnx 2.42, `QuantizationSimModel._propagate_output_encodings`).
     """
     found = {site.tensor: site for site in sites}
     groups = _SharedEncodings({name: place for place, name in enumerate(found)})

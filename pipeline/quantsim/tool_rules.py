@@ -84,17 +84,21 @@ def _leave(
     """A rule that leaves in float all but `rounded` and what only moves their numbers.
 
     Args:
+        name: what the report calls the rule.
+        reason: why a tensor stays in float.
+        rounded: the tensors that the tool rounds.
         apart: tensors that share no encoding with what they read.
     """
+    whole = frozenset(rounded)
     alone = {
         site.tensor
         for site in sites
-        if site.tensor in apart or (site.tensor in rounded and site.shares and not set(rounded).issuperset(site.shares))
+        if site.tensor in apart or (site.tensor in whole and site.shares and not whole.issuperset(site.shares))
     }
     left = frozenset(
         site.tensor
         for site in sites
-        if not {site.tensor, *site.moved_to}.intersection(rounded) and not (site.moves and site.tensor not in alone)
+        if not whole.intersection((site.tensor, *site.moved_to)) and not (site.moves and site.tensor not in alone)
     )
     return PlacementRule(name, FLOAT, FLOAT, left, reason=reason, apart=frozenset(alone))
 

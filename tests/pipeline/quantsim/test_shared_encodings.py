@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.encodings import describe_ties, encode
 from pipeline.quantsim.placement import place
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, picture, rule
 
@@ -113,3 +113,22 @@ def test_a_block_that_is_a_whole_channel_is_a_channel() -> None:
     )
     (weight,) = (found for found in place(model, [rule("op:*", "int4/block32", "float")]).quantized())
     assert str(weight.precision) == "int4/channel"
+
+
+@pytest.mark.parametrize(("greatest", "is_named"), [(6.0, True), (100.0, False)])
+def test_a_tensor_that_a_shared_scale_leaves_few_numbers_is_named(greatest: float, is_named: bool) -> None:
+    """Of 256 numbers for 0 to 640, a tensor up to 6 uses two and one up to 100 uses forty."""
+    model = model_of(
+        """g (float[2, 4] a, float[2, 4] b) => (float[2, 8] y) {
+            boxes = Relu(a)
+            scores = Relu(b)
+            y = Concat <axis = 1> (boxes, scores)
+        }"""
+    )
+    placement = place(model, [rule("op:*", None, "uint8")])
+    ranges = dict.fromkeys((placed.site.group for placed in placement.sites), (0.0, 640.0))
+    notes = list(describe_ties(placement, {"boxes": (0.0, 640.0), "scores": (0.0, greatest)}, ranges))
+    assert [note.partition(",")[0] for note in notes] == (
+        ["scores uses 2 of the 256 numbers of its format"] if is_named else []
+    )
+    assert all("node:y: {activations: float}" in note for note in notes)

@@ -98,3 +98,13 @@ def test_tensorrt_rounds_what_products_read_and_what_is_added_to_them() -> None:
         c = Conv(r, image) s = Tanh(r) sum = Add(c, s) y = Softmax(sum)"""
     )
     assert set(placed("tensorrt", source).formats()) == {"x", "image", "r", "s"}
+
+
+def test_a_concat_shares_its_scale_on_a_target_that_ties_and_not_on_ort_cpu() -> None:
+    """quantize_static gives what a Concat joins, and its result, a scale each; AIMET ties them."""
+    source = model("b = Conv(x, image) g = Gelu(b) y = Concat <axis = 1> (b, g)")
+    groups = {
+        profile: [found.site.group for found in placed(profile, source).sites if found.site.tensor in ("b", "g", "y")]
+        for profile in ("ort-cpu", "qnn-htp")
+    }
+    assert groups == {"ort-cpu": ["b", "g", "y"], "qnn-htp": ["b", "b", "b"]}
