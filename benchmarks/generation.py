@@ -37,6 +37,7 @@ SMALL: Final[dict[str, Any]] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,
+    "tie_word_embeddings": False,
 }
 MIXTURE: Final[dict[str, Any]] = {**SMALL, "num_experts_per_tok": 2}
 MAMBA: Final[dict[str, Any]] = {
@@ -82,8 +83,9 @@ FAMILIES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 """Family → class of transformers, and a small configuration of it."""
 
-SPREAD: Final = 4.0
-"""The factor on matrices: with those of the classes, random models say the same token again and again."""
+SPREAD: Final = 5.0
+EMBEDDING_SPREAD: Final = 50.0
+"""Factors on matrices and on embeddings: with those of the classes, random models repeat one token."""
 
 LENGTH: Final = 5
 COUNT: Final = 32
@@ -96,9 +98,9 @@ def make_model(family: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     model = cls(cls.config_class(**settings)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.mul_(SPREAD)
+                parameter.mul_(EMBEDDING_SPREAD if "embed" in name else SPREAD)
     return model
 
 

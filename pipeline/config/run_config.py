@@ -236,6 +236,16 @@ class RunConfig(Section):
         document = merge(Document(whole, Marks.none(title)), Document(own, Marks.none(title)))
         return _validate(RunConfig, document, title)
 
+    def refuse_parts(self, what: str) -> None:
+        """Refuse a configuration of several runs where `what` works on one.
+
+        Raises:
+            ConfigError: `model.task` is set without `model.part`.
+        """
+        if self.model.parts:
+            parts = ", ".join(self.model.parts)
+            raise ConfigError(f"{what}: found the parts {parts}, expected one: --set model.part={self.model.parts[0]}")
+
     @property
     def checkpoint(self) -> str | None:
         """The file or folder that the weights of a torch module come from, if any."""

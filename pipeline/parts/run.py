@@ -99,7 +99,7 @@ class PartsRun:
         with self._stage("models") as outcome:
             finals = {name: result.model for name, result in self.results.items()}
             decoder = self._decoder()
-            files, is_known = write_models(finals, decoder.model.config, decoder.folder, self.workspace)
+            files, is_known = write_models(finals, decoder.held_model.config, decoder.folder, self.workspace)
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
 
     def _prove_chain(self) -> None:
@@ -111,7 +111,7 @@ class PartsRun:
             key = key_of(runs, self.config.verify.model_dump(mode="json"), self.config.runtime.model_dump(mode="json"))
             known = self.workspace.load("chain", key, tuple[ChainReport, ...])
             if known is None:
-                self.chain = prove(self._decoder().model, self.workspace.folder / MODELS, self.config, self._send)
+                self.chain = prove(self._decoder().held_model, self.workspace.folder / MODELS, self.config, self._send)
             else:
                 self.chain, outcome["cached"] = known, True
             outcome["detail"] = "; ".join(chain.sentence for chain in self.chain)

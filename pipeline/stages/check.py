@@ -66,6 +66,7 @@ def check_train(config: RunConfig) -> TrainConfig:
         UsageError: it is missing, names what is not there, or asks for what a training cannot give.
     """
     train, model = config.train, config.model
+    config.refuse_parts("train")
     if train is None:
         raise ConfigError("the configuration has no section 'train'; expected one with 'batches' at least")
     if config.export.weights == "referenced":

@@ -9,7 +9,6 @@ positions, is found by calling it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,8 +37,23 @@ from pipeline.export.user_code import first_line
 CACHES: Final = ("past_key_values", "cache_params")
 """Parameters of forward that take a cache of transformers."""
 
-SIZES: Final[Mapping[str, int]] = {BATCH: 2, TOKENS: 5, PAST: 7, TOTAL: 12}
-"""The sizes that a trace is made with: no two are equal, and none is 1, which torch would hold fast."""
+CHUNKS: Final = ("mamba_chunk_size", "chunk_size")
+"""Keys of configurations for the tokens that a state space layer computes at once."""
+
+
+def sizes_of_trace(config: Any) -> dict[str, int]:
+    """The sizes that a trace is made with: no two are equal, and none is 1, which torch would hold fast.
+
+    The tokens are more than one chunk of a state space layer, for the same reason.
+    """
+    tokens = 2 * chunk_of(config) + 5
+    return {BATCH: 2, TOKENS: tokens, PAST: 7, TOTAL: tokens + 7}
+
+
+def chunk_of(config: Any) -> int:
+    """The tokens that a state space layer of the model computes at once; 0 where there is none."""
+    text = config.get_text_config(decoder=True)
+    return next((size for key in CHUNKS if (size := getattr(text, key, None))), 0)
 
 
 class CachedDecoder(ModelHolder):
@@ -59,7 +73,7 @@ class CachedDecoder(ModelHolder):
         self.folder = folder
         parameters = inspect.signature(model.forward).parameters
         name = type(model).__name__
-        self.last_only = last_only
+        self.last_only, self.sizes = last_only, sizes_of_trace(model.config)
         self.cache_name = next((cache for cache in CACHES if cache in parameters), "")
         if getattr(model.config, "is_encoder_decoder", False):
             raise SourceError(f"model.task: {name} has an encoder and a decoder; text-generation is for decoders alone")
@@ -87,13 +101,13 @@ class CachedDecoder(ModelHolder):
             )
 
     @property
-    def model(self) -> Any:
+    def held_model(self) -> Any:
         return self.wrapped[0]
 
     @property
     def vocabulary(self) -> int:
         """How many tokens there are."""
-        return self.model.get_input_embeddings().num_embeddings
+        return self.held_model.get_input_embeddings().num_embeddings
 
     def forward(
         self,
@@ -112,7 +126,7 @@ class CachedDecoder(ModelHolder):
         Returns:
             logits, float (batch, tokens or 1, vocabulary), and `present`, the states after these tokens.
         """
-        cache = fill_cache(new_cache(self.model.config), past_key_values or {})
+        cache = fill_cache(new_cache(self.held_model.config), past_key_values or {})
         given: dict[str, Any] = {self.cache_name: cache}
         if position_ids is not None:
             given["position_ids"] = position_ids
@@ -120,7 +134,9 @@ class CachedDecoder(ModelHolder):
             given["logits_to_keep"] = 1
         with apply_patches():
             # not `model(…)`: the tracer would look for the model among the modules of the holder
-            result = self.model.forward(input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **given)
+            result = self.held_model.forward(
+                input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **given
+            )
         logits = result.logits[:, -1:] if self.last_only else result.logits
         return {"logits": logits, "present": read_states(cache)}
 
@@ -144,12 +160,12 @@ class CachedDecoder(ModelHolder):
 
     @torch.no_grad()
     def example(self) -> Example:
-        """A call of `SIZES`, whose cache the model has written."""
-        device = next(self.parameters()).device
+        """A call for a trace, whose cache the model has written."""
+        sizes, device = self.sizes, next(self.parameters()).device
         generator = torch.Generator().manual_seed(0)
-        whole = torch.randint(0, self.vocabulary, (SIZES[BATCH], SIZES[TOTAL]), generator=generator).to(device)
-        before, new = whole.split([SIZES[PAST], SIZES[TOKENS]], dim=1)
-        first = self(**self.arguments(before, torch.ones_like(before), self.empty_states(SIZES[BATCH])))
+        whole = torch.randint(0, self.vocabulary, (sizes[BATCH], sizes[TOTAL]), generator=generator).to(device)
+        before, new = whole.split([sizes[PAST], sizes[TOKENS]], dim=1)
+        first = self(**self.arguments(before, torch.ones_like(before), self.empty_states(sizes[BATCH])))
         return Example((), self.arguments(new, torch.ones_like(whole), first["present"]))
 
     def arguments(self, ids: Tensor, mask: Tensor, states: States) -> dict[str, Any]:
@@ -162,7 +178,7 @@ class CachedDecoder(ModelHolder):
     def _call_once(self) -> dict[str, dict[str, Tensor]]:
         """The states after a call without any."""
         device = next(self.parameters()).device
-        ids = torch.zeros(SIZES[BATCH], SIZES[TOKENS], dtype=torch.int64, device=device)
+        ids = torch.zeros(2, 3, dtype=torch.int64, device=device)
         return self.forward(ids, torch.ones_like(ids))["present"]
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 
 from passes.proof.draws import Draw, GivenDraw
 from pipeline.config import VerifyConfig
-from pipeline.export.parts.decoder import CachedDecoder
+from pipeline.export.parts.decoder import CachedDecoder, chunk_of
 from pipeline.export.parts.states import BATCH, PAST, TOKENS, TOTAL
 from pipeline.runtime.tensors import to_numpy
 
@@ -44,17 +44,17 @@ CALLS: Final = (
     DecoderCall("four tokens after thirteen", 2, 13, 4),
 )
 
-LONGEST_WINDOW: Final = 64
-"""Longer windows of attention are not passed: a prompt of thousands of tokens takes minutes in every proof."""
+LONGEST: Final = 64
+"""Longer windows and chunks are not passed: a prompt of thousands of tokens takes minutes in every proof."""
 
 
 def draw_calls(decoder: CachedDecoder, verify: VerifyConfig) -> tuple[GivenDraw, ...]:
-    """The calls of `CALLS`, and one beyond the window of attention, with tokens by `verify.seed`.
+    """The calls of `CALLS`, and those beyond a window or a chunk, with tokens by `verify.seed`.
 
     Args:
         verify: two draws are one round of all calls, four are two rounds.
     """
-    calls = (*CALLS, *_beyond_window(decoder))
+    calls = (*CALLS, *_long_calls(decoder.held_model.config))
     rounds = max(1, verify.draws // 2)
     seeds = range(verify.seed, verify.seed + rounds * len(calls))
     return tuple(
@@ -63,10 +63,12 @@ def draw_calls(decoder: CachedDecoder, verify: VerifyConfig) -> tuple[GivenDraw,
     )
 
 
-def _beyond_window(decoder: CachedDecoder) -> Iterator[DecoderCall]:
-    window = getattr(decoder.model.config.get_text_config(decoder=True), "sliding_window", None) or 0
-    if 0 < window <= LONGEST_WINDOW:
+def _long_calls(config: Any) -> Iterator[DecoderCall]:
+    window, chunk = getattr(config.get_text_config(decoder=True), "sliding_window", None) or 0, chunk_of(config)
+    if 0 < window <= LONGEST:
         yield DecoderCall(f"three tokens after a window of {window}", 1, window + 2, 3)
+    if 0 < chunk <= LONGEST:
+        yield DecoderCall("a prompt of three chunks", 1, 0, 2 * chunk + 3)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 from pipeline.config import InputConfig, ModelConfig, TransformersConfig
 from pipeline.export.build_source import assemble
 from pipeline.export.call_watch import capture_output
-from pipeline.export.parts.decoder import SIZES, CachedDecoder
+from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import draw_calls
 from pipeline.export.source import Source, TorchSource
 from pipeline.export.transformers_class import load_model
@@ -30,7 +30,7 @@ def make_decoder(section: TransformersConfig, model: ModelConfig, *, weightless:
         decoder = CachedDecoder(loaded.module, loaded.folder, last_only=model.logits == "last")
         example = decoder.example()
         inputs = {name: _declaration(name, axes, decoder.vocabulary) for name, axes in decoder.named_axes().items()}
-        dims = {dim: (size,) for dim, size in SIZES.items()}
+        dims = {dim: (size,) for dim, size in decoder.sizes.items()}
         source = assemble(decoder, example, model.model_copy(update={"inputs": inputs, "dims": dims}))
     return replace(
         source,
