@@ -230,7 +230,7 @@ class RunConfig(Section):
             ConfigError: a key of `parts.NAME` is wrong.
         """
         whole = self.to_mapping()
-        own = whole.pop("parts", {}).get(name, {})
+        own = {key: value for key, value in whole.pop("parts", {}).get(name, {}).items() if value}
         whole["model"]["part"], whole["name"] = name, f"{self.name}-{name}"[:100]
         title = f"parts.{name}"
         document = merge(Document(whole, Marks.none(title)), Document(own, Marks.none(title)))

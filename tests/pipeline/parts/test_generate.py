@@ -15,15 +15,15 @@ from pipeline.parts.generate import TextGenerator, continue_text, state_slots, t
 COUNTER = """
 <ir_version: 10, opset_import: ["": 20]>
 agraph (int64[batch_size, sequence_length] input_ids, int64[batch_size, total] attention_mask,
-        float[batch_size, past_sequence_length] past_key_values.0.key, float[batch_size, 1] past_key_values.0.sum)
+        float[batch_size, past_sequence_length] past_key, float[batch_size, 1] past_sum)
     => (float[batch_size, sequence_length, 7] logits,
-        float[batch_size, all] present.0.key, float[batch_size, 1] present.0.sum)
+        float[batch_size, all] present_key, float[batch_size, 1] present_sum)
 <int64 seven = {7}, float[2] off_on = {0.0, 1.0}, int64[1] last = {-1}> {
     new = Cast <to = 1> (input_ids)
-    present.0.key = Concat <axis = -1> (past_key_values.0.key, new)
+    present_key = Concat <axis = -1> (past_key, new)
     added = ReduceSum <keepdims = 1> (new, last)
-    present.0.sum = Add (past_key_values.0.sum, added)
-    whole = Cast <to = 7> (present.0.sum)
+    present_sum = Add (past_sum, added)
+    whole = Cast <to = 7> (present_sum)
     rest = Mod (whole, seven)
     shape = Shape (input_ids)
     place = Expand (rest, shape)
@@ -35,9 +35,23 @@ agraph (int64[batch_size, sequence_length] input_ids, int64[batch_size, total] a
 
 @pytest.fixture
 def counter(tmp_path: Path) -> Path:
+    model = onnx.parser.parse_model(COUNTER)
+    for info in (*model.graph.input, *model.graph.output):
+        info.name = with_dots(info.name)
+    for node in model.graph.node:
+        node.input[:], node.output[:] = map(with_dots, node.input), map(with_dots, node.output)
     (tmp_path / "models").mkdir()
-    onnx.save(onnx.parser.parse_model(COUNTER), tmp_path / "models" / "decoder.onnx")
+    onnx.save(model, tmp_path / "models" / "decoder.onnx")
     return tmp_path
+
+
+def with_dots(name: str) -> str:
+    """The names of states, which ONNX's text cannot have."""
+    return (
+        name.replace("past_key", "past_key_values.0.key")
+        .replace("past_sum", "past_key_values.0.sum")
+        .replace("present_", "present.0.")
+    )
 
 
 def by_hand(prompt: list[int], count: int) -> tuple[int, ...]:
