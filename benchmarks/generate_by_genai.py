@@ -9,7 +9,7 @@ import json
 import sys
 
 import numpy as np
-import onnxruntime_genai as genai
+import onnxruntime_genai as genai  # pyright: ignore[reportMissingImports]
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from passes.weights.detached import read_model
-from passes.weights.sessions import first_words
+from passes.weights.sessions import as_array, first_words
 from pipeline.errors import UsageError
 from pipeline.verify.backends import BACKENDS, Feeds, OnnxFile
 
@@ -238,7 +238,12 @@ def _open_session(path: Path) -> Step:
     except Exception as error:  # onnxruntime's errors have no common type of its own
         raise UsageError(f"onnxruntime does not open {path}: {first_words(error)}") from error
     names = [output.name for output in session.get_outputs()]
-    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+    def run(feeds: Feeds) -> dict[str, np.ndarray]:
+        results = session.run(names, dict(feeds))
+        return {name: as_array(name, result) for name, result in zip(names, results, strict=True)}
+
+    return run
 
 
 def open_backend(path: Path, backend: str) -> Step:

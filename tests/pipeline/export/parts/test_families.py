@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -25,7 +26,7 @@ def test_the_graph_is_the_model(family: str, tmp_path: Path) -> None:
     assert [value.name for value in session.get_inputs()] == [spec.name for spec in source.inputs]
     for draw in source.draws(VerifyConfig()):
         expected = run_torch(source, draw.feeds)
-        found = session.run(list(expected), dict(draw.feeds))
+        found: list[Any] = session.run(list(expected), dict(draw.feeds))
         for name, array in zip(expected, found, strict=True):
             limit = 1e-4 * max(1.0, float(np.abs(expected[name]).max(initial=0)))  # float32, other orders of sums
             np.testing.assert_allclose(array, expected[name], atol=limit, rtol=0, err_msg=f"{draw.draw.label}: {name}")
