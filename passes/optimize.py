@@ -29,7 +29,7 @@ from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.run.apply_policy import check_names, fix_input_shapes, without_weight_readers
+from passes.run.apply_step import check_names, fix_input_shapes, without_weight_readers
 from passes.run.result import PassRow, PassRun, Status
 from passes.run.runner import ChangeObserver, Observer, run_passes
 from passes.step import flatten

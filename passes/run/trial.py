@@ -14,15 +14,14 @@ from passes.errors import InvalidResult, StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
 from passes.model.signature import annotations_of, keep_signature, with_defaults
-from passes.policy.contrib import describe_brought_in
 from passes.policy.policy import DESTROYS, merging
+from passes.portability import describe_brought_in
 from passes.proof.numbers import Errors
-from passes.proof.prover import Prover
-from passes.proof.types import Measurement
+from passes.proof.prover import Measurement, Prover
 from passes.provenance import Carrier
+from passes.run.apply_step import apply_step, keep_ir_version
 from passes.run.growth import compute_again, count_nodes
 from passes.run.narrow import minimal_culprits, primary_culprit
-from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
 from passes.run.tracked import Lost, TrackedStructures, build_pin_probe, pin, unpin
 from passes.step import PassResult, Step

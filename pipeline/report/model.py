@@ -17,7 +17,7 @@ from pydantic import PlainSerializer, TypeAdapter
 from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
-from passes.proof.types import Sensitivity
+from passes.proof.prover import Sensitivity
 from passes.provenance.annotations import NameMap
 from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural

@@ -16,7 +16,7 @@ from passes.graph.op_facts import opset_of
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.numeric import NumericProver
-from passes.proof.types import Measurement, Reference
+from passes.proof.prover import Measurement, Reference
 from passes.run.growth import stored_bytes
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model

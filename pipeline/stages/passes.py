@@ -30,13 +30,12 @@ from passes.encodings.carry import carried_as_data, summarize_carried
 from passes.load import byte_count
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import structure_fingerprint
-from passes.policy.contrib import describe_left
-from passes.portability import find_obstacles
+from passes.portability import describe_left, find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
 from passes.provenance.annotations import map_names, strip_metadata
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.run.apply_policy import fix_input_shapes
+from passes.run.apply_step import fix_input_shapes
 from passes.run.result import PassRow, PassRun, op_counts
 from passes.step import flatten
 from passes.suggest import plural

@@ -22,7 +22,7 @@ import numpy as np
 
 from passes.errors import OnnxlineError, StepFailed
 from passes.proof.numbers import Errors, compare
-from passes.proof.types import Reference, worst_errors
+from passes.proof.prover import Reference, worst_errors
 from passes.suggest import plural
 from passes.weights.detached import read_model
 from passes.weights.sessions import lacks_kernel
