@@ -68,6 +68,10 @@ class OnnxScriptOptimizer(CompositeStep):
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return PassResult(through_ir(model, context, optimize, self.build_arguments()))
 
+    @staticmethod
+    def import_library() -> None:
+        importlib.import_module("onnxscript.optimizer")
+
     def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
         return _call_on_ir(optimize, model, self.build_arguments())
 
