@@ -14,8 +14,7 @@ import onnx
 from passes.context import PassContext, limit_runs, open_context
 from passes.encodings.aimet import read_aimet
 from passes.encodings.carry import CarriedEncodings, carry_encodings
-from passes.encodings.encoding import Encoding
-from passes.encodings.fit import fit_encodings
+from passes.encodings.encoding import Encoding, fit_encodings
 from passes.encodings.versions import ModelVersion
 from passes.errors import ModelError, UsageError
 from passes.graph.formatting import format_type

@@ -1,6 +1,7 @@
 """Compare two models: by structure, whatever the names of their nodes, and by numbers.
 
-types.py            the differences, as data; `passes.matching` matches the nodes and values
+types.py            the differences, as data
+model_matching.py   matches nodes, values, inputs and outputs
 compare.py          compares node by node, and the models as a whole: read this first
 initializers.py     compares stored tensors
 quantizations.py    tells which tensors the second model quantizes, and which two quantized models quantize otherwise
@@ -21,9 +22,9 @@ from passes.diff.formats import (
     summarize,
 )
 from passes.diff.layers import LayerErrors, compare_layers
+from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.numbers import DrawnInputs, Numbers, compare_numbers, draw_inputs
 from passes.diff.types import Diff
-from passes.matching.replacements import ModelMatching, match_models
 
 __all__ = [
     "Diff",

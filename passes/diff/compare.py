@@ -14,12 +14,12 @@ import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
 
 from passes.diff.initializers import Stored, initializer_changes
+from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.quantizations import find_quantizations, find_requantizations
 from passes.diff.types import AttributeChange, Diff, HeaderChange, InputChange, Renaming, Replacement, label_of
 from passes.graph.formatting import format_attribute, format_type
 from passes.graph.index import GraphIndex, copy_of
 from passes.matching.flat_graph import ABSENT, FlatGraph, Item
-from passes.matching.replacements import ModelMatching, match_models
 from passes.model.canonical import CanonicalGraph, function_digests
 from passes.weights.detached import DetachedModel, open_model
 

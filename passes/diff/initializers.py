@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from onnx import TensorProto
 
+from passes.diff.model_matching import ModelMatching
 from passes.diff.types import InitializerChange, label_of
 from passes.graph.formatting import format_tensor_type
 from passes.matching.flat_graph import FlatGraph
-from passes.matching.replacements import ModelMatching
 from passes.provenance import annotations_of, form_of
 from passes.weights.relations import TensorForms
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from passes.context import PassContext
+from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.diff.numbers import DrawnInputs, Pair, measure_pairs, pair_values
 from passes.diff.types import label_of
 from passes.matching.flat_graph import NodeMatching
-from passes.matching.replacements import PRODUCTS, ModelMatching, same_outputs
+from passes.matching.replacements import PRODUCTS
 from passes.proof.numbers import Errors
 from passes.provenance.annotations import ModulePath, module_path_of
 

@@ -18,10 +18,10 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from passes.context import PassContext
+from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.errors import ModelError, StepFailed
 from passes.graph.op_facts import COMMUTATIVE
 from passes.matching.flat_graph import ABSENT, Item, NodeMatching
-from passes.matching.replacements import ModelMatching, same_outputs
 from passes.optimize import plan_draws
 from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import DRAWN, Errors, compare

@@ -14,12 +14,12 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.diff.initializers import Stored
+from passes.diff.model_matching import ModelMatching
 from passes.diff.types import AttributeChange, InitializerChange, QuantizationChange, QuantizedValue, label_of
 from passes.encodings.encoding import Encoding
 from passes.encodings.from_qdq import QdqReader
 from passes.errors import UsageError
 from passes.matching.flat_graph import ABSENT, FlatGraph, Item
-from passes.matching.replacements import ModelMatching
 from passes.weights.detached import DetachedModel
 
 

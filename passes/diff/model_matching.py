@@ -1,0 +1,138 @@
+"""Match the nodes, values, inputs and outputs of two models."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from onnx import GraphProto, ValueInfoProto
+
+from passes.graph.formatting import format_type
+from passes.graph.index import required_inputs
+from passes.matching.flat_graph import ABSENT, NodeMatching, NodeMeanings, flatten_graph, is_one_kind, share_name
+from passes.matching.match import match
+from passes.matching.replacements import find_replacements
+from passes.model.canonical import CanonicalGraph, read
+from passes.weights.detached import DetachedModel
+
+
+@dataclass(frozen=True)
+class ModelMatching:
+    """Two models, with the counterparts of their nodes and values.
+
+    `groups` are the nodes without a counterpart, as (places in the model before, places in the one after): nodes are in
+    one group with the nodes that they replace.
+    """
+
+    before: DetachedModel
+    after: DetachedModel
+    readings: tuple[CanonicalGraph, CanonicalGraph]
+    inputs: Mapping[str, str]
+    """Input of the model after → the input of the model before that it is."""
+    same: NodeMatching
+    groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+    @cached_property
+    def old_meanings(self) -> frozenset[int]:
+        """The meanings of all values in the model before."""
+        return frozenset(self.same.before.value_meanings)
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Places of the nodes that are in both, as (before, after), in the order of the second model."""
+        return ((old, new) for new, old in enumerate(self.same.old_of) if old >= 0)
+
+    def is_same_value(self, old: int, new: int) -> bool:
+        """Whether both are one value, or differ because of added or removed nodes, which are listed themselves."""
+        same = self.same
+        known = same.counterpart(new)
+        if same.before.makers[old] < 0 and same.after.makers[new] < 0:  # inputs, and what is stored
+            return same.before.value_meanings[old] == same.after.value_meanings[new]
+        if known >= 0:
+            return known == same.representative(old) or known in self._behind_lost(old)
+        maker = same.after.makers[new]
+        return maker >= 0 and same.old_of[maker] < 0
+
+    def _behind_lost(self, value: int) -> set[int]:
+        """The values that lost nodes computed `value` from: a pass that removes such a node passes one of them on."""
+        same, values, front = self.same, set(), [value]
+        while front:
+            maker = same.before.makers[front.pop()]
+            if maker >= 0 and same.is_lost(maker):
+                needs = [
+                    value
+                    for value in same.before.items[maker].needs
+                    if value != ABSENT and same.representative(value) not in values
+                ]
+                values.update(map(same.representative, needs))
+                front.extend(needs)
+        return values
+
+
+def match_models(
+    before: DetachedModel, after: DetachedModel, readings: tuple[CanonicalGraph, CanonicalGraph] | None = None
+) -> ModelMatching:
+    """Match two models; `readings` are their canonical graphs, if there are any already."""
+    first, second = readings or (read(before), read(after))
+    inputs = _pair_values(required_inputs(before.proto.graph), required_inputs(after.proto.graph))
+    meanings: NodeMeanings = {}
+    same = match(flatten_graph(before, first, meanings), flatten_graph(after, second, meanings, inputs))
+    groups = _groups(same)
+    for olds, news in groups:
+        _pair(same, olds, news)
+    left = [
+        (tuple(filter(same.is_lost, olds)), tuple(new for new in news if same.old_of[new] < 0)) for olds, news in groups
+    ]
+    return ModelMatching(before, after, (first, second), inputs, same, tuple(group for group in left if any(group)))
+
+
+def _groups(same: NodeMatching) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Group unmatched nodes: new nodes that replace some of the same old nodes share a group."""
+    replacements = [(set(replacement.lost), set(replacement.news)) for replacement in find_replacements(same)]
+    merged: list[tuple[set[int], set[int]]] = []
+    for olds, news in replacements:
+        separate = []
+        for group in merged:
+            if group[0].isdisjoint(olds):
+                separate.append(group)
+            else:
+                olds, news = olds | group[0], news | group[1]
+        merged = [*separate, (olds, news)]
+    replaced = {old for olds, _ in merged for old in olds}
+    alone = [({old}, set()) for old in same.open_old() if old not in replaced]
+    groups = [(tuple(sorted(olds)), tuple(sorted(news))) for olds, news in (*merged, *alone)]
+    return sorted(groups, key=lambda group: (group[1] or group[0])[0])
+
+
+def _pair(same: NodeMatching, olds: tuple[int, ...], news: tuple[int, ...]) -> None:
+    """Match a new node with the lost node of its kind that it replaces, or of its operator and name."""
+    kinds: dict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for old in filter(same.is_lost, olds):
+        kinds[same.before.items[old].op][0].append(old)
+    for new in news:
+        if same.old_of[new] < 0:
+            kinds[same.after.items[new].op][1].append(new)
+    for those, these in kinds.values():
+        if len(those) == len(these) == 1 and _is_one(same, those[0], these[0]):
+            same.claim(these[0], those[0])
+
+
+def _is_one(same: NodeMatching, old: int, new: int) -> bool:
+    item, old_item = same.after.items[new], same.before.items[old]
+    return is_one_kind(same, item, old_item) or share_name(item, old_item)
+
+
+def same_outputs(before: GraphProto, after: GraphProto) -> Mapping[str, str]:
+    """Output of `after` → output of `before`."""
+    return _pair_values(list(before.output), list(after.output))
+
+
+def _pair_values(olds: list[ValueInfoProto], news: list[ValueInfoProto]) -> dict[str, str]:
+    known = {info.name for info in olds} & {info.name for info in news}
+    old_rest, new_rest = ([info for info in infos if info.name not in known] for infos in (olds, news))
+    names = {info.name: info.name for info in news if info.name in known}
+    if len(old_rest) == len(new_rest):  # otherwise it is unclear which were added and which removed
+        pairs = zip(old_rest, new_rest, strict=True)
+        names |= {new.name: old.name for old, new in pairs if format_type(old) == format_type(new)}
+    return names
