@@ -307,7 +307,9 @@ def edit_model(
     if large:
         # onnx_ir writes a transposed array element by element, which takes ten times as long as a copy of it.
         tensors = [
-            onnx_ir.LazyTensor(partial(_copy_of, tensor), tensor.dtype, tensor.shape, name=tensor.name)
+            onnx_ir.LazyTensor(
+                partial(_copy_of, tensor), tensor.dtype, onnx_ir.Shape(tensor.shape.numpy()), name=tensor.name
+            )
             for _, tensor in large
         ]
         moved = onnx_ir.external_data.convert_tensors_to_external(tensors, folder, "large.data")

@@ -161,10 +161,6 @@ class _GuardRegistry:
         self.lock = threading.RLock()
 
 
-_REGISTRY: Final = _GuardRegistry()
-_TARGETS: Final = {target.key: target for target in TARGETS}
-
-
 def handle(
     target: Target,
     original: Callable[..., Any],
@@ -311,3 +307,7 @@ class WorkerPool:
 def _close(pair: Pair) -> None:
     for worker in pair:
         worker.close()
+
+
+_REGISTRY: Final = _GuardRegistry()
+_TARGETS: Final = {target.key: target for target in TARGETS}
