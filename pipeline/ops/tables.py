@@ -1,6 +1,6 @@
-"""All families in one table: one row for each kind of kernel.
+"""All families in one table, one row for each kind of kernel; and a Builder that knows the table.
 
-A Builder that knows the table of operators, so that a graph can be written by hand.
+With it a graph can be written by hand:
 
 builder = GraphBuilder("g")
 x = builder.input("x", TensorSpec((2, 3), "float32"))
@@ -19,7 +19,6 @@ from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.graph import Attr
 from pipeline.ops import (
     aten,
-    fallback,
     fused,
     optimizer,
     shape,
@@ -27,7 +26,7 @@ from pipeline.ops import (
 from pipeline.ops.aten import call_attrs, is_call
 from pipeline.ops.attrs import template_of
 from pipeline.ops.kinds import Kind
-from pipeline.ops.rows import KernelKind
+from pipeline.ops.rows import KernelKind, OpCall, everywhere, kind, signature
 
 Key = TypeVar("Key", bound=str | int)
 Row = TypeVar("Row")
@@ -50,15 +49,34 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
+def as_many_as_given(call: OpCall) -> str | None:
+    """As many values as `inputs` and `outputs` mark with 1; a 0 marks one that the node leaves out."""
+    for name, specs in (("inputs", call.ins), ("outputs", call.outs)):
+        marks = call.attrs[name]
+        if not isinstance(marks, tuple) or sum(bool(mark) for mark in marks) != len(specs):
+            return f"attr {name}={marks} and {len(specs)} of them; expected a 1 for each"
+    return None
+
+
+ONNX_NODE = kind(
+    Kind.OnnxNode,
+    signature(as_many_as_given, inputs=(0, None), outputs=(1, None)),
+    "op=s,opset=i,node=s,inputs=i[],outputs=i[]",
+    obstacles=everywhere("another runtime computes it, on the host"),
+)
+"""An ONNX node that another runtime computes: rare operators, each visible in the plan by its name."""
+
+
 FAMILIES = (
     shape,
     optimizer,
     fused,
-    fallback,
     aten,
 )
 
-KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
+ROWS = (*(row for family in FAMILIES for row in family.KINDS), ONNX_NODE)
+
+KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for row in ROWS)
 
 
 def emitter_of(kind: str) -> Emitter | None:

@@ -22,7 +22,7 @@ from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, AimetKernel, AimetTensor
-from pipeline.quantsim.placement import PlacementRule
+from pipeline.quantsim.placement import UNIT_OPS, PlacementRule
 from pipeline.quantsim.sites import Site
 
 
@@ -408,6 +408,3 @@ NORMS: Final = frozenset(
 )
 
 CHANNELWISE: Final = PRODUCTS
-
-UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid"})
-"""Ops whose results encodings.py knows the range of."""

@@ -20,8 +20,8 @@ from passes.proof.prover import STRUCTURE
 from passes.weights.detached import UNREAD, read_model
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.errors import UsageError
+from pipeline.export.checkpoint import read_shards
 from pipeline.export.load import load_source
-from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_dynamic_shapes
 from pipeline.export.user_code import is_user_code
 from pipeline.stages.check import refuse_export_keys

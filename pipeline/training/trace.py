@@ -33,11 +33,11 @@ from pipeline.training.frozen_numbers import (
     AskedForNumber,
     CallLog,
     KnownValues,
+    MixedNorms,
     RandomGuard,
     RefusedCalls,
     place_outside,
 )
-from pipeline.training.mixed_norms import MixedNorms
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
 

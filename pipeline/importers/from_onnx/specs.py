@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.attributes import Attributes, op_key
+from pipeline.importers.from_onnx.source import Attributes, op_key
 from pipeline.ir.graph import DTYPE_BITS, Dim, TensorSpec
 
 Constants = Mapping[str, np.ndarray]

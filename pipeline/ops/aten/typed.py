@@ -144,7 +144,7 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     Kind.ClampMin: "clamp_min.default(T self, n min)",
     Kind.TypeAs: "type_as.default(T self, T other)",
     Kind.Glu: "glu.default(T self, i dim=-1)",
-    # what ONNX means and torch cannot say in a few calls (runtime/own_operators.py)
+    # what ONNX means and torch cannot say in a few calls (runtime/operators.py)
     Kind.CastFloat8: "onnxline.cast_float8.default(T self, s to, ? saturate=True)",
     Kind.Unsigned: "onnxline.unsigned.default(T self, T other, s function)",
     Kind.Quantize: "onnxline.quantize.default(T self, T scale, T? zero_point, s to, i axis=1, i block_size=0, "

@@ -32,9 +32,8 @@ from pipeline.ops.aten import takes_any_order
 from pipeline.ops.layout import Layout
 from pipeline.runtime.devices import device_at
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, OverloadCall, copy_result
-from pipeline.runtime.own_operators import DRAWS
+from pipeline.runtime.operators import DRAWS, argument, find_operator, tensors_in
 from pipeline.runtime.tensors import empty_strided
-from pipeline.runtime.torch_args import argument, find_operator, tensors_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ import torch
 
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.native import KERNELS
-from pipeline.runtime.kernels.native.near import launch_near
-from pipeline.runtime.kernels.native.products import launch_any, pack_panels
+from pipeline.runtime.kernels.native.products import launch_any, launch_near, pack_panels
 from pipeline.runtime.kernels.native.rows import launch_log_softmax, launch_row_sum, launch_threshold_gradient
 from tests.support.native import bind_native
 
