@@ -23,8 +23,7 @@ from onnx import numpy_helper
 from pipeline.errors import SourceError
 from pipeline.importers.from_onnx.model import NodeList, StaticPart, import_static_part
 from pipeline.importers.from_onnx.replacements import PendingNode, pending_nodes
-from pipeline.importers.from_onnx.source import Stored, read_initializers, read_source
-from pipeline.importers.from_onnx.specs import is_ir_type
+from pipeline.importers.from_onnx.source import Stored, is_ir_type, read_initializers, read_source
 from pipeline.ops import Kind
 from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels.fallback import ForeignNode, type_of

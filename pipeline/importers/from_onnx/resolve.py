@@ -25,14 +25,13 @@ from pipeline.importers.from_onnx.replacements import (
     modern_nodes,
     read_names,
 )
-from pipeline.importers.from_onnx.source import Attributes, Stored, module_path, op_key, schema_of
+from pipeline.importers.from_onnx.source import Attributes, Stored, module_path, numpy_type, op_key, schema_of
 from pipeline.importers.from_onnx.specs import (
     OWN_SHAPES,
     Sizes,
     TensorSequence,
     declared_spec,
     infer,
-    numpy_type,
     split_sequence,
     value_arguments,
 )

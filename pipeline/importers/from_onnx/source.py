@@ -1,6 +1,6 @@
 """Read a model and its nodes. Functions are inlined, and initializers reference their bytes, which are never copied.
 
-Of a node: its attributes by type, its kind, its torch module.
+Of a node: its attributes by type, its kind, its torch module. Of an element type: its name in the IR.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from passes.weights.detached import inner_tensors
 from passes.weights.mapped import ExternalFiles, FileMaps, FileRange
 from passes.weights.stand_ins import inline
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.specs import ir_dtype, is_ir_type, wider_type
-from pipeline.ir.graph import Payload, TensorSpec
+from pipeline.ir.graph import DTYPE_BITS, Payload, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,3 +287,54 @@ def module_path(node: onnx.NodeProto) -> str:
     """
     place = module_path_of(node)
     return place.paths[-1] if place and place.paths else ""
+
+
+def ir_dtype(element: int, where: str) -> str:
+    """The IR's name of an ONNX element type, e.g. 1 → "float32"; `where` is for the message.
+
+    Raises:
+        Unsupported: strings, and types of less than a byte.
+    """
+    if element not in NAMES:
+        found = TensorProto.DataType.Name(element) if element in TensorProto.DataType.values() else str(element)
+        raise Unsupported(
+            f"{where} has the ONNX element type {found}, expected one of {', '.join(NAMES.values())}; cast or drop it"
+        )
+    return NAMES[element]
+
+
+def is_ir_type(element: int) -> bool:
+    """Whether the IR has the ONNX element type."""
+    return element in NAMES
+
+
+def wider_type(element: int) -> str:
+    """The IR's type that holds a type below a byte, one number in each byte; empty for other types."""
+    return WIDER.get(element, "")
+
+
+def element_type(dtype: str) -> int:
+    """The ONNX element type of one of the IR's dtype names."""
+    return ELEMENTS[dtype]
+
+
+def numpy_type(dtype: str) -> np.dtype:
+    """numpy's type, or that of ml_dtypes, of one of the IR's dtype names."""
+    return helper.tensor_dtype_to_np_dtype(element_type(dtype))
+
+
+NAMES: dict[int, str] = {
+    element: name
+    for element in TensorProto.DataType.values()
+    if element != TensorProto.UNDEFINED and (name := helper.tensor_dtype_to_np_dtype(element).name) in DTYPE_BITS
+}
+"""ONNX's element types that the IR has, and its names of them."""
+
+WIDER: dict[int, str] = {
+    TensorProto.INT4: "int8",
+    TensorProto.UINT4: "uint8",
+    TensorProto.INT2: "int8",
+    TensorProto.UINT2: "uint8",
+}
+
+ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
