@@ -4,7 +4,7 @@ Of the first a step would keep those of the recording: `x * random.random()`, a 
 the graph. So forward pass and loss are called once more, and their operators are compared with those of the first time.
 A tensor that the first time left somewhere, and the second reads, is refused too: no step carries it to the next one.
 
-A recording runs on tensors without numbers. Yet `bool((mask == causal).all())`, as torch's own TransformerEncoder asks
+A recording runs on tensors without data. Yet `bool((mask == causal).all())`, as torch's own TransformerEncoder asks
 of its mask, follows from a stored mask and constants alone. So during the recording, what follows from such tensors is
 computed, as long as nothing else takes part; an answer that follows from anything else is refused, with its line.
 

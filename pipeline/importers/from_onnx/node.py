@@ -64,7 +64,7 @@ class NameScope:
         return name in self._vids or name in self.resolved.stored or name in self.resolved.constants
 
     def stand_in(self, names: Iterable[str]) -> None:
-        """Let the outputs of a node that was refused mean values without numbers, so that later nodes can be tried."""
+        """Let the outputs of a node that was refused mean values without data, so that later nodes can be tried."""
         for name in names:
             if name and name not in self._vids and name in self.resolved.specs:
                 self._declare(name, self._builder.const(name, self.resolved.specs[name]), name)

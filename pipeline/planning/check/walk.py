@@ -307,7 +307,7 @@ class _Memory:
             self.found.append(f"{where} may not put {self._name(out)} on the storage of {self._name(source)}")
         if not self._is_in_rows(out):
             self.found.append(f"{where} writes {self._name(out)}, whose elements do not lie row after row")
-        for vid in self._intact.take(mine):
+        for vid in self._intact.destroy(mine):
             self._strike(vid, index, call, where, allowed=source)
         self._intact.add(out, mine)
 

@@ -278,7 +278,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
         "make",
         "returns int, expected the batches of an epoch",
     ),
-    "an evaluation without numbers": ({"evaluate": "net.py:say_good"}, "make", "returns what is no number"),
+    "an evaluation without data": ({"evaluate": "net.py:say_good"}, "make", "returns what is no number"),
     "nothing to train": (
         {},
         "make_frozen",
