@@ -17,12 +17,7 @@ from typing import TypeVar
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.graph import Attr
-from pipeline.ops import (
-    aten,
-    fused,
-    optimizer,
-    shape,
-)
+from pipeline.ops import aten, fused, optimizer, shape
 from pipeline.ops.aten import call_attrs, is_call
 from pipeline.ops.attrs import template_of
 from pipeline.ops.kinds import Kind
@@ -67,12 +62,7 @@ ONNX_NODE = kind(
 """An ONNX node that another runtime computes: rare operators, each visible in the plan by its name."""
 
 
-FAMILIES = (
-    shape,
-    optimizer,
-    fused,
-    aten,
-)
+FAMILIES = (shape, optimizer, fused, aten)
 
 ROWS = (*(row for family in FAMILIES for row in family.KINDS), ONNX_NODE)
 

@@ -235,12 +235,7 @@ CALL: Final = record(
 )
 
 RESIDENCE: Final = record(
-    Residence,
-    Field("root", U32),
-    Field("region", U32),
-    Field("offset", U64),
-    Field("first", U32),
-    Field("last", U32),
+    Residence, Field("root", U32), Field("region", U32), Field("offset", U64), Field("first", U32), Field("last", U32)
 )
 
 MEMORY: Final = record(

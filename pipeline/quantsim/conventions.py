@@ -403,8 +403,6 @@ OLD_HARDWARE: Final = frozenset({"V66", "V68", "V69"})
 """Versions of the processor without kernels for weights of 16 bits."""
 
 
-NORMS: Final = frozenset(
-    {f"{name}Normalization" for name in ("Batch", "Layer", "Group", "Instance", "RMS")},
-)
+NORMS: Final = frozenset({f"{name}Normalization" for name in ("Batch", "Layer", "Group", "Instance", "RMS")})
 
 CHANNELWISE: Final = PRODUCTS

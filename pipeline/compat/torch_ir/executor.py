@@ -13,15 +13,7 @@ from pipeline.torch_ir import IRExecutor as StrictExecutor
 from pipeline.torch_ir import execute_ir as strict_execute_ir
 from torch_ir.aliases import get_execution_fn
 
-__all__ = [
-    "ExecutionError",
-    "IRExecutor",
-    "OpNode",
-    "TensorRegistry",
-    "execute_ir",
-    "get_execution_fn",
-    "load_weights",
-]
+__all__ = ["ExecutionError", "IRExecutor", "OpNode", "TensorRegistry", "execute_ir", "get_execution_fn", "load_weights"]
 
 Tensors = Mapping[str, torch.Tensor]
 

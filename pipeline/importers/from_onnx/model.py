@@ -16,18 +16,7 @@ import onnx
 from google.protobuf import json_format
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx import (
-    contrib,
-    conv,
-    elementwise,
-    index,
-    own,
-    quantize,
-    reduce,
-    resize,
-    shape,
-    signal,
-)
+from pipeline.importers.from_onnx import contrib, conv, elementwise, index, own, quantize, reduce, resize, shape, signal
 from pipeline.importers.from_onnx.node import Importer, NameScope, Node
 from pipeline.importers.from_onnx.replacements import PendingNode, has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.resolve import Resolved, Rules, Scope, first_output, identity, resolve

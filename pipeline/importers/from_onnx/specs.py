@@ -14,12 +14,7 @@ from onnx import helper, numpy_helper, shape_inference
 
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.source import (
-    Attributes,
-    element_type,
-    ir_dtype,
-    op_key,
-)
+from pipeline.importers.from_onnx.source import Attributes, element_type, ir_dtype, op_key
 from pipeline.ir.graph import Dim, TensorSpec
 
 Constants = Mapping[str, np.ndarray]

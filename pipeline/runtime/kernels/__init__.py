@@ -6,14 +6,7 @@ from collections.abc import Mapping
 
 from pipeline.ops import Kind
 from pipeline.ops.tables import join
-from pipeline.runtime.kernels import (
-    aten,
-    fallback,
-    fused,
-    native,
-    optimizer,
-    shape,
-)
+from pipeline.runtime.kernels import aten, fallback, fused, native, optimizer, shape
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 from pipeline.runtime.kernels.native import NativeKernel, NativeLibrary, has_native, is_library_built, load_library
 from pipeline.runtime.kernels.packing import Packer
@@ -36,13 +29,7 @@ __all__ = [
     "prepare_kernel",
 ]
 
-FAMILIES = (
-    shape,
-    optimizer,
-    fused,
-    fallback,
-    aten,
-)
+FAMILIES = (shape, optimizer, fused, fallback, aten)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
 

@@ -86,10 +86,7 @@ def not_finite(ins: Ins, outs: Outs, _: Attrs) -> Launch:
 def count_step(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     """step + 1 - skip."""
     (step, skip), out = ins, outs[0]
-    return in_turn(
-        partial(torch.add, step, torch.ones_like(step), out=out),
-        partial(torch.sub, out, skip, out=out),
-    )
+    return in_turn(partial(torch.add, step, torch.ones_like(step), out=out), partial(torch.sub, out, skip, out=out))
 
 
 def group_tensors(tensors: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
@@ -118,12 +115,7 @@ def _after(copies: Sequence[Pair], update: Launch) -> Launch:
 
 ROWS = torch.contiguous_format
 
-KERNELS: dict[Kind, Kernel] = {
-    Kind.SGD: sgd,
-    Kind.Adam: adam,
-    Kind.NotFinite: not_finite,
-    Kind.CountStep: count_step,
-}
+KERNELS: dict[Kind, Kernel] = {Kind.SGD: sgd, Kind.Adam: adam, Kind.NotFinite: not_finite, Kind.CountStep: count_step}
 
 
 def launch_adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:

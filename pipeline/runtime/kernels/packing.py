@@ -272,12 +272,7 @@ def post_op(after: Activation) -> tuple[str, tuple[float, ...], str]:
     return name, after.numbers, algorithm
 
 
-POST_OPS = {
-    "gelu": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
-    "silu": ("swish", ""),
-    "clip": ("hardtanh", ""),
-}
+POST_OPS = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", ""), "clip": ("hardtanh", "")}
 """oneDNN's name and algorithm, where the name of the activation is another."""
 
 ONTO = {"none": None, "relu": "relu"}
