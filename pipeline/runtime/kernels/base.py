@@ -80,15 +80,6 @@ Bind = Callable[[Ins, Outs], Launch]
 """A kernel with its attributes bound."""
 
 
-def each_time(function: Callable[[Ins, Outs, Attrs], None]) -> Kernel:
-    """A kernel that prepares nothing: `function(ins, outs, attrs)` at each launch."""
-
-    def bind(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-        return partial(function, ins, outs, attrs)
-
-    return bind
-
-
 PLANNED_THREADS: Final[ContextVar[int]] = ContextVar("PLANNED_THREADS", default=0)
 """Threads of torch when the program was compiled whose launches are bound now; 0 where none is."""
 
