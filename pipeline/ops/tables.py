@@ -17,11 +17,11 @@ from typing import TypeVar
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.graph import Attr
-from pipeline.ops import aten, fused, optimizer, shape
+from pipeline.ops import aten, fallback, fused, optimizer, shape
 from pipeline.ops.aten import call_attrs, is_call
 from pipeline.ops.attrs import template_of
 from pipeline.ops.kinds import Kind
-from pipeline.ops.rows import KernelKind, OpCall, everywhere, kind, signature
+from pipeline.ops.rows import KernelKind
 
 Key = TypeVar("Key", bound=str | int)
 Row = TypeVar("Row")
@@ -44,29 +44,9 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-def as_many_as_given(call: OpCall) -> str | None:
-    """As many values as `inputs` and `outputs` mark with 1; a 0 marks one that the node leaves out."""
-    for name, specs in (("inputs", call.ins), ("outputs", call.outs)):
-        marks = call.attrs[name]
-        if not isinstance(marks, tuple) or sum(bool(mark) for mark in marks) != len(specs):
-            return f"attr {name}={marks} and {len(specs)} of them; expected a 1 for each"
-    return None
+FAMILIES = (shape, optimizer, fused, fallback, aten)
 
-
-ONNX_NODE = kind(
-    Kind.OnnxNode,
-    signature(as_many_as_given, inputs=(0, None), outputs=(1, None)),
-    "op=s,opset=i,node=s,inputs=i[],outputs=i[]",
-    obstacles=everywhere("another runtime computes it, on the host"),
-)
-"""An ONNX node that another runtime computes: rare operators, each visible in the plan by its name."""
-
-
-FAMILIES = (shape, optimizer, fused, aten)
-
-ROWS = (*(row for family in FAMILIES for row in family.KINDS), ONNX_NODE)
-
-KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for row in ROWS)
+KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
 
 
 def emitter_of(kind: str) -> Emitter | None:
