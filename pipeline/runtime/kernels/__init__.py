@@ -12,23 +12,6 @@ from pipeline.runtime.kernels.native import NativeKernel, NativeLibrary, has_nat
 from pipeline.runtime.kernels.packing import Packer
 from pipeline.runtime.kernels.weight_forms import PackedMemory, ProductWeight
 
-__all__ = [
-    "FAMILIES",
-    "KERNELS",
-    "PACKERS",
-    "Attrs",
-    "Bind",
-    "Kernel",
-    "Launch",
-    "NativeLibrary",
-    "PackedMemory",
-    "ProductWeight",
-    "has_native",
-    "is_library_built",
-    "load_library",
-    "prepare_kernel",
-]
-
 FAMILIES = (shape, optimizer, fused, fallback, aten)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
