@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from pipeline.runtime.kernels.base import Launch, in_turn, planned_threads
-from pipeline.runtime.kernels.weight_forms import Operands, launch_in_place
+from pipeline.runtime.kernels.weight_forms import FusedOperands, launch_in_place
 
 SMALL = 10**6
 """Multiplications up to which OpenBLAS takes its kernels for small products."""
@@ -63,7 +63,7 @@ class BlockedWeight:
         """See `ProductWeight`."""
         return BlockedWeight(memory.share(self.blocks), self.rows)
 
-    def launch(self, of: Operands) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ProductWeight`; bias, activation and sum follow in place."""
         count, inner, width = self.blocks.shape
         try:
@@ -112,7 +112,7 @@ def _divisions(rows: int, columns: int, inner: int) -> Iterator[tuple[int, int]]
 
 
 class HeldArrays:
-    """Operands as arrays for numpy, made again when their tensors are pointed at other memory; of one launch."""
+    """FusedOperands as arrays for numpy, made again when their tensors are pointed at other memory; of one launch."""
 
     def __init__(self) -> None:
         # Numbers may overflow, as in torch, whatever the caller's numpy does about that. `np.errstate` around each

@@ -1,6 +1,6 @@
 """An ONNX node on another runtime: onnxruntime, or where that has no such operator ONNX's reference evaluator.
 
-Operands of the kernel pass through numpy; it cannot be captured.
+FusedOperands of the kernel pass through numpy; it cannot be captured.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from pipeline.runtime.kernels.native.products import NativePair, pack_panels
 from pipeline.runtime.kernels.weight_forms import (
     Convolution,
     ConvolutionWeight,
-    Operands,
+    FusedOperands,
     PackedMemory,
     PairWeight,
     ProductWeight,
@@ -54,7 +54,7 @@ class PackedWeight:
         """See `ProductWeight`."""
         return replace(self, tensor=memory.share(self.tensor))
 
-    def launch(self, of: Operands) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ProductWeight`. oneDNN allocates its result; a sum with it takes the place of its copy."""
         try:
             rows, result = of.x.view(-1, of.x.shape[-1]), of.out.view(-1, of.out.shape[-1])

@@ -102,7 +102,7 @@ class Convolution:
     groups: int
 
 
-class Operands(NamedTuple):
+class FusedOperands(NamedTuple):
     """What is computed with a stored weight: `after` of the product or convolution of `x`, and `other`, into `out`.
 
     bias: one number for each column or channel. other: a tensor like `out`, which a product adds after the activation
@@ -132,7 +132,7 @@ class StoredForm(Protocol):
 class ProductWeight(StoredForm, Protocol):
     """A stored matrix."""
 
-    def launch(self, of: Operands) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """The product of the rows of `x` with the matrix; None where strides cannot show rows."""
         ...
 
@@ -162,6 +162,6 @@ class ConvolutionWeight(StoredForm, Protocol):
     @property
     def bias(self) -> torch.Tensor | None: ...
 
-    def launch(self, of: Operands) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """The convolution of the images `x`; None where strides forbid it."""
         ...

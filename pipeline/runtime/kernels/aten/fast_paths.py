@@ -29,7 +29,7 @@ from pipeline.runtime.kernels.products import (
     multiply_batches,
     multiply_matrices,
 )
-from pipeline.runtime.kernels.weight_forms import Convolution, Operands, ProductWeight
+from pipeline.runtime.kernels.weight_forms import Convolution, FusedOperands, ProductWeight
 from pipeline.runtime.operators import CPU_FALLBACKS
 
 FastPath = Callable[[AtenCall, Outs], Launch | None]
@@ -352,7 +352,7 @@ def launch_packed(call: AtenCall, packed: PackedWeight, out: torch.Tensor) -> La
         shape = _convolution(given)
         return launch_convolution(packed, given["input"], given.get("bias"), out, shape) if shape else None
     bias = given["self"] if call.kind == "aten.addmm.default" else given.get("bias")
-    return packed.launch(Operands(given[PRODUCTS[call.kind][0]], out, bias))
+    return packed.launch(FusedOperands(given[PRODUCTS[call.kind][0]], out, bias))
 
 
 def _convolution(given: Given) -> Convolution | None:

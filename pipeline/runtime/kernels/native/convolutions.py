@@ -22,7 +22,7 @@ from pipeline.runtime.kernels.base import Launch, in_turn
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_faster_alone, pack_panels
 from pipeline.runtime.kernels.native.rows import settings_of
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, Operands, PackedMemory
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, FusedOperands, PackedMemory
 
 CHANNELS_LAST = (0, 2, 3, 1)
 
@@ -117,7 +117,7 @@ class ImageOperands:
     out: torch.Tensor
 
     @classmethod
-    def find(cls, kernels: Kernels, of: Operands) -> ImageOperands | None:
+    def find(cls, kernels: Kernels, of: FusedOperands) -> ImageOperands | None:
         """For tensors with channels first; None where our kernels do not take them."""
         x, out, bias, other, _ = of
         if not kernels.fit(x, bias, out):
@@ -170,7 +170,7 @@ class MatrixKernels:
 class PointWeight(MatrixKernels):
     """Kernels of one pixel: a matrix."""
 
-    def launch(self, of: Operands) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ConvolutionWeight`."""
         operands = ImageOperands.find(self.kernels, of)
         if operands is None:
@@ -218,7 +218,7 @@ class TileWeight:
         """See `ConvolutionWeight`."""
         return replace(self, panels=memory.share(self.panels))
 
-    def launch(self, of: Operands) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ConvolutionWeight`."""
         operands = ImageOperands.find(self.kernels, of)
         if operands is None:
@@ -237,7 +237,7 @@ class TileWeight:
 class LineWeight(MatrixKernels):
     """Kernels of any size over few channels: a matrix, of which each line of a kernel reads one stretch of an image."""
 
-    def launch(self, of: Operands) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ConvolutionWeight`."""
         operands = ImageOperands.find(self.kernels, of)
         if operands is None:

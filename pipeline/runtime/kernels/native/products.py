@@ -15,7 +15,7 @@ from pipeline.ops.fused import PLAIN, Activation
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, in_turn, planned_threads
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.native.rows import settings_of
-from pipeline.runtime.kernels.weight_forms import Operands, PackedMemory, activation_of
+from pipeline.runtime.kernels.weight_forms import FusedOperands, PackedMemory, activation_of
 
 LARGEST = 2**19
 """Numbers in a second operand. Where one has more (2 MB), panels are as fast."""
@@ -77,7 +77,7 @@ class NativeWeight:
         """See `ProductWeight`."""
         return replace(self, panels=memory.share(self.panels))
 
-    def launch(self, of: Operands) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ProductWeight`; `other` may be the memory of `out`."""
         product = RowProduct.find(of, (self.inner, self.columns))
         return product and self.native.launch(
@@ -110,8 +110,8 @@ class NativePair:
     ) -> Launch | None:
         """See `PairWeight`."""
         out, hidden = outs
-        begin = self.first.launch(Operands(x, hidden, biases[0], after=after))
-        end = self.second.launch(Operands(hidden, out, biases[1], other))
+        begin = self.first.launch(FusedOperands(x, hidden, biases[0], after=after))
+        end = self.second.launch(FusedOperands(hidden, out, biases[1], other))
         return begin and end and in_turn(begin, end)
 
 
@@ -134,7 +134,7 @@ class RowProduct:
     settings: tuple[float, ...]
 
     @classmethod
-    def find(cls, of: Operands, sizes: tuple[int, int]) -> RowProduct | None:
+    def find(cls, of: FusedOperands, sizes: tuple[int, int]) -> RowProduct | None:
         """With a matrix of `sizes` (inner, columns); None where the operands are none that the kernel takes."""
         (x, out, bias, other, after), (inner, columns) = of, sizes
         given = [tensor for tensor in (bias, other) if tensor is not None]
@@ -169,7 +169,7 @@ def launch_any(
     """The product of the rows of `x` with a matrix (inner, columns) that may change from run to run."""
     if matrix.dim() != 2 or not are_floats(matrix) or not is_faster_alone(x.numel() * matrix.shape[1]):
         return None
-    product = RowProduct.find(Operands(x, out, bias, after=after), (matrix.shape[0], matrix.shape[1]))
+    product = RowProduct.find(FusedOperands(x, out, bias, after=after), (matrix.shape[0], matrix.shape[1]))
     return product and library.launch(
         "multiply_any", [out], [product.rows, matrix, *product.added], (*matrix.stride(), *product.settings)
     )
