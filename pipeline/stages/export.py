@@ -23,7 +23,7 @@ from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
-from pipeline.export.shards import read_shards
+from pipeline.export.checkpoint import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
 from pipeline.stages.source import MODEL, leaves_unread, shards_folder, why_not_compared

@@ -21,8 +21,8 @@ from passes.weights.detached import UNREAD, read_model
 from passes.weights.stand_ins import digest_of
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.errors import UsageError
+from pipeline.export.checkpoint import read_shards
 from pipeline.export.load import load_source
-from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_dynamic_shapes
 from pipeline.export.user_code import is_user_code
 from pipeline.stages.check import refuse_export_keys
