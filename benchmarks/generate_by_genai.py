@@ -1,6 +1,6 @@
 """Generates with onnxruntime-genai from a folder of models: run by the interpreter of an environment that has it.
 
-    PYTHON generate_by_genai.py '{"models": FOLDER, "prompt": [1, 2, 3], "count": 32}'
+    PYTHON generate_by_genai.py '{"models": FOLDER, "prompt": [1, 2, 3], "count": 32, "eos": 88}'
 
 Prints {"tokens": […], "version": …}, greedy. Imports nothing of this repository.
 """
@@ -14,7 +14,9 @@ import onnxruntime_genai as genai  # pyright: ignore[reportMissingImports]
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    model = genai.Model(asked["models"])
+    config = genai.Config(asked["models"])
+    config.overlay(json.dumps({"model": {"eos_token_id": asked["eos"]}}))  # none that ends the text early
+    model = genai.Model(config)
     settings = genai.GeneratorParams(model)
     settings.set_search_options(max_length=len(asked["prompt"]) + asked["count"], do_sample=False)
     generator = genai.Generator(model, settings)

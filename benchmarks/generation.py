@@ -155,7 +155,8 @@ def row(family: str, folder: Path, backends: Sequence[str], genai: str) -> Itera
 
 def by_genai(python: str, models: Path, prompt: Sequence[int], expected: Sequence[int]) -> str:
     """The tokens of onnxruntime-genai from a folder of models, or the error with which it refuses the folder."""
-    asked = json.dumps({"models": str(models), "prompt": list(prompt), "count": len(expected)})
+    unused = next(token for token in range(len(expected) + 1) if token not in expected)
+    asked = json.dumps({"models": str(models), "prompt": list(prompt), "count": len(expected), "eos": unused})
     done = subprocess.run([python, str(SCRIPT), asked], capture_output=True, text=True, timeout=120)
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["it ended without a word"])[-1][:160]

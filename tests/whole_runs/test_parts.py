@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,12 @@ import onnx
 import pytest
 import yaml
 
-from benchmarks.generation import configuration, make_model
+from benchmarks.generation import by_genai, configuration, make_model
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of
 from pipeline.cli import _exit_code
 from pipeline.errors import UsageError
-from pipeline.parts import PartsResult
+from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_by_torch
 
 STAGES = ("export", "passes", "runtime")
@@ -99,6 +101,29 @@ def test_text_is_as_torch_generates(place: Path, result: PartsResult, monkeypatc
     assert speed.endswith("tokens per second") and "on plan" in speed
 
 
+def test_a_tokenizer_of_the_source_reads_a_prompt(result: PartsResult, tmp_path: Path) -> None:
+    """As if the source had come with one: its files lie in `models`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = shutil.copytree(result.models, tmp_path / "models")
+    tokenizer = Tokenizer(models.WordLevel({f"w{token}": token for token in range(89)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}')
+    found = TextGenerator(tmp_path).generate(prompt="w5 w17 w3", max_new_tokens=4, stop=())
+    assert found.prompt == (5, 17, 3)
+    assert found.tokens == result.generate([5, 17, 3], max_new_tokens=4, stop=()).tokens
+    assert found.text.split() == [f"w{token}" for token in found.tokens]
+
+
+@pytest.mark.skipif(
+    not os.environ.get("GENAI_PYTHON"), reason="GENAI_PYTHON names no interpreter with onnxruntime-genai"
+)
+def test_onnxruntime_genai_generates_the_same_tokens(result: PartsResult) -> None:
+    text = generate_by_torch(make_model("Llama"), 5, 1)
+    assert by_genai(os.environ["GENAI_PYTHON"], result.models, text.prompt, text.tokens) == "32 of 32"
+
+
 def test_a_part_is_a_run_by_itself(place: Path, result: PartsResult) -> None:
     assert RunConfig.from_yaml(result.folder / "parts" / "decoder" / "run.yaml").model.part == "decoder"
     assert RunConfig.from_yaml(result.folder / "run.yaml").model.parts == ("decoder",)
@@ -134,8 +159,6 @@ def test_a_mistake_in_the_configuration_is_one_sentence(place: Path, change: dic
     ("remove", "sentence"), [("config.json", "has no config.json"), ("model.safetensors", "has no weights")]
 )
 def test_a_folder_that_lacks_something_is_one_sentence(place: Path, tmp_path: Path, remove: str, sentence: str) -> None:
-    import shutil
-
     shutil.copytree(place / "source", tmp_path / "source")
     (tmp_path / "source" / remove).unlink()
     config = RunConfig.from_mapping(configuration(tmp_path / "source"), title="broken")
