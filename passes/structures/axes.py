@@ -205,8 +205,8 @@ def _through_squeeze(view: GraphView, node: NodeProto, name: str, axis: int) -> 
     stay = [at for at in range(longer) if at not in gone]
     if len(stay) != shorter:
         return None
-    if not inserted:
-        return stay[axis] - longer
+    if not inserted:  # a reader may have more axes, to which the result is broadcast
+        return stay[axis] - longer if -axis <= shorter else None
     return stay.index(axis % longer) - shorter if axis % longer in stay else None
 
 

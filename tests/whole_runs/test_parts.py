@@ -30,6 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parts")
     make_model("Llama").save_pretrained(folder / "source")
     settings = configuration(Path("source"), name="llama", parts={"decoder": {"passes": {"skip": ["rewrite_where"]}}})
+    settings["passes"]["recipe"] = ["onnxscript", "rewrite_where"]
     (folder / "llama.yaml").write_text(yaml.safe_dump(settings))
     return folder
 

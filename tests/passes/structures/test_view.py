@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from passes.structures.axes import inputs_with_axis
 from passes.structures.view import GraphView, modules_of
 from tests.support.onnx_models import detached
 from tests.support.structure_models import drawn
@@ -84,3 +85,15 @@ def test_modules_around_a_node() -> None:
     assert modules_of(node) == ()
     node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'model', 'model.layers.0', 'neg']")
     assert modules_of(node) == ("model", "model.layers.0")
+
+
+def test_an_axis_that_a_squeeze_does_not_have_comes_from_a_broadcast() -> None:
+    """As in a state space layer: the squeezed value has fewer axes than the sum that reads it."""
+    graph = """
+    g (float[1, 4] x, float[2, 3, 4] z) => (float[2, 3, 4] y) <int64[1] first = {0}> {
+        s = Squeeze (x, first)
+        y = Add (s, z)
+    }"""
+    view = GraphView(detached(drawn(graph)))
+    squeeze = view.nodes[0]
+    assert [list(inputs_with_axis(view, squeeze, axis)) for axis in (-1, -3)] == [[("x", -1)], [("x", None)]]
