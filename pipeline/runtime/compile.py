@@ -36,6 +36,7 @@ from pipeline.planning import (
 )
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
+from pipeline.runtime.devices import alignment_of
 from pipeline.runtime.eager import apply
 from pipeline.runtime.eager import in_traced_order as with_strides_of_trace
 from pipeline.runtime.kernels import PackedMemory, load_library
@@ -376,7 +377,7 @@ def bind_graph(
     refuse_named_dims(graph)
     with plain_state():
         graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
-        plan = make_plan(graph, lower(graph))
+        plan = make_plan(graph, lower(graph), alignment_of(graph))
         check_plan(plan)
         check_against(graph, plan)
         plan = run_plan_passes(graph, plan, optimize_plan)

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from pipeline.planning.memory_map import MemoryMap, Residence
-from pipeline.planning.plan import ExecutionPlan
+from pipeline.planning.plan import ExecutionPlan, MemoryMap, Residence
 
 ARENA = -1
 
@@ -194,7 +193,7 @@ def _wrong_tables(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
             yield f"{residence} is of no value of the arena, or in no region"
             continue
         end, room = residence.offset + plan.slots[residence.root].spec.nbytes, memory.regions[residence.region].nbytes
-        if residence.offset < 0 or residence.offset % 64 or (room is not None and end > room):
+        if residence.offset < 0 or residence.offset % plan.alignment or (room is not None and end > room):
             name, region = _value_in(plan, residence), names[residence.region]
             yield f"{name} is at bytes {residence.offset} to {end} of {region!r}, which has {room}"
     for root, region in memory.pins.items():
