@@ -122,8 +122,8 @@ class _PrecisionWalk:
 
 
 def _step_of(node: NodeProto, types: Mapping[str, int]) -> str:
-    """The type whose rounding steps a quantizer has; empty for another node. Operators of onnxruntime that quantize
-    inside have 8 bits."""
+    """The entry of `STEPS` for the type that a quantizer rounds to; empty for another node. Operators of onnxruntime
+    that quantize inside have 8 bits."""
     if node.op_type in ROUNDING_TO_STEPS:
         dtype = types.get(node.output[0], 0) or TensorProto.INT8
         return STEPS.get(helper.tensor_dtype_to_np_dtype(dtype).name, "")

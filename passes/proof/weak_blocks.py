@@ -44,7 +44,7 @@ class SumTerm:
 
 
 CANCELLED: Final = 0.2
-"""The share of the absolute tolerance of float32, which is 84 units of rounding, that 16 units are."""
+"""16 units of rounding, as a share of the absolute tolerance of float32, which is 84 such units."""
 
 
 def find_terms(graph: GraphProto, constant: AbstractSet[str], single: Collection[str] = ()) -> tuple[SumTerm, ...]:
