@@ -1,4 +1,4 @@
-"""Text by a decoder with a cache: each call reads the states that the last one has written.
+"""Text by a decoder with a cache: each call reads the states that the call before it has written.
 
 Needs no torch on onnxruntime. The names of inputs and outputs are those of the model, and their shapes say which states
 grow with each token.
@@ -210,7 +210,7 @@ def state_slots(graph: onnx.GraphProto) -> tuple[StateSlot, ...]:
 
 
 def take_largest(logits: np.ndarray) -> int:
-    """The most likely token; the first one of equals, as torch has it."""
+    """The most likely token; of equal logits the first, as in torch."""
     return int(logits.argmax())
 
 

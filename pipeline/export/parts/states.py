@@ -91,10 +91,10 @@ def _states_of(layer: Any) -> Iterator[tuple[str, Tensor]]:
     for attribute, (name, _) in FIXED.items():
         for index, tensor in (getattr(layer, attribute, None) or {}).items():
             if tensor is not None:
-                yield _numbered(name, index), tensor
+                yield _state_name(name, index), tensor
 
 
-def _numbered(name: str, index: int) -> str:
+def _state_name(name: str, index: int) -> str:
     return f"{name}_{index}" if index else name
 
 
@@ -110,7 +110,7 @@ def fill_cache(cache: DynamicCache, states: States) -> DynamicCache:
                 setattr(layer, flag, True)
         for attribute, (name, flags) in FIXED.items():
             for place in getattr(layer, attribute, None) or {}:
-                if (tensor := tensors.get(_numbered(name, place))) is not None:
+                if (tensor := tensors.get(_state_name(name, place))) is not None:
                     getattr(layer, attribute)[place] = tensor.clone()
                     getattr(layer, flags)[place] = layer.has_previous_state[place] = True
                     if attribute == "conv_states":
