@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from passes.suggest import describe_argument, nearest
@@ -350,7 +350,7 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
         return f"{title}: {whole}"
     expected = " or ".join(dict.fromkeys(_expectation(mistake) for mistake in details))
     found = detail["input"]
-    if detail["type"] == "tuple_type" and isinstance(found, str | int):
+    if detail["type"] == "tuple_type" and isinstance(found, str | int) and _is_item(found, _annotation(root, path)):
         expected += f": [{json.dumps(found)}]"
     return f"{title}: found {describe(found)}, expected {expected}"
 
@@ -381,16 +381,26 @@ def _in_data(loc: KeyPath, document: Document) -> KeyPath:
 
 def keys_at(root: type[BaseModel], path: KeyPath) -> list[str]:
     """The keys that the mapping at `path` may have."""
+    section = _section(_annotation(root, path))
+    return [] if section is None else list(_fields(section))
+
+
+def _annotation(root: type[BaseModel], path: KeyPath) -> Any:
+    """The type that a configuration has at `path`; None where it has none."""
     here: Any = root
     for key in path:
         section = _section(here)
-        if section is not None:
-            field = _fields(section).get(str(key))
-            here = None if field is None else field
-        else:
-            here = _item(here)
-    section = _section(here)
-    return [] if section is None else list(_fields(section))
+        here = _item(here) if section is None else _fields(section).get(str(key))
+    return here
+
+
+def _is_item(found: str | int, annotation: Any) -> bool:
+    """Whether the list that is expected may hold what was found."""
+    try:
+        TypeAdapter(_item(annotation)).validate_python(found)
+    except ValidationError:
+        return False
+    return True
 
 
 def _fields(section: type[BaseModel]) -> dict[str, Any]:
@@ -405,6 +415,8 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 def _item(annotation: Any) -> Any:
     branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     for branch in branches:
+        if typing.get_origin(branch) is typing.Annotated:
+            return _item(typing.get_args(branch)[0])
         if typing.get_origin(branch) is dict:
             return typing.get_args(branch)[1]
         if typing.get_origin(branch) is tuple:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from passes.structures.axes import inputs_with_axis
 from passes.structures.view import GraphView, modules_of
 from tests.support.onnx_models import detached
 from tests.support.structure_models import drawn
@@ -84,3 +85,11 @@ def test_modules_around_a_node() -> None:
     assert modules_of(node) == ()
     node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'model', 'model.layers.0', 'neg']")
     assert modules_of(node) == ("model", "model.layers.0")
+
+
+def test_an_axis_that_a_squeezed_value_does_not_have_is_not_known() -> None:
+    text = "g (float[2, 1, 3] x) => (float[2, 3] y) { at = Constant <value_ints = [1]> () y = Squeeze (x, at) }"
+    model = detached(drawn(text))
+    squeeze = model.proto.graph.node[-1]
+    found = {axis: dict(inputs_with_axis(GraphView(model), squeeze, axis)) for axis in (-1, -2, -3, -4)}
+    assert found == {-1: {"x": -1}, -2: {"x": -3}, -3: {"x": None}, -4: {"x": None}}
