@@ -29,7 +29,7 @@ from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.torch_run import TorchRun
+from pipeline.quantsim.torch_nodes import TorchRun
 
 RULES = {
     "W8 per channel, A16": W8A16,

@@ -18,8 +18,7 @@ from passes.run.result import PassRow, Status, StructureVerdict, author_of_loss
 from passes.suggest import bytes_text, milliseconds_text, plural
 from passes.visible import visible_line
 from pipeline import events
-from pipeline.events import line_of
-from pipeline.progress import StageBar
+from pipeline.events import StageBar, line_of
 from pipeline.terminal import Screen
 from pipeline.workspace import REPRODUCERS
 

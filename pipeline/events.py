@@ -1,17 +1,26 @@
-"""Events of a run while it works, and their form as lines of text.
+"""Events of a run while it works, their form as lines of text, and a progress bar that follows them.
 
-Stages send them and never print; the command line and the log render them.
+Stages send events and never print; the command line, the log and the bar, on a terminal and in a notebook, render them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Self
+
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from passes import PassRow, StructureVerdict
 from passes.suggest import plural
 from passes.visible import visible_line
+from pipeline import events
+from pipeline.errors import UsageError
+from pipeline.terminal import ProgressBar, Screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +128,72 @@ def line_of(event: Event) -> str:
             return f"phase {name}: {seconds:.3f} s" + (f" ({detail})" if detail else "")
         case Note(text):
             return f"note: {text}"
+
+
+class StageBar:
+    """A bar with the name of the running stage and of its part; it is gone when the run has ended.
+
+    Args:
+        console: where the bar is drawn.
+        shown: whether it is drawn at all.
+    """
+
+    def __init__(self, console: Screen, *, shown: bool) -> None:
+        self._bar = ProgressBar(
+            TextColumn("{task.description:<10}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[part]}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not shown,
+        )
+        self._task = self._bar.add_task("", total=None, part="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def update(self, event: Event) -> None:
+        """Move the bar, if the event is the start of a stage or of a part of it."""
+        match event:
+            case events.StageStarted(name):
+                self._bar.reset(self._task, description=name, total=None, part="")
+            case events.Progress(_, part, done, total):
+                self._bar.update(self._task, completed=done, total=total, part=part)
+            case _:
+                pass
+
+
+@contextmanager
+def show_progress(progress: bool | None, observer: Observer | None = None) -> Iterator[Observer]:
+    """Show the events of the block on stderr; the yielded observer hands each event on to `observer`.
+
+    Args:
+        progress: None shows a bar on a terminal and in a notebook, where lines take its place without ipywidgets; True
+            shows lines elsewhere too; False shows nothing.
+
+    Raises:
+        UsageError: `progress` is something else.
+    """
+    if progress is not None and not isinstance(progress, bool):
+        raise UsageError(f"progress is {progress!r}, expected True, False or None")
+    console = Screen(stderr=True)
+    in_notebook = console.is_jupyter
+    draws_bar = find_spec("ipywidgets") is not None if in_notebook else console.is_terminal
+    has_bar = progress is not False and draws_bar
+    has_lines = not has_bar and (progress or (in_notebook and progress is None))
+    lines = Screen(stderr=True, force_jupyter=False)
+    with StageBar(console, shown=has_bar) as bar:
+
+        def observe(event: Event) -> None:
+            bar.update(event)
+            if has_lines and isinstance(event, events.StageEnded | events.Note):
+                lines.print_line(line_of(event))
+            if observer is not None:
+                observer(event)
+
+        yield observe

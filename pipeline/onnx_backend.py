@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
-from pipeline.runtime.onnx_op import type_of
+from pipeline.runtime.kernels.fallback import type_of
 from pipeline.segments import FallbackCount, SegmentedModel
 
 __all__ = ["OnnxlineBackend", "OnnxlineModel"]

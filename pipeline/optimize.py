@@ -19,8 +19,7 @@ from passes.suggest import nearest
 from pipeline.argument_checks import FUNCTION, expects
 from pipeline.config import RunConfig, check_passes
 from pipeline.errors import ConfigError, SourceError, UsageError
-from pipeline.events import Observer, PassEnded, Progress, StageStarted
-from pipeline.progress import show_progress
+from pipeline.events import Observer, PassEnded, Progress, StageStarted, show_progress
 from pipeline.result import RunResult
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it

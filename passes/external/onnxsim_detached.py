@@ -1,14 +1,16 @@
-"""onnxsim without the weights: each large weight is a reference to external data that nobody opens.
+"""onnxsim without the weights: each large weight is a reference to an empty file of external data.
 
-onnxsim folds no constant computed from a weight that it cannot read; all its other work is the same. Afterwards,
-`FoldConstants` folds these constants with the real values, a weight at a time. Two references look equal to onnxsim, so
-onnxoptimizer, which distinguishes stand-ins, runs the two passes of onnxsim that compare tensors. The rounds repeat
-until nothing changes, as onnxsim's own rounds do.
+A model that a pass works on has a stand-in for each weight: a tensor whose few numbers identify the weight
+(`passes.weights.stand_ins`). Before onnxsim runs, stand-ins become references, which onnxsim cannot read; after it has
+run, the references become stand-ins again. onnxsim folds no constant computed from a reference; all its other work is
+the same. Afterwards, `FoldConstants` folds these constants with the real values, a weight at a time. To onnxsim all
+references look equal, so onnxoptimizer runs the two passes of onnxsim that compare tensors, on the stand-ins, which are
+equal only where the weights are. All of this repeats until nothing changes, `ROUNDS` times at most, as in onnxsim.
 
-Weights whose values a pass of onnxsim may read are sent with the model: weights that are more than a factor in a
-product or a table to gather from, and the weights of three products of one value, which fuse_attention joins in its own
-memory. No other unread weight is sent, however small, and a value computed from an unread weight of more than `LARGE`
-bytes is not folded.
+Weights whose values a pass of onnxsim may read are sent with the model. The factor of a product and the table of a
+Gather are not read (`OPAQUE_OPERANDS`), but for the weights of three products of one value, of which fuse_attention
+makes one weight. A weight that the user wants left on disk (`weight.unread`) is sent in these cases alone, however
+small it is, and nothing is folded from it if it has more than `LARGE` bytes.
 """
 
 from __future__ import annotations
@@ -36,23 +38,26 @@ from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.weights.stand_ins import TYPED_FIELDS, clear_data, inline
 
 LARGE: Final = 2**18
-"""Size in bytes. A smaller weight is sent to onnxsim, unless its data is unread; a larger one may be kept back."""
+"""Bytes. A smaller weight is sent to onnxsim, unless it is to be left on disk; a larger one may be kept back."""
 
 COMPARING: Final = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
 
-UNREAD: Final = frozenset(
+OPAQUE_OPERANDS: Final = frozenset(
     {(kind, at) for kind in MATRIX_PRODUCTS | {"Einsum"} for at in (0, 1)}
     | {(kind, 0) for kind in ("Gather", "GatherND", "GatherElements")}
 )
-"""Operands where only the op itself reads a weight. Elsewhere a pass may ask, for example, whether the weight is all
-zero, and a reference looks as if it were."""
+"""(operator, position) of operands at which no pass of onnxsim looks. Of others a pass may ask, for example, whether
+they are all zero, and a reference looks as if it were all zero."""
 
 LAYOUT: Final = ARRANGING - {"Flatten"}
+"""Operators through which an operand is traced to its weight."""
 
 ROUNDS: Final = 10
+"""The most rounds."""
 
 LOCATION: Final = "weights-that-stayed-behind"
-NUMBERS: Final = "onnxline.stand-in"
+STAND_IN: Final = "onnxline.stand-in"
+"""The key of a reference under which the numbers of its stand-in are kept."""
 WHOLE_FIELDS: Final = frozenset({"int32_data", "int64_data", "uint64_data"})
 
 OPTIONAL: Final = ("torch", "sympy")
@@ -65,13 +70,15 @@ def simplify_detached(
     """Run `onnxsim.simplify` on `model` without sending all the weights.
 
     Args:
-        options: arguments of simplify, with `skipped` among them as `skipped_optimizers`.
+        options: arguments of `onnxsim.simplify`.
+        skipped: passes of onnxsim to leave out.
 
     Raises:
-        StepFailed: onnxsim raised, crashed or timed out.
+        StepFailed: onnxsim raised, crashed or timed out, or weights to be left on disk would have to be sent and are
+            larger than protobuf allows.
     """
-    (context.folder / LOCATION).touch()  # the checker wants it to be there
-    own = {**options, "skipped_optimizers": [*skipped, *(name for name in COMPARING if name not in skipped)]}
+    (context.folder / LOCATION).touch()  # onnx.checker refuses a reference to a file that does not exist
+    sent_options = {**options, "skipped_optimizers": [*skipped, *(name for name in COMPARING if name not in skipped)]}
     folds = not options.get("skip_constant_folding", False)
     before = canonical_digest(model)
     for _ in range(ROUNDS):
@@ -80,7 +87,7 @@ def simplify_detached(
             simplify_references,
             model=_with_references(model, with_data).SerializeToString(),
             folder=str(context.folder),
-            options=own,
+            options=sent_options,
         )
         model = _resolve_references(onnx.load_from_string(result), model)
         for name in COMPARING:
@@ -102,7 +109,7 @@ def simplify_references(model: bytes, folder: str, options: dict[str, Any]) -> b
 
 
 def call_simplify(model: onnx.ModelProto | str, options: Mapping[str, Any]) -> onnx.ModelProto:
-    """In the worker: the result of `onnxsim.simplify` on an unchanged model or file."""
+    """In the worker: the result of `onnxsim.simplify` on a model, or on the file of one."""
     simplified, _ = import_onnxsim().simplify(model, **options)
     return simplified
 
@@ -139,7 +146,7 @@ def _with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.M
         clear_data(tensor)
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value=LOCATION)
-        tensor.external_data.add(key=NUMBERS, value=text)
+        tensor.external_data.add(key=STAND_IN, value=text)
     return proto
 
 
@@ -148,7 +155,7 @@ def _resolve_references(proto: onnx.ModelProto, model: DetachedModel) -> Detache
     known = dict(model.weights)
     by_numbers = {(data_type, numbers): weight for (_, data_type, numbers), weight in known.items()}
     for tensor in proto.graph.initializer:
-        text = next((entry.value for entry in tensor.external_data if entry.key == NUMBERS), None)
+        text = next((entry.value for entry in tensor.external_data if entry.key == STAND_IN), None)
         if text is None:
             continue
         kind = int if TYPED_FIELDS[tensor.data_type] in WHOLE_FIELDS else float
@@ -158,13 +165,13 @@ def _resolve_references(proto: onnx.ModelProto, model: DetachedModel) -> Detache
         weight = by_numbers[tensor.data_type, numbers]
         dims = tuple(tensor.dims)
         known.setdefault((dims, tensor.data_type, numbers), replace(weight, dims=dims))
-    _leave_unread_again(proto, model)
+    _restore_stand_ins(proto, model)
     detached = detach(proto, known=known)
     return DetachedModel(proto, {**model.weights, **detached.weights})
 
 
-def _leave_unread_again(proto: onnx.ModelProto, model: DetachedModel) -> None:
-    """Unread weights that come back with the data that they were sent with become stand-ins again, in place."""
+def _restore_stand_ins(proto: onnx.ModelProto, model: DetachedModel) -> None:
+    """Put the stand-in back, in place, for each weight to be left on disk that returns with the data that was sent."""
     sent = {name: tensor for name, tensor in model.index.initializers.items() if model.is_unread(tensor)}
     for tensor in proto.graph.initializer:
         before = sent.get(tensor.name)
@@ -179,7 +186,7 @@ def _weights_to_send(model: DetachedModel, *, attention: bool) -> frozenset[str]
     """Initializers whose values a pass of onnxsim may read; with `attention`, also those that fuse_attention joins.
 
     Raises:
-        StepFailed: these weights must stay unread, and are too large to send.
+        StepFailed: those of them that are to be left on disk are together larger than protobuf allows.
     """
     graph, unread = model.proto.graph, frozenset(model.unread())
     names = _names_to_send(graph, attention=attention, skips_concat=bool(unread))
@@ -194,7 +201,12 @@ def _weights_to_send(model: DetachedModel, *, attention: bool) -> frozenset[str]
 
 
 def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) -> frozenset[str]:
-    """`skips_concat`: a Concat of weights reads none of them, since nothing will be computed from what it makes."""
+    """The initializers whose values a pass of onnxsim may read.
+
+    Args:
+        attention: whether fuse_attention runs, which joins the weights of three products of one value.
+        skips_concat: whether to take a Concat for an operator that reads no weight, since nothing is folded from it.
+    """
     index = GraphIndex(graph)
     products: dict[str, list[NodeProto]] = defaultdict(list)
     read: set[str] = set()
@@ -202,21 +214,21 @@ def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) ->
         products[node.input[0] if node.op_type in MATRIX_PRODUCTS else ""].append(node)
         read.update(
             name
-            for index, name in enumerate(reads_of(node))
+            for place, name in enumerate(reads_of(node))
             if node.op_type not in LAYOUT
-            and (node.op_type, index) not in UNREAD
+            and (node.op_type, place) not in OPAQUE_OPERANDS
             and not (skips_concat and node.op_type == "Concat")
         )
     if attention:
-        free = _unpinned_values(graph)
+        fusible = _fusible_values(graph)
         for value, siblings in products.items():
-            joined = [node.input[1] for node in siblings if value and node.output[0] in free]
+            joined = [node.input[1] for node in siblings if value and node.output[0] in fusible]
             read.update(joined if len(joined) >= 3 else ())
     return frozenset(index.origin_of(name, LAYOUT) for name in read)
 
 
-def _unpinned_values(graph: GraphProto) -> frozenset[str]:
-    """Values that are no output of the graph, and whose sum with a bias is no output either."""
+def _fusible_values(graph: GraphProto) -> frozenset[str]:
+    """The values of which fuse_attention may take: no outputs of the graph, nor operands of a sum that is an output."""
     index = GraphIndex(graph)
     held = {
         name

@@ -239,7 +239,7 @@ def _plan(call: InterceptedCall) -> DrawPlan:
     try:
         plan = plan_draws(call.model, inputs=inputs)
         plan.feeds(Draw(0, plan.needed[0]))
-    except Exception as error:  # an input that is no tensor, or has a dtype without numbers
+    except Exception as error:  # an input that is no tensor, or has a dtype without data
         raise NotComparable(f"no inputs can be drawn for it ({type(error).__name__}: {error})") from error
     return plan
 

@@ -1,4 +1,7 @@
-"""Checks of a graph and the bodies of its nodes: every value is defined exactly once, and before it is read."""
+"""Check a graph and the bodies of its nodes: every value is defined exactly once, and no node reads its own result.
+
+Nodes may come in any order, as long as they form no cycle; loading sorts them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,10 @@ class GraphCheck:
     """Checks graphs of one model.
 
     Args:
-        folder, may_be_empty: see `passes.load.tensors.check_tensor`.
-        may_lack_outputs: outputs of the model may have no producer.
+        operators: what the model's opsets and functions define.
+        folder: that of the model file, in which external data lies; None if there is none.
+        may_be_empty: whether an initializer may be without data.
+        may_lack_outputs: whether an output of the model may have no producer, as in a part of a model.
     """
 
     operators: OperatorScope
@@ -44,9 +49,9 @@ class GraphCheck:
         """Check `graph`; returns the names that it reads from outside.
 
         Args:
-            outer: names that are visible from outside, by graph: nodes may come in any order.
-            taken: the outer names that no node inside may define again. Outputs of the node that has this body, and of
-                later nodes, may share a name with values inside, as in ONNX's checker.
+            outer: for each graph around this one, all names that a node in here can read, also those of later nodes.
+            taken: for each graph around this one, the names that no node in here may define again: those that are
+                defined before the node with this body. As in ONNX's checker, later names may be used again.
 
         Raises:
             ModelError: naming the node, the tensor or the value.
@@ -59,7 +64,7 @@ class GraphCheck:
         for note in graph.quantization_annotation:
             check_text(note.tensor_name, f"the name of a quantized tensor of {where}")
             check_entries(note.quant_parameter_tensor_names, f"the quantization of {note.tensor_name!r}")
-        own = self._beginnings(graph, is_inner=bool(outer))
+        own = self._check_given(graph, is_inner=bool(outer))
         for info in graph.value_info:
             check_value(info, "value", typed=False)
         free = self._check_nodes(graph.node, own, outer, taken)
@@ -70,7 +75,7 @@ class GraphCheck:
                 raise ModelError(f"{where} has the output {info.name!r} twice; expected one of each name")
             names.add(info.name)
             if info.name not in own and (outer or not self.may_lack_outputs):
-                _need(info.name, outer, f"is an output of {where}")
+                _require_visible(info.name, outer, f"is an output of {where}")
         return free | (names - own)
 
     def check_function(self, function: FunctionProto) -> None:
@@ -91,9 +96,9 @@ class GraphCheck:
         self._check_nodes(function.node, own, (), ())
         for name in function.output:
             if name not in own:
-                _need(name, (), f"is an output of {where}")
+                _require_visible(name, (), f"is an output of {where}")
 
-    def _beginnings(self, graph: GraphProto, *, is_inner: bool) -> set[str]:
+    def _check_given(self, graph: GraphProto, *, is_inner: bool) -> set[str]:
         """The names of inputs and initializers."""
         own: set[str] = set()
         for info in graph.input:
@@ -128,9 +133,13 @@ class GraphCheck:
                 if not name:
                     continue
                 if name in own or any(name in names for names in taken):
-                    other = f"{describe_node(nodes[makers[name]])} makes it" if name in makers else "it is there"
+                    other = (
+                        f"{describe_node(nodes[makers[name]])} makes it"
+                        if name in makers
+                        else "an input, an initializer or an outer graph has it"
+                    )
                     raise ModelError(
-                        f"{describe_node(node)} makes {name!r}, and {other} already; expected a name of its own"
+                        f"{describe_node(node)} makes {name!r}, but {other} already; expected a name of its own"
                     )
                 own.add(name)
                 makers[name] = place
@@ -140,7 +149,7 @@ class GraphCheck:
             reads = {name for name in node.input if name}
             for name in reads:
                 if name not in own:
-                    _need(name, outer, f"is read by {describe_node(node)}")
+                    _require_visible(name, outer, f"is read by {describe_node(node)}")
             if any(True for _ in bodies_in(node)):
                 earlier = own - {name for later in nodes[place:] for name in later.output}
                 reads |= self._check_inside(node, (*outer, own), (*taken, earlier))
@@ -149,7 +158,7 @@ class GraphCheck:
             free |= reads - own
             is_sorted = is_sorted and all(makers.get(name, -1) < place for name in reads)
         if not is_sorted:
-            _refuse_circle(nodes)
+            _refuse_cycle(nodes)
         return free
 
     def _check_inside(self, node: NodeProto, outer: Sequence[set[str]], taken: Sequence[set[str]]) -> set[str]:
@@ -161,28 +170,28 @@ class GraphCheck:
             check_sparse(sparse)
         for name, body in bodies_in(node):
             where = f"the body {name!r} of {describe_node(node)}"
-            _check_ends(node, body, where)
+            _check_arity(node, body, where)
             reads |= self.check(body, outer, taken, where)
         return reads
 
 
-def _refuse_circle(nodes: Sequence[NodeProto]) -> None:
-    """Refuse nodes that form a cycle; other unsorted nodes are allowed, since readers sort them."""
+def _refuse_cycle(nodes: Sequence[NodeProto]) -> None:
+    """Refuse nodes that form a cycle; other unsorted nodes are allowed, since loading sorts them."""
     sorted_places = set(topological_order(nodes))
     stuck = [node for place, node in enumerate(nodes) if place not in sorted_places]
     if stuck:
         raise ModelError(
             f"{describe_node(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or "
-            "after a circle; expected an order in which each node reads what others have made"
+            "after a cycle; expected an order in which each node reads what others have made"
         )
 
 
-def _need(name: str, outer: Iterable[set[str]], how: str) -> None:
+def _require_visible(name: str, outer: Iterable[set[str]], how: str) -> None:
     if not any(name in names for names in outer):
         raise ModelError(f"{name!r} {how}, and nothing makes it; expected an input, an initializer or a node's output")
 
 
-def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
+def _check_arity(node: NodeProto, body: GraphProto, where: str) -> None:
     """Refuse a body whose numbers of inputs and outputs do not fit its node."""
     if node.domain not in ONNX_DOMAINS:
         return
@@ -197,6 +206,6 @@ def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
         states = len(body.input) - scanned
         if not (0 < scanned <= len(body.input) and states <= len(body.output)):
             raise ModelError(
-                f"{where} has {len(body.input)} inputs and {len(body.output)} outputs, "
-                f"which num_scan_inputs = {scanned} does not fit"
+                f"{where} has {len(body.input)} inputs and {len(body.output)} outputs; "
+                f"expected numbers that fit num_scan_inputs = {scanned}"
             )

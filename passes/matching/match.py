@@ -1,9 +1,17 @@
 """Match the nodes of a model with those of the model that a pass made of it.
 
-The evidence, strongest first: two nodes compute the same (a digest from the inputs up); their results go to the same
-places; they are the only ones of their kind on the same weights; they read the same values, or make one for the same
-reader; they have the same name. Names come last, since some tools renumber nodes, and then a name belongs to another
-node.
+`before` and `after` are the two models as flat graphs (`passes.matching.flat_graph`), in which nodes and values have
+numbers. Here `old` and `new` are numbers of nodes in the one and in the other. A node without a partner is open, and
+an old one is lost if it stays so. The evidence, strongest first:
+
+1. two nodes compute the same: a digest from the inputs up, which both graphs share, is equal;
+2. they are the only ones of their operator and attributes on the same weights;
+3. they read the same values, or make a value that matched nodes read at the same position;
+4. they have the same name, and a neighbour or the name of their output in common;
+5. for values alone: the same name; then the same weights, where one new product replaces lost nodes;
+6. nodes that compute the same several times in a model, in their order.
+
+Names come late, since some tools number nodes anew, and then a name belongs to another node.
 """
 
 from __future__ import annotations
@@ -31,7 +39,7 @@ from passes.matching.replacements import PRODUCTS, find_weight_readers
 
 
 def match(before: FlatGraph, after: FlatGraph) -> NodeMatching:
-    """Match the nodes and values of two indices that share their meanings."""
+    """Match the nodes and values of two graphs whose digests were numbered in one table, so that they compare."""
     same = NodeMatching(before, after)
     _match_by_meaning(same)
     _match_by_weights(same)
@@ -42,7 +50,7 @@ def match(before: FlatGraph, after: FlatGraph) -> NodeMatching:
 
 
 def _match_by_meaning(same: NodeMatching) -> None:
-    """Match nodes that compute the same, where each model has one of them; and values that are equal."""
+    """Match nodes that compute the same, where each model has one such node; then equal values, and outputs by name."""
     before, after = same.before, same.after
     olds: dict[int, list[int]] = defaultdict(list)
     news: dict[int, list[int]] = defaultdict(list)
@@ -68,15 +76,16 @@ def _match_by_meaning(same: NodeMatching) -> None:
 
 def _match_by_weights(same: NodeMatching) -> None:
     """Match nodes that are the only ones of their op and attributes on their weights, in both models."""
-    olds = index_unique(same.open_old(), lambda old: _weights(same.before, same.before.items[old]))
-    news = index_unique(same.open_new(), lambda new: _weights(same.after, same.after.items[new]))
+    olds = index_unique(same.open_old(), lambda old: _key_by_weights(same.before, same.before.items[old]))
+    news = index_unique(same.open_new(), lambda new: _key_by_weights(same.after, same.after.items[new]))
     for key, new in news.items():
         if key in olds:
             same.claim(new, olds[key])
 
 
-def _weights(wiring: FlatGraph, item: Item) -> Hashable:
-    read = tuple(wiring.value_meanings[need] if need in wiring.weights else ABSENT for need in item.needs)
+def _key_by_weights(graph: FlatGraph, item: Item) -> Hashable:
+    """Operator, attributes and weights of a node; None if it reads no weight."""
+    read = tuple(graph.value_meanings[need] if need in graph.weights else ABSENT for need in item.needs)
     return (item.op, item.settings, read) if any(meaning != ABSENT for meaning in read) else None
 
 
@@ -87,7 +96,10 @@ def _match_neighbours(same: NodeMatching) -> None:
 
 
 def _match_downwards(same: NodeMatching) -> int:
-    """Match nodes that read the same values. If several do, a namesake goes first."""
+    """Match nodes that read the same values. If several do, a namesake goes first.
+
+    Nodes that compute the same several times in a model wait for better evidence.
+    """
     count = 0
     for new in same.open_new():
         item = same.after.items[new]
@@ -119,10 +131,10 @@ def _match_upwards(same: NodeMatching) -> int:
     count = 0
     for new in reversed(same.open_new()):
         for place, value in enumerate(same.after.items[new].makes):
-            wanted = sorted(
-                set(_read_before(same, value)), key=lambda old: (not _is_made_by_namesake(same, new, old), old)
+            candidates = sorted(
+                set(_values_replaced_by(same, value)), key=lambda old: (not _is_made_by_namesake(same, new, old), old)
             )
-            for old_value in wanted:
+            for old_value in candidates:
                 if same.value_of[value] < 0:
                     same.value_of[value] = old_value
                 count += _match_maker(same, new, place, old_value)
@@ -134,27 +146,27 @@ def _is_made_by_namesake(same: NodeMatching, new: int, old_value: int) -> bool:
     return maker >= 0 and is_namesake(same, new, maker)
 
 
-def _read_before(same: NodeMatching, value: int) -> list[int]:
-    """The old values that the matched users of `value` read in its place."""
+def _values_replaced_by(same: NodeMatching, value: int) -> list[int]:
+    """The old values in place of which matched nodes now read `value`."""
     if value == ABSENT:
         return []
     output = same.before.outputs.get(same.after.names[value], ABSENT)
-    candidates = [output] if output != ABSENT and same.after.outputs.get(same.after.names[value]) == value else []
+    replaced = [output] if output != ABSENT and same.after.outputs.get(same.after.names[value]) == value else []
     for user, _ in same.after.users[value]:
         if same.old_of[user] >= 0:
             pairs = _values_read_in_same_place(same, same.after.items[user], same.before.items[same.old_of[user]])
-            candidates.extend(old for new, old in pairs if new == value)
-    return candidates
+            replaced.extend(old for new, old in pairs if new == value)
+    return replaced
 
 
 def _values_read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> list[tuple[int, int]]:
-    """The values that two matched nodes read in the same place."""
+    """The values (new, old) that two matched nodes read at the same position; commutative operands in any order."""
     if len(item.needs) != len(old_item.needs):
         return []
     if item.op[1] not in COMMUTATIVE:
         pairs = zip(item.needs, old_item.needs, strict=True)
         return [(new, old) for new, old in pairs if ABSENT not in (new, old)]
-    # Operands in any order: known ones are paired by value, the others by the kind of their maker.
+    # Known operands are paired by value, the others by the operator and attributes of their maker.
     both = itertools.product(item.needs, old_item.needs)
     pairs = [(new, old) for new, old in both if same.counterpart(new) == same.representative(old) != ABSENT]
     paired = {old for _, old in pairs}
@@ -162,19 +174,19 @@ def _values_read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -
     olds = [value for value in old_item.needs if value not in paired]
     if len(news) == len(olds) == 1:
         return [*pairs, (news[0], olds[0])]
-    kinds = index_unique(news, lambda value: _kind(same.after, value))
-    old_kinds = index_unique(olds, lambda value: _kind(same.before, value))
+    kinds = index_unique(news, lambda value: _settings_of_maker(same.after, value))
+    old_kinds = index_unique(olds, lambda value: _settings_of_maker(same.before, value))
     return [*pairs, *((new, old_kinds[kind]) for kind, new in kinds.items() if kind in old_kinds)]
 
 
-def _kind(wiring: FlatGraph, value: int) -> Hashable:
+def _settings_of_maker(graph: FlatGraph, value: int) -> Hashable:
     """Op and attributes of the node that makes `value`."""
-    maker = wiring.makers[value]
-    return None if maker < 0 else (wiring.items[maker].op, wiring.items[maker].settings)
+    maker = graph.makers[value]
+    return None if maker < 0 else (graph.items[maker].op, graph.items[maker].settings)
 
 
 def _match_maker(same: NodeMatching, new: int, place: int, old_value: int) -> int:
-    """Match `new`, whose output at `place` replaces `old_value`, with the maker of that if both are of one kind."""
+    """Match `new`, whose output at `place` replaces `old_value`, with the maker of `old_value` if the two are alike."""
     old = same.before.makers[old_value]
     if old < 0 or not same.may_match(new, old):
         return 0
@@ -218,16 +230,17 @@ def _have_both_names(same: NodeMatching, new: int, old: int) -> bool:
 
 def _share_neighbour(same: NodeMatching, new: int, old: int) -> bool:
     before, after = same.before, same.after
-    read = {same.representative(value) for value in before.items[old].needs if not _is_small(before, value)}
-    if any(same.counterpart(value) in read for value in after.items[new].needs if not _is_small(after, value)):
+    read = {same.representative(value) for value in before.items[old].needs if not _is_plain_constant(before, value)}
+    if any(same.counterpart(value) in read for value in after.items[new].needs if not _is_plain_constant(after, value)):
         return True
     readers = {user for value in before.items[old].makes if value != ABSENT for user, _ in before.users[value]}
     users = (user for value in after.items[new].makes if value != ABSENT for user, _ in after.users[value])
     return any(same.old_of[user] in readers for user in users)
 
 
-def _is_small(wiring: FlatGraph, value: int) -> bool:
-    return value in wiring.constants and value not in wiring.weights
+def _is_plain_constant(graph: FlatGraph, value: int) -> bool:
+    """Whether it is a constant and no weight, such as an axis, which many nodes share by chance."""
+    return value in graph.constants and value not in graph.weights
 
 
 def _match_values_by_name(same: NodeMatching) -> int:
@@ -242,7 +255,10 @@ def _match_values_by_name(same: NodeMatching) -> int:
 
 
 def _match_values_by_weights(same: NodeMatching) -> int:
-    """Match the input and output of a new product whose weights lost nodes read: one node for product and bias."""
+    """Match input and output of a new product with those of the lost nodes that read its weights.
+
+    A pass has made one node of them then, as Gemm of MatMul and Add.
+    """
     count = 0
     for new in same.open_new():
         item = same.after.items[new]
@@ -251,7 +267,7 @@ def _match_values_by_weights(same: NodeMatching) -> int:
         kin = find_weight_readers(same, item)
         count += _equate(same, item.makes, _outputs_of_group(same, kin))
         if all(same.value_of[value] >= 0 for value in item.needs if value in same.after.weights):
-            # Otherwise `kin` lacks the node that read the unknown weight, and so its inputs.
+            # If a weight is unknown, `kin` lacks the old node that read it, and the inputs of the group are not known.
             data = [value for value in item.needs if value not in same.after.constants]
             count += _equate(same, data, _inputs_of_group(same, kin))
     return count
@@ -269,6 +285,7 @@ def _outputs_of_group(same: NodeMatching, kin: set[int]) -> set[int]:
 
 
 def _equate(same: NodeMatching, values: Sequence[int], old_values: set[int]) -> int:
+    """Match the only one of `values` with the only one of `old_values`; how many were matched, 0 or 1."""
     if len(values) != 1 or len(old_values) != 1 or values[0] == ABSENT or same.value_of[values[0]] >= 0:
         return 0
     same.value_of[values[0]] = old_values.pop()
@@ -293,4 +310,4 @@ NAMING: Final = (
     _match_values_by_weights,
     _match_twins_in_order,
 )
-"""Tried in turn until one finds something; the most certain first."""
+"""Rules for what neighbours leave open, the most certain first. They are tried in turn until one finds something."""

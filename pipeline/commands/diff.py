@@ -123,11 +123,7 @@ UNKNOWN: Final = ("  module", "  made by")
 NO_TORCH: Final = "unknown (the source is an ONNX file without torch metadata)"
 
 
-def why(
-    model: Path,
-    name: str,
-    as_json: bool = False,
-) -> None:
+def why(model: Path, name: str, as_json: bool = False) -> None:
     """Say which torch module a node or a weight comes from, which line of it, and which pass made it.
 
     Where `report.json` of the run is next to the model, the pass is shown with its status and its errors.

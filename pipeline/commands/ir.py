@@ -77,11 +77,7 @@ def _warnings_as_lines() -> Iterator[None]:
                 print_line(f"onnxline: {warning.message}", err=True)
 
 
-def info(
-    file: Path,
-    as_json: bool = False,
-    out: Path | None = None,
-) -> None:
+def info(file: Path, as_json: bool = False, out: Path | None = None) -> None:
     """Summarize an IR: its operators, weights, inputs and outputs."""
     _check_file(file)
     from pipeline.torch_ir import load_ir
@@ -97,11 +93,7 @@ def info(
 
 
 def visualize(
-    file: Path,
-    max_nodes: int = 150,
-    weights: bool = True,
-    modules: bool = True,
-    out: Path | None = None,
+    file: Path, max_nodes: int = 150, weights: bool = True, modules: bool = True, out: Path | None = None
 ) -> None:
     """Draw an IR by module: a Mermaid flowchart, or an SVG."""
     _check_file(file)

@@ -60,9 +60,7 @@ def list_passes(
         print_entries(rows, library_versions())
 
 
-def show_passes(
-    name: str,
-) -> None:
+def show_passes(name: str) -> None:
     """Say all that is known of a pass, and run it on a small model: the graph before, and after."""
     with open_context() as context:
         rows = catalog(context, steps=_steps_around(name))

@@ -60,11 +60,7 @@ def show(
         print_line(f"picture: {svg}")
 
 
-def trace(
-    folder: Path,
-    out: Path = Path("trace.json"),
-    runs: int = 3,
-) -> None:
+def trace(folder: Path, out: Path = Path("trace.json"), runs: int = 3) -> None:
     """Run the final model of RUN on random inputs, and write the time of each launch in Chrome's trace format."""
     if not (folder / "model.onnx").is_file():
         raise UsageError(f"{folder} has no model.onnx; expected the folder of a run")

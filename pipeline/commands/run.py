@@ -141,11 +141,7 @@ def copy_model(model: Path, path: Path) -> None:
 
 
 def train(
-    source: str,
-    out: Path | None = None,
-    overrides: list[str] | None = None,
-    anew: bool = False,
-    quiet: bool = False,
+    source: str, out: Path | None = None, overrides: list[str] | None = None, anew: bool = False, quiet: bool = False
 ) -> None:
     """Train the model of a configuration and write it as ONNX, or go on with a stopped training."""
     from pipeline.config import RunConfig
@@ -182,10 +178,7 @@ class Starter(StrEnum):
     ONNX_FILE = "onnx-file"
 
 
-def init(
-    kind: Starter,
-    out: Path | None = None,
-) -> None:
+def init(kind: Starter, out: Path | None = None) -> None:
     """Write a commented configuration to begin with; it runs as it is, on a small model with random weights."""
     target = out or Path(f"{kind}.yaml")
     _write(target, (STARTERS / f"{kind}.yaml").read_text(encoding="utf-8").replace(f"{kind}.yaml", target.name))

@@ -14,23 +14,6 @@ if TYPE_CHECKING:
     from pipeline.export.to_onnx import export_onnx
     from pipeline.export.writes import as_configured, describe_lifted
 
-__all__ = [
-    "Example",
-    "ExportedModel",
-    "InputSpec",
-    "OnnxSource",
-    "Source",
-    "TorchSource",
-    "as_configured",
-    "describe_lifted",
-    "draw_inputs",
-    "export_onnx",
-    "load_source",
-    "named_dims",
-    "run_torch",
-    "save_model",
-]
-
 _LATE = {
     "ExportedModel": "exported",
     "as_configured": "writes",

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from pipeline.errors import Unsupported, UsageError
+from pipeline.export.checkpoint import Shards
 from pipeline.export.external_weights import Pieces, refer
-from pipeline.export.shards import Shards
 from pipeline.export.source import InputSpec, TorchSource
 
 

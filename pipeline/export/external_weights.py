@@ -23,7 +23,7 @@ from dataclasses import field
 import onnx_ir as ir
 
 from passes.suggest import plural
-from pipeline.export.shards import DTYPES, Shards
+from pipeline.export.checkpoint import DTYPES, Shards
 from pipeline.export.source import TorchSource
 from pipeline.runtime.tensors import to_numpy
 

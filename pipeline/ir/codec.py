@@ -44,10 +44,13 @@ class FieldWriter:
 
 
 class FieldReader:
-    """Takes fields from a file, starting at byte `at`. Each method raises struct.error beyond the end."""
+    """Takes fields from a file, starting at byte `at`. Each method raises struct.error beyond the end.
 
-    def __init__(self, data: bytes, at: int) -> None:
-        self.data, self.at = data, at
+    `alignment`: of the offsets in the file, as its header says it.
+    """
+
+    def __init__(self, data: bytes, at: int, alignment: int = 1) -> None:
+        self.data, self.at, self.alignment = data, at, alignment
         self.texts: list[str] = []
 
     def number(self, layout: str = "I") -> int:

@@ -8,16 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from pipeline.ops.kinds import Kind
-from pipeline.ops.rows import (
-    Check,
-    OpCall,
-    floating,
-    kind,
-    one_of,
-    per_spatial_dim,
-    same_dtype,
-    signature,
-)
+from pipeline.ops.rows import Check, OpCall, floating, kind, one_of, per_spatial_dim, same_dtype, signature
 
 ACTIVATIONS = {
     "none": 0,

@@ -1,6 +1,6 @@
-"""All families in one table: one row for each kind of kernel.
+"""All families in one table, one row for each kind of kernel; and a Builder that knows the table.
 
-A Builder that knows the table of operators, so that a graph can be written by hand.
+With it a graph can be written by hand:
 
 builder = GraphBuilder("g")
 x = builder.input("x", TensorSpec((2, 3), "float32"))
@@ -17,13 +17,7 @@ from typing import TypeVar
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.graph import Attr
-from pipeline.ops import (
-    aten,
-    fallback,
-    fused,
-    optimizer,
-    shape,
-)
+from pipeline.ops import aten, fallback, fused, optimizer, shape
 from pipeline.ops.aten import call_attrs, is_call
 from pipeline.ops.attrs import template_of
 from pipeline.ops.kinds import Kind
@@ -50,13 +44,7 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-FAMILIES = (
-    shape,
-    optimizer,
-    fused,
-    fallback,
-    aten,
-)
+FAMILIES = (shape, optimizer, fused, fallback, aten)
 
 KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
 

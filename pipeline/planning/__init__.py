@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from pipeline.planning.check import check_against, check_plan
 from pipeline.planning.files import PlanFile, StoredBytes, check_weights, decode_plans, encode_plans, from_json, to_json
-from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Move, Residence, parse_regions
-from pipeline.planning.plan import ExecutionPlan, FeedEntry, FeedSignature, Slot, make_plan, refuse_named_dims
+from pipeline.planning.plan import (
+    ExecutionPlan,
+    FeedEntry,
+    FeedSignature,
+    MemoryMap,
+    MemoryRegion,
+    Move,
+    Residence,
+    Slot,
+    make_plan,
+    parse_regions,
+    refuse_named_dims,
+)
 from pipeline.planning.regions import Occupant, alive_bytes, map_memory, occupants
 
 __all__ = [

@@ -21,7 +21,7 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering import KernelCall
 
 ALIGNMENT: Final = 64
-"""Bytes: a cache line, and the widest vector register (AVX-512)."""
+"""Bytes, of a plan for the CPU: a cache line, and the widest vector register (AVX-512)."""
 
 ROUNDS: Final = 16
 """How often each order is tried."""
@@ -39,23 +39,23 @@ NODE_WORK: Final = 8
 """What the nodes of the tree cost for one block, times log n."""
 
 
-def align(nbytes: int) -> int:
-    """`nbytes`, rounded up to a multiple of `ALIGNMENT`."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def align(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """`nbytes`, rounded up to a multiple of `alignment`."""
+    return -(-nbytes // alignment) * alignment
 
 
-def aligned_peak(blocks: Sequence[Block]) -> int:
+def aligned_peak(blocks: Sequence[Block], alignment: int = ALIGNMENT) -> int:
     """The most bytes that are alive in any one call, each block rounded up: no aligned arena can be smaller."""
-    return live_peak(replace(block, nbytes=align(block.nbytes)) for block in blocks)
+    return live_peak(replace(block, nbytes=align(block.nbytes, alignment)) for block in blocks)
 
 
-def assign_offsets(blocks: Sequence[Block]) -> tuple[dict[int, int], int]:
-    """({root: byte offset}, bytes of the arena). Offsets are multiples of `ALIGNMENT`.
+def assign_offsets(blocks: Sequence[Block], alignment: int = ALIGNMENT) -> tuple[dict[int, int], int]:
+    """({root: byte offset}, bytes of the arena). Offsets are multiples of `alignment`.
 
     Blocks without bytes are at 0, and take no room.
     """
     offsets = dict.fromkeys((block.root for block in blocks), 0)
-    full = [replace(block, nbytes=align(block.nbytes)) for block in blocks if block.nbytes]
+    full = [replace(block, nbytes=align(block.nbytes, alignment)) for block in blocks if block.nbytes]
     if not full:
         return offsets, 0
     best = _pack_best(full)
@@ -113,7 +113,7 @@ def _promote(order: Sequence[Block], offsets: Mapping[int, int], bound: int) -> 
 
 
 def pack_in_order(blocks: Sequence[Block], most_work: int) -> Packing | None:
-    """Place `blocks`, which have bytes and whole multiples of `ALIGNMENT`, each into the tightest gap while it lives.
+    """Place `blocks`, which have bytes and multiples of the alignment, each into the tightest gap while it lives.
 
     None if that takes more than `most_work`: gaps may be as many as blocks, and time would grow with their square.
     """

@@ -27,11 +27,11 @@ from pipeline.ir.codec import (
     several,
 )
 from pipeline.ir.graph import Plain, Role, TensorSpec
-from pipeline.ir.tagged import spell, write_attr
+from pipeline.ir.tagged import int_of, same, spell, write_attr
 from pipeline.lowering import KernelCall
 from pipeline.ops import Kind, Layout, unpack
-from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
-from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
+from pipeline.planning.arena import ALIGNMENT
+from pipeline.planning.plan import ExecutionPlan, FeedEntry, MemoryMap, MemoryRegion, Residence, Slot
 
 
 class ValueRow(NamedTuple):
@@ -79,6 +79,7 @@ class PlanRow(NamedTuple):
     """The vids of the feed signature."""
     calls: tuple[CallRow, ...]
     memory: MemoryMap | None
+    alignment: int
 
 
 def row_of(plan: ExecutionPlan) -> PlanRow:
@@ -115,6 +116,7 @@ def row_of(plan: ExecutionPlan) -> PlanRow:
             for at, (oid, call) in enumerate(zip(plan.order, plan.calls, strict=True))
         ),
         plan.memory,
+        plan.alignment,
     )
 
 
@@ -151,6 +153,7 @@ def plan_of(*fields: Any) -> ExecutionPlan:
         bodies={at: call.bodies for at, call in enumerate(row.calls) if call.bodies},
         graph_digest=row.graph_digest,
         memory=row.memory,
+        alignment=row.alignment,
     )
 
 
@@ -232,12 +235,7 @@ CALL: Final = record(
 )
 
 RESIDENCE: Final = record(
-    Residence,
-    Field("root", U32),
-    Field("region", U32),
-    Field("offset", U64),
-    Field("first", U32),
-    Field("last", U32),
+    Residence, Field("root", U32), Field("region", U32), Field("offset", U64), Field("first", U32), Field("last", U32)
 )
 
 MEMORY: Final = record(
@@ -247,6 +245,9 @@ MEMORY: Final = record(
     Field("pins", VID_MAP),
     derived=_describe_moves,
 )
+
+OF_FILE: Final = Form(same, int_of, lambda writer, item: None, lambda reader: reader.alignment)
+"""The alignment of all plans of a plan.bin, which its header says once."""
 
 ROW: Final = record(
     plan_of,
@@ -261,6 +262,7 @@ ROW: Final = record(
     Field("feed", VIDS),
     Field("calls", several(CALL)),
     Field("memory", optional(MEMORY), default=None),
+    Field("alignment", OF_FILE, default=ALIGNMENT),
     derived=_describe_feed,
 )
 

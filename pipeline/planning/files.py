@@ -21,6 +21,7 @@ from passes.suggest import plural, shorten_lines
 from pipeline.argument_checks import a, expects
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.ir.codec import BLOB, TEXT, U32, U64, Field, FieldReader, FieldWriter, by_key, record
+from pipeline.planning.arena import ALIGNMENT
 from pipeline.planning.check import violations
 from pipeline.planning.fields import PLAN
 from pipeline.planning.plan import ExecutionPlan
@@ -40,8 +41,6 @@ HEADER: Final = struct.Struct("<8sIIQII32x")
 
 CHECKED_FROM: Final = 16
 """The first byte that the checksum covers."""
-
-ALIGNMENT: Final = 64
 
 BLOCK: Final = 2**20
 """Bytes of a weight that are read at once."""
@@ -163,17 +162,21 @@ def encode_plans(content: PlanFile) -> bytes:
     """`content` as the bytes of a plan.bin.
 
     Raises:
-        ValueError: a plan that `check_plan` refuses for its feed signature.
+        ValueError: a plan that `check_plan` refuses for its feed signature, or plans for devices of several alignments.
     """
+    alignments = {plan.alignment for plan in content.entries.values()}
+    if len(alignments) > 1:
+        raise ValueError(f"the plans have the alignments {sorted(alignments)}; one plan.bin has one: write two files")
+    (alignment,) = alignments or {ALIGNMENT}
     writer = FieldWriter()
     ENTRIES.write(writer, content.entries)
     WEIGHTS.write(writer, content.weights)
     texts = b"".join(struct.pack("<I", len(text)) + text for text in writer.texts)
     body = texts + b"".join(writer.parts)
     size = HEADER.size + len(body)
-    unsigned = HEADER.pack(MAGIC, VERSION, 0, size, len(writer.texts), ALIGNMENT) + body
+    unsigned = HEADER.pack(MAGIC, VERSION, 0, size, len(writer.texts), alignment) + body
     checksum = zlib.crc32(memoryview(unsigned)[CHECKED_FROM:])
-    return HEADER.pack(MAGIC, VERSION, checksum, size, len(writer.texts), ALIGNMENT) + body
+    return HEADER.pack(MAGIC, VERSION, checksum, size, len(writer.texts), alignment) + body
 
 
 @expects(data=a((bytes, bytearray, memoryview), "bytes"))
@@ -185,7 +188,7 @@ def decode_plans(data: bytes) -> PlanFile:
     """
     if len(data) < HEADER.size or data[:8] != MAGIC:
         raise SourceError("plan.bin: it does not begin as a plan does; expected a file that `onnxline run` wrote")
-    _, version, checksum, size, texts, _ = HEADER.unpack_from(data)
+    _, version, checksum, size, texts, alignment = HEADER.unpack_from(data)
     if version != VERSION:
         raise SourceError(
             f"plan.bin: found version {version}, expected {VERSION}; make the plan again with this release, or read it "
@@ -195,7 +198,7 @@ def decode_plans(data: bytes) -> PlanFile:
         raise SourceError(f"plan.bin: it has {len(data)} bytes and says {size}; it was cut, or written over")
     if zlib.crc32(memoryview(data)[CHECKED_FROM:]) != checksum:
         raise SourceError("plan.bin: its checksum does not fit; it was changed after it was written")
-    return _read_sound("plan.bin", data, lambda raw: _read_file(raw, texts), _refuse_other_bytes, _plans_of)
+    return _read_sound("plan.bin", data, lambda raw: _read_file(raw, texts, alignment), _refuse_other_bytes, _plans_of)
 
 
 @expects(content=a(PlanFile, "a PlanFile"), folder=a(Path, "a pathlib.Path"))
@@ -240,8 +243,8 @@ def _refuse_other_bytes(data: bytes, content: PlanFile) -> None:
         )
 
 
-def _read_file(data: bytes, texts: int) -> PlanFile:
-    reader = FieldReader(data, HEADER.size)
+def _read_file(data: bytes, texts: int, alignment: int) -> PlanFile:
+    reader = FieldReader(data, HEADER.size, alignment)
     for _ in range(texts):
         reader.texts.append(reader.blob().decode())
     content = PlanFile(ENTRIES.read(reader), WEIGHTS.read(reader))

@@ -1,8 +1,12 @@
-"""The ExecutionPlan: every decision that a run needs, as data, for one concrete feed signature."""
+"""The ExecutionPlan: every decision that a run needs, as data, for one concrete feed signature.
+
+It may hold a memory map: regions, which storage class is in which of them during which calls, and the copies between.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from passes.suggest import bytes_text, describe_argument, plural
-from pipeline.argument_checks import A_LIST, a, expects
+from pipeline.argument_checks import A_LIST, TEXT, a, expects
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Graph, Role, TensorSpec, Value
 from pipeline.ir.json import digest_graph
@@ -18,8 +22,110 @@ from pipeline.lowering import KernelCall, lower
 from pipeline.ops import Kind, Layout, unpack
 from pipeline.ops.layout import traced_strides
 from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
-from pipeline.planning.arena import Block, Lifetime, assign_offsets, lifetimes, live_peak
-from pipeline.planning.memory_map import MemoryMap
+from pipeline.planning.arena import ALIGNMENT, Block, Lifetime, assign_offsets, lifetimes, live_peak
+
+SIZE: Final = re.compile(r"([0-9]{1,19})(B|KiB|MiB|GiB)")
+UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+ADDRESSES: Final = 2**63
+"""More bytes than that cannot be addressed, nor written into a plan.bin."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRegion:
+    """A memory of a machine; `nbytes` is None where it is as large as it has to be."""
+
+    name: str
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """From call `first` to call `last` a storage class is in a region, from byte `offset` on."""
+
+    root: int
+    region: int
+    offset: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A copy of a storage class from one region to another, between call `before - 1` and call `before`."""
+
+    before: int
+    root: int
+    source: Residence
+    target: Residence
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """Which region holds what, and when; regions are in order, the fastest first."""
+
+    regions: tuple[MemoryRegion, ...]
+    residences: tuple[Residence, ...]
+    """By root and time. Those of a root follow upon one another without a gap."""
+    pins: Mapping[int, int] = field(default_factory=dict)
+    """{root: region}, as the caller asked."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pins", MappingProxyType(dict(self.pins)))
+
+    def moves(self) -> tuple[Move, ...]:
+        """Spills and fills, in the order of the calls: wherever a root goes from one residence to the next."""
+        pairs = zip(self.residences, self.residences[1:], strict=False)
+        moves = [Move(after.first, after.root, before, after) for before, after in pairs if before.root == after.root]
+        return tuple(sorted(moves, key=lambda move: (move.before, move.root)))
+
+
+@expects(text=TEXT)
+def parse_regions(text: str) -> tuple[MemoryRegion, ...]:
+    """`sram:2MiB,dram` as regions, the fastest first; only the last may be as large as it has to be.
+
+    Raises:
+        UsageError: another form, a size of 0, or regions that `check_regions` refuses.
+    """
+    regions = []
+    for part in text.split(","):
+        name, colon, size = (piece.strip() for piece in part.partition(":"))
+        found = SIZE.fullmatch(size)
+        if not name or (colon and (found is None or not int(found[1]))):
+            raise UsageError(
+                f"regions: found {part.strip()!r}, expected NAME:SIZE with a size such as 512KiB or 2MiB; "
+                "the whole is a list from the fastest to the slowest, such as sram:2MiB,dram"
+            )
+        regions.append(MemoryRegion(name, int(found[1]) * UNITS[found[2]] if found else None))
+    check_regions(regions)
+    return tuple(regions)
+
+
+def check_regions(regions: Sequence[MemoryRegion]) -> None:
+    """Check that a plan can be mapped to `regions`.
+
+    Raises:
+        UsageError: there is none, a name that stands twice or that `--pin VALUE=REGION` cannot say, or a size that is
+            missing before the last region or that no machine can address.
+    """
+    if not regions or not all(isinstance(region, MemoryRegion) for region in regions):
+        raise UsageError(
+            f"regions: found {regions!r}, expected one MemoryRegion or more, the fastest first; parse_regions makes "
+            "them of text such as sram:2MiB,dram"
+        )
+    names = [region.name for region in regions]
+    for region in regions:
+        if not region.name.isprintable() or not region.name[:1].isalpha() or "=" in region.name:
+            raise UsageError(
+                f"regions: found the name {region.name!r}, expected one that begins with a letter, such as sram, "
+                "that can be printed, and that has no '='"
+            )
+        if names.count(region.name) > 1:
+            raise UsageError(f"regions: found the name {region.name!r} twice, expected another name for each")
+        if region.nbytes is not None and not (type(region.nbytes) is int and 0 <= region.nbytes < ADDRESSES):
+            raise UsageError(f"regions: {region.name!r} has {region.nbytes} bytes, expected a number below 2^63")
+    if unbounded := [region.name for region in regions[:-1] if region.nbytes is None]:
+        raise UsageError(f"regions: {unbounded[0]!r} has no size; only the last region may be as large as it has to be")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +189,8 @@ class ExecutionPlan:
     """By `digest_graph`: the plan is of this very graph. Empty in a plan that was put together by hand."""
     memory: MemoryMap | None = None
     """A map over several regions, for machines that have them; None for the one arena."""
+    alignment: int = ALIGNMENT
+    """Offsets are multiples of so many bytes, a power of two: that of the device whose kernels read there."""
     _roots: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of `root`."""
 
@@ -126,8 +234,10 @@ class ExecutionPlan:
 
 
 @expects(graph=a(Graph, "a Graph"), calls=A_LIST)
-def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
+def make_plan(graph: Graph, calls: Sequence[KernelCall], alignment: int = ALIGNMENT) -> ExecutionPlan:
     """Decide aliases and arena offsets for `calls`, the result of `lower(graph)`.
+
+    `alignment`: bytes, of the device that the plan is for.
 
     Raises:
         UsageError: a dimension is still a name, or a value is larger than any memory.
@@ -142,7 +252,7 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
     lives = lifetimes(graph, calls)
     sharing = decide_aliases(graph, calls, lives)
     blocks = _blocks(graph, sharing.alias, lives)
-    offsets, arena_bytes = assign_offsets(blocks)
+    offsets, arena_bytes = assign_offsets(blocks, alignment)
     return ExecutionPlan(
         graph_name=graph.name,
         slots=tuple(_slot(value) for value in graph.values),
@@ -157,13 +267,14 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
         live_bytes=live_peak(blocks),
         feed_signature=_feed_signature(graph, sharing.layouts),
         updates=graph.updates,
-        bodies={at: tuple(map(_plan_of_body, op.bodies)) for at, op in enumerate(graph.ops) if op.bodies},
+        bodies={
+            at: tuple(make_plan(body, lower(body), alignment) for body in op.bodies)
+            for at, op in enumerate(graph.ops)
+            if op.bodies
+        },
         graph_digest=digest_graph(graph),
+        alignment=alignment,
     )
-
-
-def _plan_of_body(body: Graph) -> ExecutionPlan:
-    return make_plan(body, lower(body))
 
 
 def _blocks(graph: Graph, alias: Mapping[int, int], lives: Mapping[int, Lifetime]) -> list[Block]:
@@ -215,9 +326,6 @@ def _refuse_endless_values(graph: Graph) -> None:
                 f"graph {graph.name!r}: {value.name!r} is {value.spec.dtype}[{shown}], and no machine can address so "
                 "many bytes; look at the sizes in the file that the graph was read from"
             )
-
-
-ADDRESSES: Final = 2**63
 
 
 @expects(graph=a(Graph, "a Graph"))

@@ -21,8 +21,7 @@ from passes.suggest import bytes_text, nearest, plural
 from pipeline.argument_checks import A_LIST, MAPPING, WHOLE, a, expects
 from pipeline.errors import UsageError
 from pipeline.planning.arena import Block, Lifetime, align, assign_offsets
-from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence, check_regions
-from pipeline.planning.plan import ExecutionPlan
+from pipeline.planning.plan import ExecutionPlan, MemoryMap, MemoryRegion, Residence, check_regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +99,13 @@ def map_memory(
     residences: list[Residence] = []
     rest: list[_Span] = []
     for at, region in enumerate(regions):
-        base = _place_pinned(region, at, fixed[at], residences)
+        base = _place_pinned(region, at, fixed[at], residences, plan.alignment)
         room = None if region.nbytes is None else region.nbytes - base
-        spans = (
-            (_spans_in_cache(free, room) if room is not None and at < last else _whole_lives(free)) if at == 0 else rest
-        )
-        placed, beyond = _place(spans, room, base, at)
+        if at == 0 and room is not None and last:
+            rest = _spans_in_cache(free, room, plan.alignment)
+        elif at == 0:
+            rest = _whole_lives(free)
+        placed, beyond = _place(rest, room, base, at, plan.alignment)
         if at == last and beyond:
             raise UsageError(
                 f"regions: {region.name!r} has {bytes_text(region.nbytes or 0)}, which does not hold "
@@ -157,9 +157,11 @@ def _resolve_pins(plan: ExecutionPlan, regions: Sequence[MemoryRegion], pins: Ma
     return {root: at for root, at in found.items() if plan.slots[root].spec.nbytes}
 
 
-def _place_pinned(region: MemoryRegion, at: int, spans: Sequence[_Span], residences: list[Residence]) -> int:
+def _place_pinned(
+    region: MemoryRegion, at: int, spans: Sequence[_Span], residences: list[Residence], alignment: int
+) -> int:
     """Place pinned spans at the front of a region; returns how many bytes they take there."""
-    placed, _ = _place(spans, None, 0, at)
+    placed, _ = _place(spans, None, 0, at, alignment)
     base = max((one.offset + span.nbytes for one, span in zip(placed, spans, strict=True)), default=0)
     if region.nbytes is not None and base > region.nbytes:
         raise UsageError(
@@ -167,12 +169,14 @@ def _place_pinned(region: MemoryRegion, at: int, spans: Sequence[_Span], residen
             "fewer or smaller values, or a larger region"
         )
     residences += placed
-    return align(base)
+    return align(base, alignment)
 
 
-def _place(spans: Sequence[_Span], room: int | None, base: int, region: int) -> tuple[list[Residence], list[_Span]]:
+def _place(
+    spans: Sequence[_Span], room: int | None, base: int, region: int, alignment: int
+) -> tuple[list[Residence], list[_Span]]:
     """Residences for the spans that fit into `room` bytes from `base` on, and the spans that do not."""
-    offsets, _ = assign_offsets([Block(at, span.nbytes, span.taken) for at, span in enumerate(spans)])
+    offsets, _ = assign_offsets([Block(at, span.nbytes, span.taken) for at, span in enumerate(spans)], alignment)
     fits = [room is None or offsets[at] + span.nbytes <= room for at, span in enumerate(spans)]
     placed = [
         Residence(span.root, region, base + offsets[at], span.first, span.last)
@@ -197,13 +201,13 @@ def _whole_lives(stays: Sequence[Occupant]) -> list[_Span]:
     return [_whole_life(stay) for stay in stays]
 
 
-def _spans_in_cache(stays: Sequence[Occupant], room: int) -> list[_Span]:
+def _spans_in_cache(stays: Sequence[Occupant], room: int, alignment: int) -> list[_Span]:
     """When each class is in a cache of `room` bytes, as far as all calls can have their operands there."""
     by_call: dict[int, list[Occupant]] = {}
     for stay in stays:
         for call in stay.calls:
             by_call.setdefault(call, []).append(stay)
-    cache = _Cache(room)
+    cache = _Cache(room, alignment)
     for call in sorted(by_call):
         wanted = sorted(by_call[call], key=lambda stay: (stay.root not in cache.since, stay.nbytes))
         kept: set[int] = set()
@@ -223,6 +227,7 @@ class _Cache:
     """What the first region holds now, and the spans of what it has held."""
 
     room: int
+    alignment: int
     used: int = 0
     """Whole multiples of the alignment, as a packing takes them."""
     since: dict[int, tuple[Occupant, int]] = field(default_factory=dict)
@@ -232,30 +237,30 @@ class _Cache:
         """Bring a class in for `call`, which evicts others, but none of `kept`; False where there is no room."""
         if stay.root in self.since:
             return True
-        needed = self.used + align(stay.nbytes) - self.room
+        needed = self.used + align(stay.nbytes, self.alignment) - self.room
         if needed > 0 and not self._evict(needed, call, kept):
             return False
         self.since[stay.root] = stay, call
-        self.used += align(stay.nbytes)
+        self.used += align(stay.nbytes, self.alignment)
         return True
 
     def _evict(self, nbytes: int, call: int, kept: set[int]) -> bool:
         """Free `nbytes` or more, of what is needed last first, but of none of `kept`; False where that cannot be."""
         rest = [other for root, (other, _) in self.since.items() if root not in kept]
-        if sum(align(block.nbytes) for block in rest) < nbytes:
+        if sum(align(block.nbytes, self.alignment) for block in rest) < nbytes:
             return False
         rest.sort(key=lambda other: (_next_call(other, call), other.nbytes, other.root))
         while nbytes > 0:
             victim = rest.pop()
             self.leave(victim, victim.calls[bisect_left(victim.calls, call) - 1])
-            nbytes -= align(victim.nbytes)
+            nbytes -= align(victim.nbytes, self.alignment)
         return True
 
     def leave(self, stay: Occupant, last: int) -> None:
         """End the span of a class that the cache may hold."""
         held = self.since.pop(stay.root, None)
         if held is not None:
-            self.used -= align(stay.nbytes)
+            self.used -= align(stay.nbytes, self.alignment)
             self.spans.append(_Span(stay.root, stay.nbytes, held[1], last, stay.life))
 
 

@@ -10,9 +10,8 @@ encodings.py    ranges and weights → scales and zero points; or the encodings 
 qdq.py          the model with QuantizeLinear and DequantizeLinear
 simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
-torch_run.py    its outputs by torch and torchao, as a cross-check
 noise.py        what each step adds, what has come together at each tensor, and what each layer does to the outputs
-gradients.py    layers as torch's operators, by which that is estimated
+torch_nodes.py  layers as torch's operators, by which that is estimated; outputs by torch and torchao, as a cross-check
 suggest.py      formats of single layers for a target, and bytes of the constants
 report.py       what was found, as data
 """
@@ -22,14 +21,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from passes.encodings.aimet import from_aimet
-from passes.encodings.fit import fit_encodings
+from passes.encodings.encoding import fit_encodings
 from passes.weights.detached import read_model
 from pipeline.quantsim.crosscheck import compare_values, find_jump
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.run import QuantSim, QuantSimResult
 
 if TYPE_CHECKING:
-    from pipeline.quantsim.torch_run import TorchRun
+    from pipeline.quantsim.torch_nodes import TorchRun
 
 __all__ = [
     "QuantSim",
@@ -47,6 +46,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "TorchRun":  # it imports torch, which `onnxline check` does without
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pipeline.quantsim.torch_run import TorchRun
+    from pipeline.quantsim.torch_nodes import TorchRun
 
     return TorchRun

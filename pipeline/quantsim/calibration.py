@@ -294,7 +294,7 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
 
     Raises:
         UsageError: a range is infinite or NaN.
-        InternalError: nothing was measured of a group; without numbers it would get a scale that fits nothing.
+        InternalError: nothing was measured of a group; without data it would get a scale that fits nothing.
     """
     formats = {
         placed.site.group: placed.precision

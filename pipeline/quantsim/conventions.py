@@ -22,7 +22,7 @@ from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, AimetKernel, AimetTensor
-from pipeline.quantsim.placement import PlacementRule
+from pipeline.quantsim.placement import UNIT_OPS, PlacementRule
 from pipeline.quantsim.sites import Site
 
 
@@ -403,11 +403,6 @@ OLD_HARDWARE: Final = frozenset({"V66", "V68", "V69"})
 """Versions of the processor without kernels for weights of 16 bits."""
 
 
-NORMS: Final = frozenset(
-    {f"{name}Normalization" for name in ("Batch", "Layer", "Group", "Instance", "RMS")},
-)
+NORMS: Final = frozenset({f"{name}Normalization" for name in ("Batch", "Layer", "Group", "Instance", "RMS")})
 
 CHANNELWISE: Final = PRODUCTS
-
-UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid"})
-"""Ops whose results encodings.py knows the range of."""

@@ -87,10 +87,7 @@ def compare_values(model: DetachedModel, other: DetachedModel, samples: Iterable
     return tuple(found)
 
 
-@expects(
-    values=several(ComparedValue, "what compare_values gives"),
-    expected_db=NUMBER,
-)
+@expects(values=several(ComparedValue, "what compare_values gives"), expected_db=NUMBER)
 def find_jump(values: Sequence[ComparedValue], expected_db: float = 12.0) -> ComparedValue | None:
     """The first value whose step alone has a lower SQNR than quantization explains, or a constant too often or not at
     all; None if there is none.

@@ -306,7 +306,7 @@ def estimate_sensitivity(
         Unsupported: the model has operators between its layers and its outputs that no gradient goes through.
         StepFailed: onnxruntime refuses a step.
     """
-    from pipeline.quantsim.gradients import (
+    from pipeline.quantsim.torch_nodes import (
         Backward,  # torch takes seconds to import
         QuantizedLayers,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
-from passes.encodings.fit import fit_encodings
+from passes.encodings.encoding import fit_encodings
 from passes.errors import StepFailed
 from passes.graph.op_facts import opset_of
 from passes.load import load_model
@@ -25,9 +25,8 @@ from passes.weights.files import save
 from pipeline.argument_checks import FLAG, FUNCTION, PATH, a, expects
 from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig, locate
 from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported, UsageError
-from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
+from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted, show_progress
 from pipeline.export.load import read_onnx_file
-from pipeline.progress import show_progress
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
 from pipeline.quantsim.encodings import Encoding, adopt_encodings, describe_limited_biases, describe_ties, encode
 from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise

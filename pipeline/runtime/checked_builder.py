@@ -23,8 +23,8 @@ from pipeline.ir.graph import Attr, KernelSpec, Op, TensorSpec
 from pipeline.ops import KINDS, GraphBuilder
 from pipeline.ops.aten import is_call
 from pipeline.runtime.eager import apply
+from pipeline.runtime.operators import find_operator
 from pipeline.runtime.tensors import dtype_name, torch_dtype
-from pipeline.runtime.torch_args import find_operator
 
 
 def find_mismatch(kind: str, attrs: Mapping[str, Attr], ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> str:

@@ -15,8 +15,9 @@ import torch
 
 from passes.worker.platforms import memory_limit
 from pipeline.errors import InternalError, Unsupported
-from pipeline.ir.graph import TensorSpec
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.planning import ExecutionPlan
+from pipeline.planning.arena import ALIGNMENT
 from pipeline.runtime.tensors import torch_dtype, with_strides
 
 
@@ -109,7 +110,9 @@ def _cut_cuda(memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
     return memory[first:last]
 
 
-CPU: Final = Device("cpu", 64, attrgetter("is_cpu"), memory_limit, _cut_cpu, _pin_cpu, lambda: None, has_kernels=True)
+CPU: Final = Device(
+    "cpu", ALIGNMENT, attrgetter("is_cpu"), memory_limit, _cut_cpu, _pin_cpu, lambda: None, has_kernels=True
+)
 
 DEVICES: Final[Mapping[str, Device]] = {
     "cpu": CPU,
@@ -130,6 +133,12 @@ DEVICES: Final[Mapping[str, Device]] = {
 def device_at(tensor: torch.Tensor) -> Device:
     """The device on which `tensor` lies."""
     return DEVICES[tensor.device.type]
+
+
+def alignment_of(graph: Graph) -> int:
+    """The alignment of a plan of `graph`: the largest of the devices of its values."""
+    kinds = {torch.device(value.spec.device).type for value in graph.values}
+    return max((DEVICES.get(kind, CPU).alignment for kind in kinds), default=CPU.alignment)
 
 
 def device_of(plan: ExecutionPlan) -> Device:

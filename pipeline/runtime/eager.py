@@ -22,9 +22,9 @@ from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.dims import dim_names, dims_of, fix_dims
 from pipeline.ops import Kind
 from pipeline.ops.aten import CALL_KINDS, HIGHER_ORDER, is_call, takes_any_order
-from pipeline.runtime.run_errors import data_error, is_data_error, place_of
+from pipeline.runtime.kernels.base import data_error, is_data_error, place_of
+from pipeline.runtime.operators import CPU_FALLBACKS, argument, find_operator, tensors_in
 from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
-from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
 from pipeline.runtime.torch_state import plain_state
 
 Given = Mapping[str, Any]
@@ -314,7 +314,7 @@ def round_straight(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 STRAIGHT_THROUGH: Own = {"onnxline.quantize.default": round_straight}
-"""The functions by which a rounding lets gradients through; `own_operators.py` says which gradients these are."""
+"""The functions by which a rounding lets gradients through; `operators.py` says which gradients these are."""
 
 
 def _operator(kind: str, given: dict[str, Any]) -> Any:

@@ -32,8 +32,14 @@ from pipeline.runtime.kernels import (
     prepare_kernel,
 )
 from pipeline.runtime.kernels.aten.call import Strides, strides_in_trace
-from pipeline.runtime.kernels.base import kernels_for_threads
-from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
+from pipeline.runtime.kernels.base import (
+    ResultMismatch,
+    data_error,
+    is_data_error,
+    is_out_of_memory,
+    kernels_for_threads,
+    place_of,
+)
 from pipeline.runtime.slots import Lenders, bind_weights, lenders_of, refuse_moved
 from pipeline.runtime.states import States
 

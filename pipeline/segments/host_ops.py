@@ -12,10 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.importers.from_onnx.model import NodeList
 from pipeline.importers.from_onnx.replacements import PendingNode
-from pipeline.importers.from_onnx.source import Stored, read_initializers
+from pipeline.importers.from_onnx.source import Attributes, Stored, read_initializers
 
 
 @dataclass(frozen=True, slots=True)

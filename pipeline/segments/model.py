@@ -21,13 +21,12 @@ import onnx
 from onnx import numpy_helper
 
 from pipeline.errors import SourceError
-from pipeline.importers.from_onnx.model import NodeList, PlanSegment, import_segment, tensor_spec
+from pipeline.importers.from_onnx.model import NodeList, StaticPart, import_static_part
 from pipeline.importers.from_onnx.replacements import PendingNode, pending_nodes
-from pipeline.importers.from_onnx.source import Stored, read_initializers, read_source
-from pipeline.importers.from_onnx.specs import is_ir_type
+from pipeline.importers.from_onnx.source import Stored, is_ir_type, read_initializers, read_source
 from pipeline.ops import Kind
 from pipeline.runtime import compile_graph
-from pipeline.runtime.onnx_op import ForeignNode, type_of
+from pipeline.runtime.kernels.fallback import ForeignNode, type_of
 from pipeline.runtime.tensors import to_numpy
 from pipeline.segments.host_ops import BODIES, HOST_OPS, HostNode, MakeRemainder
 
@@ -38,11 +37,11 @@ Values = MutableMapping[str, Any]
 class PlanStep:
     """Runs a plan, and names the constants that its nodes make."""
 
-    def __init__(self, segment: PlanSegment, *, native: bool = False) -> None:
-        self._constants = segment.constants
-        self._program = compile_graph(segment.graph, native=native) if segment.graph.outputs else None
-        self._fallbacks = [str(op.attrs["op"]) for op in segment.graph.ops if op.kind == Kind.OnnxNode.name]
-        self.calls = len(segment.graph.ops)
+    def __init__(self, part: StaticPart, *, native: bool = False) -> None:
+        self._constants = part.constants
+        self._program = compile_graph(part.graph, native=native) if part.graph.outputs else None
+        self._fallbacks = [str(op.attrs["op"]) for op in part.graph.ops if op.kind == Kind.OnnxNode.name]
+        self.calls = len(part.graph.ops)
         self.native_calls = 0 if self._program is None else self._program.native_calls
 
     def run(self, values: Values) -> None:
@@ -210,19 +209,14 @@ class Remainder:
     def _make(self, signature: tuple[object, ...], values: Values) -> Variant:
         """The first step: as many nodes as one plan can hold, or one node."""
         read = {name: values[name] for name in self._reads if name in values}
-        fixed: dict[str, np.ndarray] = {}
-        while True:
-            segment = import_segment(self.part, read, fixed)
-            known = {name: read[name] for name in segment.needs if tensor_spec(read.get(name)) is not None}
-            if not known:
-                break
-            fixed |= {name: np.array(array) for name, array in known.items()}
-        rest = list(segment.rest)
-        if segment.begins:
-            step: RemainderStep = PlanStep(segment, native=self.native)
+        first = import_static_part(self.part, read)
+        rest = list(first.rest)
+        if first.begins:
+            step: RemainderStep = PlanStep(first, native=self.native)
         else:
             step = HostStep(rest.pop(0), self.part.stored, read, partial(Remainder, native=self.native))
-        return Variant(signature, fixed, step, Remainder(self.part.after(rest), native=self.native) if rest else None)
+        following = Remainder(self.part.after(rest), native=self.native) if rest else None
+        return Variant(signature, first.fixed, step, following)
 
 
 def _signature(value: Any) -> object:

@@ -10,19 +10,20 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from passes.context import limit_runs, open_context
+from passes.context import PassContext, limit_runs
 from passes.errors import StepFailed, StepTimedOut
 from passes.graph.op_facts import opset_of
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.numeric import NumericProver
-from passes.proof.types import Measurement, Reference
+from passes.proof.prover import Measurement, Reference
+from passes.recipe.recipe import OWN_STEPS, names_of
 from passes.run.growth import stored_bytes
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
-from pipeline.export.shards import read_shards
+from pipeline.export.checkpoint import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
 from pipeline.stages.source import MODEL, leaves_unread, shards_folder, why_not_compared
@@ -50,8 +51,16 @@ def exported_files(path: Path, workspace: Workspace) -> tuple[tuple[str, int, in
     return tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in files)
 
 
-def export_and_compare(config: RunConfig, source: Source, references: References, workspace: Workspace) -> ExportReport:
-    """Export, and compare with the references; `refuse_wrong_export` judges the result."""
+def export_and_compare(
+    config: RunConfig, source: Source, references: References, workspace: Workspace, context: PassContext
+) -> ExportReport:
+    """Export, and compare with the references; `refuse_wrong_export` judges the result.
+
+    Args:
+        context: of the passes as well: its workers import the libraries of the recipe while torch exports.
+    """
+    if not why_not_compared(config):
+        context.start([OWN_STEPS[name].import_library for name in names_of(config.passes.recipe) if name in OWN_STEPS])
     path, folder = exported_path(config, source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
@@ -73,7 +82,7 @@ def export_and_compare(config: RunConfig, source: Source, references: References
         del exported
     model = read_model(path, unread=leaves_unread(config), folder=folder)
     measurement, draws, not_drawn = _measure_export(
-        model, references.draws, ranges, unheld, config, workspace, computed_in
+        model, references.draws, ranges, unheld, config, context, computed_in
     )
     limits = [_limit(name, high) for name, (_, high) in ranges.items() if high is not None]
     limits += [_gap(name, size) for name, size in sorted(_unheld_sizes(references.draws, unheld, draws))]
@@ -104,7 +113,7 @@ def _measure_export(
     ranges: Mapping[str, tuple[int, int | None]],
     unheld: Mapping[str, frozenset[int]],
     config: RunConfig,
-    workspace: Workspace,
+    context: PassContext,
     computed_in: Collection[str],
 ) -> tuple[Measurement, list[Reference], tuple[str, ...]]:
     """Measure the export: its errors, the draws that it holds for, and why it does not hold for the others.
@@ -120,11 +129,7 @@ def _measure_export(
     optional = [draw for draw in references if _is_optional(draw) or _sizes_in(draw, unheld)]
     not_drawn = [_not_drawn(draw, beyond) for draw in optional if (beyond := _beyond(draw, ranges))]
     optional = [draw for draw in optional if not _beyond(draw, ranges)]
-    limits = config.passes
-    with (
-        open_context(limits.timeout_s, limits.memory_gib, workspace.scratch) as context,
-        limit_runs(context, model, [draw.feeds for draw in references]),
-    ):
+    with limit_runs(context, model, [draw.feeds for draw in references]):
 
         def measure(draws: Sequence[Reference]) -> Measurement:
             return NumericProver(draws, context, config.verify.compared_within, computed_in or None).measure_export(

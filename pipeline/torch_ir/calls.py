@@ -22,7 +22,7 @@ import torch
 from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, Op, SymExpr, TorchConst
 from pipeline.ir.tagged import read_attr
-from pipeline.runtime.torch_args import find_operator
+from pipeline.runtime.operators import find_operator
 from pipeline.torch_ir.errors import Unexpected
 
 SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"

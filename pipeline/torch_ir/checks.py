@@ -25,8 +25,8 @@ from pipeline.ir.graph import parts
 from pipeline.lowering.lower import AS_STRIDED
 from pipeline.ops.aten.views import MOVES
 from pipeline.runtime.checked_builder import find_mismatch
-from pipeline.runtime.run_errors import place_of
-from pipeline.runtime.torch_args import find_operator
+from pipeline.runtime.kernels.base import place_of
+from pipeline.runtime.operators import find_operator
 from pipeline.torch_ir.arguments import Inputs, feed
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.ir import IR

@@ -315,12 +315,7 @@ def same_randomness() -> Iterator[None]:
 
 
 def pair_writes(
-    ir: IR,
-    model: nn.Module,
-    inputs: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    answer: Answer,
-    executor: IRExecutor,
+    ir: IR, model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], answer: Answer, executor: IRExecutor
 ) -> Iterator[Pair]:
     """Pair the values, after the run, of everything that either side writes to.
 

@@ -1,11 +1,10 @@
 """Train steps: forward, loss, backward and the optimizer's update as one Graph, run by the planned runtime.
 
-batch.py        what a batch is                         trace.py        record forward and backward
+batch.py        a batch, and what is refused            trace.py        record forward and backward
 optimizer.py    a torch optimizer as data               graph.py        the Graph of a step
 record.py       the entry point, phase by phase         program.py      the program, its states, snapshots and phases
-state_dict.py   states ↔ torch's state dicts ↔ a file   blame.py        where a step broke
+state_dict.py   states ↔ torch's state dicts ↔ a file   step_function.py  the function that is recorded
 
-step_function.py the function that is recorded          refusals.py     what is wrong before that
 frozen_numbers.py numbers of Python that a step would keep, and those that it asks for meanwhile
 attributes.py   what a forward pass leaves in its modules and in the user's files
 step_comparison.py  a step against eager torch

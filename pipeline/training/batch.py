@@ -1,16 +1,23 @@
-"""What a batch is: the tensors that change from step to step, their names, and how module and loss read them."""
+"""What a step is recorded from: a batch, how module and loss read it, and what is wrong with it before a recording.
+
+A batch is the tensors that change from step to step. Batch, module and optimizer are refused in one sentence each.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
-from pipeline.errors import UsageError
+from pipeline.errors import Unsupported, UsageError
 
 Batch: TypeAlias = Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 """`(*inputs, target)`, or tensors by name."""
@@ -99,3 +106,97 @@ def _refuse_other_things(tensors: Mapping[str, object]) -> None:
                 f"{name!r} of the batch is a {type(item).__name__}; expected a tensor: "
                 "what does not change from step to step belongs into the module or the loss"
             )
+
+
+def check_limit(name: str, limit: object) -> float:
+    """What gradients are clipped to, as a number; infinity clips none.
+
+    Raises:
+        UsageError: it is no number, or none that gradients can be clipped to.
+    """
+    if not isinstance(limit, Real) or isinstance(limit, bool) or math.isnan(limit) or limit < 0:
+        raise UsageError(f"found {name}={limit!r}, expected a number that is not below zero")
+    return float(limit)
+
+
+def refuse_classes(module: object, loss: object) -> None:
+    """
+    Raises:
+        UsageError: the module is none, or the module or the loss is a class that was not called.
+    """
+    for role, item in (("module", module), ("loss", loss)):
+        if isinstance(item, type):
+            raise UsageError(f"the {role} is the class {item.__name__}, which is not called: give {item.__name__}(…)")
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"the module is a {type(module).__name__}; expected an nn.Module")
+    if not callable(loss):
+        raise UsageError(f"the loss is a {type(loss).__name__}; expected a function of output and target")
+
+
+def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
+    """Check what a recording reads.
+
+    Raises:
+        UsageError: a tensor has no numbers, or torch's inference mode is on.
+        Unsupported: a wrapper around the module, another device than the CPU, a hook that a step would not call, or a
+            dropout that torch leaves out of recordings.
+    """
+    if torch.is_inference_mode_enabled():
+        raise UsageError("torch.inference_mode() is on, in which torch has no gradients: record the step outside of it")
+    inside = getattr(module, "_orig_mod", None)
+    if isinstance(inside, nn.Module):
+        raise Unsupported(f"the module comes in a {type(module).__name__}; give the module inside: module._orig_mod")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise Unsupported(f"the module comes in a {type(module).__name__}; give the module inside: module.module")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise Unsupported(
+                f"{f'module {name!r}' if name else 'the module'} is one of torch.jit, which cannot be recorded; give "
+                "the original nn.Module, from before torch.jit"
+            )
+        _refuse_dropout_between_layers(name, part)
+    for name, tensor in module.named_parameters():
+        _refuse_tensor(f"parameter {name!r}", tensor, "give it some first: module.to_empty(device='cpu'), then weights")
+        if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            raise Unsupported(
+                f"parameter {name!r} has a hook on its gradient, which a recorded step would not call: remove it, and "
+                "put what it does into the loss or into max_norm"
+            )
+    for name, tensor in module.named_buffers():
+        _refuse_tensor(f"buffer {name!r}", tensor, "give it some first: module.to_empty(device='cpu'), then weights")
+    for name, tensor in batch.items():
+        _refuse_tensor(f"{name!r} of the batch", tensor, "give an example with numbers")
+
+
+def refuse_optimizer_hooks(optimizer: Optimizer) -> None:
+    """
+    Raises:
+        Unsupported: the optimizer has a hook, which a recorded step would not call.
+    """
+    hooks = vars(optimizer)
+    if hooks.get("_optimizer_step_pre_hooks") or hooks.get("_optimizer_step_post_hooks"):
+        raise Unsupported(
+            "the optimizer has a hook on its step, which a recorded step would not call: remove it, and do its work "
+            "between the steps"
+        )
+
+
+def _refuse_dropout_between_layers(name: str, part: nn.Module) -> None:
+    # torch 2.13's `_decomp.decompositions._rnn_helper` compares the layer's number the wrong way round.
+    if isinstance(part, nn.RNNBase) and part.training and part.dropout > 0 and part.num_layers > 1:
+        raise Unsupported(
+            f"{f'module {name!r}' if name else 'the module'} ({type(part).__name__}) has {part.num_layers} layers "
+            f"with dropout={part.dropout}, which torch leaves out of a recording: give it dropout=0, or make it of "
+            "modules of one layer with nn.Dropout between them"
+        )
+
+
+def _refuse_tensor(name: str, tensor: torch.Tensor, advice: str) -> None:
+    if is_lazy(tensor):
+        raise UsageError(f"{name} of a lazy module has no shape yet: call the module once before the optimizer is made")
+    if tensor.device.type == "meta":
+        raise UsageError(f"{name} is on the device meta, which has no numbers; {advice}")
+    if tensor.device.type != "cpu":
+        raise Unsupported(f"{name} is on {tensor.device}; recorded steps run on the CPU: give module.cpu()")
+    if tensor.layout is not torch.strided:
+        raise Unsupported(f"{name} is {str(tensor.layout).removeprefix('torch.')}; expected a dense tensor")

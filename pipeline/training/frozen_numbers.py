@@ -4,9 +4,15 @@ Of the first a step would keep those of the recording: `x * random.random()`, a 
 the graph. So forward pass and loss are called once more, and their operators are compared with those of the first time.
 A tensor that the first time left somewhere, and the second reads, is refused too: no step carries it to the next one.
 
-A recording runs on tensors without numbers. Yet `bool((mask == causal).all())`, as torch's own TransformerEncoder asks
+A recording runs on tensors without data. Yet `bool((mask == causal).all())`, as torch's own TransformerEncoder asks
 of its mask, follows from a stored mask and constants alone. So during the recording, what follows from such tensors is
 computed, as long as nothing else takes part; an answer that follows from anything else is refused, with its line.
+
+Norms of half precision with weights in float32, as autocast makes them: computed in float32, and rounded at the end.
+
+torch's fake kernels give the statistics of such a norm the dtype of its input, and the gradient of the input the dtype
+of the weights; the kernels of the CPU do the opposite. A recording that believed the fake kernels would not run. With
+operands of one dtype both agree, and the numbers are those of the mixed kernels, which compute in float32, too.
 """
 
 from __future__ import annotations
@@ -349,7 +355,7 @@ def place_outside(frames: traceback.StackSummary | None = None) -> str:
     """
     for frame in reversed(traceback.extract_stack() if frames is None else frames):
         path = Path(frame.filename)
-        if path.parent == HERE and path.name not in WATCHING:
+        if path.parent == HERE and path.name != WATCHING:
             break  # the recording itself: what is outside of it only called it
         if not frame.filename.startswith("<") and not any(path.is_relative_to(home) for home in HOMES):
             return f"{path.name}:{frame.lineno}"
@@ -360,8 +366,40 @@ NO_PLACE = "no place known"
 
 HERE = Path(__file__).parent
 
-WATCHING = (Path(__file__).name, "mixed_norms.py")
-"""Files here whose code stands between an operator and the code that called it."""
+WATCHING = Path(__file__).name
+"""This file, whose modes stand between an operator and the code that called it."""
 
 HOMES = (Path(torch.__file__).parent, HERE.parent)
 """Folders whose code is not the user's."""
+
+
+class MixedNorms(TorchDispatchMode):
+    """Calls norms whose operands are of half precision and float32 with all of them in float32."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        halves = HALVES.get(func.overloadpacket.__name__, 0)
+        if not halves or args[0].dtype not in (torch.bfloat16, torch.float16) or not _has_float32(args[halves:]):
+            return func(*args, **kwargs)
+        result, *others = func(*(half.float() for half in args[:halves]), *args[halves:], **kwargs)
+        return None if result is None else result.to(args[0].dtype), *others
+
+
+def _has_float32(args: Sequence[Any]) -> bool:
+    return any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float32 for arg in args)
+
+
+HALVES: Final[Mapping[str, int]] = {
+    "native_group_norm": 1,
+    "native_group_norm_backward": 2,
+    "native_layer_norm": 1,
+    "native_layer_norm_backward": 2,
+    "native_batch_norm": 1,
+    "native_batch_norm_backward": 2,
+    "_native_batch_norm_legit": 1,
+    "_native_batch_norm_legit_functional": 1,
+    "_native_batch_norm_legit_no_training": 1,
+}
+"""Operator → how many of its first operands are the input and its gradient, which may be of half precision."""

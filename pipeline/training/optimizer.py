@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.runtime.tensors import dtype_name
-from pipeline.training.refusals import refuse_optimizer_hooks
+from pipeline.training.batch import refuse_optimizer_hooks
 
 Rule = Literal["SGD", "Adam"]
 

@@ -23,11 +23,9 @@ from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
 from pipeline.runtime.program import ProcessBound
 from pipeline.runtime.tensors import dtype_name
-from pipeline.training.batch import Arguments, Batch, BatchLayout
-from pipeline.training.blame import find_first_broken
-from pipeline.training.graph import LIMIT, STEP, rate_name, stored_name
+from pipeline.training.batch import Arguments, Batch, BatchLayout, check_limit
+from pipeline.training.graph import LIMIT, STEP, find_first_broken, rate_name, stored_name
 from pipeline.training.optimizer import fixed_options, has_rate_in_tensor, learning_rates, rate_state, refuse_changes
-from pipeline.training.refusals import check_limit
 from pipeline.training.state_dict import Sources, from_state_dict, read_snapshot, to_state_dict, write_snapshot
 from pipeline.training.with_weights import export_program
 

@@ -18,11 +18,10 @@ from pipeline.ir import Graph
 from pipeline.lowering.fusion import fuse_train_step
 from pipeline.runtime import Capture, CompiledProgram, compile_graph
 from pipeline.runtime.tensors import torch_dtype
-from pipeline.training.batch import Batch, LossFunction
+from pipeline.training.batch import Batch, LossFunction, check_limit, refuse_classes
 from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name, rate_name, stored_name
 from pipeline.training.optimizer import OptimizerSettings, fixed_options, rate_state, read_optimizer
 from pipeline.training.program import Phase, PhaseRecorder, TrainProgram
-from pipeline.training.refusals import check_limit, refuse_classes
 from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, refuse_what_torch_refuses, trace_step
 

@@ -19,8 +19,7 @@ from pipeline.runtime.capture import Snapshot
 from pipeline.runtime.eager import run_eager
 from pipeline.runtime.tensors import to_numpy
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
-from pipeline.training.blame import OWN
-from pipeline.training.graph import moment_name, stored_name
+from pipeline.training.graph import OWN, moment_name, stored_name
 from pipeline.training.program import TrainProgram
 
 NOISE = 1e-3

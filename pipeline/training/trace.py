@@ -27,18 +27,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.export.call_watch import capture_output
 from pipeline.training.attributes import ModuleAttributes
-from pipeline.training.batch import Batch, BatchLayout, LossFunction
+from pipeline.training.batch import Batch, BatchLayout, LossFunction, refuse_module
 from pipeline.training.frozen_numbers import (
     NO_PLACE,
     AskedForNumber,
     CallLog,
     KnownValues,
+    MixedNorms,
     RandomGuard,
     RefusedCalls,
     place_outside,
 )
-from pipeline.training.mixed_norms import MixedNorms
-from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
 
 

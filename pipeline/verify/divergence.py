@@ -187,7 +187,7 @@ def _draws(op: Op) -> bool:
         return False
     import torch
 
-    from pipeline.runtime.torch_args import find_operator
+    from pipeline.runtime.operators import find_operator
 
     return torch.Tag.nondeterministic_seeded in find_operator(op.kind).tags
 

@@ -13,11 +13,6 @@ PACKAGES = ("passes", "pipeline")
 TESTED = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-SHARED_CLASSES: dict[str, str] = {
-    "IRExecutor": "pytorch-ir has this name, and pipeline/compat is its surface over pipeline.torch_ir's",
-}
-"""Class name that stands in several files → why."""
-
 BANNED = re.compile(
     r"\b(told|tells of|comes to|lies (as|where|behind)|otherwise of|whoever|of its own accord|is about|the word"
     r"|speaks? (of|to|for)|(bound|made) anew|stands? (twice|in for)|what is (there|made) of)\b"
@@ -64,9 +59,7 @@ def test_no_class_name_stands_twice() -> None:
     for definition in definitions():
         if definition.word == "class":
             places[definition.name].add(definition.path)
-    twice = {name: sorted(files) for name, files in places.items() if len(files) > 1}
-    assert {name: files for name, files in twice.items() if name not in SHARED_CLASSES} == {}
-    assert set(SHARED_CLASSES) <= set(twice), "an exception that nothing needs any more"
+    assert {name: sorted(files) for name, files in places.items() if len(files) > 1} == {}
 
 
 def test_functions_are_verbs() -> None:

@@ -17,8 +17,7 @@ import onnxline
 import passes
 import pipeline
 from passes.worker.own_names import ROOT
-from pipeline.events import StageEnded
-from pipeline.progress import show_progress
+from pipeline.events import StageEnded, show_progress
 from tests.support.onnx_models import attention
 
 MINE = {"passes.py": "", "pipeline/__init__.py": "", "onnxline.py": ""}

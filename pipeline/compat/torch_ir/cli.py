@@ -12,14 +12,14 @@ from pipeline.errors import OnnxlineError
 from pipeline.terminal import print_text
 from pipeline.torch_ir import IR, SerializationError, ir_to_mermaid, load_ir
 from pipeline.torch_ir.command_files import summary, summary_text, write_picture, write_text
-from torch_ir._version import __version__
+from torch_ir.aliases import VERSION
 
 __all__ = ["SerializationError", "cmd_info", "cmd_visualize", "create_parser", "load_ir", "main"]
 
 
 def create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pytorch-ir", description="pytorch-ir CLI tools, by onnxline")
-    parser.add_argument("--version", action="version", version=f"pytorch-ir {__version__}")
+    parser.add_argument("--version", action="version", version=f"pytorch-ir {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True)
     picture_parser = commands.add_parser("visualize", help="Visualize IR graph as Mermaid diagram")
     picture_parser.add_argument("ir_file")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch.export import ExportedProgram
 
 from pipeline.torch_ir import IR, ConversionError, OpNode, convert_exported_program
+from torch_ir.aliases import get_conversion_fn, get_op_type
 from torch_ir.analyzer import GraphAnalyzer, NodeInfo
-from torch_ir.ops.aten_ops import get_op_type
-from torch_ir.ops.registry import get_conversion_fn
 
 __all__ = [
     "ConversionError",

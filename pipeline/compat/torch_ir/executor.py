@@ -11,17 +11,9 @@ import torch
 from pipeline.torch_ir import IR, ExecutionError, OpNode, load_weights
 from pipeline.torch_ir import IRExecutor as StrictExecutor
 from pipeline.torch_ir import execute_ir as strict_execute_ir
-from torch_ir.ops.registry import get_execution_fn
+from torch_ir.aliases import get_execution_fn
 
-__all__ = [
-    "ExecutionError",
-    "IRExecutor",
-    "OpNode",
-    "TensorRegistry",
-    "execute_ir",
-    "get_execution_fn",
-    "load_weights",
-]
+__all__ = ["ExecutionError", "IRExecutor", "OpNode", "TensorRegistry", "execute_ir", "get_execution_fn", "load_weights"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -54,11 +46,14 @@ class TensorRegistry:
         return name in self._tensors
 
 
-class IRExecutor(StrictExecutor):
+class AnySizesExecutor(StrictExecutor):
     """The executor of `pipeline.torch_ir` without its check of input sizes: operators refuse what they cannot take."""
 
     def __init__(self, ir: IR, weights: Tensors | None = None, constants: Tensors | None = None) -> None:
         super().__init__(ir, weights, constants, strict_sizes=False)
+
+
+IRExecutor = AnySizesExecutor
 
 
 def execute_ir(

@@ -10,14 +10,14 @@ attribute of that name, type and default.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.ir.graph import Attr, TensorSpec
+from pipeline.importers.from_onnx.node import CONVERSION, Importer, Node
+from pipeline.ir.graph import Attr, TensorSpec, TorchConst
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +59,21 @@ def aten(name: str, *operands: Term, **arguments: Attr) -> Term:
     dtype = "bool" if name.partition(".")[0] in COMPARISONS else operands[-1].spec.dtype
     operator = f"aten.{name}" if "." in name else f"aten.{name}.default"
     return Term(TensorSpec(shape, dtype), operator, operands, arguments)
+
+
+def cast(value: Term, dtype: str) -> Term:
+    """The value in another dtype; itself where it has this one."""
+    if value.spec.dtype == dtype:
+        return value
+    return Term(TensorSpec(value.spec.shape, dtype), CONVERSION, (value,), {"dtype": TorchConst("dtype", dtype)})
+
+
+def shaped(value: Term, sizes: Sequence[int]) -> Term:
+    """The elements in their order, in another shape; the value itself where it has this one."""
+    sizes = tuple(sizes)
+    if value.spec.shape == sizes:
+        return value
+    return Term(TensorSpec(sizes, value.spec.dtype), "aten.reshape.default", (value,), {"shape": sizes})
 
 
 def where(condition: Term, chosen: Term, other: Term) -> Term:

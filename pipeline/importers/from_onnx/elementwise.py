@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.importers.from_onnx.definitions import aten, define, give, term, where
 from pipeline.importers.from_onnx.node import Importer, Node, call
 from pipeline.importers.from_onnx.shape import emit_expand
-from pipeline.importers.from_onnx.specs import ir_dtype
+from pipeline.importers.from_onnx.source import ir_dtype
 from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
 

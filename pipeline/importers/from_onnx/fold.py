@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from onnx import helper
 
-from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.source import Attributes
 
 INTEGER_LIMIT = 4096
 """Elements of an integer or boolean tensor that may be folded: a mask of 64×64."""

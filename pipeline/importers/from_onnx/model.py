@@ -16,18 +16,7 @@ import onnx
 from google.protobuf import json_format
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx import (
-    contrib,
-    conv,
-    elementwise,
-    index,
-    own,
-    quantize,
-    reduce,
-    resize,
-    shape,
-    signal,
-)
+from pipeline.importers.from_onnx import contrib, conv, elementwise, index, own, quantize, reduce, resize, shape, signal
 from pipeline.importers.from_onnx.node import Importer, NameScope, Node
 from pipeline.importers.from_onnx.replacements import PendingNode, has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.resolve import Resolved, Rules, Scope, first_output, identity, resolve
@@ -264,41 +253,49 @@ class NodeList:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanSegment:
+class StaticPart:
     """A Graph of the first nodes, and what is left."""
 
     graph: Graph
     constants: Mapping[str, np.ndarray]
     """Values that the nodes of the graph make, and that are known without a run."""
     rest: Sequence[PendingNode]
-    """The nodes from the first that is not in the graph on; all of them where that is the very first."""
-    needs: Sequence[str]
-    """Values whose numbers that node needs."""
+    """The first node that is not in the graph, and all after it."""
     begins: bool
     """Whether the graph has at least the first node."""
+    fixed: Mapping[str, np.ndarray]
+    """Values whose numbers, and not their shapes alone, the graph follows from."""
 
 
-def import_segment(part: NodeList, values: Mapping[str, Any], fixed: Collection[str]) -> PlanSegment:
-    """The segment at the beginning of `part`, for the shapes of `values`, and for the numbers of those in `fixed`.
+def import_static_part(part: NodeList, values: Mapping[str, Any], fixed: Collection[str] = ()) -> StaticPart:
+    """As many nodes of `part` as one Graph holds, for the shapes of `values`.
+
+    Numbers are used where a node needs them, such as the shape that a Reshape reads, and those of `fixed` in any case.
 
     Raises:
         SourceError, Unsupported, UsageError: as `from_onnx`.
     """
     specs = {name: spec for name, value in values.items() if (spec := tensor_spec(value)) is not None}
-    scope = Scope(
-        name=part.name,
-        nodes=part.nodes,
-        inputs={name: spec for name, spec in specs.items() if name not in fixed},
-        outputs=part.outputs,
-        stored=part.stored,
-        fixed={name: np.asarray(values[name]) for name in fixed},
-        others=frozenset(values) - specs.keys(),
-    )
-    graph, resolved = build_graph(scope, Rules(importers(), fallback=True, stops=True))
+    known = {name: np.array(values[name]) for name in fixed}
+    while True:
+        scope = Scope(
+            name=part.name,
+            nodes=part.nodes,
+            inputs={name: spec for name, spec in specs.items() if name not in known},
+            outputs=part.outputs,
+            stored=part.stored,
+            fixed=known,
+            others=frozenset(values) - specs.keys(),
+        )
+        graph, resolved = build_graph(scope, Rules(importers(), fallback=True, stops=True))
+        needed = {name for name in resolved.needs if name in specs} - known.keys()
+        if not needed:
+            break
+        known |= {name: np.array(values[name]) for name in needed}
     made = {name for node in resolved.nodes for name in node.proto.output}
     wanted = made & ({*part.outputs} | read_names([node.proto for node in resolved.rest]))
     constants = {name: array for name in wanted if (array := resolved.constant(name)) is not None}
-    return PlanSegment(graph, constants, resolved.rest, resolved.needs, bool(resolved.nodes))
+    return StaticPart(graph, constants, resolved.rest, bool(resolved.nodes), known)
 
 
 def tensor_spec(value: object) -> TensorSpec | None:

@@ -12,10 +12,9 @@ import ml_dtypes
 import numpy as np
 
 from pipeline.errors import InternalError, SourceError, Unsupported
-from pipeline.importers.from_onnx.attributes import Attributes, module_path, schema_of
 from pipeline.importers.from_onnx.replacements import PendingNode
 from pipeline.importers.from_onnx.resolve import Resolved
-from pipeline.importers.from_onnx.source import ArrayPayload
+from pipeline.importers.from_onnx.source import ArrayPayload, Attributes, module_path, schema_of
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Attr, TensorSpec, TorchConst
 from pipeline.ops.aten import call_attrs, is_call
@@ -65,7 +64,7 @@ class NameScope:
         return name in self._vids or name in self.resolved.stored or name in self.resolved.constants
 
     def stand_in(self, names: Iterable[str]) -> None:
-        """Let the outputs of a node that was refused mean values without numbers, so that later nodes can be tried."""
+        """Let the outputs of a node that was refused mean values without data, so that later nodes can be tried."""
         for name in names:
             if name and name not in self._vids and name in self.resolved.specs:
                 self._declare(name, self._builder.const(name, self.resolved.specs[name]), name)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.importers.from_onnx.conv import convolution, kernel_of, read_window
+from pipeline.importers.from_onnx.definitions import Term, cast, compute, shaped, term
 from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.importers.from_onnx.shape import reshape
 from pipeline.ir.graph import Attr, TensorSpec
 
 LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
@@ -53,82 +53,71 @@ def places_of_scales(node: Node) -> dict[str, Attr]:
     return {"axis": axis, "block_size": block}
 
 
-def spec_of(spec: TensorSpec, dtype: str) -> TensorSpec:
-    return TensorSpec(spec.shape, dtype)
-
-
-def subtract_zero_point(node: Node, operand: int, zero: int | None, shape: Sequence[int] | None = None) -> int:
-    """An integer operand minus its zero point, as float64; `shape` lets the zero point broadcast."""
-    spec = node.spec(operand)
-    x = node.convert(node.operand(operand), "float64")
-    if zero is None or not node.has(zero):
+def less_zero_point(node: Node, place: int, zero: int, sizes: Sequence[int] | None = None) -> Term:
+    """An integer operand minus its zero point, as float64; `sizes` lets a zero point of several numbers broadcast."""
+    x = cast(term(node, node.operand(place)), "float64")
+    if not node.has(zero):
         return x
-    point = node.convert(node.operand(zero), "float64")
-    own = node.vid_spec(point)
-    wanted = tuple(shape) if shape is not None and own.numel > 1 else () if own.numel == 1 else own.sizes
-    if wanted != own.sizes:
-        point = reshape(node, point, wanted)
-    return node.step("aten.sub.Tensor", [x, point], TensorSpec(spec.shape, "float64"))
+    point = cast(term(node, node.operand(zero)), "float64")
+    return x - spread(point, sizes)
+
+
+def spread(numbers: Term, sizes: Sequence[int] | None) -> Term:
+    """One number without axes, several in the shape `sizes`, where that is given."""
+    if numbers.spec.numel == 1:
+        return shaped(numbers, ())
+    return numbers if sizes is None else shaped(numbers, sizes)
+
+
+def product_of_integers(node: Node, a: tuple[int, int], b: tuple[int, int]) -> Term:
+    """The product of two matrices of integers, each an input and its zero point, in float64.
+
+    A zero point for each row of the left matrix is a column.
+    """
+    rows = (*node.spec(a[1]).sizes, 1) if node.has(a[1]) and node.spec(a[1]).rank == 1 else None
+    spec = TensorSpec(node.output().shape, "float64")
+    return Term(spec, "aten.matmul.default", (less_zero_point(node, *a, rows), less_zero_point(node, *b)))
 
 
 def matmul_integer(node: Node) -> None:
-    a = subtract_zero_point(node, 0, 2, rows_of(node, 0, 2))
-    b = subtract_zero_point(node, 1, 3)
-    product = node.step("aten.matmul.default", [a, b], TensorSpec(node.output().shape, "float64"))
-    node.emit_conversion(product)
-
-
-def rows_of(node: Node, operand: int, zero: int) -> tuple[int, ...] | None:
-    """A zero point for each row of the left matrix is a column."""
-    if not node.has(zero) or node.spec(zero).rank != 1:
-        return None
-    return (*node.spec(zero).sizes, 1)
+    node.emit_conversion(compute(node, product_of_integers(node, (0, 2), (1, 3))))
 
 
 def conv_integer(node: Node) -> None:
-    product = integer_conv(node, 0, 1, 2, 3)
-    node.emit_conversion(product)
+    node.emit_conversion(compute(node, convolution_of_integers(node, (0, 2), (1, 3))))
 
 
-def integer_conv(node: Node, x: int, w: int, x_zero: int, w_zero: int) -> int:
+def convolution_of_integers(node: Node, x: tuple[int, int], w: tuple[int, int]) -> Term:
     """The convolution of integers in float64. Zeros are padded after the zero point was taken off."""
-    column = (node.spec(w).sizes[0], *(1,) * (node.spec(w).rank - 1))
-    operands = [subtract_zero_point(node, x, x_zero), subtract_zero_point(node, w, w_zero, column)]
-    operator, tensors, attrs = convolution(node, operands, read_window(node, kernel_of(node, w)))
-    return node.step(operator, tensors, spec_of(node.output(), "float64"), attrs)
+    column = (node.spec(w[0]).sizes[0], *(1,) * (node.spec(w[0]).rank - 1))
+    operands = [compute(node, less_zero_point(node, *x)), compute(node, less_zero_point(node, *w, column))]
+    operator, tensors, attrs = convolution(node, operands, read_window(node, kernel_of(node, w[0])))
+    return term(node, node.step(operator, tensors, TensorSpec(node.output().shape, "float64"), attrs))
 
 
 def q_linear_conv(node: Node) -> None:
     """Its inputs: x, scale, zero point; w, scale, zero point; scale and zero point of the result; bias."""
-    product = integer_conv(node, 0, 3, 2, 5)
-    spec = node.vid_spec(product)
-    column = (1, spec.sizes[1], *(1,) * (spec.rank - 2))
+    product = convolution_of_integers(node, (0, 2), (3, 5))
+    column = (1, product.spec.sizes[1], *(1,) * (product.spec.rank - 2))
     if node.has(8):
-        bias = reshape(node, node.convert(node.operand(8), "float64"), column)
-        product = node.step("aten.add.Tensor", [product, bias], spec)
-    requantize(node, product, (1, 4, 6), 7, column)
+        product = product + shaped(cast(term(node, node.operand(8)), "float64"), column)
+    requantize(node, product, column)
 
 
 def q_linear_matmul(node: Node) -> None:
     """Its inputs: a, scale, zero point; b, scale, zero point; scale and zero point of the result."""
-    a, b = subtract_zero_point(node, 0, 2, rows_of(node, 0, 2)), subtract_zero_point(node, 3, 5)
-    product = node.step("aten.matmul.default", [a, b], TensorSpec(node.output().shape, "float64"))
-    requantize(node, product, (1, 4, 6), 7, None)
+    requantize(node, product_of_integers(node, (0, 2), (3, 5)), None)
 
 
-def requantize(
-    node: Node, product: int, scales: tuple[int, int, int], zero: int, channels: tuple[int, ...] | None
-) -> None:
+def requantize(node: Node, product: Term, channels: tuple[int, ...] | None) -> None:
     """The product, times the scales of both operands, over that of the result; `channels` shapes the second one."""
-    left, right, result = (node.convert(node.operand(place), "float64") for place in scales)
-    spec = node.vid_spec(product)
-    if channels is not None and node.vid_spec(right).numel > 1:
-        right = reshape(node, right, channels)
-    if node.vid_spec(left).rank == 1 and node.vid_spec(left).numel > 1:
-        left = reshape(node, left, (*node.vid_spec(left).sizes, 1))
-    for factor in (left, right):
-        product = node.step("aten.mul.Tensor", [product, factor], spec)
-    node.emit("onnxline.quantize.default", [product, result, node.operand(zero)], {"to": node.output().dtype})
+    left, right, result = (cast(term(node, node.operand(place)), "float64") for place in (1, 4, 6))
+    if channels is not None and right.spec.numel > 1:
+        right = shaped(right, channels)
+    if left.spec.rank == 1 and left.spec.numel > 1:
+        left = shaped(left, (*left.spec.sizes, 1))
+    operands = [compute(node, product * left * right), compute(node, result), node.operand(7)]
+    node.emit("onnxline.quantize.default", operands, {"to": node.output().dtype})
 
 
 IMPORTERS: dict[str, Importer] = {

@@ -184,23 +184,14 @@ def batch_norm(node: Node) -> None:
     if not node.attributes.flag("spatial", True):
         raise node.refusal("it has spatial = 0, a mean for each element of a sample; expected one for each channel")
     node.attributes.settle("momentum")  # of training alone
-    stored: dict[str, Attr] = {
-        "training": False,
-        "momentum": 0.0,
-        "eps": epsilon(node),
-        "cudnn_enabled": False,
-    }
+    stored: dict[str, Attr] = {"training": False, "momentum": 0.0, "eps": epsilon(node), "cudnn_enabled": False}
     node.emit_first("aten.batch_norm.default", node.operands(), stored)
 
 
 def instance_norm(node: Node) -> None:
     """One group for each channel; torch's own instance_norm refuses a single element in space."""
     channels = node.spec(0).sizes[1]
-    node.emit(
-        "aten.group_norm.default",
-        node.operands(),
-        {"num_groups": channels, "eps": epsilon(node)},
-    )
+    node.emit("aten.group_norm.default", node.operands(), {"num_groups": channels, "eps": epsilon(node)})
 
 
 def group_norm(node: Node) -> None:

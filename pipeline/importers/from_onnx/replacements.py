@@ -21,8 +21,7 @@ from passes.rewrites.attention_operators import READERS, read_attention
 from passes.rewrites.node_writer import GraphTypes, NewTensors, NodeWriter, NotHandledError
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
-from pipeline.importers.from_onnx.attributes import op_key, schema_of
-from pipeline.importers.from_onnx.specs import element_type
+from pipeline.importers.from_onnx.source import element_type, op_key, schema_of
 from pipeline.ir.graph import TensorSpec
 
 Specs = Mapping[str, TensorSpec]

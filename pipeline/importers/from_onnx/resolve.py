@@ -16,7 +16,6 @@ import onnx
 
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
 from pipeline.importers.from_onnx.replacements import (
     PendingNode,
@@ -26,14 +25,13 @@ from pipeline.importers.from_onnx.replacements import (
     modern_nodes,
     read_names,
 )
-from pipeline.importers.from_onnx.source import Stored
+from pipeline.importers.from_onnx.source import Attributes, Stored, module_path, numpy_type, op_key, schema_of
 from pipeline.importers.from_onnx.specs import (
     OWN_SHAPES,
     Sizes,
     TensorSequence,
     declared_spec,
     infer,
-    numpy_type,
     split_sequence,
     value_arguments,
 )

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.importers.from_onnx.source import Attributes
 from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
 RESHAPE, EXPAND, PERMUTE = (f"aten.{name}.default" for name in ("reshape", "expand", "permute"))

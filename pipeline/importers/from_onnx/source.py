@@ -1,4 +1,7 @@
-"""Read a model: its functions are inlined, and its initializers reference their bytes, which are never copied."""
+"""Read a model and its nodes. Functions are inlined, and initializers reference their bytes, which are never copied.
+
+Of a node: its attributes by type, its kind, its torch module. Of an element type: its name in the IR.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from passes.errors import ModelError
 from passes.graph.traversal import inline_functions
 from passes.load import load_model
 from passes.load.tensors import entry_of, file_in
+from passes.provenance.annotations import module_path_of
 from passes.suggest import nearest_names
 from passes.weights.detached import inner_tensors
 from passes.weights.mapped import ExternalFiles, FileMaps, FileRange
 from passes.weights.stand_ins import inline
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.specs import ir_dtype, is_ir_type, wider_type
-from pipeline.ir.graph import Payload, TensorSpec
+from pipeline.ir.graph import DTYPE_BITS, Payload, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +197,144 @@ def external_payload(proto: TensorProto, folder: Path | None, files: FileMaps) -
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
     place = FileRange(str(path), entry.offset, math.prod(proto.dims) * dtype.itemsize)
     return FilePayload(place, tuple(proto.dims), dtype, files)
+
+
+class Attributes:
+    """Reads attributes of one NodeProto; an absent one is its default. It remembers which were read."""
+
+    def __init__(self, proto: onnx.NodeProto) -> None:
+        self._protos = {attribute.name: attribute for attribute in proto.attribute}
+        self._read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        self._read.add(name)
+        return name in self._protos
+
+    def settle(self, *names: str) -> None:
+        """Mark attributes as read: static shapes say the same, or they have no effect on the result."""
+        self._read.update(names)
+
+    def unread(self, schema: onnx.defs.OpSchema | None) -> list[str]:
+        """Attributes that were not read and do not have the default of `schema`."""
+        return [
+            name for name, proto in self._protos.items() if name not in self._read and not _is_default(proto, schema)
+        ]
+
+    def integer(self, name: str, default: int = 0) -> int:
+        return self._protos[name].i if name in self else default
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return bool(self.integer(name, default))
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """A float32 attribute as its shortest decimal: 1e-05, as the author wrote it, not 9.999999747378752e-06."""
+        return float(str(np.float32(self._protos[name].f))) if name in self else default
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._protos[name].s.decode() if name in self else default
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(text.decode() for text in self._protos[name].strings) if name in self else ()
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        return tuple(float(str(np.float32(number))) for number in self._protos[name].floats) if name in self else ()
+
+    def integers(self, name: str) -> tuple[int, ...] | None:
+        return tuple(self._protos[name].ints) if name in self else None
+
+    def constant(self) -> np.ndarray | None:
+        """The value of a Constant node, in any of its spellings; None for strings and sparse tensors."""
+        for name, proto in self._protos.items():
+            self._read.add(name)
+            match name:
+                case "value":
+                    return numpy_helper.to_array(proto.t)
+                case "value_float":
+                    return np.array(proto.f, np.float32)
+                case "value_floats":
+                    return np.array(proto.floats, np.float32)
+                case "value_int":
+                    return np.array(proto.i, np.int64)
+                case "value_ints":
+                    return np.array(proto.ints, np.int64)
+        return None
+
+
+def _is_default(proto: onnx.AttributeProto, schema: onnx.defs.OpSchema | None) -> bool:
+    known = schema.attributes.get(proto.name) if schema is not None else None
+    if known is None or not known.default_value.type:
+        return False
+    return helper.get_attribute_value(proto) == helper.get_attribute_value(known.default_value)
+
+
+def schema_of(kind: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    """ONNX's schema of an operator; None where ONNX has none, as for other domains."""
+    try:
+        return onnx.defs.get_schema(kind, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def op_key(domain: str, op_type: str) -> str:
+    """How tables and messages name an op: "Conv", "com.microsoft::Attention"."""
+    return op_type if domain in ("", "ai.onnx") else f"{domain}::{op_type}"
+
+
+def module_path(node: onnx.NodeProto) -> str:
+    """The torch module that `node` was exported from, e.g. "layers.0.attention.q_proj"; "" where it is not written.
+
+    torch's exporter writes the scopes from the root inwards, and after the innermost module the name of the FX node.
+    """
+    place = module_path_of(node)
+    return place.paths[-1] if place and place.paths else ""
+
+
+def ir_dtype(element: int, where: str) -> str:
+    """The IR's name of an ONNX element type, e.g. 1 → "float32"; `where` is for the message.
+
+    Raises:
+        Unsupported: strings, and types of less than a byte.
+    """
+    if element not in NAMES:
+        found = TensorProto.DataType.Name(element) if element in TensorProto.DataType.values() else str(element)
+        raise Unsupported(
+            f"{where} has the ONNX element type {found}, expected one of {', '.join(NAMES.values())}; cast or drop it"
+        )
+    return NAMES[element]
+
+
+def is_ir_type(element: int) -> bool:
+    """Whether the IR has the ONNX element type."""
+    return element in NAMES
+
+
+def wider_type(element: int) -> str:
+    """The IR's type that holds a type below a byte, one number in each byte; empty for other types."""
+    return WIDER.get(element, "")
+
+
+def element_type(dtype: str) -> int:
+    """The ONNX element type of one of the IR's dtype names."""
+    return ELEMENTS[dtype]
+
+
+def numpy_type(dtype: str) -> np.dtype:
+    """numpy's type, or that of ml_dtypes, of one of the IR's dtype names."""
+    return helper.tensor_dtype_to_np_dtype(element_type(dtype))
+
+
+NAMES: dict[int, str] = {
+    element: name
+    for element in TensorProto.DataType.values()
+    if element != TensorProto.UNDEFINED and (name := helper.tensor_dtype_to_np_dtype(element).name) in DTYPE_BITS
+}
+"""ONNX's element types that the IR has, and its names of them."""
+
+WIDER: dict[int, str] = {
+    TensorProto.INT4: "int8",
+    TensorProto.UINT4: "uint8",
+    TensorProto.INT2: "int8",
+    TensorProto.UINT2: "uint8",
+}
+
+ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}

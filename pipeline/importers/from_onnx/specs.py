@@ -10,49 +10,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper, shape_inference
 
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.attributes import Attributes, op_key
-from pipeline.ir.graph import DTYPE_BITS, Dim, TensorSpec
+from pipeline.importers.from_onnx.source import Attributes, element_type, ir_dtype, op_key
+from pipeline.ir.graph import Dim, TensorSpec
 
 Constants = Mapping[str, np.ndarray]
 """Inputs of a node with small known numbers."""
-
-
-def ir_dtype(element: int, where: str) -> str:
-    """The IR's name of an ONNX element type, e.g. 1 → "float32"; `where` is for the message.
-
-    Raises:
-        Unsupported: strings, and types of less than a byte.
-    """
-    if element not in NAMES:
-        found = TensorProto.DataType.Name(element) if element in TensorProto.DataType.values() else str(element)
-        raise Unsupported(
-            f"{where} has the ONNX element type {found}, expected one of {', '.join(NAMES.values())}; cast or drop it"
-        )
-    return NAMES[element]
-
-
-def is_ir_type(element: int) -> bool:
-    """Whether the IR has the ONNX element type."""
-    return element in NAMES
-
-
-def wider_type(element: int) -> str:
-    """The IR's type that holds a type below a byte, one number in each byte; empty for other types."""
-    return WIDER.get(element, "")
-
-
-def element_type(dtype: str) -> int:
-    """The ONNX element type of one of the IR's dtype names."""
-    return ELEMENTS[dtype]
-
-
-def numpy_type(dtype: str) -> np.dtype:
-    """numpy's type, or that of ml_dtypes, of one of the IR's dtype names."""
-    return helper.tensor_dtype_to_np_dtype(element_type(dtype))
 
 
 def declared_spec(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:
@@ -326,21 +292,6 @@ def _sizes(total: int, split: np.ndarray | None) -> tuple[int, ...]:
 MOST_PIECES = 2**16
 """Tensors of one sequence."""
 
-NAMES: dict[int, str] = {
-    element: name
-    for element in TensorProto.DataType.values()
-    if element != TensorProto.UNDEFINED and (name := helper.tensor_dtype_to_np_dtype(element).name) in DTYPE_BITS
-}
-"""ONNX's element types that the IR has, and its names of them."""
-
-WIDER: dict[int, str] = {
-    TensorProto.INT4: "int8",
-    TensorProto.UINT4: "uint8",
-    TensorProto.INT2: "int8",
-    TensorProto.UINT2: "uint8",
-}
-
-ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
 
 LIKE_FIRST = (
     "GroupNormalization", "SimplifiedLayerNormalization", "com.microsoft::BiasGelu", "com.microsoft::FastGelu",

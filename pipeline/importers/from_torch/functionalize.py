@@ -1,19 +1,23 @@
-"""Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs.
+"""Functionalize a program: without in-place operators, and with the new values of buffers and inputs as outputs.
 
-torch functionalizes a program by running it again. It keeps the operators, with three exceptions. An operator that may
-return a view or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes what it was in this trace,
-because a write through a view must reach the viewed tensor. `batch_norm` becomes another operator even where it writes
-nothing; we restore it. An `instance_norm` that writes is decomposed.
+torch functionalizes a program by running it again. It keeps the operators, with three exceptions:
+
+- An operator that may return a view or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the view or
+  the copy that it returned in this trace, because a write through a view must reach the viewed tensor.
+- `batch_norm` becomes another operator even where it writes nothing; we restore it.
+- An `instance_norm` that writes is decomposed.
 
 Copies that convert need care: `buffer.copy_(x)` where `x` has another dtype, shape or order in memory than the buffer.
 Where the last write to a buffer is such a copy, `run_decompositions` replaces the copy by `x` (torch 2.13:
 `_remove_unnecessary_copy_op_pass`), and later readers of the buffer get the wrong dtype, shape or order. So each such
 copy writes to an alias of its target while torch runs the program again, and the aliases are removed afterwards.
 
-Views that no schema declares need care too: `einsum("ij->ji", x)` shares the memory of `x`, and an idle dropout returns
-`x`. torch takes the result of such an `einsum` for a new tensor, and makes a copy of the dropout (torch 2.13), so a
-write to one of the two tensors no longer reaches the other. So we decompose such an operator into views that are
-declared, and replace one that returns its argument by that argument.
+Views that no schema declares need care too: `einsum("ij->ji", x)` shares the memory of `x`, and an idle dropout (one
+that does not train, or has p = 0) returns `x`. torch treats the result of such an `einsum` as a new tensor, and lets
+the dropout return a copy (torch 2.13), so a write to one of the two tensors no longer reaches the other. So we replace
+such an operator by views that are declared, and an operator that returns its argument by that argument.
+
+A body is a graph inside of an operator, such as a branch of `torch.cond`.
 """
 
 from __future__ import annotations
@@ -80,14 +84,14 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
     """
     if not (mutates(program) or any(marks_vmap(node.target) for node in calls_in(program.graph_module))):
         return program
-    asked = next((node for node in calls_in(program.graph_module) if node.target in (BATCH_NORM, INSTANCE_NORM)), None)
-    with warnings.catch_warnings():  # of torch's own copy of the program
+    norm = next((node for node in calls_in(program.graph_module) if node.target in (BATCH_NORM, INSTANCE_NORM)), None)
+    with warnings.catch_warnings():  # torch warns of its own way to copy the program
         warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
-        found = _run_again(_one_name_each(program))
-    if asked is not None:
+        found = _run_again(_merge_names(program))
+    if norm is not None:  # whether cuDNN is used is a setting of torch that all norms of a trace share
         for node in list(calls_in(found.graph_module)):
             if node.target is NO_TRAINING:
-                _put_back(node, cudnn=asked.args[8])
+                _restore_batch_norm(node, cudnn=norm.args[8])
     return found
 
 
@@ -98,56 +102,58 @@ def _run_again(program: ExportedProgram) -> ExportedProgram:
     ]
     hidden, copies = hidden_views(calls_in(program.graph_module), changed), find_converting_copies(program)
     if hidden:
-        program = without_identities(program, {node.name for node in hidden})
+        program = replace_hidden_views(program, {node.name for node in hidden})
     if copies:
-        program = through_aliases(program, copies)
-    silent = [node for node in find_writing_calls(program) if node.target is INSTANCE_NORM]
-    found = program.run_decompositions(decompositions([*hidden, *silent]))
+        program = with_aliases(program, copies)
+    undeclared = [node for node in find_writing_calls(program) if node.target is INSTANCE_NORM]
+    found = program.run_decompositions(decompositions([*hidden, *undeclared]))
     if copies:
-        without_aliases(found)
+        remove_aliases(found)
     return found
 
 
-def _one_name_each(program: ExportedProgram) -> ExportedProgram:
+def _merge_names(program: ExportedProgram) -> ExportedProgram:
     """Merge the placeholders of each stored tensor into that of its first name.
 
-    torch.export reads a tensor that the model has under several names by one of them. Functionalizing it trips over the
-    others if it is written to (torch 2.13: `expected compiled_fn to be GraphModule`).
+    A tensor that the model has under several names has a placeholder for each, and torch.export reads one of them. If
+    the tensor is written to, torch cannot functionalize a program that has the other placeholders (torch 2.13:
+    `expected compiled_fn to be GraphModule`).
     """
-    twins = _twins(program)
-    if not twins:
+    first_names = _first_names(program)
+    if not first_names:
         return program
     module = _copy_graphs(program)
     nodes = {node.name: node for node in module.graph.find_nodes(op="placeholder")}
-    for name, first in twins.items():
+    for name, first in first_names.items():
         nodes[name].replace_all_uses_with(nodes[first])
         module.graph.erase_node(nodes[name])
     module.recompile()
-    specs = [spec for spec in program.graph_signature.input_specs if spec.arg.name not in twins]
+    specs = [spec for spec in program.graph_signature.input_specs if spec.arg.name not in first_names]
     return program._update(module, replace(program.graph_signature, input_specs=specs))
 
 
 def _copy_graphs(program: ExportedProgram) -> GraphModule:
-    """A copy of the program's graphs whose nodes keep their names: torch.fx renames a placeholder called `input`."""
+    """A copy of the program's graphs. Its nodes keep their names: by itself torch.fx renames a placeholder `input`."""
     module = copy.deepcopy(program.graph_module)
     for copied, node in zip(module.graph.nodes, program.graph.nodes, strict=True):
         copied.name = node.name
     return module
 
 
-def _twins(program: ExportedProgram) -> dict[str, str]:
-    """{a further placeholder of a stored tensor: the first}."""
+def _first_names(program: ExportedProgram) -> dict[str, str]:
+    """For each further placeholder of a stored tensor, by name: the name of the first placeholder of that tensor."""
     first: dict[int, str] = {}
     made = {name: first.setdefault(id(tensor), name) for name, _, tensor in held_tensors(program)}
     return {name: one for name, one in made.items() if name != one}
 
 
 def trains(mean: object, variance: object, training: object) -> bool:
+    """Whether a norm with these arguments updates its running statistics."""
     return bool(training) and (mean is not None or variance is not None)
 
 
-def _put_back(node: Node, *, cudnn: Any) -> None:
-    """Restore `batch_norm` in place of `node`, if only the first of its three results is read."""
+def _restore_batch_norm(node: Node, *, cudnn: Any) -> None:
+    """Restore `batch_norm` in place of `node`; a node of which more than the first of three results is read stays."""
     reads = list(node.users)
     if any(read.target is not getitem or read.args[1] != 0 for read in reads):
         return
@@ -163,19 +169,19 @@ def _put_back(node: Node, *, cudnn: Any) -> None:
 
 BATCH_NORM = torch.ops.aten.batch_norm.default
 INSTANCE_NORM = torch.ops.aten.instance_norm.default
-"""torch keeps it whole and misses what it writes; only its decomposition shows that (torch 2.13)."""
+"""torch keeps it whole, and its schema does not declare that it writes; its decomposition does so (torch 2.13)."""
 NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
 """What `batch_norm` becomes where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""
 
 
 def find_converting_copies(program: ExportedProgram) -> list[str]:
-    """The names of the `copy_` nodes whose source has another dtype, shape or strides than their target, in regions too
-    (torch inlines regions into the graph around them).
+    """The names of the `copy_` nodes whose source has another dtype, shape or strides than their target, in bodies too
+    (torch inlines bodies into the graph around them).
     """
     return [node.name for node in calls_in(program.graph_module) if node.target is COPY and _converts(node)]
 
 
-def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProgram:
+def with_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProgram:
     """A copy of `program` in which the nodes `copies` write to an alias of their target."""
     module = _copy_graphs(program)
     for node in list(calls_in(module)):
@@ -189,7 +195,7 @@ def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProg
     return program._update(module, program.graph_signature)
 
 
-def without_aliases(program: ExportedProgram) -> None:
+def remove_aliases(program: ExportedProgram) -> None:
     """Remove the aliases from the functionalized `program`: each is replaced by its argument."""
     module = program.graph_module
     with module._set_replace_hook(program.graph_signature.get_replace_hook()):
@@ -211,30 +217,40 @@ ALIAS = torch.ops.aten.alias.default
 
 
 def hidden_views(calls: Iterable[Node], changed: Iterable[Node]) -> list[Node]:
-    """Those of `calls` that return an undeclared view of memory that one of the nodes `changed` uses.
+    """Those of `calls` that return an undeclared view of memory in which the result of one of the nodes `changed` lies.
 
-    An idle dropout is always among them: torch would copy there.
+    An idle dropout is always among them: torch would make it a copy.
     """
     memories = frozenset[int]().union(*map(memories_at, changed))
-    return [node for node in calls if _idle(node) or (memories & memories_at(node) and _hides(node))]
+    return [
+        node
+        for node in calls
+        if _is_idle_dropout(node) or (memories & memories_at(node) and _returns_hidden_view(node))
+    ]
 
 
 def decompositions(nodes: Iterable[Node]) -> dict[Any, Callable[..., Any]]:
-    """torch's decompositions of the operators of these calls, except of an idle dropout, which is bypassed before."""
-    operators = {node.target for node in nodes if not _idle(node)}
+    """torch's decompositions of the operators of these calls, but not of an idle dropout.
+
+    `replace_hidden_views` has replaced that by its argument. An operator without a decomposition is left as it is.
+    """
+    operators = {node.target for node in nodes if not _is_idle_dropout(node)}
     known = torch.export.default_decompositions() if operators else {}
     return {operator: known[operator] for operator in operators if operator in known}
 
 
-def without_identities(program: ExportedProgram, names: Collection[str]) -> ExportedProgram:
-    """A copy of `program` in which, among the nodes `names`, those that return their argument are bypassed, and those
-    whose operator has an equivalent that declares its views (DECLARED) call that one."""
+def replace_hidden_views(program: ExportedProgram, names: Collection[str]) -> ExportedProgram:
+    """A copy of `program` in which the nodes `names`, if they return their argument, are replaced by it, and otherwise
+    call the equivalent operator that declares its views, if there is one (DECLARED)."""
     module, signature = _copy_graphs(program), copy.deepcopy(program.graph_signature)
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [node for node in calls_in(module) if node.name in names]:
             if isinstance(node.target, OpOverload):
                 node.target = DECLARED.get(node.target, node.target)
-            same = next((source for source in node.all_input_nodes if _idle(node) or _is_same(node, source)), None)
+            same = next(
+                (source for source in node.all_input_nodes if _is_idle_dropout(node) or _is_identity(node, source)),
+                None,
+            )
             if same is not None:
                 node.replace_all_uses_with(same)
                 node.graph.erase_node(node)
@@ -248,11 +264,11 @@ def memories_at(node: Node) -> frozenset[int]:
     return frozenset(memory for leaf in leaves if (memory := memory_of(leaf)) is not None)
 
 
-def _idle(node: Node) -> bool:
+def _is_idle_dropout(node: Node) -> bool:
     return node.target is DROPOUT and not (node.args[1] and node.args[2])
 
 
-def _is_same(node: Node, given: Node) -> bool:
+def _is_identity(node: Node, given: Node) -> bool:
     one, other = node.meta.get("val"), given.meta.get("val")
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
@@ -264,7 +280,7 @@ def _view_facts(tensor: torch.Tensor) -> tuple[str, ...]:
     return *map(str, (tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.storage_offset())), *as_written(tensor)
 
 
-def _hides(node: Node) -> bool:
+def _returns_hidden_view(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or describe_operator(node.target).viewed:
         return False
     return any(memories_at(node) & memories_at(given) for given in node.all_input_nodes)

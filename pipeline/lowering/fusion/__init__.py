@@ -19,8 +19,7 @@ from pipeline.lowering.fusion.gradients import (
     scale_before_spreading,
     sum_rows_by_product,
 )
-from pipeline.lowering.fusion.images import store_images_by_channel
-from pipeline.lowering.fusion.layout import keep_channels_last, store_as_copied
+from pipeline.lowering.fusion.layout import keep_channels_last, store_as_copied, store_images_by_channel
 from pipeline.lowering.fusion.pointwise import add_in_products, fuse_convolutions, fuse_products, join_products
 from pipeline.lowering.fusion.readers import take_constant_places
 from pipeline.ops.aten import AS_STRIDED

@@ -83,10 +83,11 @@ def fuse_convolutions(graph: Graph) -> Graph:
         if found is None or not is_float32(graph, op) or not is_constant(graph, found.weight):
             continue
         last, norm = _norm_after(graph, op)
-        last, other = _sum_after(graph, last, taken)
+        if (both := _find_sum(graph, last, taken)) is not None:
+            last = both.op
+            taken.add(last.oid)
         last, activation = _activation_after(graph, last)
-        taken.add(last.oid)
-        _put_convolution(rewrite, last, found, norm, other, activation)
+        _put_convolution(rewrite, last, found, norm, both and both.other, activation)
     return rewrite.build()
 
 
@@ -119,17 +120,31 @@ def _norm_after(graph: Graph, op: Op) -> tuple[Op, Norm | None]:
     return after, norm
 
 
-def _sum_after(graph: Graph, op: Op, taken: set[int]) -> tuple[Op, int | None]:
-    """A sum with a tensor of the same spec; a sum of two convolutions belongs to the first of them."""
-    after = only_user(graph, op.outputs[0])
+@dataclass(frozen=True, slots=True)
+class SumOfResult:
+    """A sum, and the tensor that it adds to the result of another op."""
+
+    op: Op
+    other: int
+
+
+def _find_sum(graph: Graph, op: Op, taken: Container[int], *, after_views: bool = False) -> SumOfResult | None:
+    """The sum of the result of `op` with a tensor of the same spec, unless it is `taken`: a sum of two results belongs
+    to the first of them.
+
+    after_views: between result and sum there may be views that leave the elements in their order.
+    """
+    vid = op.outputs[0]
+    after = only_user(graph, vid)
+    while after_views and after is not None and _keeps_order(graph, after):
+        vid = after.outputs[0]
+        after = only_user(graph, vid)
     both = read_sum(after) if after is not None else None
-    if after is None or both is None or not _keeps_spec(graph, op, after):
-        return op, None
-    other = both[1] if both[0] == op.outputs[0] else both[0]
-    last, _ = _activation_after(graph, after)
-    if last.oid in taken or graph.values[other].spec != graph.values[op.outputs[0]].spec:
-        return op, None
-    return after, other
+    if after is None or both is None or after.oid in taken:
+        return None
+    other = both[1] if both[0] == vid else both[0]
+    specs = {graph.values[value].spec for value in (other, vid, after.outputs[0])}
+    return SumOfResult(after, other) if len(specs) == 1 else None
 
 
 def _activation_after(graph: Graph, op: Op) -> tuple[Op, Activation]:
@@ -152,14 +167,6 @@ def is_float32(graph: Graph, op: Op) -> bool:
     return all(graph.values[vid].spec.dtype == "float32" for vid in (*op.inputs, *op.outputs))
 
 
-@dataclass(frozen=True, slots=True)
-class SumOfProduct:
-    """The sum, and the tensor that it adds to the product."""
-
-    op: Op
-    other: int
-
-
 def add_in_products(graph: Graph) -> Graph:
     """`residual`: a product with a constant matrix, what `linear` joined to it, and the tensor that is added then.
 
@@ -169,26 +176,11 @@ def add_in_products(graph: Graph) -> Graph:
     taken: set[int] = set()
     for op in graph.ops:
         product = read_stored_product(graph, op)
-        found = _sum_of_product(graph, op, taken) if product is not None else None
-        if product is not None and found is not None:
+        found = _find_sum(graph, op, taken, after_views=True) if product is not None else None
+        if product is not None and found is not None and graph.values[found.other].spec.is_static:
             taken.add(found.op.oid)
             _put_sum(rewrite, op, product, found)
     return rewrite.build()
-
-
-def _sum_of_product(graph: Graph, op: Op, taken: Container[int]) -> SumOfProduct | None:
-    """A sum with a tensor of the same spec; a sum of two products belongs to the first of them."""
-    vid = op.outputs[0]
-    after = only_user(graph, vid)
-    while after is not None and _keeps_order(graph, after):
-        vid = after.outputs[0]
-        after = only_user(graph, vid)
-    both = read_sum(after) if after is not None else None
-    if after is None or both is None or after.oid in taken:
-        return None
-    other = both[1] if both[0] == vid else both[0]
-    specs = {graph.values[value].spec for value in (other, vid, after.outputs[0])}
-    return SumOfProduct(after, other) if len(specs) == 1 and all(spec.is_static for spec in specs) else None
 
 
 def _keeps_order(graph: Graph, op: Op) -> bool:
@@ -208,7 +200,7 @@ PERMUTES = {"Transpose": "perm", "aten.permute.default": "dims"}
 """Kind → the attribute that has the order of the axes."""
 
 
-def _put_sum(rewrite: Rewrite, op: Op, product: MatrixProduct, found: SumOfProduct) -> None:
+def _put_sum(rewrite: Rewrite, op: Op, product: MatrixProduct, found: SumOfResult) -> None:
     rows, last = rewrite.spec(op.outputs[0]), found.op
     flags: dict[str, Attr] = {"trans": product.trans, "add": True, "bias": product.bias is not None}
     of_op = {name: op.attrs[name] for name in ("activation", "numbers")} if op.kind == "LinearPointwise" else None
@@ -246,9 +238,10 @@ def join_products(graph: Graph) -> Graph:
         if first is None or after is None or second is None or after.attrs.get("activation", "none") != "none":
             continue
         if second.x == op.outputs[0] and _is_large(graph, first) and _is_large(graph, second):
-            last, other = _sum_after_pair(graph, after, taken)
+            both = _find_sum(graph, after, taken)
+            last = after if both is None else both.op
             taken |= {after.oid, last.oid}
-            _put_both(rewrite, op, first, second, last, other)
+            _put_both(rewrite, op, first, second, last, both and both.other)
     return rewrite.build()
 
 
@@ -274,14 +267,3 @@ def _put_both(
     optional = [vid for vid in (other, first.bias, second.bias) if vid is not None]
     ins = [first.x, first.weight, second.weight, *optional]
     rewrite.replace(last, "FeedForward", ins, [last.outputs[0], hidden], attrs)
-
-
-def _sum_after_pair(graph: Graph, op: Op, taken: Container[int]) -> tuple[Op, int | None]:
-    """A sum with a tensor of the same spec; a sum of two pairs belongs to the first of them."""
-    after = only_user(graph, op.outputs[0])
-    both = read_sum(after) if after is not None else None
-    if after is None or both is None or after.oid in taken:
-        return op, None
-    other = both[1] if both[0] == op.outputs[0] else both[0]
-    specs = {graph.values[vid].spec for vid in (other, op.outputs[0], after.outputs[0])}
-    return (after, other) if len(specs) == 1 else (op, None)

@@ -24,22 +24,6 @@ from pipeline.ops.aten.typed import (
 )
 from pipeline.ops.aten.views import as_view
 
-__all__ = [
-    "AS_STRIDED",
-    "CALL_KINDS",
-    "DRAWING",
-    "HIGHER_ORDER",
-    "KINDS",
-    "TYPED",
-    "as_view",
-    "call_attrs",
-    "emitter_of",
-    "inplace_of",
-    "is_call",
-    "takes_any_order",
-    "untyped_call",
-]
-
 KINDS = (ATEN, BODIES, *typed.KINDS)
 
 CALL_KINDS = frozenset(row.kind for row in (*KINDS, *shape.KINDS))

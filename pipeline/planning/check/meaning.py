@@ -27,7 +27,7 @@ from pipeline.lowering import KernelCall
 from pipeline.lowering.lower import ORDERS
 from pipeline.ops import KINDS, Kind, unpack
 from pipeline.ops.aten.memory import CHANGED, POINTWISE, WRITTEN_LAST
-from pipeline.planning.check.shadow_memory import addresses
+from pipeline.planning.check.shadow_memory import address_of
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 
 Index = Sequence[int]
@@ -55,7 +55,7 @@ def shows_its_operand(plan: ExecutionPlan, call: KernelCall, out: int, source: i
     if index_in_source is None:
         return False
     attrs, output = unpack(call.attr_schema, call.attr_blob), call.out_vids.index(out)
-    address, source_address = addresses(plan, out), addresses(plan, source)
+    address, source_address = address_of(plan, out), address_of(plan, source)
     try:
         for index in _sample_indices(sizes):
             found = index_in_source(ViewElement(attrs, output, index, sizes, source_sizes))

@@ -1,11 +1,13 @@
-"""The bytes of each value, derived from the tables of a plan, and the values whose bytes are intact.
+"""Shadow memory: what the checker of a plan knows of each byte, without a run and without the planner's own facts.
 
-Intact values are indexed by byte, so that a write finds the values that it destroys.
+Three questions are answered here:
 
-Check a memory map: every value is somewhere at every call that needs it, and nothing lies over it meanwhile.
-
-What a value's life is, is derived here from the calls, and the planner's half calls are not used: at each boundary
-between two calls the places that a move reads or writes are added to what lies there.
+- which bytes a value has by the plan's tables (`place`);
+- which values are intact, that is, computed and not overwritten since (`IntactValues`, by byte, so that a write finds
+  what it destroys);
+- whether the memory map, which says where each value lies during which calls, keeps every value for as long as a call
+  needs it, with nothing else on its bytes (`wrong_residences`). Which calls need a value is found in the calls. While a
+  value moves between two calls, the bytes that it leaves and those that it takes both count as taken.
 """
 
 from __future__ import annotations
@@ -13,19 +15,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
-from pipeline.planning.memory_map import MemoryMap, Residence
-from pipeline.planning.plan import ExecutionPlan
+from pipeline.planning.plan import ExecutionPlan, MemoryMap, Residence
 
 ARENA = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes [start, end) of a region: the arena, or the storage of one external value (region = its vid).
+    """Bytes [start, end) of one memory: the arena (`region` is ARENA), or an external value's storage (its vid).
 
     A strided value has all bytes from its first to its last element, gaps included: a write into a gap counts as a
-    write over the value. No plan needs such writes.
+    write over the value. That refuses no plan that the planner makes, since no call writes into such gaps.
     """
 
     region: int
@@ -40,13 +42,13 @@ def roots_of(plan: ExecutionPlan) -> list[int]:
     """The root of each vid's alias chain. No chain is walked twice, since one may be as long as the plan."""
     roots = [-1] * len(plan.slots)
     for start in range(len(roots)):
-        way, vid = [start], start
+        chain, vid = [start], start
         while roots[vid] < 0 and vid in plan.alias:
             vid = plan.alias[vid]
-            way.append(vid)
+            chain.append(vid)
         root = vid if roots[vid] < 0 else roots[vid]
-        for passed in way:
-            roots[passed] = root
+        for member in chain:
+            roots[member] = root
     return roots
 
 
@@ -59,11 +61,14 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def has_distinct_elements(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether no two elements share a place: each axis steps over everything that the finer ones touch."""
+    """Whether each axis steps over all that the axes of smaller stride touch, so that no two elements share a byte.
+
+    This is sufficient and not necessary: elements of strides (3, 2) and sizes (2, 3) are distinct, and are refused.
+    """
     touched = 1
     for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size > 1):
         if stride < touched:
-            return 0 in sizes
+            return 0 in sizes  # nothing overlaps where there are no elements
         touched += stride * (size - 1)
     return True
 
@@ -74,15 +79,15 @@ def strides_of(plan: ExecutionPlan, vid: int) -> tuple[tuple[int, ...], int]:
     return (contiguous_strides(plan.slots[vid].spec.sizes), 0) if layout is None else (layout.strides, layout.offset)
 
 
-def addresses(plan: ExecutionPlan, vid: int) -> Callable[[Sequence[int]], int]:
-    """A function of an index: the position in the root's storage of that element of `vid`."""
+def address_of(plan: ExecutionPlan, vid: int) -> Callable[[Sequence[int]], int]:
+    """A function from the index of an element of `vid` to its position, in elements, in the storage of the root."""
     strides, offset = strides_of(plan, vid)
     return lambda index: offset + sum(at * stride for at, stride in zip(index, strides, strict=True))
 
 
 def span(plan: ExecutionPlan, vid: int) -> tuple[int, int]:
     """The elements [first, end) of the root's storage that the value can touch."""
-    sizes, address = plan.slots[vid].spec.sizes, addresses(plan, vid)
+    sizes, address = plan.slots[vid].spec.sizes, address_of(plan, vid)
     first = address([0] * len(sizes))
     return (first, address([size - 1 for size in sizes]) + 1) if 0 not in sizes else (first, first)
 
@@ -97,19 +102,21 @@ def place(plan: ExecutionPlan, vid: int, root: int) -> ByteRange:
 
 
 class IntactValues:
-    """The values that are intact, and their bytes.
+    """The values that are intact (computed, and not overwritten since), and their bytes.
 
-    Each region is cut where a value begins or ends; a cut has the values that cover the bytes from it to the next cut.
-    So a write visits the cuts within its own bytes, and not every value of the plan.
+    A region is divided into sections: one begins wherever a value begins or ends, and knows the values that cover it.
+    So a write visits the sections within its own bytes, and not every value of the plan.
     """
 
     def __init__(self) -> None:
         self._places: dict[int, ByteRange] = {}
-        self._ages: dict[int, int] = {}
-        self._cuts: dict[int, list[int]] = {}
-        """By region, in order."""
+        self._added: dict[int, int] = {}
+        """When each value was last added, as a count."""
+        self._count = count()
+        self._starts: dict[int, list[int]] = {}
+        """By region, the first byte of each section, in order."""
         self._covering: dict[tuple[int, int], set[int]] = {}
-        """By region and cut."""
+        """By region and first byte of a section, the values that cover it."""
 
     def __contains__(self, vid: int) -> bool:
         return vid in self._places
@@ -119,49 +126,52 @@ class IntactValues:
         if vid in self._places:
             self._remove(vid)
         self._places[vid] = place
-        self._ages[vid] = len(self._ages)
-        for cut in self._inside(place):
-            self._covering[place.region, cut].add(vid)
+        self._added[vid] = next(self._count)
+        for start in self._sections_in(place):
+            self._covering[place.region, start].add(vid)
 
-    def take(self, place: ByteRange) -> list[int]:
-        """The values with a byte in `place`, the oldest first; they are not intact any more."""
-        inside = self._inside(place)
-        found = set[int]().union(*(self._covering[place.region, cut] for cut in inside))
+    def destroy(self, place: ByteRange) -> list[int]:
+        """Values with a byte in `place` are intact no more. Returns them, in the order in which they were added."""
+        inside = self._sections_in(place)
+        found = set[int]().union(*(self._covering[place.region, start] for start in inside))
         for vid in found:
             self._remove(vid)
-        for cut in inside[1:]:  # no intact value is on either side of them now
-            del self._covering[place.region, cut]
+        for start in inside[1:]:  # no intact value covers these sections, so they are merged with the first
+            del self._covering[place.region, start]
         if inside:
-            cuts = self._cuts[place.region]
-            first = bisect_left(cuts, inside[0])
-            del cuts[first + 1 : first + len(inside)]
-        return sorted(found, key=self._ages.__getitem__)
+            starts = self._starts[place.region]
+            first = bisect_left(starts, inside[0])
+            del starts[first + 1 : first + len(inside)]
+        return sorted(found, key=self._added.__getitem__)
 
     def _remove(self, vid: int) -> None:
         place = self._places.pop(vid)
-        for cut in self._inside(place):
-            self._covering[place.region, cut].discard(vid)
+        for start in self._sections_in(place):
+            self._covering[place.region, start].discard(vid)
 
-    def _inside(self, place: ByteRange) -> list[int]:
-        """The cuts from the first byte of `place` to before its end."""
+    def _sections_in(self, place: ByteRange) -> list[int]:
+        """The first bytes of the sections of `place`, which begin and end with it: others are divided there."""
         if place.start >= place.end:
             return []
-        cuts = self._cuts.setdefault(place.region, [])
-        first, last = self._cut_at(place.region, cuts, place.start), self._cut_at(place.region, cuts, place.end)
-        return cuts[first:last]
+        starts = self._starts.setdefault(place.region, [])
+        first, last = self._divide(place.region, starts, place.start), self._divide(place.region, starts, place.end)
+        return starts[first:last]
 
-    def _cut_at(self, region: int, cuts: list[int], at: int) -> int:
-        """The index of the cut at byte `at`, which is made if there is none."""
-        index = bisect_left(cuts, at)
-        if index == len(cuts) or cuts[index] != at:
-            covering = self._covering[region, cuts[index - 1]] if index else set[int]()
-            cuts.insert(index, at)
+    def _divide(self, region: int, starts: list[int], at: int) -> int:
+        """The index of the section that begins at byte `at`, which is made of the one around it if there is none."""
+        index = bisect_left(starts, at)
+        if index == len(starts) or starts[index] != at:
+            covering = self._covering[region, starts[index - 1]] if index else set[int]()
+            starts.insert(index, at)
             self._covering[region, at] = set(covering)
         return index
 
 
 def wrong_residences(plan: ExecutionPlan) -> list[str]:
-    """What is wrong with the memory map of a plan whose tables are right; nothing where it has none."""
+    """Sentences on what is wrong with the plan's memory map; none if nothing is, or if the plan has no map.
+
+    The other tables of the plan (offsets, aliases, layouts, calls) have to be right.
+    """
     if plan.memory is None:
         return []
     tables = [*_wrong_tables(plan, plan.memory)]
@@ -175,7 +185,7 @@ def _wrong_tables(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
     for at, region in enumerate(memory.regions):
         if region.nbytes is None:
             if at < len(memory.regions) - 1:
-                yield f"region {region.name!r} has no size; only the last one may be as large as it has to be"
+                yield f"region {region.name!r} has no size; only the last one may be without a bound"
         elif not 0 <= region.nbytes < 2**63:
             yield f"region {region.name!r} has {region.nbytes} bytes"
     for residence in memory.residences:
@@ -183,8 +193,8 @@ def _wrong_tables(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
             yield f"{residence} is of no value of the arena, or in no region"
             continue
         end, room = residence.offset + plan.slots[residence.root].spec.nbytes, memory.regions[residence.region].nbytes
-        if residence.offset < 0 or residence.offset % 64 or (room is not None and end > room):
-            name, region = _name(plan, residence), names[residence.region]
+        if residence.offset < 0 or residence.offset % plan.alignment or (room is not None and end > room):
+            name, region = _value_in(plan, residence), names[residence.region]
             yield f"{name} is at bytes {residence.offset} to {end} of {region!r}, which has {room}"
     for root, region in memory.pins.items():
         held = [residence.region for residence in memory.residences if residence.root == root]
@@ -196,7 +206,10 @@ def _wrong_tables(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
 
 
 def _wrong_lives(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
-    """The residences of each value follow upon one another, from the call that makes it to the last that needs it."""
+    """Each value has residences without a gap between them, from the call that makes it to the last that needs it.
+
+    A residence holds from the call `first` to the call `last`, both included.
+    """
     roots = roots_of(plan)
     needed: dict[int, list[int]] = {}
     for at, call in enumerate(plan.calls):
@@ -237,15 +250,17 @@ def _collisions(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
             continue
         others = [span for span in here[max(place - 1, 0) : place + 1] if max(mine[0], span[0]) < min(mine[1], span[1])]
         for *_, other in others:
-            names = f"{_name(plan, memory.residences[other])} and {_name(plan, residence)}"
+            names = f"{_value_in(plan, memory.residences[other])} and {_value_in(plan, residence)}"
             yield f"{names} share bytes of region {residence.region} at call {residence.first}"
         if not others:
             here.insert(place, mine)
 
 
 def _times(memory: MemoryMap, at: int) -> tuple[tuple[int, bool], tuple[int, bool]]:
-    """When the place of a residence is taken (True), and when it is free again: call c is time 2c + 1, and what is
-    moved before it moves at time 2c."""
+    """When the bytes of a residence become taken (True), and when they become free again.
+
+    Call c runs at time 2c + 1. A value that moves before call c moves at time 2c, and has both places then.
+    """
     residence = memory.residences[at]
     before = memory.residences[at - 1] if at else None
     after = memory.residences[at + 1] if at + 1 < len(memory.residences) else None
@@ -254,5 +269,5 @@ def _times(memory: MemoryMap, at: int) -> tuple[tuple[int, bool], tuple[int, boo
     return (2 * residence.first + (0 if arrives else 1), True), (2 * residence.last + (3 if leaves else 2), False)
 
 
-def _name(plan: ExecutionPlan, residence: Residence) -> str:
+def _value_in(plan: ExecutionPlan, residence: Residence) -> str:
     return f"{plan.slots[residence.root].name!r} (vid {residence.root})"

@@ -47,6 +47,14 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
         *plan.layouts,
     }
     found = [f"vid {vid} has no slot" for vid in sorted(used - known)]
+    if plan.alignment < 1 or plan.alignment & (plan.alignment - 1):
+        found.append(f"the alignment is {plan.alignment}; expected a power of two")
+    found += [
+        f"a body of call {at} has the alignment {body.alignment}; expected that of its plan, {plan.alignment}"
+        for at, bodies in plan.bodies.items()
+        for body in bodies
+        if body.alignment != plan.alignment
+    ]
     found += [f"slot {at} describes vid {slot.vid}" for at, slot in enumerate(plan.slots) if slot.vid != at]
     found += [f"slot {slot.name!r} has named dims" for slot in plan.slots if not slot.spec.is_static]
     found += [
@@ -73,8 +81,10 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
             found.append(f"{slot.name!r} (vid {slot.vid}, {slot.role}) has {sum(sources)} sources of storage, not one")
     for vid, offset in plan.offsets.items():
         end = offset + plan.slots[vid].spec.nbytes
-        if offset % 64:
-            found.append(f"{plan.slots[vid].name!r} (vid {vid}) at byte {offset} is not on a 64-byte boundary")
+        if offset % plan.alignment:
+            found.append(
+                f"{plan.slots[vid].name!r} (vid {vid}) at byte {offset} is not on a {plan.alignment}-byte boundary"
+            )
         if offset < 0 or end > plan.arena_bytes:
             found.append(f"{plan.slots[vid].name!r} (vid {vid}) ends at {end}, outside 0..{plan.arena_bytes}")
     return found + _feed(plan) + (_alias_cycles(plan) or [*_layouts(plan), *_given_layouts(plan)])
@@ -168,7 +178,7 @@ def _layouts(plan: ExecutionPlan) -> list[str]:
 def unused_bytes(plan: ExecutionPlan) -> list[str]:
     """An arena that is larger than what lies in it, by more than an alignment."""
     end = max((offset + plan.slots[vid].spec.nbytes for vid, offset in plan.offsets.items()), default=0)
-    rounded = -(-end // 64) * 64
+    rounded = -(-end // plan.alignment) * plan.alignment
     return [f"the arena has {plan.arena_bytes} bytes, and its values end at {end}"] * (plan.arena_bytes > rounded)
 
 
@@ -297,7 +307,7 @@ class _Memory:
             self.found.append(f"{where} may not put {self._name(out)} on the storage of {self._name(source)}")
         if not self._is_in_rows(out):
             self.found.append(f"{where} writes {self._name(out)}, whose elements do not lie row after row")
-        for vid in self._intact.take(mine):
+        for vid in self._intact.destroy(mine):
             self._strike(vid, index, call, where, allowed=source)
         self._intact.add(out, mine)
 

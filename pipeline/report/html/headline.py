@@ -30,12 +30,11 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """`text` is one sentence; `failure` is empty for a run that ended well."""
+    """`failure` is empty for a run that ended well."""
 
     name: str
     tone: str
     verdict: str
-    text: str
     failure: str
     cards: tuple[Card, ...]
     title: str
@@ -44,14 +43,12 @@ class Headline:
 
 def headline_of(report: Report, timeline: Timeline) -> Headline:
     lost = [verdict for verdict in report.structures if not verdict.kept]
-    reverted = [row for row in report.passes if row.status.counts_as_reverted]
     if report.failure or report.exit_code:
         tone, verdict = "bad", f"ended early, exit code {report.exit_code}"
     elif lost:
         tone, verdict = "warn", "done, with losses"
     else:
         tone, verdict = "good", "done"
-    text = " ".join(_sentences(report, len(reverted)))
     cards = (
         *_training(report),
         *_structures(report),
@@ -62,35 +59,10 @@ def headline_of(report: Report, timeline: Timeline) -> Headline:
     )
     word = "✓ proven by structure" if report.not_compared and tone == "good" else TITLES[tone]
     word = "✓ trained" if report.training is not None and tone == "good" else word
-    return Headline(report.name, tone, verdict, text, report.failure, cards, f"{word} · {report.name}")
+    return Headline(report.name, tone, verdict, report.failure, cards, f"{word} · {report.name}")
 
 
 TITLES: Final = {"good": "✓ proven", "warn": "△ proven, with losses", "bad": "✗ failed"}
-
-
-def _sentences(report: Report, reverted: int) -> Iterator[str]:
-    if report.export and report.export.weights.startswith("random"):
-        yield f"This is no trained model: its weights are {report.export.weights}."
-    if report.training is not None:
-        yield "A training by recorded steps: forward, backward and update are one program."
-        return
-    if not report.passes:
-        yield "No pass has run." if not report.export else "The model was exported; no pass has come to an end."
-        return
-    changed = sum(row.changed and row.status is Status.RAN for row in report.passes)
-    tried = sum(row.status is not Status.SKIPPED for row in report.passes)
-    how = "each of them proven by structure alone" if report.not_compared else "each of them proven"
-    yield f"{plural(tried, 'pass', 'passes')} tried, {changed} changed the model, {how}."
-    if report.not_compared:
-        yield f"No number was compared: {report.not_compared}."
-    for backend in report.runtime.backends if report.runtime else ():
-        if backend.shortfall:
-            what = "computes other numbers" if backend.status == "differs" else "cannot run this model"
-            yield f"The backend {backend.name} {what} ({backend.shortfall})."
-        if backend.remark:
-            yield f"On the backend {backend.name} the model is not one plan of our own kernels ({backend.remark})."
-    if reverted:
-        yield f"{plural(reverted, 'step')} did not stand and {'was' if reverted == 1 else 'were'} taken back."
 
 
 def _training(report: Report) -> Iterator[Card]:

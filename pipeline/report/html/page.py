@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,6 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from passes.proof.coverage import Coverage, LimitCoverage, TableCoverage
 from passes.proof.numbers import DRAWN, Errors
 from passes.suggest import bytes_text, milliseconds_text, plural
 from passes.visible import visible, visible_data
@@ -42,13 +40,13 @@ from pipeline.report.model import NodeRow, Pictures, Quantization, Report
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`facts` are small tables by title: label → text. `data` is what the page's script reads."""
+    """`data` is what the page's script reads."""
 
+    report: Report
     headline: Headline
     timeline: Timeline
     groups: tuple[Group, ...]
     nodes: int
-    facts: Mapping[str, Mapping[str, str]]
     notes: tuple[str, ...]
     favicon: str
     data: Mapping[str, Any]
@@ -69,20 +67,13 @@ def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quan
     timeline = timeline_of(report, folder)
     groups = groups_of(report.structures, report.passes, pictures)
     names = [[row.names for row in group.rows] for group in groups]
-    facts = {
-        "export": _export(report),
-        "coverage": _coverage(report.coverage),
-        "backends": _backends(report),
-        "time": {stage: seconds_text(seconds) for stage, seconds in report.seconds.items()},
-        "versions": report.versions,
-    }
     headline = headline_of(report, timeline)
     return Page(
+        report=report,
         headline=headline,
         timeline=timeline,
         groups=groups,
         nodes=len(pictures.nodes),
-        facts={title: table for title, table in facts.items() if table},
         notes=tuple(dict.fromkeys((*report.notes, *(report.export.notes if report.export else ())))),
         favicon=_favicon(headline.tone),
         data={"nodes": _pack_nodes(pictures.nodes, pictures.values), "names": names},
@@ -126,22 +117,6 @@ FAVICONS: Final = {
 }
 
 
-def _export(report: Report) -> dict[str, str]:
-    if report.export is None:
-        return {}
-    worst = worst_of([report.export.errors])
-    labels = {
-        "origin": report.export.origin,
-        "opset": str(report.export.opset),
-        "inputs": "; ".join(report.export.inputs),
-        "outputs": ", ".join(report.export.outputs),
-        "compared on": "; ".join(report.export.draws),
-        "error": error_text(worst[1]) if worst else "",
-        "tolerances": _tolerances(report.export.errors),
-    }
-    return {label: text for label, text in labels.items() if text}
-
-
 def _tolerances(errors: Mapping[str, Errors]) -> str:
     """`of float32: y, z; only dtype and shape, since they depend on random numbers: noise`."""
     names: dict[str, list[str]] = {}
@@ -153,27 +128,6 @@ def _tolerances(errors: Mapping[str, Errors]) -> str:
         for dtype, outputs in names.items()
         if dtype
     )
-
-
-def _backends(report: Report) -> dict[str, str]:
-    if report.runtime is None:
-        return {}
-    facts: dict[str, str] = {}
-    for backend in report.runtime.backends:
-        worst = worst_of([backend.errors])
-        error = f"error {error_text(worst[1])}, " if worst else ""
-        facts[backend.name] = backend.shortfall or f"{error}{milliseconds_text(backend.seconds)} a run"
-        if backend.native_calls:
-            facts["kernels in C++"] = f"{plural(backend.native_calls, 'call')}, built by the compiler of this machine"
-    if report.runtime.ops:
-        counts = {"ops": report.runtime.ops, "values": report.runtime.values, "aliases": report.runtime.aliases}
-        facts["IR and plan"] = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-        facts["arena"] = bytes_text(report.runtime.arena_bytes)
-    if report.runtime.packed_bytes:
-        facts["packed weights"] = bytes_text(report.runtime.packed_bytes)
-    if report.sensitivity is not None and report.sensitivity.blind:
-        facts["blind"] = ", ".join(report.sensitivity.blind)
-    return facts
 
 
 HERE: Final = Path(__file__).parent
@@ -192,65 +146,31 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"db": ratio_text, "percent": percent_text, "role": role_of, "duration": duration_text}
-    environment.globals["infinity"] = math.inf
+    environment.filters |= FILTERS
+    environment.globals |= {"infinity": math.inf, "plural": plural}
     environment.policies["json.dumps_function"] = lambda data, **settings: json.dumps(visible_data(data), **settings)
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     return environment
 
 
+FILTERS: Final[dict[str, Callable[..., Any]]] = {
+    "bytes": bytes_text,
+    "db": ratio_text,
+    "duration": duration_text,
+    "error": error_text,
+    "milliseconds": milliseconds_text,
+    "percent": percent_text,
+    "role": role_of,
+    "seconds": seconds_text,
+    "tolerances": _tolerances,
+    "worst": worst_of,
+}
+"""What the templates format numbers with."""
+
+
 def _read_asset(name: str) -> Markup:
     """Read a file next to this one, which needs no escaping."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
-
-
-MOST_NOTES: Final = 12
-"""Of what is not covered; `report.json` has all."""
-
-
-def _coverage(coverage: Coverage | None) -> dict[str, str]:
-    """What the draws of the proof have covered."""
-    if coverage is None or not coverage.draws:
-        return {}
-    facts = (
-        {"verify.inputs": f"{len(coverage.given)} of {plural(len(coverage.draws), 'draw')}"} if coverage.given else {}
-    )
-    facts |= {f"size of {name or 'unnamed dims'}": _join_numbers(sizes) for name, sizes in coverage.sizes.items()}
-    facts |= {f"mask {name}": ", ".join(kinds) for name, kinds in coverage.masks.items()}
-    if coverage.outliers:
-        facts["ten times their range"] = ", ".join(coverage.outliers)
-    facts |= {f"table {table.name}": _table(table) for table in coverage.tables}
-    if coverage.branches:
-        taken = sum(branch.then_taken + branch.else_taken for branch in coverage.branches)
-        facts["branches of If"] = f"{taken} of {2 * len(coverage.branches)} taken"
-    facts |= {f"loop {loop.node}": f"{_join_numbers(sorted(set(loop.turns)))} turns" for loop in coverage.loops}
-    facts |= _limits(coverage.limits)
-    notes = coverage.not_covered
-    more = f"; and {len(notes) - MOST_NOTES} more in report.json" if len(notes) > MOST_NOTES else ""
-    facts["not covered"] = "; ".join(notes[:MOST_NOTES]) + more or "nothing that is known"
-    return facts
-
-
-def _join_numbers(numbers: tuple[int, ...] | list[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-def _table(table: TableCoverage) -> str:
-    if table.read is None:
-        return f"{table.rows:,} rows, inside of a body; compared as a weight" if table.compared else "inside of a body"
-    rest = "; the others compared as a weight" if table.compared else ""
-    return f"{table.read:,} of {table.rows:,} rows read{rest if table.read < table.rows else ''}"
-
-
-def _limits(limits: tuple[LimitCoverage, ...]) -> dict[str, str]:
-    """By operator: how many of its limits were reached."""
-    total: Counter[str] = Counter()
-    reached: Counter[str] = Counter()
-    for limit in limits:
-        sides = [side for side in (limit.below, limit.above) if side is not None]
-        total[limit.op] += len(sides)
-        reached[limit.op] += sum(sides)
-    return {f"limits of {op}": f"{reached[op]} of {count} reached" for op, count in total.items()}
 
 
 def _pack_nodes(nodes: Sequence[NodeRow], values: Mapping[str, str]) -> dict[str, Any]:

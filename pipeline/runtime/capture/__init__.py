@@ -11,20 +11,3 @@ from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, MemorySou
 from pipeline.runtime.capture.feed_buffers import CaptureKey, CapturePolicy, FedTensor
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment
 from pipeline.runtime.capture.session import CaptureWarning, RandomState, Snapshot
-
-__all__ = [
-    "MOST_CAPTURES",
-    "Capture",
-    "CaptureKey",
-    "CapturePolicy",
-    "CaptureReport",
-    "CaptureSegment",
-    "CaptureWarning",
-    "Captures",
-    "FedTensor",
-    "MemorySource",
-    "OutputViews",
-    "RandomState",
-    "Replayable",
-    "Snapshot",
-]

@@ -1,4 +1,10 @@
-"""One capture: a program bound to buffers of its own, warmed up and recorded; `replay` runs the record again."""
+"""One capture: a program bound to buffers of its own, warmed up and recorded; `replay` runs the record again.
+
+A step of a plan is bound to a launch, a call without arguments. A segment is a range of launches that can be recorded
+together, or that cannot be. For each segment there is a `Recording`, which replays its launches: a graph, or a loop
+where the segment cannot be recorded. After the launches of the plan come further ones, which save outputs and states.
+`Treatment` says which values of a feed are static, copied or live.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +37,7 @@ from pipeline.runtime.tensors import dtype_name
 from pipeline.runtime.torch_state import make_guard, set_grad_enabled, without_autograd
 
 is_grad_enabled = torch.is_grad_enabled
+"""Here, since to look it up in torch is part of each replay."""
 
 
 class OutputViews(Mapping[str, torch.Tensor]):
@@ -70,36 +77,36 @@ class Capture(ProcessBound):
 
         Raises:
             UsageError: the feed does not fit, or a state has no value.
-            DataError: an index in it is out of range (a UsageError too).
+            DataError: an index in the feed is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
         self._memory, self._session = memory, session
         self._plan = memory.bound.plan
-        # As for the slots of a context: buffers must not become inference tensors of a caller in that mode.
+        # A caller may be in inference mode; buffers made in that mode could not be written to outside of it.
         with torch.inference_mode(mode=False), torch.no_grad():
             self._feed = FeedBuffers(memory, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
             self._feed.fill(feed)
             session.states.refuse_missing()
             memory.bound.refuse_moved_weights()
             for vid, weight in memory.bound.weights.items():
-                if vid not in session.states.tensors:  # those start from a copy
+                if vid not in session.states.tensors:  # a weight that runs change is copied to its state
                     device_at(weight).pin(weight)
             self._slots = memory.bind_slots(self._feed.tensors)
             steps = session.randomness.with_generators(memory.bound.steps)
             launches = [memory.bind_step(step, self._slots) for step in steps]
             outputs, save_outputs = self._bind_outputs()
             further = [*save_outputs, *self._bind_updates()]
-        # A caller may point a view at other memory, which must not touch the operand of a launch.
+        # A caller may point an output at other memory, so outputs are tensors of their own and no operand of a launch.
         self._views = OutputViews({name: tensor.detach() for name, tensor in outputs.items()})
         self._clones = [(name, _clone_of(tensor)) for name, tensor in outputs.items()]
         self._copied = self._feed.copied
         self._guards = [make_guard()]
-        """Those that no replay is in; a thread never enters the guard of another one."""
+        """Guards that no replay holds. A replay within a replay takes another one, or makes it."""
         self._has_states = bool(session.states.tensors)
         segments = split_steps(memory.bound, memory.bound.steps, len(further))
         before = session.snapshot()
         self.warm_up_seconds = self._warm_up([*launches, *further], segments, before)
-        """What the warm-up took, with taking back what it changed."""
+        """Seconds of the warm-up, including those in which states were put back."""
         self._record([*launches, *further], segments, before)
         self.report = self._describe(key, segments)
 
@@ -121,11 +128,12 @@ class Capture(ProcessBound):
         """Outputs by name for a feed with the signature of the capture; states and generators advance.
 
         With `copy=False` the outputs are views that the next replay overwrites. `changed` names the inputs to copy;
-        the others keep what they have, and the feed may leave them out. `restore` is gone back to first.
+        the others keep what they have, and the feed may leave them out. States and generators are first put back to
+        `restore`, if it is given.
 
         Raises:
             UsageError: the feed does not fit the signature, or a state has no value.
-            DataError: an index in it is out of range (a UsageError too).
+            DataError: an index in the feed is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
         if changed is None:
@@ -135,19 +143,19 @@ class Capture(ProcessBound):
     def replay_fitting(
         self, feed: Feed, *, copy: bool, changed: Collection[str] | None = None, restore: Snapshot | None = None
     ) -> Mapping[str, torch.Tensor]:
-        """`replay` of a feed that is known to fit, as the one under whose signature this capture was found."""
+        """`replay` of a feed that is known to fit, since this capture was found by the feed's signature."""
         if restore is not None:
             self._session.restore(restore)
-        if changed is None and len(feed) != len(self._copied):
+        if changed is None and len(feed) != len(self._copied):  # a feed that fits has all copied values
             self.take_others(feed)
         if self._has_states:
             self._session.states.refuse_missing()
         try:
             guard = self._guards.pop()
-        except IndexError:  # a replay within a replay, or of another thread
+        except IndexError:  # all are held: this is a replay within a replay
             guard = make_guard()
         grad, part, has_launched = is_grad_enabled(), None, False
-        try:  # the steps of a replay stand in one function, and in loops, since each call of Python costs 0.1 µs
+        try:  # all of a replay is written out in this function, since a call of a Python function costs 0.1 µs
             with guard:
                 if grad:
                     set_grad_enabled(False)
@@ -168,7 +176,7 @@ class Capture(ProcessBound):
         except BaseException as error:
             if part is None and not has_launched:  # while it copied from the feed
                 refuse_unreadable(feed)
-            failure = error if has_launched else self._failure(part, error)
+            failure = error if has_launched else self._explain_failure(part, error)
             if failure is error:
                 raise
             raise failure from error
@@ -211,7 +219,10 @@ class Capture(ProcessBound):
         return feed
 
     def _warm_up(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment], before: Snapshot) -> float:
-        """Run the launches until all is settled, then go back to `before`. Returns the seconds that this took."""
+        """Run the launches as loops until the recorder has seen enough runs; states are put back to `before`.
+
+        Returns the seconds that this took.
+        """
         begun = time.perf_counter()
         self._recorder: Recorder = RECORDERS[self._session.device.name]()
         self._segments = segments
@@ -223,7 +234,7 @@ class Capture(ProcessBound):
         return time.perf_counter() - begun
 
     def _record(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment], before: Snapshot) -> None:
-        """Record each segment that can be captured, then go back to `before`; the others stay loops of launches."""
+        """Record each segment that can be recorded, then put states back to `before`; other segments stay loops."""
         with self._going_back_to(before):
             with without_autograd():
                 self._parts = tuple(
@@ -252,10 +263,13 @@ class Capture(ProcessBound):
                 for part in self._parts:
                     part.replay()
         except LAUNCH_ERRORS as error:
-            raise self._failure(part, error) from error
+            raise self._explain_failure(part, error) from error
 
-    def _failure(self, part: Recording | None, error: BaseException) -> BaseException:
-        """The error for a replay that failed in `part`; states that it may have written have no value any more."""
+    def _explain_failure(self, part: Recording | None, error: BaseException) -> BaseException:
+        """The error to raise for a replay that failed in `part`. States that it may have written lose their value.
+
+        `part.begun` launches were begun, the one that failed included; those after the steps save outputs and states.
+        """
         if part is None:
             return (
                 UsageError(f"a tensor of the feed cannot be copied: {error}") if type(error) is RuntimeError else error

@@ -235,6 +235,11 @@ class Captures:
 A_SNAPSHOT = a(Snapshot, "what snapshot() returned")
 
 
+@expects(feed=MAPPING, copy=FLAG, changed=NAMES.or_none(), restore=A_SNAPSHOT.or_none())
+def check_replay(feed: object, copy: object, changed: object, restore: object) -> None:
+    """Refuse wrong arguments of a replay. `expects` costs 1.1 µs, so a replay of a dict alone does without it."""
+
+
 class Replayable(ProcessBound, ABC):
     """A program whose threads have captures of their own, or share one sequence of states and take turns on it.
 
@@ -315,7 +320,6 @@ class Replayable(ProcessBound, ABC):
         with self._turn():
             return self.captures.capture(feed, self._policy)
 
-    @expects(feed=MAPPING, copy=FLAG, changed=NAMES.or_none(), restore=A_SNAPSHOT.or_none())
     def replay(
         self,
         feed: Feed,
@@ -335,6 +339,8 @@ class Replayable(ProcessBound, ABC):
             DataError: an index in the feed is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
+        if type(feed) is not dict or type(copy) is not bool or changed is not None or restore is not None:
+            check_replay(feed, copy, changed, restore)
         if self._shared_turn is None:
             return self.captures.replay(feed, self._policy, copy=copy, changed=changed, restore=restore)
         with self._shared_turn:

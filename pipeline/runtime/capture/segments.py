@@ -17,8 +17,8 @@ from pipeline.ops import KINDS, Kind
 from pipeline.ops.rows import HOST_SYNC
 from pipeline.runtime.capture.feed_buffers import CaptureKey
 from pipeline.runtime.devices import device_of
+from pipeline.runtime.operators import find_operator
 from pipeline.runtime.program import BoundProgram, LaunchStep
-from pipeline.runtime.torch_args import find_operator
 
 DATA_SHAPE = "it makes a result whose shape depends on the data"
 

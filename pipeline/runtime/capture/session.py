@@ -20,9 +20,9 @@ from pipeline.ops import Kind
 from pipeline.ops.aten import DRAWING
 from pipeline.planning import FeedEntry
 from pipeline.runtime.devices import Device, device_of
+from pipeline.runtime.operators import find_operator
 from pipeline.runtime.program import LaunchStep, ProgramMemory
 from pipeline.runtime.tensors import torch_dtype
-from pipeline.runtime.torch_args import find_operator
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,14 @@ output that may share that input's storage (see `inplace=` in the family's file 
 A launch that is a function of Python can only be called. One in a form of this module (several in turn, or a result
 that is copied), over functions of torch, can be read as calls of operators (`pipeline.runtime.capture.call_graphs`).
 Kernels are chosen for as many threads of torch as it had when the program was compiled.
+
+An error of a launch is classified here. Shapes were checked before, so an index out of range comes from the feed, and a
+result of another dtype or shape from the trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -19,8 +22,42 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.runtime.run_errors import ResultMismatch
-from pipeline.runtime.torch_args import tensors_in
+from pipeline.errors import DataError
+from pipeline.ir import Op, TensorSpec
+from pipeline.runtime.operators import tensors_in
+
+Named = tuple[str, TensorSpec]
+
+
+class ResultMismatch(RuntimeError):
+    """An op made another dtype or shape than the graph says, as an op traced on another device may."""
+
+
+def is_data_error(error: Exception) -> bool:
+    """Whether torch complains about the data, such as `index 9 is out of bounds for dimension 0 with size 4`."""
+    return isinstance(error, IndexError) or any(words in str(error) for words in OF_DATA)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch's allocator on the CPU, or numpy's, got no memory for what a kernel computes on the side."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def data_error(place: str, ins: Iterable[Named], error: Exception) -> DataError:
+    """The DataError for `error` of the op at `place`, which reads `ins`."""
+    indices = [f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in ins if "int" in spec.dtype]
+    read = f"; the op reads it from {' or '.join(indices)}" if indices else ""
+    return DataError(f"{place} failed: {error}; look for an index that is out of range in the feed{read}")
+
+
+def place_of(op: Op) -> str:
+    """How messages name an op: `op 'index_copy' (aten.index_copy.default, model.py:5)`; its number for no name."""
+    return f"op {repr(op.name) if op.name else op.oid} ({', '.join(filter(None, (op.operator, op.line)))})"
+
+
+OF_DATA = ("out of range", "out of bounds")
+"""In messages of torch's RuntimeErrors (torch 2.13), where operators have no IndexError."""
+
 
 Ins = Sequence[torch.Tensor]
 Outs = Sequence[torch.Tensor]
@@ -41,15 +78,6 @@ Raises RuntimeError, IndexError, ValueError or TypeError where the shapes do not
 
 Bind = Callable[[Ins, Outs], Launch]
 """A kernel with its attributes bound."""
-
-
-def each_time(function: Callable[[Ins, Outs, Attrs], None]) -> Kernel:
-    """A kernel that prepares nothing: `function(ins, outs, attrs)` at each launch."""
-
-    def bind(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-        return partial(function, ins, outs, attrs)
-
-    return bind
 
 
 PLANNED_THREADS: Final[ContextVar[int]] = ContextVar("PLANNED_THREADS", default=0)

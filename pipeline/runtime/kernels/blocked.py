@@ -21,9 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from pipeline.ops.fused import PLAIN, Activation
 from pipeline.runtime.kernels.base import Launch, in_turn, planned_threads
-from pipeline.runtime.kernels.weight_forms import launch_in_place
+from pipeline.runtime.kernels.weight_forms import FusedOperands, launch_in_place
 
 SMALL = 10**6
 """Multiplications up to which OpenBLAS takes its kernels for small products."""
@@ -64,18 +63,11 @@ class BlockedWeight:
         """See `ProductWeight`."""
         return BlockedWeight(memory.share(self.blocks), self.rows)
 
-    def launch_product(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation = PLAIN,
-        other: torch.Tensor | None = None,
-    ) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ProductWeight`; bias, activation and sum follow in place."""
         count, inner, width = self.blocks.shape
         try:
-            rows, result = x.view(-1, inner), out.view(-1, count * width)
+            rows, result = of.x.view(-1, inner), of.out.view(-1, count * width)
         except RuntimeError:
             return None
         if rows.stride(1) != 1 or rows.stride(0) < inner or len(rows) % self.rows:
@@ -85,9 +77,9 @@ class BlockedWeight:
         if len(rows) == self.rows:  # numpy takes longer for each further axis
             groups, blocks, results = groups[0, 0], self.blocks, results[:, 0]
         product = partial(_multiply, results, groups, blocks, HeldArrays())
-        add_bias = None if bias is None else partial(torch.add, result, bias, out=result)
-        add_other = None if other is None else partial(torch.add, out, other, out=out)
-        return in_turn(product, add_bias, launch_in_place(after, result), add_other)
+        add_bias = None if of.bias is None else partial(torch.add, result, of.bias, out=result)
+        add_other = None if of.other is None else partial(torch.add, of.out, of.other, out=of.out)
+        return in_turn(product, add_bias, launch_in_place(of.after, result), add_other)
 
 
 def pack_blocks(rows: int, weight: torch.Tensor) -> BlockedWeight | None:
@@ -120,7 +112,7 @@ def _divisions(rows: int, columns: int, inner: int) -> Iterator[tuple[int, int]]
 
 
 class HeldArrays:
-    """Operands as arrays for numpy, made again when their tensors are pointed at other memory; of one launch."""
+    """FusedOperands as arrays for numpy, made again when their tensors are pointed at other memory; of one launch."""
 
     def __init__(self) -> None:
         # Numbers may overflow, as in torch, whatever the caller's numpy does about that. `np.errstate` around each

@@ -1,19 +1,134 @@
-"""The kernel of an ONNX node that another runtime computes. Its operands pass through numpy; it cannot be captured."""
+"""An ONNX node on another runtime: onnxruntime, or where that has no such operator ONNX's reference evaluator.
+
+FusedOperands of the kernel pass through numpy; it cannot be captured.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import torch
 from google.protobuf import json_format
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
+from pipeline.errors import Unsupported
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
-from pipeline.runtime.onnx_op import ForeignNode, type_of
 from pipeline.runtime.tensors import as_tensor, to_numpy
+
+Evaluate = Callable[[dict[str, Any]], list[Any]]
+
+NEWEST_IR = 10
+"""An IR version that both runtimes read."""
+
+
+class ForeignNode:
+    """A node with its evaluator, for inputs of fixed types.
+
+    Raises:
+        Unsupported: neither runtime has the operator for these types.
+    """
+
+    def __init__(
+        self, node: onnx.NodeProto, opsets: dict[str, int], types: Sequence[onnx.TypeProto | None], *, outputs: int
+    ) -> None:
+        """`types` are those of the inputs, None for one that is left out; `outputs` says how many are asked for."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        self.types = list(types)
+        self._names = [f"x{place}" if kind is not None else "" for place, kind in enumerate(types)]
+        copy.input[:] = self._names
+        copy.output[:] = [f"y{place}" for place in range(outputs)]
+        inputs = [
+            onnx.ValueInfoProto(name=name, type=kind)
+            for name, kind in zip(self._names, types, strict=True)
+            if kind is not None
+        ]
+        values = [onnx.ValueInfoProto(name=name) for name in copy.output]
+        graph = helper.make_graph([copy], "one_node", inputs, values)
+        imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        self._model = helper.make_model(graph, opset_imports=imports, ir_version=NEWEST_IR)
+        self.runtime, self._evaluate = _evaluator(self._model)
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs for arrays, lists of arrays or None.
+
+        Raises:
+            Unsupported: the runtime fails on these numbers, and the reference evaluator too.
+        """
+        feed = {name: value for name, value in zip(self._names, inputs, strict=True) if name}
+        try:
+            return self._evaluate(feed)
+        except Exception as error:  # native code, and code of many authors
+            if self.runtime == "onnx.reference":
+                raise Unsupported(f"{self.runtime} fails on {self._model.graph.node[0].op_type}: {error}") from error
+            self.runtime, self._evaluate = "onnx.reference", _reference(self._model)
+            return self.run(inputs)
+
+
+def type_of(value: Any) -> onnx.TypeProto | None:
+    """The ONNX type of an array, or of a list of arrays; None for what is left out."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        inner = type_of(value[0]) if value else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+        assert inner is not None
+        if inner.HasField("tensor_type"):
+            inner.tensor_type.ClearField("shape")
+        return helper.make_sequence_type_proto(inner)
+    array = np.asarray(value)
+    if array.dtype.kind in "OUS":
+        return helper.make_tensor_type_proto(onnx.TensorProto.STRING, array.shape)
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+
+
+def _evaluator(model: onnx.ModelProto) -> tuple[str, Evaluate]:
+    if all(_is_fed_by_numpy(value.type) for value in model.graph.input):
+        try:
+            return "onnxruntime", _onnxruntime(model)
+        except (
+            Exception
+        ):  # it raises errors of any type for what it does not know, of which the reference may know some
+            pass
+    return "onnx.reference", _reference(model)
+
+
+def _is_fed_by_numpy(kind: onnx.TypeProto) -> bool:
+    """Whether onnxruntime takes a numpy array of the type: it knows none of ml_dtypes."""
+    if not kind.HasField("tensor_type"):
+        return False
+    dtype = helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)
+    return dtype.type.__module__ != ml_dtypes.__name__
+
+
+def _onnxruntime(model: onnx.ModelProto) -> Evaluate:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    for value in session.get_outputs():
+        if any(word in value.type for word in ("bfloat16", "float8", "int4", "float4")):
+            raise TypeError(f"numpy has no {value.type}")
+    return lambda feed: list(session.run(None, feed))
+
+
+def _reference(model: onnx.ModelProto) -> Evaluate:
+    try:
+        evaluator = ReferenceEvaluator(model)
+    except Exception as error:
+        raise Unsupported(
+            f"neither onnxruntime nor ONNX's reference evaluator runs {model.graph.node[0].op_type}: {error}"
+        ) from error
+    return lambda feed: list(evaluator.run(None, feed) or [])
 
 
 def onnx_node(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:

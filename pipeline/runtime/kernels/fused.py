@@ -11,7 +11,6 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
-from pipeline.ops.fused import Activation
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, OverloadCall, in_turn
 from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
@@ -33,6 +32,7 @@ from pipeline.runtime.kernels.products import multiply
 from pipeline.runtime.kernels.weight_forms import (
     Convolution,
     ConvolutionWeight,
+    FusedOperands,
     PackedMemory,
     PairWeight,
     ProductWeight,
@@ -49,7 +49,7 @@ def linear(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """The result is never the memory of the tensor that is added: kernels write partial sums before they read it."""
     (x, weight), (other, bias), out = ins[:2], split_optional(ins[2:], attrs["add"], attrs["bias"]), outs[0]
     packed = attrs.get("packed")
-    launch = packed.launch_product(x, bias, out, activation_of(attrs), other) if packed else None
+    launch = packed.launch(FusedOperands(x, out, bias, other, activation_of(attrs))) if packed else None
     if launch is not None:
         return launch
     product = multiply(x, weight.t() if attrs["trans"] else weight, bias, out)
@@ -130,7 +130,7 @@ def conv(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     packed: ConvolutionWeight | None = attrs.get("packed")
     after = activation_of(attrs)
     bias = packed.bias if packed and of.norm else of.bias
-    launch = packed.launch_convolution(of.x, bias, of.other, out, after) if packed else None
+    launch = packed.launch(FusedOperands(of.x, out, bias, of.other, after)) if packed else None
     return launch or partial(_convolve_in_turn, out, of, attrs, launch_in_place(after, out))
 
 
@@ -153,15 +153,9 @@ class BlockedKernels:
         """See `ConvolutionWeight`."""
         return replace(self, weight=self.weight.in_memory(memory))
 
-    def launch_convolution(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation,
-    ) -> Launch:
+    def launch(self, of: FusedOperands) -> Launch:
         """See `ConvolutionWeight`."""
+        x, out, bias, other, after = of
         if other is None:
             return launch_convolution(self.weight, x, bias, out, self.shape, after)
         if after.name in ONTO:

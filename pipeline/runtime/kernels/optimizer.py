@@ -1,6 +1,8 @@
-"""Kernels that update parameters, by torch's fused optimizers: they write parameters and moments in place.
+"""Kernels that update parameters: they write parameters and moments in place.
 
-An output that lies on its operand is updated where it is; any other is first a copy of its operand.
+Torch's fused optimizers take all parameters in one launch. In C++ Adam has a launch for each parameter, and the scalars
+of a train step have one each. An output that lies on its operand is updated where it is; any other is first a copy of
+its operand.
 """
 
 from __future__ import annotations
@@ -13,6 +15,13 @@ import torch
 
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, in_turn
+from pipeline.runtime.kernels.native.kernel_library import (
+    NativeKernel,
+    NativeLibrary,
+    are_floats,
+    is_dense_like,
+    is_for_one_thread,
+)
 
 FUSED: Any = torch
 
@@ -77,10 +86,7 @@ def not_finite(ins: Ins, outs: Outs, _: Attrs) -> Launch:
 def count_step(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     """step + 1 - skip."""
     (step, skip), out = ins, outs[0]
-    return in_turn(
-        partial(torch.add, step, torch.ones_like(step), out=out),
-        partial(torch.sub, out, skip, out=out),
-    )
+    return in_turn(partial(torch.add, step, torch.ones_like(step), out=out), partial(torch.sub, out, skip, out=out))
 
 
 def group_tensors(tensors: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
@@ -109,9 +115,41 @@ def _after(copies: Sequence[Pair], update: Launch) -> Launch:
 
 ROWS = torch.contiguous_format
 
-KERNELS: dict[Kind, Kernel] = {
-    Kind.SGD: sgd,
-    Kind.Adam: adam,
-    Kind.NotFinite: not_finite,
-    Kind.CountStep: count_step,
+KERNELS: dict[Kind, Kernel] = {Kind.SGD: sgd, Kind.Adam: adam, Kind.NotFinite: not_finite, Kind.CountStep: count_step}
+
+
+def launch_adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    *operands, step, rate, skip = ins
+    if not are_floats(*operands, *outs, step, skip) or rate.dtype is not torch.float64:
+        return None
+    if not all(map(is_for_one_thread, outs)):
+        return None
+    gradients, copies = prepare_update(operands, outs, attrs["count"])
+    groups = group_tensors(outs, attrs["count"])
+    if not all(
+        is_dense_like(out, gradient) for group in groups for out, gradient in zip(group, gradients, strict=True)
+    ):
+        return None
+    decay = 0 if attrs["weight_decay"] == 0 else 2 if attrs["decoupled"] else 1
+    numbers = [float(attrs[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")]
+    kinds = (decay, int(attrs["maximize"]), int(len(groups) == 4))
+    updates = [
+        library.launch("adam", written, [gradient, step, rate, skip], (gradient.numel(), *numbers, *kinds))
+        for gradient, *written in zip(gradients, *groups, strict=True)
+    ]
+    return in_turn(*(partial(target.copy_, source) for target, source in copies), *updates)
+
+
+def launch_not_finite(library: NativeLibrary, ins: Ins, outs: Outs, _: Attrs) -> Launch | None:
+    return library.launch("is_not_finite", outs, ins, ()) if are_floats(*ins, *outs) else None
+
+
+def launch_count_step(library: NativeLibrary, ins: Ins, outs: Outs, _: Attrs) -> Launch | None:
+    return library.launch("count_step", outs, ins, ()) if are_floats(*ins, *outs) else None
+
+
+NATIVE: dict[Kind, NativeKernel] = {
+    Kind.Adam: launch_adam,
+    Kind.NotFinite: launch_not_finite,
+    Kind.CountStep: launch_count_step,
 }

@@ -22,6 +22,7 @@ from pipeline.runtime.kernels.native.products import NativePair, pack_panels
 from pipeline.runtime.kernels.weight_forms import (
     Convolution,
     ConvolutionWeight,
+    FusedOperands,
     PackedMemory,
     PairWeight,
     ProductWeight,
@@ -53,21 +54,14 @@ class PackedWeight:
         """See `ProductWeight`."""
         return replace(self, tensor=memory.share(self.tensor))
 
-    def launch_product(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation = PLAIN,
-        other: torch.Tensor | None = None,
-    ) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ProductWeight`. oneDNN allocates its result; a sum with it takes the place of its copy."""
         try:
-            rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
-            added = None if other is None else other.view(result.shape)
+            rows, result = of.x.view(-1, of.x.shape[-1]), of.out.view(-1, of.out.shape[-1])
+            added = None if of.other is None else of.other.view(result.shape)
         except RuntimeError:
             return None
-        operator, rest = torch.ops.mkldnn._linear_pointwise.default, post_op(after)
+        operator, rest = torch.ops.mkldnn._linear_pointwise.default, post_op(of.after)
 
         def bind(dense: torch.Tensor | None) -> Launch:
             product = OverloadCall.bind(operator, rows, self.tensor, dense, *rest)
@@ -75,7 +69,7 @@ class PackedWeight:
                 return copy_result(product, [result])
             return give_result(product, OverloadCall.bind(torch.ops.aten.add.out, out=result), (added,))
 
-        return _with_dense_bias(bind, bias)
+        return _with_dense_bias(bind, of.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +272,7 @@ def post_op(after: Activation) -> tuple[str, tuple[float, ...], str]:
     return name, after.numbers, algorithm
 
 
-POST_OPS = {
-    "gelu": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
-    "silu": ("swish", ""),
-    "clip": ("hardtanh", ""),
-}
+POST_OPS = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", ""), "clip": ("hardtanh", "")}
 """oneDNN's name and algorithm, where the name of the activation is another."""
 
 ONTO = {"none": None, "relu": "relu"}

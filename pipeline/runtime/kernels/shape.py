@@ -1,74 +1,33 @@
-"""Kernels of views, for results that have memory of their own, and of conversions."""
+"""Kernels of views whose results have memory of their own, and of copies and conversions.
+
+A view runs only where its result is none: as a graph output, or where no strides of the input say it. The table of
+operators knows the layout of each view, so one kernel copies from that layout.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
-import torch
-
-from pipeline.ops import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
-
-
-def reshape(ins: Ins, outs: Outs, _: Attrs) -> Launch:
-    """Runs only where the output is no view, as for a graph output, or where the input's strides do not allow one."""
-    return partial(outs[0].view(ins[0].shape).copy_, ins[0])
-
-
-def transpose(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    return partial(outs[0].copy_, ins[0].permute(attrs["perm"]))
-
-
-def split(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    for piece, out in zip(torch.split(ins[0], list(attrs["sizes"]), attrs["axis"]), outs, strict=True):
-        out.copy_(piece)
-
-
-def slice_(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    """Bounds clamp as Python's do."""
-    x = ins[0]
-    for start, end, axis, step in zip(attrs["starts"], attrs["ends"], attrs["axes"], attrs["steps"], strict=True):
-        x = x.movedim(axis, 0)[start:end:step].movedim(0, axis)
-    return partial(outs[0].copy_, x)
-
-
-def expand(ins: Ins, outs: Outs, _: Attrs) -> Launch:
-    """ONNX's Expand broadcasts both ways, so the output's shape is the one to follow."""
-    return partial(outs[0].copy_, ins[0].expand(outs[0].shape))
-
-
-def select(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    return partial(outs[0].copy_, ins[0].select(attrs["axis"], attrs["index"]))
-
-
-def unbind(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    for piece, out in zip(ins[0].unbind(attrs["axis"]), outs, strict=True):
-        out.copy_(piece)
-
-
-def diagonal(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    return partial(outs[0].copy_, ins[0].diagonal(attrs["distance"], attrs["first"], attrs["second"]))
-
-
-def unfold(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    return partial(outs[0].copy_, ins[0].unfold(attrs["axis"], attrs["size"], attrs["step"]))
+from pipeline.ir.graph import TensorSpec
+from pipeline.ops import Kind, Layout
+from pipeline.ops.layout import ViewRule
+from pipeline.ops.shape import KINDS as ROWS
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, in_turn
+from pipeline.runtime.tensors import dtype_name
 
 
 def copy(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     return partial(outs[0].copy_, ins[0])
 
 
-KERNELS: dict[Kind, Kernel] = {
-    Kind.Identity: copy,
-    Kind.Cast: copy,
-    Kind.Reshape: reshape,
-    Kind.Transpose: transpose,
-    Kind.Split: each_time(split),
-    Kind.Slice: slice_,
-    Kind.Expand: expand,
-    Kind.Select: select,
-    Kind.Unbind: each_time(unbind),
-    Kind.Diagonal: diagonal,
-    Kind.Unfold: unfold,
-    Kind.Contiguous: copy,
-}
+def copy_view(view: ViewRule, ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    """Copy the elements of each view of the input; a Reshape that no strides say fills its result in order."""
+    x, specs = ins[0], [TensorSpec(tuple(out.shape), dtype_name(out.dtype)) for out in outs]
+    layouts = view(attrs, Layout(tuple(x.shape), x.stride(), int(x.storage_offset())), specs)
+    if layouts is None:
+        return partial(outs[0].view(x.shape).copy_, x)
+    views = [x.as_strided(layout.sizes, layout.strides, layout.offset) for layout in layouts]
+    return in_turn(*(partial(out.copy_, part) for out, part in zip(outs, views, strict=True)))
+
+
+KERNELS: dict[Kind, Kernel] = {row.kind: partial(copy_view, row.view) if row.view else copy for row in ROWS}

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -102,44 +102,43 @@ class Convolution:
     groups: int
 
 
-class ProductWeight(Protocol):
-    """A stored matrix in a form of its own."""
+class FusedOperands(NamedTuple):
+    """What is computed with a stored weight: `after` of the product or convolution of `x`, and `other`, into `out`.
+
+    bias: one number for each column or channel. other: a tensor like `out`, which a product adds after the activation
+    and which has memory of its own; a convolution adds it before, and then it may be the memory of `out`.
+    """
+
+    x: torch.Tensor
+    out: torch.Tensor
+    bias: torch.Tensor | None = None
+    other: torch.Tensor | None = None
+    after: Activation = PLAIN
+
+
+class StoredForm(Protocol):
+    """Something stored in a form of its own."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that the weight itself does not share."""
+        """Memory that it does not share."""
         ...
 
-    def in_memory(self, memory: PackedMemory) -> ProductWeight:
+    def in_memory(self, memory: PackedMemory) -> Self:
         """The same in the memory of an equal one, where there is one."""
         ...
 
-    def launch_product(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation = PLAIN,
-        other: torch.Tensor | None = None,
-    ) -> Launch | None:
-        """The product of the rows of `x` with the matrix, plus `other` after the activation.
 
-        `other` has the shape of `out`, and memory of its own. None where strides cannot show rows.
-        """
+class ProductWeight(StoredForm, Protocol):
+    """A stored matrix."""
+
+    def launch(self, of: FusedOperands) -> Launch | None:
+        """The product of the rows of `x` with the matrix; None where strides cannot show rows."""
         ...
 
 
-class PairWeight(Protocol):
+class PairWeight(StoredForm, Protocol):
     """The stored matrices of two products in a row."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the weights themselves do not share."""
-        ...
-
-    def in_memory(self, memory: PackedMemory) -> PairWeight:
-        """The same in the memory of an equal one, where there is one."""
-        ...
 
     def launch_pair(
         self,
@@ -157,28 +156,12 @@ class PairWeight(Protocol):
         ...
 
 
-class ConvolutionWeight(Protocol):
-    """Stored kernels of a convolution in a form of their own, and a bias that goes with them."""
+class ConvolutionWeight(StoredForm, Protocol):
+    """Stored kernels of a convolution, and a bias that goes with them."""
 
     @property
     def bias(self) -> torch.Tensor | None: ...
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that the weight itself does not share."""
-        ...
-
-    def in_memory(self, memory: PackedMemory) -> ConvolutionWeight:
-        """The same in the memory of an equal one, where there is one."""
-        ...
-
-    def launch_convolution(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation,
-    ) -> Launch | None:
-        """`after` of the convolution plus `other`, which may be the memory of `out`; None where strides forbid it."""
+    def launch(self, of: FusedOperands) -> Launch | None:
+        """The convolution of the images `x`; None where strides forbid it."""
         ...

@@ -78,7 +78,7 @@ def test_dropout_draws_in_training_and_is_nothing_at_inference() -> None:
     twin = TWINS["squashed"]
     model = Model(twin.spec, module=twin.make())
     assert [op.kind for op in model.graph().ops] == [
-        *("aten.tanh.default", "aten.layer_norm.default", "aten.sigmoid.default", "aten.softmax.int"),
+        *("aten.tanh.default", "aten.layer_norm.default", "aten.sigmoid.default", "aten.softmax.int")
     ]
     module = model.to_torch(training=True)
     first, second = module(twin.batch()), module(twin.batch())

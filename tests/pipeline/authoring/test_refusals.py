@@ -116,14 +116,8 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Conv2d(1, 4, 3, padding="small"),
         "Conv2d: found padding='small', expected an integer of 0 or more, or a pair of them",
     ),
-    "groups": (
-        lambda: Conv2d(3, 4, 3, groups=2),
-        "Conv2d(3, 4, 3, groups=2): in_channels must be divisible by groups",
-    ),
-    "no group": (
-        lambda: Conv2d(3, 4, 3, groups=0),
-        "Conv2d: found groups=0, expected an integer above zero",
-    ),
+    "groups": (lambda: Conv2d(3, 4, 3, groups=2), "Conv2d(3, 4, 3, groups=2): in_channels must be divisible by groups"),
+    "no group": (lambda: Conv2d(3, 4, 3, groups=0), "Conv2d: found groups=0, expected an integer above zero"),
     "a kernel of three sizes": (
         lambda: Conv2d(1, 4, (1, 2, 3)),
         "Conv2d: found kernel_size=(1, 2, 3), expected an integer of 1 or more, or a pair of them",
@@ -159,10 +153,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Model((8, 2, 4, 4)).add(BatchNorm2d(2, momentum=None)),
         "BatchNorm2d: found momentum=None, expected a number from 0 to 1",
     ),
-    "an axis by name": (
-        lambda: Model((8, 16)).add(Softmax("x")),
-        "Softmax: found dim='x', expected an integer",
-    ),
+    "an axis by name": (lambda: Model((8, 16)).add(Softmax("x")), "Softmax: found dim='x', expected an integer"),
     "a share by name": (lambda: Dropout("x"), "Dropout: found p='x', expected 0 ≤ p < 1"),
     "a list of numbers": (
         lambda: Model((8, 16)).add(Linear(16, 4)).predict([[1.0] * 16]),  # type: ignore[arg-type]

@@ -161,11 +161,7 @@ def test_a_run_is_bisected_by_its_own_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ("3", "recipe.*expected the name of a pass"),
-        ("{a: 1", "--recipe.*not YAML"),
-    ],
+    ("entry", "said"), [("3", "recipe.*expected the name of a pass"), ("{a: 1", "--recipe.*not YAML")]
 )
 def test_what_is_no_recipe(entry: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -160,10 +160,7 @@ def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pyte
         ("extract", FACTORY, "--name", "a/b"): "there is no folder a; make it first",
         ("extract", "none.py:make"): "no file 'none.py'; its path is relative to the folder that you are in",
         ("extract", "modes.py:bare"): "modes.py:bare gives a module and no example; expected (module, args tuple)",
-        (
-            "extract",
-            "sparse.py:make",
-        ): "found a sparse tensor (torch.sparse_coo), expected a dense",
+        ("extract", "sparse.py:make"): "found a sparse tensor (torch.sparse_coo), expected a dense",
         ("info", "m.json", "--out", "folder"): "folder is a folder",
         ("visualize", "m.json", "-o", "m.pdf"): "m.pdf: expected .mmd, .md, .mermaid, .txt, .png or .svg",
         ("verify", "m.json", FACTORY, "--weights", "part.safetensors"): f"lacks '{lacking}'; is it whole",

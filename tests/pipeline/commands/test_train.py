@@ -278,7 +278,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
         "make",
         "returns int, expected the batches of an epoch",
     ),
-    "an evaluation without numbers": ({"evaluate": "net.py:say_good"}, "make", "returns what is no number"),
+    "an evaluation without data": ({"evaluate": "net.py:say_good"}, "make", "returns what is no number"),
     "nothing to train": (
         {},
         "make_frozen",
@@ -317,10 +317,7 @@ def test_the_shipped_configurations_train(name: str, classes: int, tmp_path: Pat
 def test_a_step_is_compared_with_eager_torch(folder: Path) -> None:
     path = settings(folder, loss="net.py:half", schedule={"name": "cosine", "steps": 12}, max_norm=0.5)
     found = CliRunner().invoke(app, ["debug", "compare", "torch", "plan", str(path), "--step", "6"])
-    assert (found.exit_code, found.output) == (
-        0,
-        "step 6: no difference, torch and the program agree on 13 values\n",
-    )
+    assert (found.exit_code, found.output) == (0, "step 6: no difference, torch and the program agree on 13 values\n")
     assert not (folder / "runs").exists()
     wrong = CliRunner().invoke(app, ["debug", "compare", "torch", "plan", str(path), "--step", "13"])
     assert isinstance(wrong.exception, UsageError)

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from pipeline.errors import SourceError
-from pipeline.export.shards import read_shards
+from pipeline.export.checkpoint import read_shards
 
 INDEX = "model.safetensors.index.json"
 

@@ -16,8 +16,8 @@ from torch import nn
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import SourceError
 from pipeline.export import ExportedModel, TorchSource, export_onnx, load_source
+from pipeline.export.checkpoint import read_shards
 from pipeline.export.external_weights import Rule, best_rule, pieces_of
-from pipeline.export.shards import read_shards
 
 Factory = Callable[..., ModelConfig]
 

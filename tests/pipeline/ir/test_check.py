@@ -74,10 +74,7 @@ BROKEN = {
         lambda g: with_op(g, 0, attrs={"a": InputRef(1)}),
         "op 0 Add has 2 inputs, and its attributes",
     ),
-    "call without a body": (
-        lambda g: with_op(g, 0, attrs={"f": BodyRef(0)}),
-        "op 0 Add has 0 bodies, and its attrib",
-    ),
+    "call without a body": (lambda g: with_op(g, 0, attrs={"f": BodyRef(0)}), "op 0 Add has 0 bodies, and its attrib"),
     "body": (
         lambda g: with_op(g, 1, attrs={"x": InputRef(0), "f": BodyRef(0)}, bodies=(replace(g, inputs=(0, 0)),)),
         "in op 1 Relu, body 'small': %0 is 2 times a graph input",
@@ -101,10 +98,7 @@ BROKEN = {
     ),
     "payload of tmp": (lambda g: replace(g, payloads={2: g.payloads[1]}), "%2 'h' has the role tmp and a payload"),
     "payload of nothing": (lambda g: replace(g, payloads={9: g.payloads[1]}), "a payload for %9, which does not"),
-    "dtype": (
-        lambda g: with_value(g, 0, spec=raw_spec((2,), "float12")),
-        "%0 'x' has the unknown dtype 'float12'",
-    ),
+    "dtype": (lambda g: with_value(g, 0, spec=raw_spec((2,), "float12")), "%0 'x' has the unknown dtype 'float12'"),
     "size": (lambda g: with_value(g, 0, spec=raw_spec((-1,), "bool")), "%0 'x' has the size -1"),
     "size of bool": (lambda g: with_value(g, 0, spec=raw_spec((True,), "bool")), "%0 'x' has the size True"),
     "nameless dim": (lambda g: with_value(g, 0, spec=raw_spec(("",), "bool")), "%0 'x' has the size ''"),

@@ -12,10 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import SourceError
-from pipeline.ir.graph import Graph
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.lower import in_traced_order
-from pipeline.planning import ExecutionPlan, PlanFile, StoredBytes, decode_plans, encode_plans, make_plan
+from pipeline.ops import GraphBuilder
+from pipeline.planning import (
+    ExecutionPlan,
+    PlanFile,
+    StoredBytes,
+    decode_plans,
+    encode_plans,
+    from_json,
+    make_plan,
+    to_json,
+)
+from pipeline.planning.check import violations
+from pipeline.runtime.devices import alignment_of
 from tests.support.planning_graphs import graphs
 from tests.support.torch_programs import SmallDecoder, graph_of
 
@@ -49,6 +61,34 @@ def test_round_trip(entries: dict[str, ExecutionPlan], weights: dict[str, Stored
     data = encode_plans(content)
     assert decode_plans(data) == content
     assert encode_plans(decode_plans(data)) == data
+
+
+@given(graphs(most_ops=8))
+def test_the_alignment_of_the_device_is_in_the_header_and_in_every_offset(graph: Graph) -> None:
+    plan = make_plan(graph, lower(graph), 256)
+    assert violations(plan) == []
+    assert not any(offset % 256 for offset in (*plan.offsets.values(), plan.arena_bytes))
+    data = encode_plans(PlanFile({"main": plan}))
+    assert struct.unpack_from("<I", data, 28) == (256,)
+    assert decode_plans(data).entries == {"main": plan}
+    assert from_json(to_json(plan)) == plan and to_json(plan)["alignment"] == 256
+    with pytest.raises(ValueError, match=r"the plans have the alignments \[64, 256\]; one plan.bin has one"):
+        encode_plans(PlanFile({"main": plan, "other": plan_graph(graph)}))
+
+
+def test_another_alignment_than_that_of_the_offsets_is_refused(decoder: bytes) -> None:
+    for alignment, said in ((3, "the alignment is 3; expected a power of two"), (2**12, "4096-byte boundary")):
+        changed = decoder[:28] + struct.pack("<I", alignment) + decoder[32:]
+        with pytest.raises(SourceError, match=said):
+            decode_plans(signed(changed))
+
+
+def test_a_graph_for_a_device_is_planned_with_the_alignment_of_that_device() -> None:
+    for device, alignment in (("cpu", 64), ("cuda:0", 256), ("mps", 64)):
+        builder = GraphBuilder("g")
+        builder.input("x", TensorSpec((2,), "float32", "cpu"))
+        builder.input("y", TensorSpec((2,), "float32", device))
+        assert alignment_of(builder.build([0])) == alignment
 
 
 def test_round_trip_of_torch(decoder: bytes) -> None:

@@ -226,7 +226,7 @@ def test_a_schema_of_no_kernel_is_refused() -> None:
         "LeakyRelu has the attr schema 'other/99:negative_slope=n'; expected 'leakyrelu/1:negative_slope=n,order=i[]'"
     )
     assert violations(strange) == [f"call 0: {message}"]
-    kernel = KernelSpec(int(Kind.LeakyRelu), "other/99:negative_slope=n", plan.calls[0].attr_blob)
+    kernel = KernelSpec(int(Kind["LeakyRelu"]), "other/99:negative_slope=n", plan.calls[0].attr_blob)
     with pytest.raises(InternalError, match=re.escape(message)):
         lower(replace(graph, ops=(replace(graph.ops[0], kernel=kernel),)))
 

@@ -223,7 +223,7 @@ def test_a_pin_of_a_name_that_two_values_have_is_refused() -> None:
 @pytest.mark.parametrize(
     ("regions", "violation"),
     [
-        ([MemoryRegion("sram"), DRAM], "region 'sram' has no size; only the last one may be as large as it has to be"),
+        ([MemoryRegion("sram"), DRAM], "region 'sram' has no size; only the last one may be without a bound"),
         ([replace(SRAM, nbytes=2**63), DRAM], "region 'sram' has 9223372036854775808 bytes"),
         ([SRAM, replace(DRAM, name="sram")], "the regions are called ['sram', 'sram']; expected names, each once"),
     ],

@@ -218,8 +218,7 @@ class Reader(CalibrationDataReader):
 
 def test_a_table_has_the_range_of_its_numbers() -> None:
     model = model_of(
-        "g (int64[3] i) => (float[3, 2] y) { y = Gather(table, i) }",
-        table=np.array([[1, -2], [3, 4]], np.float32),
+        "g (int64[3] i) => (float[3, 2] y) { y = Gather(table, i) }", table=np.array([[1, -2], [3, 4]], np.float32)
     )
     placement = place(model, [rule("op:*", "int8", "uint8")])
     assert calibrate(model, placement, [{"i": np.array([0, 0, 0])}]) == {"table": (-2.0, 4.0)}

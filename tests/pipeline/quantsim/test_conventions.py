@@ -158,10 +158,7 @@ def test_a_norm_in_parts_is_one_operator() -> None:
         ({"params": {"bias": {"is_quantized": "no"}}}, "params.bias.is_quantized: found 'no', expected \"True\" or"),
         ({"supergroup_pass_list": ["Gelu"]}, "supergroup_pass_list"),
         ({"extra": {}}, "unknown key 'extra'"),
-        (
-            {"op_type": {"Relu": {"encoding_constraints": {"min": 1}}}},
-            "encoding_constraints with min 1 and no max",
-        ),
+        ({"op_type": {"Relu": {"encoding_constraints": {"min": 1}}}}, "encoding_constraints with min 1 and no max"),
         ({"op_type": {"Add": {"is_input_quantized": "False"}}}, "which AIMET does not support"),
     ],
 )

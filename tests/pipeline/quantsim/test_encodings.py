@@ -28,12 +28,7 @@ from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 NARROW_FLOATS = ("fp8", "fp4/block16", "fp16", "float8e4m3fnuz", "float4e2m1", "nvfp4", "mxfp4", "e5m2", "bfloat16")
 
-TYPES = {
-    "uint8": TensorProto.UINT8,
-    "int8": TensorProto.INT8,
-    "uint16": TensorProto.UINT16,
-    "int16": TensorProto.INT16,
-}
+TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "uint16": TensorProto.UINT16, "int16": TensorProto.INT16}
 """Not int4: onnxruntime divides a symmetric range by 15 there, and cuts the greatest number off; AIMET by 14, as we."""
 
 numbers = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)

@@ -12,9 +12,9 @@ from benchmarks.quant_sensitivity import measure_each_alone, rank_correlation
 from passes.weights.sessions import Session
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.gradients import Backward, TorchNodes, read_stored
 from pipeline.quantsim.noise import estimate_sensitivity, find_layers
 from pipeline.quantsim.placement import place
+from pipeline.quantsim.torch_nodes import Backward, TorchNodes, read_stored
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 IMAGE, ROW = (2, 4, 6, 6), (3, 2, 5)

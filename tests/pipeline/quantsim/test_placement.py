@@ -308,10 +308,7 @@ BRANCHES = """g (float[2, 4] x, bool c) => (float[2, 4] y) {
 
 def test_what_only_bodies_read_or_make_stays_in_float() -> None:
     model = model_of(
-        BRANCHES,
-        both=np.eye(4, dtype=np.float32),
-        inner=np.eye(4, dtype=np.float32),
-        offset=np.ones(4, np.float32),
+        BRANCHES, both=np.eye(4, dtype=np.float32), inner=np.eye(4, dtype=np.float32), offset=np.ones(4, np.float32)
     )
     assert picture(place(model, [rule("op:*", "int8/channel", "uint8")])) == [
         "input x: uint8",

@@ -13,10 +13,10 @@ from passes.weights.detached import DetachedModel, attach, detach
 from pipeline.errors import Unsupported
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import Encoding, encode
-from pipeline.quantsim.gradients import Backward
 from pipeline.quantsim.noise import count_needed_samples, estimate_sensitivity, find_layers, measure_noise
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.sites import declare_types, find_sites
+from pipeline.quantsim.torch_nodes import Backward
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 
 BLOCK = """block (float[1, 12, 32] x) => (float[1, 12, 32] y, float[1, 32] pooled) {

@@ -50,13 +50,7 @@ def test_a_concat_in_float_leaves_its_inputs_their_own_ranges() -> None:
     assert [placed.site.tensor for placed in placement.left_in_float()] == ["y", "moved"]
 
 
-@pytest.mark.parametrize(
-    "update",
-    [
-        "present = Concat <axis = 1> (past, k)",
-        "present = ScatterND(past, places, k)",
-    ],
-)
+@pytest.mark.parametrize("update", ["present = Concat <axis = 1> (past, k)", "present = ScatterND(past, places, k)"])
 def test_a_cache_has_one_encoding(update: str) -> None:
     model = model_of(
         f"""g (float[2, 4] past, float[2, 4] x, int64[2, 1] places) => (float[a, b] present) {{

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from pipeline.errors import UsageError
-from pipeline.quantsim.torch_run import TorchRun
+from pipeline.quantsim.torch_nodes import TorchRun
 from tests.pipeline.quantsim.pictures_of_qdq import rule
 from tests.pipeline.quantsim.test_qdq import quantize_mlp
 from tests.support.paths import ROOT
@@ -18,7 +18,7 @@ CODE = """
 import sys
 import numpy as np
 from passes.weights.sessions import Session
-from pipeline.quantsim.torch_run import TorchRun
+from pipeline.quantsim.torch_nodes import TorchRun
 from tests.pipeline.quantsim.pictures_of_qdq import rule
 from tests.pipeline.quantsim.test_qdq import quantize_mlp
 

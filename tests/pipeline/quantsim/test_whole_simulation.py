@@ -218,10 +218,7 @@ def load():
 
 def test_what_a_killed_calibration_has_measured_is_taken_up(folder: Path) -> None:
     (folder / "load.py").write_text(LOADER)
-    settings = (
-        f"quantsim.calibration.data={folder}/load.py:load",
-        "quantsim.calibration.method=percentile",
-    )
+    settings = (f"quantsim.calibration.data={folder}/load.py:load", "quantsim.calibration.method=percentile")
     options = [word for setting in settings for word in ("--set", setting)]
     run(folder, *options)
     expected = [(folder / "out" / name).read_bytes() for name in ("model.qdq.onnx", "model.encodings")]
@@ -322,10 +319,7 @@ def test_notes_on_formats_and_on_onnxruntime_are_printed_kept_and_on_the_page(fo
     report = json.loads((folder / "out" / "quantsim.json").read_text())
     assert report["device_like"]["dropped"] == [{"op": "Relu", "tensor": "r", "dtype": "int4"}]
     page = html.unescape((folder / "out" / "report.html").read_text())
-    for sentence in (
-        "says int4/channel of 5 activations: each has one scale",
-        "such as the Relu of 'r' before int4",
-    ):
+    for sentence in ("says int4/channel of 5 activations: each has one scale", "such as the Relu of 'r' before int4"):
         assert sentence in printed
         assert sentence in page
 

@@ -10,10 +10,7 @@ from pipeline.report import report_json
 from pipeline.report.html.headline import MOST_ROWS, name_tables
 from tests.pipeline.report.sample_report import html_of, pictures, report, row
 
-NAMES = NameMap(
-    nodes={"/gone": (), "/qkv": ("/qkv.q", "/qkv.k")},
-    weights={"w": ("w.q", "w.k")},
-)
+NAMES = NameMap(nodes={"/gone": (), "/qkv": ("/qkv.q", "/qkv.k")}, weights={"w": ("w.q", "w.k")})
 
 
 def test_renamed_ones_come_first_and_empty_tables_are_left_out() -> None:

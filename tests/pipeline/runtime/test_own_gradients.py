@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import pipeline.runtime.own_operators  # noqa: F401  (registers them)
+import pipeline.runtime.operators  # noqa: F401  (registers them)
 
 onnxline = torch.ops.onnxline
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.runtime.own_operators import UNSIGNED_FUNCTIONS, unsigned
+from pipeline.runtime.operators import UNSIGNED_FUNCTIONS, unsigned
 
 NUMPY: dict[str, Any] = {
     "add": np.add,

@@ -24,7 +24,7 @@ from pipeline.runtime.kernels.packing import (
     pack_convolution,
     pack_product,
 )
-from pipeline.runtime.kernels.weight_forms import Convolution
+from pipeline.runtime.kernels.weight_forms import Convolution, FusedOperands
 
 ATOL, RTOL = 1e-3, 2e-5
 """float32: sums of 2048 products of numbers near 1, in orders of their own."""
@@ -204,7 +204,7 @@ def test_a_packed_product_reads_the_strides_of_its_bias(form: str) -> None:
     bias, out = biases(WIDE)[form], torch.empty(32, WIDE)
     packed = pack_product(32, W)
     assert packed is not None
-    launch = packed.launch_product(X, bias, out)
+    launch = packed.launch(FusedOperands(X, out, bias))
     assert launch is not None
     launch()
     torch.testing.assert_close(out, X @ W.t() + bias, atol=ATOL, rtol=RTOL)

@@ -52,6 +52,19 @@ SEQUENCE = """g (float[2] a, float[2] b) => (float[2] y) {
 }"""
 
 
+DETECTOR = """g (float[1, 2, 8, 8] picture, float[1, n, 4] boxes, float[1, 1, n] scores)
+  => (int64[k, 3] chosen, float[k, 2, 2, 2] parts) {
+  most = Constant <value_ints = [5]> () overlap = Constant <value_floats = [0.5]> ()
+  least = Constant <value_floats = [0.1]> () first = Constant <value_ints = [0]> ()
+  last = Constant <value_ints = [2]> ()
+  chosen = NonMaxSuppression (boxes, scores, most, overlap, least)
+  place = Gather <axis = 1> (chosen, last) one = Constant <value_ints = [1]> ()
+  rows = Squeeze (place, one) flat = Squeeze (boxes, first)
+  picked = Gather (flat, rows) whose = Sub (rows, rows)
+  parts = RoiAlign <output_height = 2, output_width = 2, sampling_ratio = 2> (picture, picked, whose)
+}"""
+"""As many regions as the scores say, and what is in each."""
+
 BACKWARDS = """g (float[n, t, 2] x, int64[n] sizes, float[2, 3] w, float[3, 3] r) => (float[n, t2, 3] y) {
   steps = Transpose <perm = [1, 0, 2]> (x)
   turned = ReverseSequence <time_axis = 0, batch_axis = 1> (steps, sizes)
@@ -82,6 +95,17 @@ def f32(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
+def boxes(count: int) -> np.ndarray:
+    """Squares of 3 on a line, half a pixel apart: two neighbours share more than half of what they cover."""
+    begins = np.arange(count, dtype=np.float32) / 2
+    return np.stack([begins, begins, begins + 3, begins + 3], -1)[None]
+
+
+def scores(count: int) -> np.ndarray:
+    """The first box is below the least score."""
+    return np.linspace(0.05, 0.9, count, dtype=np.float32).reshape(1, 1, count)
+
+
 @pytest.mark.parametrize(
     ("text", "feeds"),
     [
@@ -91,6 +115,7 @@ def f32(*shape: int) -> np.ndarray:
         (NONZERO, [{"x": np.maximum(f32(n, 3), 0)} for n in (2, 4, 2)]),
         (SIZES, [{"x": f32(2, 6), "s": np.array(s)} for s in ([3, 4], [12], [4, 3])]),
         (SEQUENCE, [{"a": f32(2), "b": f32(2) + 1}]),
+        (DETECTOR, [{"picture": f32(1, 2, 8, 8), "boxes": boxes(n), "scores": scores(n)} for n in (6, 3, 6)]),
         (
             BACKWARDS,
             [
@@ -99,7 +124,7 @@ def f32(*shape: int) -> np.ndarray:
             ],
         ),
     ],
-    ids=["If", "Loop", "Scan", "NonZero", "Reshape", "sequence", "a tf2onnx layer"],
+    ids=["If", "Loop", "Scan", "NonZero", "Reshape", "sequence", "a detector", "a tf2onnx layer"],
 )
 def test_like_onnxruntime(text: str, feeds: list[dict[str, Any]]) -> None:
     segmented, session = SegmentedModel(model(text)), onnxruntime.InferenceSession(model(text).SerializeToString())

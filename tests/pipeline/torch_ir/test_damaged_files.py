@@ -83,16 +83,8 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "op_type": (("nodes", 1, "op_type"), 3, r"nodes\[1\].op_type: found 3, expected a string; save the IR again$"),
     "attrs": (("nodes", 0, "attrs"), [1], r"nodes\[0\].attrs: found \[1\], expected an object; save the IR again$"),
     "dtype": (("graph_inputs", 0, "dtype"), "float33", r"graph_inputs\[0\]: unknown dtype 'float33'; known: "),
-    "letters": (
-        ("graph_inputs", 0, "shape"),
-        "abc",
-        r"graph_inputs\[0\].shape: found 'abc', expected a list of sizes",
-    ),
-    "half a size": (
-        ("weights", 0, "shape"),
-        [1.5, 4],
-        r"weights\[0\].shape: found \[1.5, 4\], .* an integer of 0 or",
-    ),
+    "letters": (("graph_inputs", 0, "shape"), "abc", r"graph_inputs\[0\].shape: found 'abc', expected a list of sizes"),
+    "half a size": (("weights", 0, "shape"), [1.5, 4], r"weights\[0\].shape: found \[1.5, 4\], .* an integer of 0 or"),
     "below zero": (("graph_inputs", 0, "shape"), [-1, 4], r"graph_inputs\[0\].shape: found \[-1, 4\], expected "),
     "strides": (("graph_inputs", 0, "strides"), [1], r"strides: found \[1\], expected a list of 2, as many as dims"),
     "dims": (("dims",), {"n": "x"}, "dims.n: found 'x', expected the least and the most size"),
@@ -220,21 +212,9 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(path: tuple[str | int, .
 
 
 UNLIKELY: dict[str, tuple[int, dict[str, Any], str]] = {
-    "a shape": (
-        0,
-        {"shape": [5, 3]},
-        r"op 'sum_1' .*: found float32\[5, 3\] in the IR for what it makes, expected",
-    ),
-    "a dtype": (
-        0,
-        {"dtype": "int32"},
-        r"op 'sum_1' .*: found int32\[2, 3\] in the IR for what it makes, expected",
-    ),
-    "a rank": (
-        1,
-        {"shape": [6]},
-        r"op 'view' .*: found float32\[6\] in the IR for .*, expected float32\[3, 2\]",
-    ),
+    "a shape": (0, {"shape": [5, 3]}, r"op 'sum_1' .*: found float32\[5, 3\] in the IR for what it makes, expected"),
+    "a dtype": (0, {"dtype": "int32"}, r"op 'sum_1' .*: found int32\[2, 3\] in the IR for what it makes, expected"),
+    "a rank": (1, {"shape": [6]}, r"op 'view' .*: found float32\[6\] in the IR for .*, expected float32\[3, 2\]"),
     "of a copy": (2, {"dtype": "int64"}, r"op 'to' .*: found int64\[3, 2\] in the IR for .*, expected float64\[3, 2\]"),
 }
 

@@ -9,15 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.torch_ir import (
-    IR,
-    OpNode,
-    TensorMeta,
-    extract_ir,
-    generate_op_distribution_pie,
-    ir_to_mermaid,
-    ir_to_svg,
-)
+from pipeline.torch_ir import IR, OpNode, TensorMeta, extract_ir, generate_op_distribution_pie, ir_to_mermaid, ir_to_svg
 from tests.pipeline.torch_ir.small_modules import BufferVsConstant, GatherWithIndex, MaskedLinear
 
 FLOWCHARTS = {
@@ -93,11 +85,7 @@ def test_json_of_masked_linear() -> None:
         "graph_inputs": [tensor("x", 1, 4)],
         "graph_outputs": [tensor("mul", 1, 4)],
         "weights": [tensor("linear.weight", 4, 4), tensor("linear.bias", 4), tensor("mask", 4)],
-        "weight_name_mapping": {
-            "p_linear_weight": "linear.weight",
-            "p_linear_bias": "linear.bias",
-            "c_mask": "mask",
-        },
+        "weight_name_mapping": {"p_linear_weight": "linear.weight", "p_linear_bias": "linear.bias", "c_mask": "mask"},
         "constants": {"mask": {"data": [1.0, 0.0, 1.0, 0.0], "dtype": "float32"}},
     }
     linear, mul = [

@@ -105,16 +105,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UsageError], str]] = {
         ExecutionError,
         f"constants: found a list, {NAMED}",
     ),
-    "kwargs": (
-        lambda ir: execute_ir(ir, (), STATE, kwargs=X),
-        ExecutionError,
-        f"kwargs: found a Tensor, {NAMED}",
-    ),
-    "states": (
-        lambda ir: IRExecutor(ir, STATE).give_states([X]),
-        ExecutionError,
-        f"states: found a list, {NAMED}",
-    ),
+    "kwargs": (lambda ir: execute_ir(ir, (), STATE, kwargs=X), ExecutionError, f"kwargs: found a Tensor, {NAMED}"),
+    "states": (lambda ir: IRExecutor(ir, STATE).give_states([X]), ExecutionError, f"states: found a list, {NAMED}"),
     "ir: a path": (
         lambda ir: execute_ir("m.json", (X,)),
         ExecutionError,
@@ -175,11 +167,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UsageError], str]] = {
     "max_nodes": (lambda ir: ir_to_mermaid(ir, max_nodes=-1), UsageError, f"max_nodes: found -1, {COUNT}"),
     "max_nodes as text": (lambda ir: ir_to_mermaid(ir, max_nodes="x"), UsageError, f"max_nodes: found 'x', {COUNT}"),
     "top_n": (lambda ir: generate_op_distribution_pie(ir, top_n=-1), UsageError, f"top_n: found -1, {COUNT}"),
-    "top_n as text": (
-        lambda ir: generate_op_distribution_pie(ir, top_n="a"),
-        UsageError,
-        f"top_n: found 'a', {COUNT}",
-    ),
+    "top_n as text": (lambda ir: generate_op_distribution_pie(ir, top_n="a"), UsageError, f"top_n: found 'a', {COUNT}"),
     "model: a function": (
         lambda ir: extract_ir((lambda x: x), (X,), strict=False),
         ExportError,

@@ -219,10 +219,7 @@ MISTAKES: dict[str, tuple[Callable[[IR], Any], str]] = {
         lambda ir: with_node(ir, "aten.clamp", attrs={"min": 1}),
         r"nodes\[\d\]: aten.clamp.Tensor: min: found 1, expected None, as `call` has it",
     ),
-    "attrs": (
-        lambda ir: with_node(ir, "aten.t.", attrs=3),
-        r"nodes\[\d\].attrs: found 3, expected an object",
-    ),
+    "attrs": (lambda ir: with_node(ir, "aten.t.", attrs=3), r"nodes\[\d\].attrs: found 3, expected an object"),
     "a node that is needed": (
         lambda ir: replace(ir, nodes=ir.nodes[:-1]),
         r"graph_outputs\[1\]: the tensor 't' is used, and nothing makes it; change",

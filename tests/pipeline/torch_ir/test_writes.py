@@ -130,10 +130,7 @@ def test_the_op_that_keeps_an_ir_from_a_plan_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "view",
-    [
-        lambda x: torch.nn.functional.dropout(x, 0.5, training=False),
-        lambda x: torch.einsum("ij->ji", x),
-    ],
+    [lambda x: torch.nn.functional.dropout(x, 0.5, training=False), lambda x: torch.einsum("ij->ji", x)],
     ids=["dropout", "einsum"],
 )
 def test_a_write_reaches_what_is_a_view_by_no_schema(view: Callable[[Tensor], Tensor]) -> None:

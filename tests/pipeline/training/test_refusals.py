@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,143 +145,65 @@ def asks(output: torch.Tensor, label: torch.Tensor) -> float:
     return float(LOSS(output, label))
 
 
-@pytest.mark.parametrize(
-    ("module", "make_optimizer", "loss", "batch", "error", "said"),
-    [
-        (mlp, lambda m: Adagrad(m.parameters()), LOSS, (X, LABEL), Unsupported, "Adagrad; expected torch.optim.SGD"),
-        (mlp, lambda m: sgd(m, dampening=0.5, momentum=0.9), LOSS, (X, LABEL), Unsupported, "dampening=0.5; only 0"),
-        (mlp, lambda m: sgd(nn.Linear(2, 2)), LOSS, (X, LABEL), UsageError, "shape .2, 2. that the module has not"),
-        (mlp, sgd, nn.CrossEntropyLoss(reduction="none"), (X, LABEL), UsageError, "the loss is a tensor .8."),
-        (forward(rounded), sgd, nn.MSELoss(), (X, X[:, :10]), UsageError, "does not depend on any parameter"),
-        (
-            forward(words),
-            sgd,
-            lambda out, _: out.mean(),
-            (X, LABEL),
-            Unsupported,
-            "size of a result follows from the numbers",
-        ),
-        (forward(no_derivative), sgd, LOSS, (X, LABEL), Unsupported, r"igamma.*not implemented.*test_refusals\.py:"),
-        (
-            forward(decide),
-            sgd,
-            LOSS,
-            (X, LABEL),
-            Unsupported,
-            r"Python asks for a number of a tensor .*test_refusals\.py:",
-        ),
-        *(
-            (forward(function), sgd, LOSS, (X, LABEL), Unsupported, "Python asks for a number of a tensor")
-            for function in (count, decide_by_a_draw, decide_by_a_view, decide_by_a_large_mask)
-        ),
-        (forward(decide_then_count), sgd, LOSS, (X, LABEL), Unsupported, "by the numbers of the buffer 'count', which"),
-        (forward(append), sgd, LOSS, (X, LABEL), Unsupported, r"makes float32\[2, 16\] of the buffer 'history', which"),
-        (
-            forward(average),
-            sgd,
-            LOSS,
-            (X, LABEL),
-            Unsupported,
-            r"makes float32\[\] of the buffer 'count', which is int64",
-        ),
-        (
-            forward(write_plain),
-            sgd,
-            LOSS,
-            (X, LABEL),
-            Unsupported,
-            "writes to a tensor that is neither a parameter nor",
-        ),
-        (forward(replace_plain), sgd, LOSS, (X, LABEL), Unsupported, "sets 'plain', a tensor that is neither a param"),
-        (
-            make_sparse,
-            sgd,
-            LOSS,
-            (LABEL[:, None], LABEL),
-            Unsupported,
-            "gradient of '0.weight' is sparse .*sparse=False",
-        ),
-        (make_complex, sgd, LOSS, (X, LABEL), Unsupported, "parameter 'weight' is complex64; expected float32 or"),
-        (
-            lambda: mlp().bfloat16(),
-            sgd,
-            LOSS,
-            (X.bfloat16(), LABEL),
-            Unsupported,
-            "is bfloat16; expected float32 or float64",
-        ),
-        (
-            lambda: mlp().half(),
-            lambda m: Adam(m.parameters()),
-            LOSS,
-            (X.half(), LABEL),
-            Unsupported,
-            "is float16; expect",
-        ),
-        (make_on_meta, sgd, LOSS, (X, LABEL), UsageError, "parameter '0.weight' is on the device meta"),
-        (mlp, sgd, LOSS, (X.to("meta"), LABEL), UsageError, "'input' of the batch is on the device meta"),
-        (with_hook, sgd, LOSS, (X, LABEL), Unsupported, "parameter '0.weight' has a hook on its gradient"),
-        (mlp, hooked_sgd, LOSS, (X, LABEL), Unsupported, "the optimizer has a hook on its step"),
-        (
-            mlp,
-            lambda m: Adam(m.parameters(), differentiable=True),
-            LOSS,
-            (X, LABEL),
-            Unsupported,
-            "differentiable=True",
-        ),
-        (make_scripted, sgd, LOSS, (X, LABEL), Unsupported, "the module is one of torch.jit"),
-        (
-            lambda: nn.DataParallel(mlp()),
-            sgd,
-            LOSS,
-            (X, LABEL),
-            Unsupported,
-            "comes in a DataParallel; give the module",
-        ),
-        (lambda: mlp().requires_grad_(False), sgd, LOSS, (X, LABEL), UsageError, "there is nothing to train"),
-        (mlp, sgd, lambda out, label: (LOSS(out, label), out), (X, LABEL), UsageError, "the loss is a tuple"),
-        (
-            mlp,
-            sgd,
-            lambda out, label: LOSS(out, label).to(torch.complex64),
-            (X, LABEL),
-            UsageError,
-            "is torch.complex64",
-        ),
-        (
-            mlp,
-            sgd,
-            asks,
-            (X, LABEL),
-            Unsupported,
-            "Python asks for a number .*; nor could it after torch.export$",
-        ),
-        (
-            lambda: mlp().double(),
-            sgd,
-            LOSS,
-            (X, LABEL),
-            UsageError,
-            "^torch itself cannot .* same dtype, but got Float",
-        ),
-        (mlp, sgd, LOSS, (X, LABEL.int()), UsageError, "^torch itself cannot .* got Int"),
-        (mlp, sgd, LOSS, (X, LABEL[:5]), UsageError, "^torch itself cannot .* to match target batch_size .5.[.]$"),
-        (mlp, sgd, LOSS, (X,), UsageError, r"expected `\(\*inputs, target\)`"),
-        (mlp, sgd, LOSS, (X, 3), UsageError, "'target' of the batch is a int; expected a tensor"),
-    ],
-)
-def test_what_cannot_be_recorded(
-    module: Callable[[], nn.Module],
-    make_optimizer: Callable[[nn.Module], Optimizer],
-    loss: Callable[..., torch.Tensor],
-    batch: tuple[torch.Tensor, ...],
-    error: type[Exception],
-    said: str,
-) -> None:
-    made = module()
-    with pytest.raises(error, match=said):
-        record_step(made, loss, make_optimizer(made), batch)
+@dataclass(frozen=True)
+class Refused:
+    """A step that is refused, and a pattern of what is said."""
+
+    said: str
+    module: Callable[[], nn.Module] = mlp
+    optimizer: Callable[[nn.Module], Optimizer] = sgd
+    loss: Callable[..., Any] = LOSS
+    batch: tuple[Any, ...] = (X, LABEL)
+    error: type[Exception] = Unsupported
+
+
+NUMBER = "Python asks for a number of a tensor"
+
+REFUSALS = [
+    Refused("Adagrad; expected torch.optim.SGD", optimizer=lambda m: Adagrad(m.parameters())),
+    Refused("dampening=0.5; only 0", optimizer=lambda m: sgd(m, dampening=0.5, momentum=0.9)),
+    Refused("shape .2, 2. that the module has not", optimizer=lambda m: sgd(nn.Linear(2, 2)), error=UsageError),
+    Refused("the loss is a tensor .8.", loss=nn.CrossEntropyLoss(reduction="none"), error=UsageError),
+    Refused(
+        "does not depend on any parameter", forward(rounded), loss=nn.MSELoss(), batch=(X, X[:, :10]), error=UsageError
+    ),
+    Refused("size of a result follows from the numbers", forward(words), loss=lambda out, _: out.mean()),
+    Refused(r"igamma.*not implemented.*test_refusals\.py:", forward(no_derivative)),
+    Refused(rf"{NUMBER} .*test_refusals\.py:", forward(decide)),
+    *(Refused(NUMBER, forward(f)) for f in (count, decide_by_a_draw, decide_by_a_view, decide_by_a_large_mask)),
+    Refused("by the numbers of the buffer 'count', which", forward(decide_then_count)),
+    Refused(r"makes float32\[2, 16\] of the buffer 'history', which", forward(append)),
+    Refused(r"makes float32\[\] of the buffer 'count', which is int64", forward(average)),
+    Refused("writes to a tensor that is neither a parameter nor", forward(write_plain)),
+    Refused("sets 'plain', a tensor that is neither a param", forward(replace_plain)),
+    Refused("gradient of '0.weight' is sparse .*sparse=False", make_sparse, batch=(LABEL[:, None], LABEL)),
+    Refused("parameter 'weight' is complex64; expected float32 or", make_complex),
+    Refused("is bfloat16; expected float32 or float64", lambda: mlp().bfloat16(), batch=(X.bfloat16(), LABEL)),
+    Refused("is float16; expect", lambda: mlp().half(), lambda m: Adam(m.parameters()), batch=(X.half(), LABEL)),
+    Refused("parameter '0.weight' is on the device meta", make_on_meta, error=UsageError),
+    Refused("'input' of the batch is on the device meta", batch=(X.to("meta"), LABEL), error=UsageError),
+    Refused("parameter '0.weight' has a hook on its gradient", with_hook),
+    Refused("the optimizer has a hook on its step", optimizer=hooked_sgd),
+    Refused("differentiable=True", optimizer=lambda m: Adam(m.parameters(), differentiable=True)),
+    Refused("the module is one of torch.jit", make_scripted),
+    Refused("comes in a DataParallel; give the module", lambda: nn.DataParallel(mlp())),
+    Refused("there is nothing to train", lambda: mlp().requires_grad_(False), error=UsageError),
+    Refused("the loss is a tuple", loss=lambda out, label: (LOSS(out, label), out), error=UsageError),
+    Refused("is torch.complex64", loss=lambda out, label: LOSS(out, label).to(torch.complex64), error=UsageError),
+    Refused("Python asks for a number .*; nor could it after torch.export$", loss=asks),
+    Refused("^torch itself cannot .* same dtype, but got Float", lambda: mlp().double(), error=UsageError),
+    Refused("^torch itself cannot .* got Int", batch=(X, LABEL.int()), error=UsageError),
+    Refused("^torch itself cannot .* to match target batch_size .5.[.]$", batch=(X, LABEL[:5]), error=UsageError),
+    Refused(r"expected `\(\*inputs, target\)`", batch=(X,), error=UsageError),
+    Refused("'target' of the batch is a int; expected a tensor", batch=(X, 3), error=UsageError),
+]
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=[case.said for case in REFUSALS])
+def test_what_cannot_be_recorded(case: Refused) -> None:
+    module = case.module()
+    with pytest.raises(case.error, match=case.said):
+        record_step(module, case.loss, case.optimizer(module), case.batch)
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])

@@ -90,7 +90,7 @@ def trace_module(module: nn.Module, call: Call, runs: Sequence[LayerRun]) -> Tra
     """Trace `module` on meta, with spans of the layers of `runs`.
 
     Raises:
-        NotRepeatable: it cannot run without numbers.
+        NotRepeatable: it cannot run without data.
     """
     return TracedModule(module, call, walk(module, call, _layers(module, runs)))
 
@@ -339,7 +339,7 @@ def _trace_short(trace: Trace, short: TracedModule) -> Graph:
     except Exception as error:
         raise NotRepeatable(f"its shortened copy cannot be traced: {type(error).__name__}: {error}") from error
     if graph.dims:
-        raise NotRepeatable(f"its dims {', '.join(graph.dims)} have no fixed size, as the run without numbers has")
+        raise NotRepeatable(f"its dims {', '.join(graph.dims)} have no fixed size, as the run without data has")
     if len(graph.outputs) != sum(ref is not None for ref in short.walk.outputs):
         raise NotRepeatable("torch gives back other tensors than the model does")
     return graph

@@ -142,7 +142,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
     """Run `module`, which is as before afterwards; `layers` {path: layer} are those whose spans are wanted.
 
     Raises:
-        NotRepeatable: it cannot run without numbers.
+        NotRepeatable: it cannot run without data.
     """
     spans: dict[str, list[tuple[int, int]]] = {}
     places = list(every_path(module))
@@ -154,11 +154,11 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
         tensors = {key: _blank(tensor, mode) for key, tensor in given.items()}
         recorder = CallRecorder(MetaResults() if mode is None else None)
         for name, tensor in parameters.items():  # of several names the last stays, as in torch.export
-            recorder.know(tensor, ("stored", name))
+            recorder.set_origin(tensor, ("stored", name))
         for name, tensor in others.items():
-            recorder.know(blanks[id(tensor)], ("stored", name))
+            recorder.set_origin(blanks[id(tensor)], ("stored", name))
         for key, tensor in tensors.items():
-            recorder.know(tensor, ("given", key))
+            recorder.set_origin(tensor, ("given", key))
         stack.enter_context(as_exporting())
         # Else `torch.cond` would be compiled here, and what that caches from this run fails in the trace.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -170,7 +170,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
         except NotRepeatable:
             raise
         except Exception as error:
-            raise NotRepeatable(f"it does not run without numbers: {type(error).__name__}: {error}") from error
+            raise NotRepeatable(f"it does not run without data: {type(error).__name__}: {error}") from error
     leaves, spec = pytree.tree_flatten(result)
     outputs = [recorder.ref_of(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     return MetaTrace(tuple(recorder.events), spans, tuple(outputs), (tuple(leaves), spec))

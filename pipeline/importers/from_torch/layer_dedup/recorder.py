@@ -1,6 +1,9 @@
-"""Record calls of torch: the function, its plain arguments, and the origin of each tensor.
+"""Record the calls that a layer makes of torch, so that two layers can be compared: equal layers make equal calls.
 
-Results of operators on meta are cached: equal layers make the same calls again and again.
+A recorded call has the function, its arguments without tensors, and the origin of each tensor. Calls are seen twice: as
+the model makes them (`torch.nn.functional.linear`), where autocast and views are still visible, and as torch dispatches
+them (`aten.addmm`), where decompositions have been chosen. Both are recorded, and each becomes an event. Models are on
+the device meta here, without data; the results of operators there are cached, since equal layers make the same calls.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
 from pipeline.importers.from_torch.tensors import TensorPayload
 
 Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+"""All of a tensor without data: sizes, strides, dtype, device."""
 
 
 class MetaResults:
-    """Calls operators. One that makes new tensors on meta is called once for equal arguments and tensor looks."""
+    """Calls operators. One that makes new tensors on meta is called once for equal arguments and looks of tensors."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[type, tuple[Look, ...]]] = {}
@@ -62,14 +66,21 @@ def makes_new(operator: Any) -> bool:
 Ref: TypeAlias = tuple[Any, ...]
 """Where a tensor comes from.
 
-("stored", name), ("given", key of the call), ("made", event, index of the result), and, for a constant that no call
-made, ("found", event that reads it first, index among its tensors, its facts).
+("stored", name) for a parameter or a buffer, ("given", position or keyword) for an argument of the layer, ("made",
+event, index of the result), and, for a constant that no call made, ("found", event that reads it first, index among the
+tensors of that event, facts of the constant).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One call. `form` is its arguments with TENSOR in the place of each of `refs`, `origin` the path of the module."""
+    """One call.
+
+    Args:
+        form: the arguments and the keywords as nested tuples, with TENSOR in place of each tensor.
+        refs: the origins of these tensors, in order.
+        origin: the path of the module whose forward made the call.
+    """
 
     function: Any
     form: tuple[Any, ...]
@@ -81,7 +92,7 @@ class Event:
         return str(getattr(self.function, "__qualname__", None) or self.function)
 
     def numbers(self) -> list[str]:
-        """The numbers among its arguments, in order, as text."""
+        """The arguments that are Python numbers, in order, as text."""
         return [text for part in self.form for text in _numbers_in(part)]
 
 
@@ -94,7 +105,11 @@ def _numbers_in(form: Any) -> Iterator[str]:
 
 
 class CallRecorder:
-    """A context: while it is entered, calls are added to `events`. `results` makes those of operators on meta."""
+    """A context: while it is entered, calls are added to `events`.
+
+    Args:
+        results: calls operators in place of torch, so that results on meta are cached; None: nothing is cached.
+    """
 
     def __init__(self, results: MetaResults | None) -> None:
         self._results = results
@@ -118,9 +133,11 @@ class CallRecorder:
         return self._refs.get(id(tensor))
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], operator: bool) -> Any:
-        """Call `function`, and record it. A tensor that an operator writes to counts as made by it.
+        """Call `function`, and record it.
 
-        Calls of `prim.device` are not recorded: autograd makes them at its own discretion, and they change nothing.
+        A result of an operator that writes to its arguments counts as made by that operator, though it is an argument.
+        Calls of `prim.device` are not recorded: autograd makes them in some runs and not in others, and they change
+        nothing.
         """
         if function is torch.ops.prim.device.default:
             return function(*args, **kwargs)
@@ -137,14 +154,14 @@ class CallRecorder:
         parts = result if isinstance(result, list | tuple) else (result,)
         for index, part in enumerate(parts):
             if isinstance(part, torch.Tensor) and (writes or id(part) not in self._refs):
-                self.know(part, ("made", number, index))
+                self.set_origin(part, ("made", number, index))
         return result
 
     def note(self, function: Any, args: tuple[Any, ...]) -> None:
         """Record a call without making it."""
         self.events.append(Event(function, (self._form(args, []), self._form({}, [])), (), self.origin))
 
-    def know(self, tensor: torch.Tensor, ref: Ref) -> None:
+    def set_origin(self, tensor: torch.Tensor, ref: Ref) -> None:
         """Set the origin of `tensor`."""
         self._refs[id(tensor)] = ref
         self._alive.append(tensor)
@@ -157,7 +174,7 @@ class CallRecorder:
         if kind in BY_VALUE:
             return item
         if kind in NUMBERS or isinstance(item, np.generic):
-            return kind, repr(item)  # 1, 1.0 and True are not the same argument, and nan is
+            return kind, repr(item)  # 1, 1.0 and True are different arguments, and two nan are equal ones
         if kind in SERIES or isinstance(item, tuple):
             return kind, *(self._form(part, tensors) for part in item)
         if kind is dict:
@@ -165,25 +182,25 @@ class CallRecorder:
         if kind is slice:
             return kind, *(self._form(part, tensors) for part in (item.start, item.stop, item.step))
         self._alive.append(item)
-        return kind, id(item)
+        return kind, id(item)  # of any other type: equal only if it is the same object
 
     def _ref(self, tensor: torch.Tensor, number: int, index: int) -> Ref:
         ref = self._refs.get(id(tensor))
         if ref is None:
             ref = "found", number, index, _facts(tensor)
-            self.know(tensor, ref)
+            self.set_origin(tensor, ref)
         return ref
 
 
 class _FunctionMode(PreDispatchTorchFunctionMode):
-    """Records calls as the model makes them. Only a mode of this class sees where autocast begins and ends."""
+    """Records calls as the model makes them. No other mode of torch sees where autocast begins and ends."""
 
     def __init__(self, recorder: CallRecorder) -> None:
         super().__init__(tracer=None)  # type: ignore[arg-type]
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in AUTOCAST:  # Python has entered it, or left
+        if func in AUTOCAST:  # torch has entered or left autocast, and this call only tells so
             return self._recorder.note(func, args)
         return self._recorder.call(func, args, kwargs or {}, operator=False)
 
@@ -200,20 +217,20 @@ class _OperatorMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
             raise NotRepeatable(
-                f"{self._recorder.origin or 'it'} calls the higher-order operator {func.name()}, whose bodies "
-                "a run without numbers does not enter"
+                f"{self._recorder.origin or 'the model'} calls the higher-order operator {func.name()}, whose bodies "
+                "a run without data does not enter"
             )
         return self._recorder.call(func, args, kwargs or {}, operator=True)
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What two equal constants share: shape, strides, dtype, device, and a digest of their bytes if there are any."""
-    look = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+    seen = look(tensor)
     held = tensor.constant if isinstance(tensor, FakeTensor) else tensor
     if held is None or held.is_meta:
-        return look
+        return seen
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        return *look, hashlib.blake2b(TensorPayload(held).numpy().tobytes()).hexdigest()
+        return *seen, hashlib.blake2b(TensorPayload(held).numpy().tobytes()).hexdigest()
 
 
 class _TensorPlaceholder:

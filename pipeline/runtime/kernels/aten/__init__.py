@@ -67,9 +67,6 @@ def pack_weight(kind: Kind, attrs: Attrs, specs: Sequence[TensorSpec], stored: S
 CALLS = (Kind.Aten, *TYPED)
 """The kinds whose kernel is an operator of torch with its arguments."""
 
-KERNELS: dict[Kind, Kernel] = {
-    **{kind: partial(launch_call, kind) for kind in CALLS},
-    Kind.HigherOrder: higher_order,
-}
+KERNELS: dict[Kind, Kernel] = {**{kind: partial(launch_call, kind) for kind in CALLS}, Kind.HigherOrder: higher_order}
 
 PACKERS: dict[Kind, Packer] = {kind: partial(pack_weight, kind) for kind in CALLS if may_pack(kind)}

@@ -10,7 +10,7 @@ Calls that draw numbers, each launch from a new generator with the op's seed, so
 
 A replay must not repeat: its steps have a further attribute `generator`, which goes on from launch to launch.
 
-Operands of an operator of torch with the strides that they had in the trace.
+FusedOperands of an operator of torch with the strides that they had in the trace.
 
 A plan lays most values out as in the trace, but not all: a copy that changes no element is a view, an image of a train
 step lies with its channels last. An operator that reads any strides does not mind; any other one gets a copy.
@@ -32,9 +32,8 @@ from pipeline.ops.aten import takes_any_order
 from pipeline.ops.layout import Layout
 from pipeline.runtime.devices import device_at
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, OverloadCall, copy_result
-from pipeline.runtime.own_operators import DRAWS
+from pipeline.runtime.operators import DRAWS, argument, find_operator, tensors_in
 from pipeline.runtime.tensors import empty_strided
-from pipeline.runtime.torch_args import argument, find_operator, tensors_in
 
 
 @dataclass(frozen=True, slots=True)

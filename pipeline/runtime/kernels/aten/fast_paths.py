@@ -29,8 +29,8 @@ from pipeline.runtime.kernels.products import (
     multiply_batches,
     multiply_matrices,
 )
-from pipeline.runtime.kernels.weight_forms import Convolution, ProductWeight
-from pipeline.runtime.torch_args import CPU_FALLBACKS
+from pipeline.runtime.kernels.weight_forms import Convolution, FusedOperands, ProductWeight
+from pipeline.runtime.operators import CPU_FALLBACKS
 
 FastPath = Callable[[AtenCall, Outs], Launch | None]
 """A faster launch than by the operator's schema; None where it does not fit this call."""
@@ -240,6 +240,11 @@ def overwrite(in_place: Callable[..., Any]) -> FastPath:
     return bind
 
 
+def _in_place(name: str) -> Callable[..., Any]:
+    """`torch.Tensor.index_add_` of `index_add.default`."""
+    return getattr(torch.Tensor, f"{name.partition('.')[0]}_")
+
+
 def _is_same_memory(out: torch.Tensor, operand: torch.Tensor) -> bool:
     return out.data_ptr() == operand.data_ptr() and out.stride() == operand.stride() and out.shape == operand.shape
 
@@ -266,6 +271,13 @@ NN_WITH_OUT = "gelu silu leaky_relu hardtanh hardswish hardsigmoid softplus"
 
 CONVERSIONS = "to.dtype to.device to.dtype_layout to.other _to_copy.default clone.default contiguous.default"
 
+REPLACING = "copy.default fill.Scalar fill.Tensor zero.default"
+
+CHANGING = """
+index_add.default index_copy.default index_fill.int_Scalar index_fill.int_Tensor masked_fill.Tensor
+masked_scatter.default scatter.src scatter.value scatter_add.default scatter_reduce.two
+"""
+
 FAST_PATHS: Mapping[str, FastPath] = {
     **{f"aten.{name}": with_out(getattr(torch, name.partition(".")[0])) for name in WITH_OUT.split()},
     **{f"aten.{name}": then_copy(getattr(torch, name.partition(".")[0])) for name in WITHOUT_OUT.split()},
@@ -285,21 +297,9 @@ FAST_PATHS: Mapping[str, FastPath] = {
     "aten.index.Tensor": index,
     "aten.repeat.default": repeat,
     "aten.constant_pad_nd.default": constant_pad,
-    "aten.copy.default": overwrite(torch.Tensor.copy_),
-    "aten.fill.Scalar": overwrite(torch.Tensor.fill_),
-    "aten.fill.Tensor": overwrite(torch.Tensor.fill_),
-    "aten.zero.default": overwrite(torch.Tensor.zero_),
-    "aten.index_add.default": write_in_place(torch.Tensor.index_add_),
-    "aten.index_copy.default": write_in_place(torch.Tensor.index_copy_),
-    "aten.index_fill.int_Scalar": write_in_place(torch.Tensor.index_fill_),
-    "aten.index_fill.int_Tensor": write_in_place(torch.Tensor.index_fill_),
+    **{f"aten.{name}": overwrite(_in_place(name)) for name in REPLACING.split()},
+    **{f"aten.{name}": write_in_place(_in_place(name)) for name in CHANGING.split()},
     "aten.index_put.default": write_in_place(torch.ops.aten.index_put_.default),  # that of torch.Tensor takes no None
-    "aten.masked_fill.Tensor": write_in_place(torch.Tensor.masked_fill_),
-    "aten.masked_scatter.default": write_in_place(torch.Tensor.masked_scatter_),
-    "aten.scatter.src": write_in_place(torch.Tensor.scatter_),
-    "aten.scatter.value": write_in_place(torch.Tensor.scatter_),
-    "aten.scatter_add.default": write_in_place(torch.Tensor.scatter_add_),
-    "aten.scatter_reduce.two": write_in_place(torch.Tensor.scatter_reduce_),
     "aten.select_scatter.default": replace_part(torch.ops.aten.select.int),
     "aten.slice_scatter.default": replace_part(torch.ops.aten.slice.Tensor),
 }
@@ -352,7 +352,7 @@ def launch_packed(call: AtenCall, packed: PackedWeight, out: torch.Tensor) -> La
         shape = _convolution(given)
         return launch_convolution(packed, given["input"], given.get("bias"), out, shape) if shape else None
     bias = given["self"] if call.kind == "aten.addmm.default" else given.get("bias")
-    return packed.launch_product(given[PRODUCTS[call.kind][0]], bias, out)
+    return packed.launch(FusedOperands(given[PRODUCTS[call.kind][0]], out, bias))
 
 
 def _convolution(given: Given) -> Convolution | None:

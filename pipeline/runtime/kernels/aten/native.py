@@ -9,8 +9,7 @@ from pipeline.ops.fused import Activation
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
-from pipeline.runtime.kernels.native.near import launch_near
-from pipeline.runtime.kernels.native.products import launch_any
+from pipeline.runtime.kernels.native.products import launch_any, launch_near
 from pipeline.runtime.kernels.native.rows import (
     in_one_order,
     launch_activation,

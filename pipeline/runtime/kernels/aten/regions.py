@@ -11,7 +11,7 @@ import torch
 from pipeline.errors import Unsupported
 from pipeline.runtime.kernels.aten.call import arguments
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
-from pipeline.runtime.torch_args import tensors_in
+from pipeline.runtime.operators import tensors_in
 
 Tensors = Sequence[torch.Tensor]
 Function = Callable[[Tensors], Tensors]

@@ -1,7 +1,7 @@
 """Kernels in C++, which the compiler of this machine builds once; they run only where they are asked for.
 
 `sources/` holds them, and `call.cpp` the operators by which torch calls them; `kernel_library.py` compiles
-and loads them, and makes launches of them. `products.py`, `near.py`, `rows.py` and `updates.py` say
+and loads them, and makes launches of them. `products.py` and `rows.py` say
 for which operands a kernel takes a call, `convolutions.py` which weights are packed for one; `kernels/aten/native.py`
 does so for torch's operators. Every other call runs by torch.
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from pipeline.ops import Kind
 from pipeline.ops.tables import join
-from pipeline.runtime.kernels.native import near, products, rows, updates
+from pipeline.runtime.kernels.native import products, rows
 from pipeline.runtime.kernels.native.kernel_library import (
     NativeKernel,
     NativeLibrary,
@@ -23,7 +23,7 @@ from pipeline.runtime.kernels.native.kernel_library import (
     load_library,
 )
 
-__all__ = ["KERNELS", "NativeLibrary", "has_native", "is_library_built", "load_library"]
+__all__ = ["KERNELS", "NativeKernel", "NativeLibrary", "has_native", "is_library_built", "load_library"]
 
-KERNELS: Mapping[Kind, NativeKernel] = join(family.KERNELS for family in (products, near, rows, updates))
+KERNELS: Mapping[Kind, NativeKernel] = join(family.KERNELS for family in (products, rows))
 """By kind."""

@@ -18,12 +18,11 @@ import torch
 from torch.nn import functional
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.ops.fused import Activation
 from pipeline.runtime.kernels.base import Launch, in_turn
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_faster_alone, pack_panels
 from pipeline.runtime.kernels.native.rows import settings_of
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PackedMemory
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, FusedOperands, PackedMemory
 
 CHANNELS_LAST = (0, 2, 3, 1)
 
@@ -118,15 +117,9 @@ class ImageOperands:
     out: torch.Tensor
 
     @classmethod
-    def find(
-        cls,
-        kernels: Kernels,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> ImageOperands | None:
+    def find(cls, kernels: Kernels, of: FusedOperands) -> ImageOperands | None:
         """For tensors with channels first; None where our kernels do not take them."""
+        x, out, bias, other, _ = of
         if not kernels.fit(x, bias, out):
             return None
         given = [tensor for tensor in (x, out, other, bias) if tensor is not None]
@@ -177,23 +170,16 @@ class MatrixKernels:
 class PointWeight(MatrixKernels):
     """Kernels of one pixel: a matrix."""
 
-    def launch_convolution(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation,
-    ) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ConvolutionWeight`."""
-        operands = ImageOperands.find(self.kernels, x, bias, other, out)
+        operands = ImageOperands.find(self.kernels, of)
         if operands is None:
             return None
         added = operands.out if operands.other is None else operands.other
         rows = as_rows(added)
         if rows is None:
             return None
-        rest = (*operands.has, rows.stride(0), *settings_of(after))
+        rest = (*operands.has, rows.stride(0), *settings_of(of.after))
         return operands.launch_dense(
             lambda x: self.matrix.native.launch(
                 "convolve_points",
@@ -232,21 +218,14 @@ class TileWeight:
         """See `ConvolutionWeight`."""
         return replace(self, panels=memory.share(self.panels))
 
-    def launch_convolution(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation,
-    ) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ConvolutionWeight`."""
-        operands = ImageOperands.find(self.kernels, x, bias, other, out)
+        operands = ImageOperands.find(self.kernels, of)
         if operands is None:
             return None
         out, added = operands.out, operands.out if operands.other is None else operands.other
         sizes = (*operands.x.shape, out.shape[3], *self.kernels.shape.pads, *out.shape[1:3])
-        rest = (*out.stride()[:3], *added.stride()[:3], *operands.has, *settings_of(after))
+        rest = (*out.stride()[:3], *added.stride()[:3], *operands.has, *settings_of(of.after))
         return operands.launch_dense(
             lambda x: self.native.launch(
                 "convolve_tiles", [out], [x, self.panels, *operands.added], (*sizes, *x.stride()[:3], *rest)
@@ -258,16 +237,9 @@ class TileWeight:
 class LineWeight(MatrixKernels):
     """Kernels of any size over few channels: a matrix, of which each line of a kernel reads one stretch of an image."""
 
-    def launch_convolution(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation,
-    ) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ConvolutionWeight`."""
-        operands = ImageOperands.find(self.kernels, x, bias, other, out)
+        operands = ImageOperands.find(self.kernels, of)
         if operands is None:
             return None
         rows = as_rows(operands.out if operands.other is None else operands.other)
@@ -280,5 +252,5 @@ class LineWeight(MatrixKernels):
             "convolve_lines",
             [operands.out],
             [operands.x, self.matrix.panels, *operands.added],
-            (*settings, *settings_of(after)),
+            (*settings, *settings_of(of.after)),
         )

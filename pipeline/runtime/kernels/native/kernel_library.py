@@ -32,10 +32,7 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, OverloadCall
 
 SOURCES = Path(__file__).with_name("sources")
 
-FLAGS = (
-    *("-std=c++20", "-O3", "-shared", "-fPIC"),
-    *("-march=native", "-ffp-contract=fast", "-fno-math-errno"),
-)
+FLAGS = (*("-std=c++20", "-O3", "-shared", "-fPIC"), *("-march=native", "-ffp-contract=fast", "-fno-math-errno"))
 
 
 @cache

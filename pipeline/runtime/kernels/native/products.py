@@ -1,7 +1,11 @@
-"""Products of matrices: stored ones in panels, and others, which are brought into panels at each call."""
+"""Products of matrices: stored ones in panels, small ones as they are, and others brought into panels at each call.
+
+A small matrix fits into a near cache; its product takes a bias, ReLU, or the gradient of ReLU along.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +15,46 @@ from pipeline.ops.fused import PLAIN, Activation
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, in_turn, planned_threads
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.native.rows import settings_of
-from pipeline.runtime.kernels.weight_forms import PackedMemory, activation_of
+from pipeline.runtime.kernels.weight_forms import FusedOperands, PackedMemory, activation_of
+
+LARGEST = 2**19
+"""Numbers in a second operand. Where one has more (2 MB), panels are as fast."""
+
+
+def launch_near(
+    library: NativeLibrary,
+    x: torch.Tensor,
+    matrix: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
+    gate: torch.Tensor | None = None,
+) -> Launch | None:
+    """The product of two matrices plus a bias; then ReLU, or 0 where `gate`, the result of a ReLU, is 0."""
+    added = [tensor for tensor in (bias, gate) if tensor is not None]
+    if planned_threads() > 1 or not are_floats(x, matrix, out, *added) or matrix.numel() > LARGEST:
+        return None
+    if x.dim() != 2 or matrix.dim() != 2 or 1 not in matrix.stride():
+        return None
+    if not all(tensor.is_contiguous() for tensor in (out, *added)):
+        return None
+    if (bias is not None and bias.shape != matrix.shape[1:]) or (gate is not None and gate.shape != out.shape):
+        return None
+    columns = matrix.shape[1]
+    if x.shape[1] != len(matrix) or out.shape != (len(x), columns):
+        return None
+    step, column = (columns, 1) if matrix.is_contiguous() else matrix.stride()
+    settings = (len(x), columns, len(matrix), *x.stride(), step, column, int(bias is not None), int(gate is not None))
+    floor = 0.0 if relu else -math.inf
+    return library.launch("multiply_near_matrices", [out], [x, matrix, *added], (*settings, floor))
+
+
+def relu_product(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    (x, matrix, *more), gated = ins, bool(attrs["gate"])
+    bias, gate = more[0] if attrs["bias"] else None, more[-1] if gated else None
+    return launch_near(library, x, matrix, outs[0], bias=bias, relu=not gated, gate=gate)
+
 
 SHARED = 2**22
 """Multiplications at which several threads of torch are faster than one thread of ours."""
@@ -34,18 +77,11 @@ class NativeWeight:
         """See `ProductWeight`."""
         return replace(self, panels=memory.share(self.panels))
 
-    def launch_product(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation = PLAIN,
-        other: torch.Tensor | None = None,
-    ) -> Launch | None:
+    def launch(self, of: FusedOperands) -> Launch | None:
         """See `ProductWeight`; `other` may be the memory of `out`."""
-        product = RowProduct.find(x, (self.inner, self.columns), bias, other, out, after)
+        product = RowProduct.find(of, (self.inner, self.columns))
         return product and self.native.launch(
-            "multiply_packed", [out], [product.rows, self.panels, *product.added], product.settings
+            "multiply_packed", [of.out], [product.rows, self.panels, *product.added], product.settings
         )
 
 
@@ -74,8 +110,8 @@ class NativePair:
     ) -> Launch | None:
         """See `PairWeight`."""
         out, hidden = outs
-        begin = self.first.launch_product(x, biases[0], hidden, after)
-        end = self.second.launch_product(hidden, biases[1], out, other=other)
+        begin = self.first.launch(FusedOperands(x, hidden, biases[0], after=after))
+        end = self.second.launch(FusedOperands(hidden, out, biases[1], other))
         return begin and end and in_turn(begin, end)
 
 
@@ -98,17 +134,9 @@ class RowProduct:
     settings: tuple[float, ...]
 
     @classmethod
-    def find(
-        cls,
-        x: torch.Tensor,
-        sizes: tuple[int, int],
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-        after: Activation,
-    ) -> RowProduct | None:
+    def find(cls, of: FusedOperands, sizes: tuple[int, int]) -> RowProduct | None:
         """With a matrix of `sizes` (inner, columns); None where the operands are none that the kernel takes."""
-        inner, columns = sizes
+        (x, out, bias, other, after), (inner, columns) = of, sizes
         given = [tensor for tensor in (bias, other) if tensor is not None]
         if not are_floats(x, out, *given) or x.dim() < 2 or x.shape[-1] != inner:
             return None
@@ -141,7 +169,7 @@ def launch_any(
     """The product of the rows of `x` with a matrix (inner, columns) that may change from run to run."""
     if matrix.dim() != 2 or not are_floats(matrix) or not is_faster_alone(x.numel() * matrix.shape[1]):
         return None
-    product = RowProduct.find(x, (matrix.shape[0], matrix.shape[1]), bias, None, out, after)
+    product = RowProduct.find(FusedOperands(x, out, bias, after=after), (matrix.shape[0], matrix.shape[1]))
     return product and library.launch(
         "multiply_any", [out], [product.rows, matrix, *product.added], (*matrix.stride(), *product.settings)
     )
@@ -159,4 +187,4 @@ def linear(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch
     return launch_any(library, ins[0], weight, ins[2] if attrs["bias"] else None, outs[0], activation_of(attrs))
 
 
-KERNELS: dict[Kind, NativeKernel] = {Kind.LinearPointwise: linear}
+KERNELS: dict[Kind, NativeKernel] = {Kind.LinearPointwise: linear, Kind.ReluProduct: relu_product}

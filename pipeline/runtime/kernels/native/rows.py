@@ -106,10 +106,7 @@ def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch
     )
 
 
-KERNELS: dict[Kind, NativeKernel] = {
-    Kind.SmallAttention: small_attention,
-    Kind.ScaledDotProductAttention: attention,
-}
+KERNELS: dict[Kind, NativeKernel] = {Kind.SmallAttention: small_attention, Kind.ScaledDotProductAttention: attention}
 
 
 def launch_log_softmax(library: NativeLibrary, x: torch.Tensor, axis: int, out: torch.Tensor) -> Launch | None:

@@ -15,11 +15,7 @@ from tests.pipeline.importers.from_onnx.import_text import graph_from, model
 
 INPUTS = "float[2, 5, 6] x, float[6, 24] w, float[24] b"
 
-ATTENTIONS = [
-    "num_heads = 2",
-    "num_heads = 2, qkv_hidden_sizes = [6, 6, 12]",
-    "num_heads = 4, scale = 0.25",
-]
+ATTENTIONS = ["num_heads = 2", "num_heads = 2, qkv_hidden_sizes = [6, 6, 12]", "num_heads = 4, scale = 0.25"]
 
 
 @pytest.mark.parametrize("attributes", ATTENTIONS)

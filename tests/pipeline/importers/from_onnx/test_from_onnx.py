@@ -96,11 +96,7 @@ def test_origin_is_the_torch_module() -> None:
         key="pkg.torch.onnx.name_scopes", value="['', 'layers.0', 'layers.0.fc', 'linear']"
     )
     proto.graph.node[1].metadata_props.add(key="pkg.torch.onnx.name_scopes", value="not a list")
-    assert [(op.name, op.origin) for op in from_onnx(proto).ops] == [
-        ("node_linear", "layers.0.fc"),
-        ("", ""),
-        ("", ""),
-    ]
+    assert [(op.name, op.origin) for op in from_onnx(proto).ops] == [("node_linear", "layers.0.fc"), ("", ""), ("", "")]
 
 
 def test_local_functions_are_inlined() -> None:

@@ -282,10 +282,7 @@ def test_a_split_to_sequence_may_drop_its_axis() -> None:
 
 INDEX = {
     ("y = Gather <axis = -1> (x, i)", "2, 3, 8, 4, 1"): ["aten.index.Tensor(%0, %1) {indices: [none, none, none, $1]}"],
-    ("y = GatherND(x, i)", "4, 3, 8, 8"): [
-        "aten.unbind.int(%1) {dim: 1}",
-        "aten.index.Tensor(%0, %5) {indices: [$1]}",
-    ],
+    ("y = GatherND(x, i)", "4, 3, 8, 8"): ["aten.unbind.int(%1) {dim: 1}", "aten.index.Tensor(%0, %5) {indices: [$1]}"],
     ("y = GatherElements <axis = -1> (x, j)", "2, 3, 8, 1"): [
         "aten.lt.Scalar(%2) {other: 0}",
         "aten.add.Tensor(%2) {other: 8}",
@@ -310,7 +307,7 @@ def test_index(case: tuple[str, str]) -> None:
 def test_top_k_makes_both_outputs() -> None:
     text = ops(f"g (float[2, 3] x) => (int64[2, 2] i) {{ {ints('k', 2)} , i = TopK <largest = 0> (x, k) }}")
     assert text.splitlines() == [
-        '%1 "topk.0": float32[2, 2], %2 "i": int64[2, 2] = onnxline.top_k.default(%0) {k: 2, dim: 1, largest: false}',
+        '%1 "topk.0": float32[2, 2], %2 "i": int64[2, 2] = onnxline.top_k.default(%0) {k: 2, dim: 1, largest: false}'
     ]
 
 

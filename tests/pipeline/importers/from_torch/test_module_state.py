@@ -203,7 +203,7 @@ INSIDE: dict[str, Callable[[Any], Any]] = {
 )
 @pytest.mark.filterwarnings("ignore:The tensor attribute", "ignore:Sequential is traced whole")
 def test_a_table_that_is_filled_once(kept: Callable[[Tabled, int], torch.Tensor], stamp: bool) -> None:
-    """torch.export by itself leaves a tensor without numbers in most of these, and so spoils the next run."""
+    """torch.export by itself leaves a tensor without data in most of these, and so spoils the next run."""
     model, x = nn.Sequential(*(Tabled(kept) for _ in range(5))), torch.randn(3, 4)
     ir = extract_ir(model, (x,), strict=False, stamp=stamp)
     with torch.no_grad():

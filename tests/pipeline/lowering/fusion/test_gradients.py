@@ -80,10 +80,7 @@ def test_so_are_those_of_slices() -> None:
         ("index: -1", "index: 1"),  # one part twice, one never
         ("return %7", "return %7, %3"),  # a term that is read elsewhere
         ("return %7", "return %7, %5"),
-        (
-            "aten.add.Tensor(%5, %6) {self: $0, other: $1}",
-            "aten.add.Tensor(%5, %6) {self: $0, other: $1, alpha: 2}",
-        ),
+        ("aten.add.Tensor(%5, %6) {self: $0, other: $1}", "aten.add.Tensor(%5, %6) {self: $0, other: $1, alpha: 2}"),
         ("aten.add.Tensor(%3, %4)", "aten.mul.Tensor(%3, %4)"),
     ],
 )

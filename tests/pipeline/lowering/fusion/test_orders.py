@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.ir.parse import from_text
-from pipeline.lowering.fusion.images import store_images_by_channel
-from pipeline.lowering.fusion.layout import store_as_copied
+from pipeline.lowering.fusion.layout import store_as_copied, store_images_by_channel
 from pipeline.runtime import compile_graph
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 

@@ -57,7 +57,7 @@ def record(recorder: LoopRecorder, launches: Sequence[Launch]) -> Recording:
 
 
 def test_a_graph_computes_the_bits_of_the_loop() -> None:
-    """Operands of every kind of type, operands that share memory, and results that are copied."""
+    """FusedOperands of every kind of type, operands that share memory, and results that are copied."""
     found, random = [], torch.Generator().manual_seed(0)
     feeds = [torch.randn(4, 4, generator=random) for _ in range(3)]
     for recorder in (LoopRecorder(), CpuRecorder()):

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pipeline.errors import Unsupported
 from pipeline.ir import TensorSpec
 from pipeline.ops import KINDS, GraphBuilder
-from pipeline.runtime import compile_graph, own_layers, own_operators
-from pipeline.runtime.own_operators import dequantize, quantize
+from pipeline.runtime import compile_graph, operators, own_layers
+from pipeline.runtime.operators import dequantize, quantize
 
 Make = Callable[..., torch.Tensor]
 
@@ -36,15 +36,15 @@ CALLS: dict[str, tuple[str, Callable[[Make], Any]]] = {
     "quantize": ("Quantize", lambda make: quantize(make(2, 4), make(()), to="int8")),
     "quantize, 4 bits": ("Quantize", lambda make: quantize(make(2, 4), make(4), to="int8", low=-8, high=7)),
     "dequantize": ("Dequantize", lambda make: dequantize(make(2, 4).char(), make(()), to="float32")),
-    "cast": ("CastFloat8", lambda make: own_operators.cast_float8._init_fn(make(4), "float8_e4m3fn")),
+    "cast": ("CastFloat8", lambda make: operators.cast_float8._init_fn(make(4), "float8_e4m3fn")),
     "cast, not saturated": (
         "CastFloat8",
-        lambda make: own_operators.cast_float8._init_fn(make(4), "float8_e5m2", saturate=False),
+        lambda make: operators.cast_float8._init_fn(make(4), "float8_e5m2", saturate=False),
     ),
     "boxes": ("RoiAlign", lambda make: own_layers.roi_align(make(1, 2, 4, 4), make(2, 4), make(2).long(), [2, 2])),
     "unsigned": (
         "Unsigned",
-        lambda make: own_operators.unsigned(make(2).to(torch.uint32), make(2).to(torch.uint32), "remainder"),
+        lambda make: operators.unsigned(make(2).to(torch.uint32), make(2).to(torch.uint32), "remainder"),
     ),
 }
 

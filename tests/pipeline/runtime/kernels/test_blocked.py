@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
+from pipeline.ops.fused import Activation
 from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels.blocked import (
     HAS_SMALL_KERNELS,
@@ -20,7 +21,7 @@ from pipeline.runtime.kernels.blocked import (
     pack_blocks,
     split_into_blocks,
 )
-from pipeline.runtime.kernels.weight_forms import activation_of
+from pipeline.runtime.kernels.weight_forms import FusedOperands
 from tests.support.torch_programs import compile_module
 
 ATOL, RTOL = 1e-4, 2e-5
@@ -74,9 +75,8 @@ def test_several_threads_of_torch_share_a_product_instead() -> None:
 def test_a_product_its_bias_and_its_activation(bias: torch.Tensor | None, activation: str) -> None:
     weight, x, out = torch.randn(64, 48), torch.randn(2, 12, 48), torch.empty(2, 12, 64)
     numbers = (-0.5, 1.5) if activation == "clip" else ()
-    launch = split_into_blocks(weight, 16, 8).launch_product(
-        x, bias, out, activation_of({"activation": activation, "numbers": numbers})
-    )
+    of = FusedOperands(x, out, bias, after=Activation(activation, numbers))
+    launch = split_into_blocks(weight, 16, 8).launch(of)
     assert launch is not None
     launch()
     expected = functional.linear(x, weight, bias)
@@ -100,7 +100,7 @@ def test_a_product_its_bias_and_its_activation(bias: torch.Tensor | None, activa
 )
 def test_operands_that_blas_cannot_read_are_left_to_torch(x: torch.Tensor) -> None:
     packed: BlockedWeight = split_into_blocks(torch.randn(64, 48), 16, 4)
-    assert packed.launch_product(x, None, torch.empty(*x.shape[:-1], 64)) is None
+    assert packed.launch(FusedOperands(x, torch.empty(*x.shape[:-1], 64))) is None
 
 
 def test_a_product_follows_tensors_that_are_pointed_at_other_memory() -> None:
@@ -109,7 +109,7 @@ def test_a_product_follows_tensors_that_are_pointed_at_other_memory() -> None:
     (x, new_x), (out, new_out) = torch.randn(2, 8, 16), torch.zeros(2, 8, 32)
     x, out = x.clone(), out.clone()
     rows, result = x.view(8, 16), out.view(8, 32)
-    launch = split_into_blocks(weight, 16, 8).launch_product(rows, None, result)
+    launch = split_into_blocks(weight, 16, 8).launch(FusedOperands(rows, result))
     assert launch is not None
     launch()
     results, groups = launch.args[:2]  # type: ignore[attr-defined]

@@ -243,11 +243,7 @@ def test_two_products_are_replayed_as_operators_of_torch() -> None:
     weights = {graph.values[vid].name: torch.randn(graph.values[vid].spec.sizes) for vid in graph.weight_names()}
     program, feed = compile_graph(graph, weights), {"x": torch.randn(2, 64, 64)}
     calls = [call.name for launch in program.context._launches for call in read_operator_calls(launch)]
-    assert calls == [
-        "aten::neg",
-        *("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise_"),
-        "aten::neg",
-    ]
+    assert calls == ["aten::neg", *("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise_"), "aten::neg"]
     torch.testing.assert_close(program.replay(feed)["y"], program.run(feed)["y"], atol=0, rtol=0)
 
 

@@ -141,12 +141,12 @@ class OneRegion(Stack):
             "with 2 layers in place of 5 the model does something else after the layers: it calls "
             "stack((tensor, tensor)) in place of stack((tensor, tensor, tensor, tensor, tensor))",
         ),
-        (Numbered, "with 2 layers in place of 5 it does not run without numbers: IndexError: index 2 is out of range"),
+        (Numbered, "with 2 layers in place of 5 it does not run without data: IndexError: index 2 is out of range"),
         (Twice, "layers.0 is called more than once"),
         (Backwards, "the layers of layers are not called one after the other"),
         (Past, "layers.0 is not called as a module"),
         (OneRegion, "several layers are in one region"),
-        (OnData, "it does not run without numbers"),
+        (OnData, "it does not run without data"),
     ],
 )
 def test_another_way_through_the_layers(kind: type[Stack], said: str) -> None:
@@ -163,12 +163,12 @@ class EitherAfter(Stack):
         return either(self, super().forward(x))
 
 
-@pytest.mark.parametrize(("model", "where"), [(EitherAfter(3), "it"), (Stack(3, either), "layers.0")])
+@pytest.mark.parametrize(("model", "where"), [(EitherAfter(3), "the model"), (Stack(3, either), "layers.0")])
 def test_an_operator_with_bodies(model: Stack, where: str) -> None:
-    """torch compiles it with what surrounds it, and remembers that: nothing may be left of the run without numbers."""
-    said = f": {where} calls the higher-order operator cond, whose bodies a run without numbers does not enter."
+    """torch compiles it with what surrounds it, and remembers that: nothing may be left of the run without data."""
+    said = f": {where} calls the higher-order operator cond, whose bodies a run without data does not enter."
     assert why_whole(model, (x(),)).endswith(said)
-    assert sum(bool(op.bodies) for op in trace_whole(model, (x(),)).ops) == (1 if where == "it" else 3)
+    assert sum(bool(op.bodies) for op in trace_whole(model, (x(),)).ops) == (1 if where == "the model" else 3)
 
 
 def test_what_a_hook_does_is_its_layers() -> None:

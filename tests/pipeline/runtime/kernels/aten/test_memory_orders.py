@@ -21,7 +21,7 @@ from pipeline.ops import Kind
 from pipeline.ops.aten import takes_any_order
 from pipeline.ops.aten.memory import ANY_ORDER
 from pipeline.runtime.kernels.aten import prepare_kernel
-from pipeline.runtime.torch_args import find_operator
+from pipeline.runtime.operators import find_operator
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

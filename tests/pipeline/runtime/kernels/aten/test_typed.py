@@ -16,8 +16,8 @@ from tests.pipeline.runtime.kernels.aten.typed_calls import CASES, Function, X
 from tests.support.torch_programs import Calls, graph_of, run_both
 
 WITHOUT_A_CASE = {
-    Kind.RoiAlign: "it reads the corners of regions, which torch.export refuses; test_vision.py compares it",
-    Kind.Inverse: "its result lies in columns, so a view follows it; test_contrib_nodes.py compares it",
+    Kind["RoiAlign"]: "it reads the corners of regions, which torch.export refuses; test_vision.py compares it",
+    Kind["Inverse"]: "its result lies in columns, so a view follows it; test_contrib_nodes.py compares it",
     **dict.fromkeys(DRAWING, "a plan draws other numbers than torch; test_random.py looks at their distribution"),
 }
 
@@ -70,7 +70,7 @@ def test_a_result_in_another_order_says_so() -> None:
     """Attention writes token by token, so its result is stored with its axes permuted."""
     heads = X.reshape(1, 3, 2, 4).transpose(1, 2)
     plan = compile_graph(graph_of(Calls([lambda x: f.scaled_dot_product_attention(x, x, x)]), [heads])).plan
-    (call,) = [call for call in plan.calls if call.kind_id == Kind.AtenScaledDotProductAttention]
+    (call,) = [call for call in plan.calls if call.kind_id == Kind["AtenScaledDotProductAttention"]]
     assert unpack(call.attr_schema, call.attr_blob)["order"] == (0, 2, 1, 3)
 
 

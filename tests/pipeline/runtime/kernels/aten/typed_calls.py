@@ -22,45 +22,17 @@ V = torch.linspace(0.5, 1.5, 4)
 Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
-    "Linear": (
-        lambda x, m, v: f.linear(x, m, v),
-        (X, M, V),
-        "has_bias=True",
-    ),
-    "MatMul": (
-        lambda x, m: x @ m,
-        (X, M),
-        "",
-    ),
-    "Mm": (
-        lambda a, b: torch.mm(a, b),
-        (X[0], M),
-        "",
-    ),
-    "Bmm": (
-        lambda x, y: torch.bmm(x, y.mT),
-        (X, Y),
-        "",
-    ),
-    "Addmm": (
-        lambda v, a, b: torch.addmm(v, a, b, alpha=0.5),
-        (V, X[0], M),
-        "beta=1 alpha=0.5",
-    ),
+    "Linear": (lambda x, m, v: f.linear(x, m, v), (X, M, V), "has_bias=True"),
+    "MatMul": (lambda x, m: x @ m, (X, M), ""),
+    "Mm": (lambda a, b: torch.mm(a, b), (X[0], M), ""),
+    "Bmm": (lambda x, y: torch.bmm(x, y.mT), (X, Y), ""),
+    "Addmm": (lambda v, a, b: torch.addmm(v, a, b, alpha=0.5), (V, X[0], M), "beta=1 alpha=0.5"),
     "Baddbmm": (
         lambda c, x, y: torch.baddbmm(c, x, y.mT, beta=0.5, alpha=2),
-        (
-            X[:, :, :3].contiguous(),
-            X,
-            Y,
-        ),
+        (X[:, :, :3].contiguous(), X, Y),
         "beta=0.5 alpha=2",
     ),
-    "Einsum": (
-        lambda x, y: torch.einsum("bij,bkj->bik", x, y),
-        (X, Y),
-        "equation='bij,bkj->bik' tensors=2",
-    ),
+    "Einsum": (lambda x, y: torch.einsum("bij,bkj->bik", x, y), (X, Y), "equation='bij,bkj->bik' tensors=2"),
     "AtenScaledDotProductAttention": (
         lambda x, y: aten.scaled_dot_product_attention(x, y, y, None, 0.0, True, scale=0.5),
         (X, Y),
@@ -68,10 +40,7 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     ),
     "Conv1d": (
         lambda p, k: f.conv1d(p, k, stride=2, padding=1),
-        (
-            P[:, :, 0].contiguous(),
-            K[..., 0].contiguous(),
-        ),
+        (P[:, :, 0].contiguous(), K[..., 0].contiguous()),
         "has_bias=False stride=(2,) padding=(1,) dilation=(1,) groups=1",
     ),
     "Conv2d": (
@@ -129,10 +98,7 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     ),
     "GridSampler": (
         lambda p, g: f.grid_sample(p, g, mode="nearest", padding_mode="border", align_corners=True),
-        (
-            P,
-            P[..., :2].contiguous(),
-        ),
+        (P, P[..., :2].contiguous()),
         "interpolation_mode=1 padding_mode=1 align_corners=True",
     ),
     "Im2col": (
@@ -150,11 +116,7 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         (P, V),
         "num_groups=2 has_weight=True has_bias=True eps=1e-05",
     ),
-    "BatchNorm": (
-        lambda p, v: f.batch_norm(p, v, v, v, v),
-        (P, V),
-        "momentum=0.1 eps=1e-05",
-    ),
+    "BatchNorm": (lambda p, v: f.batch_norm(p, v, v, v, v), (P, V), "momentum=0.1 eps=1e-05"),
     "RmsNorm": (
         lambda x, v: f.rms_norm(x, (4,), v),
         (X, V),
@@ -162,17 +124,9 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     ),
     "Softmax": (lambda x: x.softmax(1, dtype=torch.float64), (X,), "dim=1 dtype='float64'"),
     "LogSoftmax": (lambda x: x.log_softmax(-1), (X,), "dim=-1 dtype=''"),
-    "Add": (
-        lambda x, y: torch.add(x, y, alpha=0.3),
-        (X, Y),
-        "tensor_other=True other=0 alpha=0.3",
-    ),
+    "Add": (lambda x, y: torch.add(x, y, alpha=0.3), (X, Y), "tensor_other=True other=0 alpha=0.3"),
     "Sub": (lambda x: x - 2, (X,), "tensor_other=False other=2 alpha=1"),
-    "Mul": (
-        lambda x, y: x * y,
-        (X, Y),
-        "tensor_other=True other=0",
-    ),
+    "Mul": (lambda x, y: x * y, (X, Y), "tensor_other=True other=0"),
     "Div": (lambda x: x / 3.0, (X,), "tensor_other=False other=3.0"),
     "DivMode": (
         lambda i: torch.div(i, 2, rounding_mode="trunc"),
@@ -180,55 +134,23 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         "tensor_other=False other=2 rounding_mode='trunc'",
     ),
     "Pow": (lambda x: x**2, (X,), "tensor_exponent=False exponent=2"),
-    "Maximum": (
-        lambda x, y: torch.maximum(x, y),
-        (X, Y),
-        "",
-    ),
-    "Minimum": (
-        lambda x, y: torch.minimum(x, y),
-        (X, Y),
-        "",
-    ),
+    "Maximum": (lambda x, y: torch.maximum(x, y), (X, Y), ""),
+    "Minimum": (lambda x, y: torch.minimum(x, y), (X, Y), ""),
     "Rsub": (lambda x: torch.rsub(x, 1.5), (X,), "other=1.5 alpha=1"),
     "Fmod": (lambda x: torch.fmod(x, 1.5), (X,), "tensor_other=False other=1.5"),
     "Remainder": (lambda i: i % 2, (I,), "tensor_other=False other=2"),
     "And": (lambda b: b & b.flip(1), (B,), "tensor_other=True other=0"),
     "Or": (lambda i: torch.bitwise_or(i, 1), (I,), "tensor_other=False other=1"),
-    "LogicalAnd": (
-        lambda x, y: torch.logical_and(x, y),
-        (X, Y),
-        "",
-    ),
+    "LogicalAnd": (lambda x, y: torch.logical_and(x, y), (X, Y), ""),
     "LogicalXor": (lambda b: torch.logical_xor(b, b.flip(1)), (B,), ""),
     "Eq": (lambda i: i == 1, (I,), "tensor_other=False other=1"),
-    "Ne": (
-        lambda x, y: x != y,
-        (X, Y),
-        "tensor_other=True other=0",
-    ),
+    "Ne": (lambda x, y: x != y, (X, Y), "tensor_other=True other=0"),
     "Lt": (lambda x: x < 0.5, (X,), "tensor_other=False other=0.5"),
-    "Le": (
-        lambda x, y: x <= y,
-        (X, Y),
-        "tensor_other=True other=0",
-    ),
+    "Le": (lambda x, y: x <= y, (X, Y), "tensor_other=True other=0"),
     "Gt": (lambda x: x > 0, (X,), "tensor_other=False other=0"),
-    "Ge": (
-        lambda x, y: x >= y,
-        (X, Y),
-        "tensor_other=True other=0",
-    ),
-    "Where": (
-        lambda b, x: torch.where(b, x, 0.5),
-        (B, X),
-        "tensor_self=True self=0 tensor_other=False other=0.5",
-    ),
-    "MaskedFill": (
-        lambda x, b: x.masked_fill(b, -1.0),
-        (X, B),
-        "value=-1.0",
-    ),
+    "Ge": (lambda x, y: x >= y, (X, Y), "tensor_other=True other=0"),
+    "Where": (lambda b, x: torch.where(b, x, 0.5), (B, X), "tensor_self=True self=0 tensor_other=False other=0.5"),
+    "MaskedFill": (lambda x, b: x.masked_fill(b, -1.0), (X, B), "value=-1.0"),
     "Neg": (lambda x: -x, (X,), ""),
     "Abs": (lambda x: x.abs(), (X,), ""),
     "Sqrt": (lambda v: v.sqrt(), (V,), ""),
@@ -304,90 +226,42 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     ),
     "Topk": (lambda x: x.topk(2), (X,), "k=2 dim=-1 largest=True sorted=True"),
     "Sort": (lambda x: x.sort(dim=1, descending=True, stable=True), (X,), "dim=1 descending=True"),
-    "Cat": (
-        lambda x, y: torch.cat([x, y], 1),
-        (X, Y),
-        "tensors=2 dim=1",
-    ),
-    "Stack": (
-        lambda x, y: torch.stack([x, y], -1),
-        (X, Y),
-        "tensors=2 dim=-1",
-    ),
+    "Cat": (lambda x, y: torch.cat([x, y], 1), (X, Y), "tensors=2 dim=1"),
+    "Stack": (lambda x, y: torch.stack([x, y], -1), (X, Y), "tensors=2 dim=-1"),
     "Pad": (
         lambda x: f.pad(x, (1, -1, 0, 2), value=-1.0),
         (X,),
         "pad=(1, -1, 0, 2) mode='constant' has_value=True value=-1.0",
     ),
-    "ConstantPad": (
-        lambda x: aten.constant_pad_nd(x, (1, -1, 0, 2), -1.0),
-        (X,),
-        "pad=(1, -1, 0, 2) value=-1.0",
-    ),
+    "ConstantPad": (lambda x: aten.constant_pad_nd(x, (1, -1, 0, 2), -1.0), (X,), "pad=(1, -1, 0, 2) value=-1.0"),
     "Repeat": (lambda x: x.repeat(1, 2, 1), (X,), "repeats=(1, 2, 1)"),
     "RepeatInterleave": (lambda x: x.repeat_interleave(2, dim=1), (X,), "repeats=2 has_dim=True dim=1"),
     "Flip": (lambda x: x.flip(1), (X,), "dims=(1,)"),
     "Roll": (lambda x: x.roll(1, 2), (X,), "shifts=(1,) dims=(2,)"),
-    "Embedding": (
-        lambda i, m: f.embedding(i, m),
-        (I, M),
-        "",
-    ),
-    "Index": (
-        lambda i, x: x[:, i],
-        (I, X),
-        "indices=(0, 1)",
-    ),
-    "IndexSelect": (
-        lambda i, x: x.index_select(1, i[0]),
-        (I, X),
-        "dim=1",
-    ),
-    "Gather": (
-        lambda i, x: x[:, 0].gather(1, i),
-        (I, X),
-        "dim=1",
-    ),
-    "IndexCopy": (
-        lambda i, x: x.index_copy(2, i[0], x[:, :, :3] * 2),
-        (I, X),
-        "dim=2",
-    ),
+    "Embedding": (lambda i, m: f.embedding(i, m), (I, M), ""),
+    "Index": (lambda i, x: x[:, i], (I, X), "indices=(0, 1)"),
+    "IndexSelect": (lambda i, x: x.index_select(1, i[0]), (I, X), "dim=1"),
+    "Gather": (lambda i, x: x[:, 0].gather(1, i), (I, X), "dim=1"),
+    "IndexCopy": (lambda i, x: x.index_copy(2, i[0], x[:, :, :3] * 2), (I, X), "dim=2"),
     "IndexPut": (
         lambda i, x: aten.index_put(x[:, 0] + 0, (None, i[0]), x[:, 1, 1:], True),
         (I, X),
         "indices=(0, 1) accumulate=True",
     ),
-    "Scatter": (
-        lambda i, x: (x[:, 0] + 0).scatter(1, i, x[:, 1, 1:]),
-        (I, X),
-        "dim=1",
-    ),
+    "Scatter": (lambda i, x: (x[:, 0] + 0).scatter(1, i, x[:, 1, 1:]), (I, X), "dim=1"),
     "ScatterReduce": (
         lambda i, x: (x[:, 0] + 0).scatter_reduce(1, i, x[:, 1, 1:], "amax"),
         (I, X),
         "dim=1 reduce='amax' include_self=True",
     ),
-    "ScatterValue": (
-        lambda i, x: (x[:, 0] + 0).scatter(1, i, 0.5),
-        (I, X),
-        "dim=1 value=0.5",
-    ),
-    "Copy": (
-        lambda x, y: aten.copy(x, y),
-        (X, Y),
-        "",
-    ),
+    "ScatterValue": (lambda i, x: (x[:, 0] + 0).scatter(1, i, 0.5), (I, X), "dim=1 value=0.5"),
+    "Copy": (lambda x, y: aten.copy(x, y), (X, Y), ""),
     "SliceScatter": (
         lambda x, y: x.slice_scatter(y[:, :2], 1, 1, 3),
         (X, Y),
         "dim=1 has_start=True start=1 has_end=True end=3 step=1",
     ),
-    "SelectScatter": (
-        lambda x, y: x.select_scatter(y[:, 0], 1, 2),
-        (X, Y),
-        "dim=1 index=2",
-    ),
+    "SelectScatter": (lambda x, y: x.select_scatter(y[:, 0], 1, 2), (X, Y), "dim=1 index=2"),
     "ZerosLike": (lambda x: torch.zeros_like(x), (X,), "dtype=''"),
     "OnesLike": (lambda x: torch.ones_like(x, dtype=torch.int64), (X,), "dtype='int64'"),
 }

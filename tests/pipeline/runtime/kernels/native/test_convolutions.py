@@ -13,7 +13,7 @@ from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels import NativeLibrary
 from pipeline.runtime.kernels.fused import conv, pack_conv
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, FusedOperands
 
 CHANNELS = st.sampled_from((1, 3, 15, 16, 17, 32, 33, 64, 70))
 SPATIAL = st.integers(1, 17)
@@ -34,7 +34,7 @@ def pack(library: NativeLibrary, x: torch.Tensor, weight: torch.Tensor, shape: C
 
 
 def launch(packed: ConvolutionWeight, x, bias, other, out, after=PLAIN) -> None:
-    found = packed.launch_convolution(x, bias, other, out, after)
+    found = packed.launch(FusedOperands(x, out, bias, other, after))
     assert found is not None
     found()
 
@@ -200,10 +200,10 @@ def test_operands_that_lie_otherwise_are_left_to_torch(library, size):
     shape = Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
     x, out = images(1, 3, 32, 32, seed=0), images(1, 16, 32, 32, seed=0)
     packed = pack(library, x, torch.ones(16, 3, size, size), shape)
-    assert packed.launch_convolution(x, None, None, out, PLAIN) is not None
-    assert packed.launch_convolution(x, None, None, out.contiguous(), PLAIN) is None
-    assert packed.launch_convolution(x, None, out.contiguous(), out, PLAIN) is None
-    assert packed.launch_convolution(x, torch.ones(1).expand(16), None, out, PLAIN) is None
+    assert packed.launch(FusedOperands(x, out)) is not None
+    assert packed.launch(FusedOperands(x, out.contiguous())) is None
+    assert packed.launch(FusedOperands(x, out, other=out.contiguous())) is None
+    assert packed.launch(FusedOperands(x, out, torch.ones(1).expand(16))) is None
 
 
 @pytest.mark.parametrize("size", [1, 3])

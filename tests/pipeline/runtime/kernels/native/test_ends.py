@@ -1,4 +1,4 @@
-"""Operands that end where memory ends: to read one number beyond them stops the process."""
+"""FusedOperands that end where memory ends: to read one number beyond them stops the process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.native import KERNELS
-from pipeline.runtime.kernels.native.near import launch_near
-from pipeline.runtime.kernels.native.products import launch_any, pack_panels
+from pipeline.runtime.kernels.native.products import launch_any, launch_near, pack_panels
 from pipeline.runtime.kernels.native.rows import launch_log_softmax, launch_row_sum, launch_threshold_gradient
+from pipeline.runtime.kernels.weight_forms import FusedOperands
 from tests.support.native import bind_native
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="protects a page by Linux's mprotect")
@@ -46,7 +46,7 @@ def test_products(library, columns, depth):
             launch()
             torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
         packed = pack_panels(library, 5, matrix.t())
-        packed.launch_product(left, bias, out, other=out.copy_(bias.expand(5, -1)))()
+        packed.launch(FusedOperands(left, out, bias, out.copy_(bias.expand(5, -1))))()
         torch.testing.assert_close(out, wanted + bias, atol=1e-4, rtol=1e-4)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.ops import Kind
 from pipeline.runtime.kernels import KERNELS as BY_TORCH
 from pipeline.runtime.kernels.native import KERNELS
-from pipeline.runtime.kernels.native.near import LARGEST, launch_near
+from pipeline.runtime.kernels.native.products import LARGEST, launch_near
 
 SIZES = st.sampled_from((1, 2, 3, 10, 14, 15, 16, 17, 31, 32, 33, 49, 64, 113))
 DEPTHS = st.sampled_from((1, 2, 7, 15, 16, 17, 64, 100, 513))

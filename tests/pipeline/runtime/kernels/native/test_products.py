@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.ops.fused import Activation
 from pipeline.runtime.kernels.native.products import launch_any, pack_panels
+from pipeline.runtime.kernels.weight_forms import FusedOperands
 
 SIZES = st.sampled_from((1, 2, 3, 5, 14, 15, 16, 17, 31, 32, 33, 64, 113, 200))
 DEPTHS = st.sampled_from((1, 2, 7, 16, 64, 511, 512, 513, 1024, 1100))
@@ -28,7 +29,7 @@ def test_a_stored_matrix(library, rows, depth, columns, with_bias, with_other, s
     out = torch.full((rows, columns), torch.nan)
     packed = pack_panels(library, 1, weight)
     assert packed is not None
-    launch = packed.launch_product(x, bias, out, other=other)
+    launch = packed.launch(FusedOperands(x, out, bias, other))
     assert launch is not None
     launch()
     wanted = x.double() @ weight.double().t()
@@ -46,7 +47,7 @@ def test_what_is_added_may_be_the_memory_of_the_result(library, depth):
     wanted = torch.relu(x.double() @ weight.double().t()) + out.double()
     packed = pack_panels(library, 1, weight)
     assert packed is not None
-    launch = packed.launch_product(x, None, out, Activation("relu"), out)
+    launch = packed.launch(FusedOperands(x, out, other=out, after=Activation("relu")))
     assert launch is not None
     launch()
     torch.testing.assert_close(out.double(), wanted, atol=tolerance(depth), rtol=1e-5)
@@ -90,7 +91,7 @@ def test_activations(library, after):
     weight, out = torch.ones(1, 1), torch.empty(len(x), 1)
     packed = pack_panels(library, 1, weight)
     assert packed is not None
-    launch = packed.launch_product(x, None, out, after)
+    launch = packed.launch(FusedOperands(x, out, after=after))
     assert launch is not None
     launch()
     wanted = ACTIVATIONS[after](x.double())

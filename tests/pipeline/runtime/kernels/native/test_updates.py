@@ -7,8 +7,8 @@ import torch
 
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import kernels_for_threads
-from pipeline.runtime.kernels.native import KERNELS
 from pipeline.runtime.kernels.optimizer import KERNELS as BY_TORCH
+from pipeline.runtime.kernels.optimizer import NATIVE as KERNELS
 
 SIZES = [(1,), (16,), (17,), (3, 5, 7), (33, 32)]
 

@@ -1,8 +1,11 @@
-"""Layers as torch's operators: gradients of the outputs with respect to inner values, and what a layer alone adds.
+"""Nodes as torch's operators: gradients of the outputs, what a layer alone adds, and a cross-check by torchao.
 
 A node is the operators of its Graph, which torch computes and differentiates. Only nodes between the wanted values and
 the outputs are computed here. What else these nodes read (shapes, masks, and all that is computed before) comes from a
 run of onnxruntime, by name.
+
+The cross-check shares no kernel with onnxruntime: floats are computed by torch's operators, integers by torchao's
+`quantize_affine` and `dequantize_affine`. What holds no floats (sizes, indices, masks) comes from a run of onnxruntime.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -18,23 +21,23 @@ import torch
 from onnx import NodeProto, helper
 from torch import Tensor
 
-from passes.graph.inference import EVERY_FLOAT, find_floats
+from passes.graph.inference import EVERY_FLOAT, find_floats, float_tensors
 from passes.graph.traversal import reads_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
-from pipeline.errors import OnnxlineError, Unsupported
-from pipeline.importers.from_onnx.model import NodeList, import_segment
+from pipeline.argument_checks import a, a_mapping, expects
+from pipeline.errors import OnnxlineError, Unsupported, UsageError
+from pipeline.importers.from_onnx.model import NodeList, StaticPart, import_static_part
 from pipeline.importers.from_onnx.replacements import pending_nodes
-from pipeline.importers.from_onnx.source import ArrayPayload, Stored
-from pipeline.importers.from_onnx.specs import wider_type
-from pipeline.ir import Graph, TensorSpec
+from pipeline.importers.from_onnx.source import ArrayPayload, Stored, wider_type
+from pipeline.ir import Op, TensorSpec
 from pipeline.ops import Kind
 from pipeline.quantsim.encodings import Encoding, round_trip
 from pipeline.quantsim.qdq import drop_unread_nodes, find_fixed_values
 from pipeline.runtime.eager import STRAIGHT_THROUGH, Own, apply
-from pipeline.runtime.run_errors import place_of
-from pipeline.runtime.tensors import as_tensor, to_numpy
+from pipeline.runtime.kernels.base import place_of
+from pipeline.runtime.tensors import as_tensor, dtype_name, to_numpy
 
 Arrays = Mapping[str, np.ndarray]
 Tensors = Mapping[str, Tensor]
@@ -67,14 +70,13 @@ def read_stored(model: DetachedModel, arrays: Arrays = MappingProxyType({})) -> 
 
 @dataclass(frozen=True, slots=True)
 class ImportedNodes:
-    """The Graph of some nodes for the shapes `signature`, and for the numbers `fixed`.
+    """Some nodes for the shapes `signature`.
 
     tensors: by vid, of the graph's stored values. constants: by name, values that are known without a run.
     """
 
     signature: tuple[object, ...]
-    fixed: Arrays
-    graph: Graph
+    part: StaticPart
     tensors: Mapping[int, Tensor]
     constants: Tensors
 
@@ -113,7 +115,7 @@ class TorchNodes:
                 that is larger than what it is laid over.
         """
         imported = self._import_for({name: values[name] for name in self.reads})
-        graph, slots = imported.graph, dict(imported.tensors)
+        graph, slots = imported.part.graph, dict(imported.tensors)
         names = [value.name for value in graph.values]
         slots |= {vid: values[names[vid]] for vid in graph.inputs}
         for op in graph.ops:
@@ -131,30 +133,26 @@ class TorchNodes:
     def _import_for(self, values: Tensors) -> ImportedNodes:
         signature = tuple((value.dtype, tuple(value.shape)) for value in values.values())
         for imported in self._imported:
-            same = (np.array_equal(array, to_numpy(values[name])) for name, array in imported.fixed.items())
+            same = (np.array_equal(array, to_numpy(values[name])) for name, array in imported.part.fixed.items())
             if imported.signature == signature and all(same):
                 return imported
         arrays = {name: to_numpy(value) for name, value in values.items()}
         fixed = {name for name, array in arrays.items() if _is_shape(array)}
         try:
-            segment = import_segment(self._part, arrays, fixed)
-            while needed := {name for name in segment.needs if name in arrays} - fixed:
-                fixed |= needed
-                segment = import_segment(self._part, arrays, fixed)
+            part = import_static_part(self._part, arrays, fixed)
         except OnnxlineError as error:
             raise Unsupported(f"torch does not compute the model: {error}") from error
-        missing = {str(op.attrs["op"]) for op in segment.graph.ops if op.kind == Kind.OnnxNode.name}
-        missing |= {node.key for node in segment.rest[:1]}
+        missing = {str(op.attrs["op"]) for op in part.graph.ops if op.kind == Kind.OnnxNode.name}
+        missing |= {node.key for node in part.rest[:1]}
         if missing:
             shown = ", ".join(sorted(missing))
             raise Unsupported(
                 f"no gradient goes through {plural(len(missing), 'operator')} of the model: {shown}", sorted(missing)
             )
-        stored = {vid: as_tensor(payload.numpy()) for vid, payload in segment.graph.payloads.items()}
-        constants = {name: as_tensor(array) for name, array in segment.constants.items()}
-        known = {name: arrays[name] for name in fixed}
+        stored = {vid: as_tensor(payload.numpy()) for vid, payload in part.graph.payloads.items()}
+        constants = {name: as_tensor(array) for name, array in part.constants.items()}
         del self._imported[: max(len(self._imported) - MOST_GRAPHS + 1, 0)]
-        self._imported.append(ImportedNodes(signature, known, segment.graph, stored, constants))
+        self._imported.append(ImportedNodes(signature, part, stored, constants))
         return self._imported[-1]
 
 
@@ -339,3 +337,73 @@ def _compute_fixed(
         elif tensor.name in read:
             graph.initializer.append(tensor)
     return Session.of(model.with_proto(proto)).run(feeds) if feeds else {}
+
+
+QUANTIZERS: Final = ("QuantizeLinear", "DequantizeLinear")
+
+
+class TorchRun:
+    """A quantized model that torch and torchao run.
+
+    Raises:
+        UsageError: torchao is not installed, or `model` is no DetachedModel.
+    """
+
+    @expects(model=a(DetachedModel, "a model, as read_model gives"))
+    def __init__(self, model: DetachedModel) -> None:
+        try:
+            from torchao.quantization import quant_primitives  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise UsageError("the cross-check in torch needs torchao: pip install torchao") from error
+        self._primitives: Any = quant_primitives
+        graph = model.proto.graph
+        floats = float_tensors(model.proto)
+        nodes = [node for node in graph.node if node.op_type in QUANTIZERS or not floats.isdisjoint(node.output)]
+        made = {name for node in nodes for name in node.output}
+        self._outputs = tuple(info.name for info in graph.output)
+        self._nodes = TorchNodes(nodes, model.proto.opset_import, made.intersection(self._outputs), read_stored(model))
+        inputs = {info.name for info in graph.input}
+        self._session = Session.of(model, sorted(set(self._nodes.reads) - inputs))
+
+    @expects(feeds=a_mapping("a mapping of the names of inputs to arrays"))
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs of one sample.
+
+        Raises:
+            Unsupported: torch has no function for an operator of floats, or torchao none for a type.
+        """
+        found = {**feeds, **self._session.run(feeds)}
+        own = {QUANTIZE: self._quantize, DEQUANTIZE: self._dequantize}
+        with torch.no_grad():
+            made = self._nodes.compute({name: as_tensor(found[name]) for name in self._nodes.reads}, own=own)
+        return {name: to_numpy(made[name]) if name in made else found[name] for name in self._outputs}
+
+    def _quantize(self, op: Op, ins: Sequence[Tensor]) -> list[Tensor]:
+        to = str(op.attrs["to"])
+        size, scale, zero = _scales(op, ins, to)
+        limits = torch.iinfo(getattr(torch, to))
+        low, high = op.attrs.get("low", limits.min), op.attrs.get("high", limits.max)
+        return [self._primitives.quantize_affine(ins[0].contiguous(), size, scale, zero, torch.int32, low, high)]
+
+    def _dequantize(self, op: Op, ins: Sequence[Tensor]) -> list[Tensor]:
+        size, scale, zero = _scales(op, ins, dtype_name(ins[0].dtype))
+        integers = ins[0].contiguous().to(torch.int32)
+        return [self._primitives.dequantize_affine(integers, size, scale, zero, torch.int32, LEAST, MOST)]
+
+
+def _scales(op: Op, ins: Sequence[Tensor], dtype: str) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    """How many neighbours along each axis share a scale; the scales, and the zero points as integers of 32 bits."""
+    if dtype.startswith("float8"):
+        raise Unsupported(f"torchao has no quantizers for {dtype}", [dtype])
+    shape, scale = tuple(ins[0].shape), ins[1]
+    zero = ins[2].to(torch.int32) if len(ins) > 2 else torch.zeros_like(scale, dtype=torch.int32)
+    if scale.numel() == 1:
+        return shape, scale, zero
+    axis, block = int(str(op.attrs.get("axis", 1))) % len(shape), int(str(op.attrs.get("block_size", 0)))
+    if block and shape[axis] % block:
+        raise Unsupported(f"torchao has no blocks of {block} that do not divide an axis of {shape[axis]}")
+    sizes = ((block or 1) if place == axis else 1 if block else length for place, length in enumerate(shape))
+    return tuple(sizes), scale, zero
+
+
+LEAST, MOST = -(2**31), 2**31 - 1

@@ -1,19 +1,18 @@
-"""The operators of the namespace `onnxline`: what ONNX means and torch cannot say in a few calls.
+"""Operators of torch by name, and our own (`onnxline.…`): what ONNX means and torch cannot say in a few calls.
 
-Each is registered once, with the function that computes it, a fake (shape and dtype of the result), and a gradient
-where it has one. So torch runs, traces and differentiates these operators like its own, and a plan calls them by their
-row in `pipeline.ops`.
+Each of our own is registered once, with the function that computes it, a fake (shape and dtype of the result), and a
+gradient where it has one. So torch runs, traces and differentiates these operators like its own, a plan calls them by
+their row in `pipeline.ops`, and `find_operator` finds both. `argument` converts the attributes of a call to torch's
+arguments: constants by name, tensors and bodies by their references.
 
 ONNX's operators that draw numbers. Called as operators of torch they draw torch's own (`torch.manual_seed`), so that
-no two steps of a training draw the same; a plan gives each a generator with the seed of its node.
+no two steps of a training draw the same; a plan gives each a generator with the seed of its node. Onnxruntime draws
+other numbers for the same seed: it has another generator.
 
-Onnxruntime draws other numbers for the same seed: it has another generator.
-
-ONNX's QuantizeLinear and DequantizeLinear in torch's operators, with gradients.
-
-Rounding has no gradient, so it takes that of a straight line (Bengio et al. 2013); a number that is rounded beyond the
-ends of the format has none. With that, the gradient of a scale that quantize and dequantize share is that of LSQ
-(Esser et al. 2020, "Learned step size quantization", equation 3), by the rules of calculus alone:
+ONNX's QuantizeLinear and DequantizeLinear in torch's operators, with gradients. Rounding has no gradient, so it takes
+that of a straight line (Bengio et al. 2013); a number that is rounded beyond the ends of the format has none. With
+that, the gradient of a scale that quantize and dequantize share is that of LSQ (Esser et al. 2020, "Learned step size
+quantization", equation 3), by the rules of calculus alone:
 
     q = clamp(round(x / s) + z)      y = (q - z) · s      dy/ds = round(x/s) - x/s  within,  q - z  beyond
 """
@@ -21,12 +20,14 @@ ends of the format has none. With that, the gradient of a scale that quantize an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import library
 
+from pipeline.errors import SourceError
+from pipeline.ir import Attr, BodyRef, InputRef, TorchConst
 from pipeline.runtime import own_layers
 from pipeline.runtime.tensors import torch_dtype
 
@@ -249,3 +250,71 @@ for function in COMPOSED:
 for schema, draw in DRAWS.items():
     LIBRARY.define(schema, tags=(torch.Tag.nondeterministic_seeded,))
     LIBRARY.impl(draw.__name__, draw, "CompositeImplicitAutograd")
+
+
+def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] = ()) -> Any:
+    """`item` as an argument of torch; tuples become lists."""
+    match item:
+        case tuple():
+            return [argument(part, tensors, bodies) for part in item]
+        case InputRef(index):
+            return tensors[index]
+        case BodyRef(index):
+            return bodies[index]
+        case TorchConst(kind, name) if kind in WORDS:
+            return WORDS[kind](name)
+    return item
+
+
+def find_operator(kind: str) -> torch._ops.OpOverload:
+    """The operator called `aten.add.Tensor`, or `mylib.op.default`.
+
+    Raises:
+        SourceError: torch has no operator of this name, as when the library that registers it is not imported.
+    """
+    try:
+        namespace, name, overload = kind.split(".")
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (AttributeError, ValueError) as error:
+        raise SourceError(
+            f"torch has no operator {kind}; import the module that defines it, or give it an executor"
+        ) from error
+
+
+def tensors_in(result: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the results of an operator, in order."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, list | tuple):
+        for part in result:
+            yield from tensors_in(part)
+
+
+def _device(name: str) -> torch.device:
+    """A graph that was traced on meta runs on the CPU."""
+    return torch.device("cpu" if name.startswith("meta") else name)
+
+
+def _constant(name: str) -> Any:
+    return getattr(torch, name)
+
+
+WORDS: Mapping[str, Callable[[str], Any]] = {
+    "dtype": _constant,
+    "layout": _constant,
+    "memory_format": _constant,
+    "device": _device,
+    "operator": find_operator,
+}
+
+
+def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """histc of integers, which torch has on other devices only (Mixtral's experts in `transformers`)."""
+    if self.is_floating_point():
+        return torch.histc(self, bins, min, max)
+    return torch.histc(self.double(), bins, min, max).to(self.dtype)
+
+
+CPU_FALLBACKS: Mapping[str, Callable[..., torch.Tensor]] = {"aten.histc.default": histc}
+"""Functions with the operator's own arguments, by kind, for operators that torch has on meta but not on the CPU: models
+choose operators by device, so traces on meta contain them."""
