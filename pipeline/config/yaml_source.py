@@ -381,30 +381,27 @@ def _in_data(loc: KeyPath, document: Document) -> KeyPath:
 
 def keys_at(root: type[BaseModel], path: KeyPath) -> list[str]:
     """The keys that the mapping at `path` may have."""
-    section = _section(_annotation(root, path))
-    return [] if section is None else list(_fields(section))
+    return list(_fields(_section(_annotation(root, path))))
 
 
 def _annotation(root: type[BaseModel], path: KeyPath) -> Any:
     """The type that a configuration has at `path`; None where it has none."""
     here: Any = root
     for key in path:
-        section = _section(here)
-        here = _item(here) if section is None else _fields(section).get(str(key))
+        here = _fields(section).get(str(key)) if (section := _section(here)) else _item(here)
     return here
 
 
 def _is_item(found: str | int, annotation: Any) -> bool:
     """Whether the list that is expected may hold what was found."""
-    try:
+    with contextlib.suppress(ValidationError):
         TypeAdapter(_item(annotation)).validate_python(found)
-    except ValidationError:
-        return False
-    return True
+        return True
+    return False
 
 
-def _fields(section: type[BaseModel]) -> dict[str, Any]:
-    return {field.alias or name: field.annotation for name, field in section.model_fields.items()}
+def _fields(section: type[BaseModel] | None) -> dict[str, Any]:
+    return {field.alias or name: field.annotation for name, field in (section.model_fields if section else {}).items()}
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
@@ -415,12 +412,11 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 def _item(annotation: Any) -> Any:
     branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     for branch in branches:
-        if typing.get_origin(branch) is typing.Annotated:
-            return _item(typing.get_args(branch)[0])
-        if typing.get_origin(branch) is dict:
-            return typing.get_args(branch)[1]
-        if typing.get_origin(branch) is tuple:
-            return typing.get_args(branch)[0]
+        origin, args = typing.get_origin(branch), typing.get_args(branch)
+        if origin in (dict, tuple):
+            return args[1] if origin is dict else args[0]
+        if origin is typing.Annotated:
+            return _item(args[0])
     return None
 
 
