@@ -161,6 +161,8 @@ def _ranges(
             largest = int(limits.upper) if limits.upper < NO_LARGEST else None
             equal = {other for known, other in named if known == name and other in traced}
             relevant = [guard for guard in guards if guard.free_symbols & equal and guard.free_symbols <= traced.keys()]
+            if source.draws is not None:  # sizes follow from each other: a guard of several symbols says how
+                relevant = [guard for guard in relevant if guard.free_symbols <= equal]
             guarded = _largest_size(relevant, traced, equal) if symbol in traced else None
             ranges[name] = (int(limits.lower), min(filter(None, (largest, guarded)), default=None))
             unheld[name] = frozenset(
