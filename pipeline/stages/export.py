@@ -202,7 +202,7 @@ def _gap(name: str, size: int) -> str:
 
 
 def _sizes_in(reference: Reference, unheld: Mapping[str, frozenset[int]]) -> set[tuple[str, int]]:
-    """The dims of a draw, with their sizes, for which torch's trace has a guard that fails; none of the user's inputs."""
+    """The dims of a draw, with sizes for which a guard of torch's trace fails; none of the user's own inputs."""
     sizes = reference.draw.sizes if reference.draw and not reference.draw.source else {}
     return {(name, size) for name, size in sizes.items() if size in unheld.get(name, ())}
 
