@@ -118,12 +118,7 @@ class Capture(ProcessBound):
         return self.report.key
 
     def replay(
-        self,
-        feed: Feed,
-        *,
-        copy: bool = True,
-        changed: Collection[str] | None = None,
-        restore: Snapshot | None = None,
+        self, feed: Feed, *, copy: bool = True, changed: Collection[str] | None = None, restore: Snapshot | None = None
     ) -> Mapping[str, torch.Tensor]:
         """Outputs by name for a feed with the signature of the capture; states and generators advance.
 
