@@ -38,7 +38,7 @@ from benchmarks.handoff.ours import Simulated, simulate, simulate_encodings
 from benchmarks.measure import machine, versions_line
 from benchmarks.quantsim_specification import show_agreement
 from passes.encodings.aimet import from_aimet, to_aimet
-from passes.encodings.fit import fit_encodings
+from passes.encodings.encoding import fit_encodings
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.calibration import calibrate

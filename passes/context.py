@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -58,10 +58,23 @@ class PassContext:
         finally:
             del self.cache["draws"]
 
-    def start(self) -> None:
-        """Start the workers now, so that they are ready when they are called."""
-        self.worker.start()
+    def start(self, imports: Sequence[Callable[[], object]] = ()) -> None:
+        """Start the workers now, so that they are ready when they are called.
+
+        Args:
+            imports: functions that import libraries, such as `Step.import_library`, for the worker to call meanwhile.
+        """
         self.proofs.start()
+        self.worker.start()
+        if imports:
+            self.worker.post(import_libraries, functions=tuple(imports))
+
+
+def import_libraries(functions: Sequence[Callable[[], object]]) -> None:
+    """In the worker: import libraries before their steps are called, which say why one cannot be imported."""
+    for function in functions:
+        with suppress(Exception):
+            function()
 
 
 @contextmanager

@@ -14,8 +14,7 @@ import onnx
 from passes.context import PassContext, limit_runs, open_context
 from passes.encodings.aimet import read_aimet
 from passes.encodings.carry import CarriedEncodings, carry_encodings
-from passes.encodings.encoding import Encoding
-from passes.encodings.fit import fit_encodings
+from passes.encodings.encoding import Encoding, fit_encodings
 from passes.encodings.versions import ModelVersion
 from passes.errors import ModelError, UsageError
 from passes.graph.formatting import format_type
@@ -29,7 +28,7 @@ from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.run.apply_policy import check_names, fix_input_shapes, without_weight_readers
+from passes.run.apply_step import check_names, fix_input_shapes, without_weight_readers
 from passes.run.result import PassRow, PassRun, Status
 from passes.run.runner import ChangeObserver, Observer, run_passes
 from passes.step import flatten

@@ -130,6 +130,10 @@ class Step:
     narrows: bool = False
     """Whether the step was asked to change the declared shapes of the model's inputs."""
 
+    @staticmethod
+    def import_library() -> None:
+        """In a worker: import the library, if that takes long."""
+
     @property
     def may_grow(self) -> bool:
         """Whether growth of the model by this step is wanted."""

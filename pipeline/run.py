@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from passes.advisories.known import quarantined_by_entry
-from passes.context import open_context
+from passes.context import PassContext, open_context
 from passes.errors import check_type
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
@@ -129,11 +129,12 @@ class _Run:
         """Digest of the model that a simulation was made of, whose files are set aside."""
 
     def execute(self) -> RunResult:
-        source = self.source()  # make the module, or open the ONNX file
-        references = self.reference(source)  # run torch, or that file, on every draw
-        exported = self.export(source, references)  # torch → ONNX, compared with the reference
-        references = references.restrict_to(exported.draws, exported.not_covered)
-        optimized = self.passes(source, references, exported)  # each pass alone, proven after each change
+        source, limits = self.source(), self.config.passes  # make the module, or open the ONNX file
+        with open_context(limits.timeout_s, limits.memory_gib, self.workspace.scratch) as context:
+            references = self.reference(source, context)  # run torch, or that file, on every draw
+            exported = self.export(source, references, context)  # torch → ONNX, compared with the reference
+            references = references.restrict_to(exported.draws, exported.not_covered)
+            optimized = self.passes(source, references, exported, context)  # each alone, proven after each change
         executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference
         write_settings(self.config, self.versions, self.workspace, is_given=self._source is not None)
         report = self.report()
@@ -154,30 +155,29 @@ class _Run:
         self._send_notes(filter(None, (missing_here(), *notes)))
         return source
 
-    def reference(self, source: Source) -> References:
+    def reference(self, source: Source, context: PassContext) -> References:
         """Computed in each run, never cached: outputs identify the model more safely than its files do."""
         with self.stage("reference") as outcome:
             if why_not_compared(self.config):
                 outcome.detail = f"none: {why_not_compared(self.config)}"
                 return References(())
-            user_inputs, limits = read_inputs(self.config.verify, source.inputs), self.config.passes
+            user_inputs = read_inputs(self.config.verify, source.inputs)
             plan = plan_draws(source, self.config.model, self.config.verify, user_inputs.draws)
-            with open_context(limits.timeout_s, limits.memory_gib, self.workspace.scratch) as context:
-                references = compute_references(source, plan, context)
-                references = replace(references, skipped=(*user_inputs.notes, *references.skipped))
+            references = compute_references(source, plan, context)
+            references = replace(references, skipped=(*user_inputs.notes, *references.skipped))
             self._depends_on(self.config.verify, outputs_digest(references.draws))
             outcome.detail = ", ".join(reference.label for reference in references.draws)
         self._send_notes(user_inputs.notes)
         return references
 
-    def export(self, source: Source, references: References) -> ExportReport:
+    def export(self, source: Source, references: References, context: PassContext) -> ExportReport:
         path = exported_path(self.config, source, self.workspace)
         with self.stage("export") as outcome:
             self.export_key = self.key
             report = self._load_or_make(
                 outcome,
                 ExportReport,
-                lambda: export_and_compare(self.config, source, references, self.workspace),
+                lambda: export_and_compare(self.config, source, references, self.workspace, context),
                 refuse=lambda report: refuse_wrong_export(report, path, references),
             )
             size = bytes_text(report.weight_bytes)
@@ -185,12 +185,14 @@ class _Run:
         self._send_notes((*report.limits, *report.not_compared))
         return report
 
-    def passes(self, source: Source, references: References, exported: ExportReport) -> PassesReport:
+    def passes(
+        self, source: Source, references: References, exported: ExportReport, context: PassContext
+    ) -> PassesReport:
         path, wishes = exported_path(self.config, source, self.workspace), self.config.passes
 
         def make() -> PassesReport:
             computed_in, begin = exported.computed_in, self._begin_results
-            report = run_passes(self.config, path, references, self.workspace, self._send, computed_in, begin)
+            report = run_passes(self.config, path, references, self.workspace, self._send, context, computed_in, begin)
             restore_quantization(self.simulated, self.workspace)
             # The exported model is another file now where it shares weights with the final one.
             self.findings.export = replace(exported, files=exported_files(path, self.workspace))

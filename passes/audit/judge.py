@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from passes.audit.attempts import message_of, normalize
 from passes.audit.cases import Case
+from passes.audit.target import message_of, normalize
 from passes.graph.index import copy_of, required_inputs
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import every_graph, every_node

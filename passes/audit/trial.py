@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from passes.advisories import UNSAFE, AuditFinding
 from passes.advisories.table import round_trips
-from passes.audit.attempts import LARGEST, PassAttempt, attempts, signal_in
 from passes.audit.cases import Case
 from passes.audit.judge import READY, Result, add_marks, judge, larger
-from passes.audit.target import AuditTarget
+from passes.audit.target import LARGEST, AuditTarget, PassAttempt, attempts, signal_in
 from passes.errors import StepCrashed, StepTimedOut
 from passes.run.narrow import minimal_culprits
 from passes.worker.client import Worker

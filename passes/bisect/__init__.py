@@ -2,8 +2,8 @@
 
 bisect.py    `bisect`, which runs the steps below: read this first
 faults.py    the faults to look for: a lost structure, a step that breaks down, an error over a tolerance
-search.py    runs the recipe, finds the first step that shows the fault, and the passes inside of a composite step
-smallest.py  finds the smallest model that shows the fault
+search.py    runs the recipe, finds the first step that shows the fault, the passes inside of a composite step, and the
+             smallest model that shows the fault
 result.py    the result: as data, as text, for JSON
 """
 

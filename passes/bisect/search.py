@@ -1,22 +1,36 @@
-"""Find where a fault shows first: after which step of a recipe, and inside of a composite step at which pass.
+"""Find where a fault shows first: after which step of a recipe, and inside of a composite step at which pass; then the
+smallest model on which that step still shows the fault, starting around the place of the fault.
 
 The recipe runs with nothing kept, pinned or reverted, one step at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from passes.bisect.faults import Fault, Sighting, StepOutcome
 from passes.context import PassContext
 from passes.errors import StepFailed, StepTimedOut
+from passes.graph.index import copy_of
+from passes.graph.inference import types_of
+from passes.graph.traversal import reads_of
+from passes.model.analysis import extract_nodes
 from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
 from passes.policy.policy import DESTROYS
+from passes.provenance import carry
+from passes.rewrites.fold_constants import FoldConstants
+from passes.run.apply_step import apply_step
 from passes.run.narrow import minimal_culprits, primary_culprit
-from passes.run.receive import apply_step
-from passes.step import Repeat, Step
+from passes.run.reproduce import smallest
+from passes.step import PassResult, Repeat, Step
+from passes.structures.view import GraphView
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 Observer = Callable[[str, str, float, float], None]
@@ -119,3 +133,140 @@ def find_inner(guilty: GuiltyStep, fault: Fault, runs: Runs) -> InnerCulprit:
         return InnerCulprit()
     primary = primary_culprit(culprits, does_the_same)
     return InnerCulprit(primary, tuple(name for name in culprits if name != primary))
+
+
+def find_smallest(
+    guilty: GuiltyStep, inner: InnerCulprit, source: DetachedModel, fault: Fault, runs: Runs, budget_s: float
+) -> Reproduction | None:
+    """A part of the model before the guilty step on which that step alone shows the fault, and the outcome.
+
+    None if the step does not show the fault by itself even on the whole model.
+
+    Nodes have their names from `source`. The search ends after `budget_s`. Of a composite step only the pass at fault
+    runs at first, which is much quicker; the final model has to show the fault with all passes.
+    """
+    whole = _as_named(source, guilty.before)
+    alone = fault.of_one_step(guilty.before, guilty.outcome)
+    deadline = time.monotonic() + budget_s
+    place = alone.place(whole, guilty.outcome)
+    focused = _focus(guilty.step, inner, runs)
+    if focused is not None:
+        half = deadline - budget_s / 2  # the rest is for the step as it is, where the pass alone does not prove enough
+        quick, proof = _Search(focused, alone, runs, half, budget_s), _Search(guilty.step, alone, runs, math.inf)
+        begun = find_neighbourhood(whole, place, quick.shows)
+        if begun is not None and proof.shows(_minimize(begun, quick, half)):
+            return proof.last
+    search = _Search(guilty.step, alone, runs, deadline, budget_s)
+    begun = find_neighbourhood(whole, place, search.shows)
+    if begun is not None:
+        _minimize(begun, search, deadline)
+    return search.last
+
+
+def _minimize(begun: DetachedModel, search: _Search, deadline: float) -> DetachedModel:
+    """The smallest part of `begun`, with constants folded first if it then still shows the fault."""
+    try:
+        folded = FoldConstants().apply(begun, search.runs.context)
+    except StepFailed:
+        folded = PassResult(begun, changed=False)
+    start = folded.model if folded.changed and search.shows(folded.model) else begun
+    return smallest(start, search.shows, deadline, shorten=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A model that shows the fault, and the outcome of the step on it."""
+
+    model: DetachedModel
+    outcome: StepOutcome
+
+
+@dataclass(slots=True)
+class _Search:
+    """Tests models until the deadline: does `step` show `fault` on them? `last` is the last one on which it did."""
+
+    step: Step
+    fault: Fault
+    runs: Runs
+    deadline: float
+    budget_s: float = 0
+    """Seconds from the beginning to the deadline; 0 without a deadline."""
+    last: Reproduction | None = None
+
+    def shows(self, part: DetachedModel) -> bool:
+        tried: list[StepOutcome] = []
+
+        def run(model: DetachedModel) -> StepOutcome:
+            tried.append(self.runs.run(self.step, model))
+            return tried[-1]
+
+        spent = self.budget_s - (self.deadline - time.monotonic()) if self.budget_s else 0
+        smallest_so_far = part if self.last is None else self.last.model
+        left = f"{plural(len(smallest_so_far.proto.graph.node), 'node')} left"
+        self.runs.observer("making the model smaller", left, spent, self.budget_s)
+        if time.monotonic() > self.deadline or not self.fault.reproduces(part, run):
+            return False
+        self.last = Reproduction(part, tried[-1])
+        return True
+
+
+def _focus(step: Step, inner: InnerCulprit, runs: Runs) -> Step | None:
+    """The composite step with only the pass at fault and its fixed stages; None if the pass is not known."""
+    if not step.is_composite or not inner.primary:
+        return None
+    return step.without([name for name in step.inner(runs.context) if name not in (inner.primary, *step.suspects)])
+
+
+def _as_named(source: DetachedModel, model: DetachedModel) -> DetachedModel:
+    """A copy of `model` whose nodes have the names and metadata that they have in `source`."""
+    if model is source:
+        return model
+    copy = copy_of(model.proto)
+    return carry(source, model.with_proto(copy), "earlier passes")
+
+
+HOPS: Final = range(2, 13)
+"""Radii, in nodes, of the parts to try. Most parts are refused without a run, as an input lacks a type."""
+
+
+def find_neighbourhood(
+    model: DetachedModel, values: Collection[str], shows: Callable[[DetachedModel], bool]
+) -> DetachedModel | None:
+    """The smallest part of `model` around the makers of `values` on which `shows` holds; else `model`, else None."""
+    types = types_of(model.proto) if values else {}
+    for chosen in _around(model, values):
+        if len(chosen) == len(model.proto.graph.node):
+            break
+        part = extract_nodes(model, [model.proto.graph.node[place] for place in sorted(chosen)], types)
+        if part is not None and shows(part):
+            return part
+    return model if shows(model) else None
+
+
+def _around(model: DetachedModel, values: Collection[str]) -> Iterator[set[int]]:
+    """Growing sets of node positions around the makers of `values`, each with the constants that its nodes read.
+
+    The walk does not cross constants, which many parts of a model share.
+    """
+    view = GraphView(model)
+    nodes, makers = view.nodes, view.positions
+    folded = {place for place, node in enumerate(nodes) if view.folded.issuperset(node.output)}
+    before = [{makers[name] for name in reads_of(node) if name in makers} for node in nodes]
+    neighbours: dict[int, set[int]] = defaultdict(set)
+    for place in set(range(len(nodes))) - folded:
+        for maker in before[place] - folded:
+            neighbours[place].add(maker)
+            neighbours[maker].add(place)
+    chosen = {makers[name] for name in values if name in makers}
+    for hop in range(1, HOPS[-1] + 1 if chosen else 0):
+        chosen = chosen.union(*(neighbours[place] for place in chosen))
+        if hop in HOPS:
+            yield _with_constants(chosen, before, folded)
+
+
+def _with_constants(chosen: set[int], before: Sequence[set[int]], folded: set[int]) -> set[int]:
+    whole, front = set(chosen), set(chosen)
+    while front:
+        front = set().union(*(before[place] & folded for place in front)) - whole
+        whole |= front
+    return whole

@@ -26,7 +26,7 @@ from passes.optimize import plan_draws
 from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import DRAWN, Errors, compare
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.types import worst_errors
+from passes.proof.prover import worst_errors
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from passes.encodings.encoding import Encoding, Precision
+from passes.encodings.encoding import UNKNOWN_AXIS, Encoding, Precision
 from passes.errors import UsageError
 from passes.suggest import describe_argument
 
@@ -284,10 +284,6 @@ def _encoding(bits: int, symmetric: bool, scale: np.ndarray, offset: np.ndarray,
     if len(scale) == 1 and not has_axis:
         return Encoding(precision, scale.reshape(()), zero.reshape(()))
     return Encoding(replace(precision, granularity="channel"), scale, zero, axis=UNKNOWN_AXIS)
-
-
-UNKNOWN_AXIS: Final = -1
-"""The axis of an encoding whose file does not say it."""
 
 
 def _offsets(encoding: Encoding) -> list[int]:

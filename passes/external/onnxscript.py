@@ -13,7 +13,7 @@ import inspect
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -28,6 +28,7 @@ from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.mapped import release
 from passes.weights.sharing import MappedModel, portable
+from passes.weights.stand_ins import to_contiguous
 
 if TYPE_CHECKING:
     import onnx
@@ -67,6 +68,10 @@ class OnnxScriptOptimizer(CompositeStep):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return PassResult(through_ir(model, context, optimize, self.build_arguments()))
+
+    @staticmethod
+    def import_library() -> None:
+        importlib.import_module("onnxscript.optimizer")
 
     def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
         return _call_on_ir(optimize, model, self.build_arguments())
@@ -273,6 +278,13 @@ def _delete(entries: Any, names: Collection[str]) -> None:
         del entries[place]
 
 
+def _copy_of(tensor: Any) -> Any:
+    """A tensor of onnx_ir whose elements lie in their order."""
+    import onnx_ir
+
+    return onnx_ir.Tensor(to_contiguous(tensor.numpy()), tensor.dtype, name=tensor.name)
+
+
 def edit_model(
     model: MappedModel, function: Callable[[Any, Mapping[str, Any]], None], options: dict[str, Any], folder: str
 ) -> bytes:
@@ -293,7 +305,13 @@ def edit_model(
     new_tensors = [(value, tensor) for value, tensor in values if tensor is not None and id(tensor) not in stand_ins]
     large = [(value, tensor) for value, tensor in new_tensors if tensor.nbytes >= LARGE]
     if large:
-        tensors = [tensor for _, tensor in large]
+        # onnx_ir writes a transposed array element by element, which takes ten times as long as a copy of it.
+        tensors = [
+            onnx_ir.LazyTensor(
+                partial(_copy_of, tensor), tensor.dtype, onnx_ir.Shape(tensor.shape.numpy()), name=tensor.name
+            )
+            for _, tensor in large
+        ]
         moved = onnx_ir.external_data.convert_tensors_to_external(tensors, folder, "large.data")
         for (value, _), tensor in zip(large, moved, strict=True):
             value.const_value = tensor

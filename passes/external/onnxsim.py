@@ -127,6 +127,10 @@ class OnnxSim(CompositeStep):
                 why = f"with all weights in its memory, since it failed without them: {failure}"
         return PassResult(through_files(model, context, simplify, options), why=why)
 
+    @staticmethod
+    def import_library() -> None:
+        import_onnxsim()
+
     def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """`check_n` stays at 0: onnxsim's own comparison would hide what it has broken."""
         return call_simplify(model, self.build_arguments())

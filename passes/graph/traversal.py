@@ -1,7 +1,12 @@
-"""Walks through a graph: bodies of nodes, the values that a node reads, live nodes, topological order."""
+"""Walks through a graph: bodies of nodes, the values that a node reads, live nodes, topological order.
+
+`pause_collector` keeps Python's garbage collector from walks of its own meanwhile.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -250,3 +255,15 @@ class NearestSources(Generic[Place, Source]):
         if len(places) > 1:
             found = dict(sorted(found.items(), key=lambda entry: entry[1][0])[: self._most])
         return found
+
+
+@contextlib.contextmanager
+def pause_collector() -> Iterator[None]:
+    """While a large model or graph is made or looked through, it would look through all of it again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

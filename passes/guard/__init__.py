@@ -2,10 +2,9 @@
 
 context.py      `with passes.guard(...)`: the public function, and the summary of a guard
 settings.py     the settings of a guard, and the environment that hands them to child processes
-registry.py     the active guards, and what an intercepted function does with a call
+registry.py     the active guards, and what an intercepted function does with a call, to its result and its record
 patching.py     swap a function's code, so that every reference to it calls the guard
 calls/          the intercepted functions, and what each optimizer's call means
-handle_call.py  a call, from its arguments to what it returns and to its record
 enforce.py      one call under a policy, and how its result is proven
 call_log.py     records, from all processes
 startup/        how child processes start with the guard; escapes.py names those that start without it

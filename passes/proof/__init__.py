@@ -1,10 +1,10 @@
 """Proof that passes do not change what a model computes: models run against references, in a process of their own.
 
-prover.py, numeric.py                      the protocol of a prover; proof by structure alone, and proof by numbers
+prover.py, numeric.py                      references, measurements, the protocol of a prover, and proof by
+                                           structure alone; proof by numbers
 exported_run.py                            what is measured on the exported model, which all others are compared with;
                                            whether a fault in a kept weight would be detected
 client.py, server.py                       the draws and their values; the one question to the proof worker
-types.py                                   references and measurements: data only
 claims.py                                  which values have to be equal, and the part of a model that decides it
 draws.py, draw_choice.py                   inputs to draw, and the choice of those on which the reference runs
 lookups.py, tables.py, gauges.py           lookups in tables; comparison of rows that no draw reads; probes for coverage

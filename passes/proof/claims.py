@@ -21,8 +21,8 @@ from passes.graph.index import GraphIndex, computed_values, copy_of, extract
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import PRODUCTS, first_output, is_opaque
 from passes.model.canonical import CanonicalGraph, ValueDigests
+from passes.proof.prover import Measurement
 from passes.proof.tables import NEW, tensor_of
-from passes.proof.types import Measurement
 from passes.weights.detached import DetachedModel
 
 SMALL_ELEMENTS: Final = 2**14

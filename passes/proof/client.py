@@ -19,8 +19,8 @@ from passes.proof.claims import ProofPart
 from passes.proof.draws import DrawPlan
 from passes.proof.exported_run import InjectedFault
 from passes.proof.gauges import Gauges, Readings
+from passes.proof.prover import Reference
 from passes.proof.server import ArrayFile, Criteria, DrawRequest, RunAnswer, RunRequest, Value, load, run_model
-from passes.proof.types import Reference
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
 

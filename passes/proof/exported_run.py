@@ -18,7 +18,7 @@ from passes.proof.gauges import Readings, gauges_of
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import DRAWN, Tolerance, tolerance_for
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.types import Sensitivity
+from passes.proof.prover import Sensitivity
 from passes.proof.weak_blocks import SumTerm
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel

@@ -28,9 +28,9 @@ from passes.proof.gauges import Gauges, Readings, gauges_of_changes
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import Errors, Tolerance
 from passes.proof.precision import computed_types
+from passes.proof.prover import Measurement, Reference, Sensitivity, ranges_of, worst_errors
 from passes.proof.server import Criteria, RunAnswer
 from passes.proof.tables import Match, TableCheck, TablesPart, match_tables, tables_of
-from passes.proof.types import Measurement, Reference, Sensitivity, ranges_of, worst_errors
 from passes.proof.weak_blocks import SumTerm
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel

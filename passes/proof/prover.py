@@ -1,19 +1,109 @@
-"""The protocol of provers, and the prover that checks structure only; `numeric.py` compares numbers."""
+"""The references of a proof, its results, and the protocol of provers; with the prover that checks structure only.
+`numeric.py` compares numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
 from passes.context import PassContext
 from passes.model.canonical import CanonicalGraph
 from passes.proof.coverage import Coverage
-from passes.proof.types import Measurement, Sensitivity
+from passes.proof.draws import Draw
+from passes.proof.numbers import Errors, only_compared
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One draw: input arrays by name, and the outputs that the reference program computed from them."""
+
+    feeds: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+    label: str = ""
+    draw: Draw | None = None
+    """How the inputs were drawn; None for inputs that the caller gave."""
+    is_optional: bool = False
+    """Whether an export may leave this draw out, since nobody asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The worst errors over all draws, for each output and for each value at a kept structure."""
+
+    errors: Mapping[str, Errors]
+    inner: Mapping[str, Errors]
+    tables: str = ""
+    """The fault in table rows that no draw reads; empty for none."""
+
+    @property
+    def why(self) -> str:
+        """The errors over tolerance, or the fault in a table; empty when there is none."""
+        if self.tables:
+            return self.tables
+        bad = [f"{name}: {errors.why}" for name, errors in {**self.errors, **self.inner}.items() if not errors.ok]
+        return "; ".join(bad[:3]) + (f" (and {len(bad) - 3} more)" if len(bad) > 3 else "")
+
+    @property
+    def max_abs(self) -> float:
+        return max((errors.max_abs for errors in only_compared(self.errors).values()), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Whether a fault in a kept weight would be detected.
+
+    `margin` is the smallest ratio, over all kept weights, of the error that zeroing it causes to the tolerance there;
+    `blind` names the structures where it is below 1.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+    """JSON has no infinity, so pydantic writes it as a string."""
+
+    margin: float
+    blind: tuple[str, ...]
+    weak: tuple[str, ...] = ()
+    """Blocks whose results are below the tolerance of what they are added to; their own values are compared instead."""
+
+
+def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:
+    """The worst of each number over several draws, by output; the first `why` is kept."""
+    worst: dict[str, Errors] = {}
+    for errors in draws:
+        for name, comparison in errors.items():
+            known = worst.get(name, comparison)
+            worst[name] = Errors(
+                max(known.max_abs, comparison.max_abs),
+                max(known.max_rel, comparison.max_rel),
+                min(known.cosine, comparison.cosine),
+                min(known.sqnr_db, comparison.sqnr_db),
+                comparison.limit if comparison.excess > known.excess else known.limit,
+                max(known.excess, comparison.excess),
+                known.why or comparison.why,
+                known.judged_as or comparison.judged_as,
+            )
+    return worst
+
+
+def ranges_of(references: Iterable[Reference]) -> dict[str, tuple[float, float]]:
+    """Input of numbers → the least and the greatest finite number that it has in any of the `references`."""
+    ranges: dict[str, tuple[float, float]] = {}
+    for reference in references:
+        for name, array in reference.feeds.items():
+            if array.dtype.kind in "bcOSU":
+                continue
+            numbers = array.astype(np.float64)
+            numbers = numbers[np.isfinite(numbers)]
+            if numbers.size:
+                low, high = ranges.get(name, (math.inf, -math.inf))
+                ranges[name] = min(low, float(numbers.min())), max(high, float(numbers.max()))
+    return ranges
+
 
 STRUCTURE: Final = "structure"
 """The name of this level of proof in settings; the other level is `numbers`."""

@@ -14,12 +14,11 @@ from onnx import NodeProto, TensorProto, version_converter
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.graph.index import GraphIndex, constant_of, extract
-from passes.graph.inference import infer_types
+from passes.graph.inference import InferenceError, infer_shapes, infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
 from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions
 from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
-from passes.worker.inference import InferenceError, infer_shapes
 
 OLDEST: Final = 7
 """onnx's converter knows older opsets in part."""

@@ -13,13 +13,12 @@ from onnx import ModelProto
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.index import copy_of, extract, replace_all_uses_with
-from passes.graph.inference import types_of
+from passes.graph.inference import InferenceError, infer_shapes, types_of
 from passes.graph.traversal import live_nodes, reads_of
 from passes.model.analysis import extract_nodes, what_is_invalid
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
-from passes.worker.inference import InferenceError, infer_shapes
 
 BUDGET_S: Final = 60.0
 """Seconds for making a model smaller; each try may cost a worker."""

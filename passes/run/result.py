@@ -1,23 +1,28 @@
-"""The result of a pass run: the final model, a row for each step, and a verdict for each structure."""
+"""The result of a pass run: the final model, a row for each step, a verdict for each structure; and how long a model
+takes in onnxruntime as its users run it."""
 
 from __future__ import annotations
 
+import statistics
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from os import PathLike
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.encodings.carry import CarriedEncodings
 from passes.graph.op_facts import op_name
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors, only_compared
-from passes.proof.types import Sensitivity
+from passes.proof.prover import Sensitivity
 from passes.run.tracked import TrackedStructures
 from passes.suggest import plural, shorten_lines
 from passes.weights.detached import DetachedModel, attach
@@ -229,3 +234,39 @@ def op_changes(before: DetachedModel, after: DetachedModel) -> dict[str, int]:
     """Op type → number of nodes in `after` less that in `before`, where they differ."""
     had, has = op_counts(before), op_counts(after)
     return {kind: has[kind] - had[kind] for kind in sorted(had | has) if has[kind] != had[kind]}
+
+
+RUNS: Final = 10
+
+LONGEST_S: Final = 2.0
+"""Seconds after which no further run begins."""
+
+HOW_MEASURED: Final = f"onnxruntime's CPU provider, its default optimization, 1 thread, median of up to {RUNS} runs"
+
+
+def measure_latency(path: str, feeds: Mapping[str, np.ndarray], context: PassContext) -> float:
+    """Median seconds of a run of the ONNX file `path` on `feeds`, after one run that does not count.
+
+    Raises:
+        StepFailed: onnxruntime refuses the model, stops, or takes too long.
+    """
+    return context.worker.call(time_runs, path=str(Path(path).absolute()), feeds=dict(feeds))
+
+
+def time_runs(path: str, feeds: dict[str, np.ndarray]) -> float:
+    """In the worker."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    known = {entry.name for entry in session.get_inputs()}
+    given = {name: array for name, array in feeds.items() if name in known}
+    session.run(None, given)
+    seconds: list[float] = []
+    while not seconds or (len(seconds) < RUNS and sum(seconds) < LONGEST_S):
+        begun = time.perf_counter()
+        session.run(None, given)
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)

@@ -10,14 +10,14 @@ from pathlib import Path
 from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import StepFailed
+from passes.graph.traversal import pause_collector
 from passes.model.analysis import AnalyzedModel, what_is_invalid
 from passes.model.signature import describe_defaults, fill_in_outputs, free_initializers, restore_version
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
 from passes.recipe.recipe import library_versions
-from passes.run.apply_policy import with_skips
-from passes.run.gc_pause import pause_collector
+from passes.run.apply_step import with_skips
 from passes.run.growth import describe_growth, describe_void_nodes
 from passes.run.reproduce import save_reproducer
 from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes

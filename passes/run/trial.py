@@ -14,15 +14,14 @@ from passes.errors import InvalidResult, StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
 from passes.model.signature import annotations_of, keep_signature, with_defaults
-from passes.policy.contrib import describe_brought_in
 from passes.policy.policy import DESTROYS, merging
+from passes.portability import describe_brought_in
 from passes.proof.numbers import Errors
-from passes.proof.prover import Prover
-from passes.proof.types import Measurement
+from passes.proof.prover import Measurement, Prover
 from passes.provenance import Carrier
+from passes.run.apply_step import apply_step, keep_ir_version
 from passes.run.growth import compute_again, count_nodes
 from passes.run.narrow import minimal_culprits, primary_culprit
-from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
 from passes.run.tracked import Lost, TrackedStructures, build_pin_probe, pin, unpin
 from passes.step import PassResult, Step
@@ -177,13 +176,12 @@ class Trial:
 
     def _attempt(self, step: Step) -> Attempt:
         first = self._judge(step, self.before, self.pinned)
-        if first.why or not self.relaxed_pins or self._gains_nothing(step, first.after):
-            return first
-        for freer, pinned in self._with_more_room(step, first.after):
-            again = self._try_again(freer, first.after, pinned)
-            if again is not None and len(again.model.index.live) < len(first.model.index.live):
-                return again
-        return first
+        if not first.why and self.relaxed_pins and not self._gains_nothing(step, first.after):
+            for freer, pinned in self._with_more_room(step, first.after):
+                again = self._try_again(freer, first.after, pinned)
+                if again is not None:
+                    return again
+        return self._measure(first)
 
     def _without_growth(self, step: Step, attempt: Attempt) -> Attempt:
         """`attempt` without folded values, and without inner passes, that make the model larger: where the step is not
@@ -205,7 +203,7 @@ class Trial:
             return attempt
         note = "; ".join(filter(None, (attempt.note, note)))
         try:
-            smaller = self._judge_result(PassResult(computed, why=note), step, self.before, self.pinned)
+            smaller = self._measure(self._judge_result(PassResult(computed, why=note), step, self.before, self.pinned))
         except StepFailed:
             return attempt
         return attempt if smaller.why else smaller
@@ -225,15 +223,19 @@ class Trial:
             yield step, loose
 
     def _try_again(self, step: Step, start: AnalyzedModel, pinned: DetachedModel) -> Attempt | None:
-        """Run the step once more; None for an attempt that is not sound."""
+        """Run the step once more; None for an attempt that is not sound, or leaves no fewer nodes."""
         try:
             attempt = self._judge(step, start, pinned)
+            if not attempt.changed or len(attempt.model.index.live) >= len(start.model.index.live):
+                return None
+            attempt = self._measure(attempt)
         except StepFailed:
             return None
         return None if attempt.why else attempt
 
     def _judge(self, step: Step, start: AnalyzedModel, pinned: DetachedModel) -> Attempt:
-        """Run `step` on `pinned`, a pinned copy of `start`, and judge the result against the current model."""
+        """Run `step` on `pinned`, a pinned copy of `start`, and judge the structure of the result against the current
+        model."""
         pinned = with_defaults(self.model, pinned) if step.fixes_defaults else pinned
         return self._judge_result(apply_step(step, pinned, self.context), step, start, pinned)
 
@@ -248,9 +250,14 @@ class Trial:
         brought = self.refuses_contrib and describe_brought_in(self.model.proto, after.model.proto)
         if brought:
             return Attempt(after, True, lost, None, brought)
-        measurement = self.prover.measure(after.model, after.reading)
-        why = measurement.why and f"differs: {measurement.why}"
-        return Attempt(after, True, lost, measurement, why, note=result.why or "")
+        return Attempt(after, True, lost, None, "", note=result.why or "")
+
+    def _measure(self, attempt: Attempt) -> Attempt:
+        """`attempt` with its numbers judged, if it has changed the model and its structure is right."""
+        if attempt.why or not attempt.changed:
+            return attempt
+        measurement = self.prover.measure(attempt.model, attempt.after.reading)
+        return replace(attempt, measurement=measurement, why=measurement.why and f"differs: {measurement.why}")
 
     def _receive(
         self, result: PassResult, step: Step, start: AnalyzedModel, pinned: DetachedModel

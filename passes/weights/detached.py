@@ -102,10 +102,16 @@ class DetachedModel:
 
     def turned_digest(self, tensor: TensorProto, axes: Sequence[int]) -> str:
         """`digest` of a detached or inline initializer with its axes in another order."""
-        weight = self.weight(tensor)
-        if weight is not None and weight.unread:
-            return derived_digest(weight.digest, "Transpose", axes)
-        return digest_of(self.array(tensor).transpose(axes))
+        weight, order = self.weight(tensor), tuple(axes)
+        if weight is None:
+            return digest_of(self.array(tensor).transpose(order))
+        if order not in weight.turned:
+            weight.turned[order] = (
+                derived_digest(weight.digest, "Transpose", order)
+                if weight.unread
+                else digest_of(weight.array().transpose(order))
+            )
+        return weight.turned[order]
 
     def is_unread(self, tensor: TensorProto) -> bool:
         weight = self.weight(tensor)

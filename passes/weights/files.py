@@ -44,8 +44,9 @@ def save(
         check: called with the written model before it takes its place; if it raises, the old files do not change.
         referring: weights in files of the model's own folder stay there, and the model points to them. Only other
             weights are written, to the `.data` file; and the model's metadata asks readers to leave its weights unread.
-        source: a model as it was read, with its path next to `path`. If its weights are in files, it is rewritten to
-            point into the `.data` file of `path` for shared weights, and keeps only its other weights in its own file.
+        source: a model as it was read, with its path next to `path`. If its weights are in files, and it shares a tenth
+            of their bytes or more, it is rewritten to point into the `.data` file of `path` for shared weights, and
+            keeps only its other weights in its own file.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old files do not change.
@@ -70,9 +71,22 @@ def save(
         except BaseException:
             _drop(set(path.parent.glob(f"{path.name}.*.data")) - before)
             raise
-        if source is not None and source[0].nbytes() > external_from:
-            _point_to_shared(*source, places)  # it may point into the data file that goes now
+        if source is not None and source[0].nbytes() > external_from and _is_worth_sharing(*source, before, places):
+            _point_to_shared(*source, places)
         _drop(set(path.parent.glob(f"{path.name}.*.data")) - _files_of(places, path.parent))
+
+
+def _is_worth_sharing(model: DetachedModel, path: Path, before: set[Path], shared: Mapping[str, _DataRange]) -> bool:
+    """Whether the file `path`, from which `model` was read, should be written again with weights in shared files: these
+    are a tenth of its bytes, or it points into a data file of `before`, which goes now."""
+    weights = model.weights.values()
+    common = sum(weight.data.nbytes for weight in weights if weight.digest in shared)
+    files = {place.path for weight in weights if (place := find_file_range(weight.data)) is not None}
+    return common * LEAST_SHARE >= model.nbytes() or not files.isdisjoint(str(file.resolve()) for file in before)
+
+
+LEAST_SHARE: Final = 10
+"""One part in so many of a model is worth the time that it takes to write the rest once more."""
 
 
 def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _DataRange]) -> None:

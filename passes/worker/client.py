@@ -22,10 +22,9 @@ from weakref import WeakSet
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.visible import open_standard_handles
-from passes.worker.forks import CAN_FORK
 from passes.worker.messages import STOP, CallAnswer, CallOutcome, CallRequest, Channel, Garbage, read_answer
 from passes.worker.own_names import FILE as OWN_NAMES
-from passes.worker.platforms import KILLED, kill, run_on, start_process, was_killed
+from passes.worker.platforms import CAN_FORK, KILLED, kill, run_on, start_process, was_killed
 
 Result = TypeVar("Result")
 

@@ -35,6 +35,9 @@ UNKNOWN_MEMORY: Final = 8 * 2**30
 KILLED: Final = (-9, -15)
 """What `poll` gives for SIGKILL and SIGTERM, which come from outside. Windows has no such codes."""
 
+CAN_FORK: Final = sys.platform == "linux"
+"""Elsewhere a worker whose calls are to be alone is replaced after each call."""
+
 
 def missing_here() -> str:
     """One line on what this system lacks; empty for nothing."""

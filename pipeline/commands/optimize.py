@@ -114,7 +114,7 @@ def optimize(
 def _describe_latency(run: PassRun, before: Path, after: Path, context: PassContext) -> str:
     """One line with the time of a run of either file."""
     from passes.errors import StepFailed
-    from passes.run.latency import HOW_MEASURED, measure_latency
+    from passes.run.result import HOW_MEASURED, measure_latency
 
     try:
         times = [milliseconds_text(measure_latency(str(path), run.example, context)) for path in (before, after)]

@@ -117,7 +117,7 @@ def encodings(
 ) -> None:
     """Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file."""
     from passes.encodings.aimet import aimet_text, read_aimet
-    from passes.encodings.fit import fit_encodings
+    from passes.encodings.encoding import fit_encodings
     from passes.encodings.from_qdq import read_qdq
     from passes.weights.detached import read_model
     from passes.weights.files import save, write_errors

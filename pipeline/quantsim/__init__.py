@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from passes.encodings.aimet import from_aimet
-from passes.encodings.fit import fit_encodings
+from passes.encodings.encoding import fit_encodings
 from passes.weights.detached import read_model
 from pipeline.quantsim.crosscheck import compare_values, find_jump
 from pipeline.quantsim.qdq import insert_qdq

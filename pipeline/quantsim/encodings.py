@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.encodings.encoding import BIAS, Encoding, Precision, encode_bias, share_by_moves
-from passes.encodings.fit import list_with_nearest
+from passes.encodings.encoding import BIAS, Encoding, Precision, encode_bias, list_with_nearest, share_by_moves
 from passes.graph.op_facts import CONVOLUTIONS
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel

@@ -18,6 +18,7 @@ import yaml
 from onnx import NodeProto, TensorProto
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr
 
+from passes.graph.inference import InferenceError, infer_shapes
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import every_node
 from passes.portability import BY_OPERATOR
@@ -25,7 +26,6 @@ from passes.provenance.annotations import annotations_of
 from passes.rewrites.attention_operators import is_attention
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
-from passes.worker.inference import InferenceError, infer_shapes
 from pipeline.config import AimetProfile, FormatsConfig, QuantSimConfig
 from pipeline.config.paths import AIMET_CONFIGS, locate
 from pipeline.config.quantsim import FLOAT, Precision

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
-from passes.encodings.fit import fit_encodings
+from passes.encodings.encoding import fit_encodings
 from passes.errors import StepFailed
 from passes.graph.op_facts import opset_of
 from passes.load import load_model

@@ -17,7 +17,7 @@ from pydantic import PlainSerializer, TypeAdapter
 from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
-from passes.proof.types import Sensitivity
+from passes.proof.prover import Sensitivity
 from passes.provenance.annotations import NameMap
 from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural
@@ -307,8 +307,8 @@ class PassesReport:
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """`errors` are the worst over the draws that ran; `seconds` the median of some runs on the first of these, after a
-    warm-up.
+    """`errors` are the worst over the draws that ran; `seconds` the median of some runs at the sizes of the first of
+    these, after a warm-up.
 
     A default backend that nobody named is no error. It is `unsupported` where it refuses the model or a draw,
     `failed` where it fails at one, and `differs` where it computes something else: `reason` says what, and

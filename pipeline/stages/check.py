@@ -9,7 +9,7 @@ from passes.context import open_context
 from passes.encodings.aimet import read_aimet
 from passes.policy.policy import Policy
 from passes.recipe.recipe import library_versions, steps_of
-from passes.run.apply_policy import check_names
+from passes.run.apply_step import check_names
 from passes.step import Repeat, Step, flatten
 from pipeline.compiler import find_compiler
 from pipeline.config import ExportConfig, RunConfig, TrainConfig, locate, locate_checkpoint, split_factory

@@ -10,13 +10,14 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from passes.context import limit_runs, open_context
+from passes.context import PassContext, limit_runs
 from passes.errors import StepFailed, StepTimedOut
 from passes.graph.op_facts import opset_of
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.numeric import NumericProver
-from passes.proof.types import Measurement, Reference
+from passes.proof.prover import Measurement, Reference
+from passes.recipe.recipe import OWN_STEPS, names_of
 from passes.run.growth import stored_bytes
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
@@ -50,8 +51,16 @@ def exported_files(path: Path, workspace: Workspace) -> tuple[tuple[str, int, in
     return tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in files)
 
 
-def export_and_compare(config: RunConfig, source: Source, references: References, workspace: Workspace) -> ExportReport:
-    """Export, and compare with the references; `refuse_wrong_export` judges the result."""
+def export_and_compare(
+    config: RunConfig, source: Source, references: References, workspace: Workspace, context: PassContext
+) -> ExportReport:
+    """Export, and compare with the references; `refuse_wrong_export` judges the result.
+
+    Args:
+        context: of the passes as well: its workers import the libraries of the recipe while torch exports.
+    """
+    if not why_not_compared(config):
+        context.start([OWN_STEPS[name].import_library for name in names_of(config.passes.recipe) if name in OWN_STEPS])
     path, folder = exported_path(config, source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
@@ -70,7 +79,7 @@ def export_and_compare(config: RunConfig, source: Source, references: References
         lifted = tuple(describe_lifted(exported.source.lifted))
         del exported
     model = read_model(path, unread=leaves_unread(config), folder=folder)
-    measurement, draws, not_drawn = _measure_export(model, references.draws, ranges, config, workspace, computed_in)
+    measurement, draws, not_drawn = _measure_export(model, references.draws, ranges, config, context, computed_in)
     return ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=opset_of(model.proto),
@@ -97,7 +106,7 @@ def _measure_export(
     references: Sequence[Reference],
     ranges: Mapping[str, tuple[int, int | None]],
     config: RunConfig,
-    workspace: Workspace,
+    context: PassContext,
     computed_in: Collection[str],
 ) -> tuple[Measurement, list[Reference], tuple[str, ...]]:
     """Measure the export: its errors, the draws that it holds for, and why it does not hold for the others.
@@ -112,11 +121,7 @@ def _measure_export(
     optional = [draw for draw in references if _is_optional(draw)]
     not_drawn = [_not_drawn(draw, beyond) for draw in optional if (beyond := _beyond(draw, ranges))]
     optional = [draw for draw in optional if not _beyond(draw, ranges)]
-    limits = config.passes
-    with (
-        open_context(limits.timeout_s, limits.memory_gib, workspace.scratch) as context,
-        limit_runs(context, model, [draw.feeds for draw in references]),
-    ):
+    with limit_runs(context, model, [draw.feeds for draw in references]):
 
         def measure(draws: Sequence[Reference]) -> Measurement:
             return NumericProver(draws, context, config.verify.compared_within, computed_in or None).measure_export(

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import onnx
 
 import passes
-from passes.context import PassContext, limit_runs, open_context
+from passes.context import PassContext, limit_runs
 from passes.diff import (
     DrawnInputs,
     LayerErrors,
@@ -30,13 +30,12 @@ from passes.encodings.carry import carried_as_data, summarize_carried
 from passes.load import byte_count
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import structure_fingerprint
-from passes.policy.contrib import describe_left
-from passes.portability import find_obstacles
+from passes.portability import describe_left, find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
 from passes.provenance.annotations import map_names, strip_metadata
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.run.apply_policy import fix_input_shapes
+from passes.run.apply_step import fix_input_shapes
 from passes.run.result import PassRow, PassRun, op_counts
 from passes.step import flatten
 from passes.suggest import plural
@@ -67,12 +66,14 @@ def run_passes(
     references: References,
     workspace: Workspace,
     observer: Observer,
+    context: PassContext,
     computed_in: Collection[str] = (),
     begin: Callable[[], object] = lambda: None,
 ) -> PassesReport:
     """Run every pass alone, with a proof after every change.
 
     Args:
+        context: whose workers may have run the exported model already.
         begin: called once, before results of an earlier run are replaced; the policy has been checked by then.
         computed_in: the floating types in which torch computed the references.
 
@@ -83,31 +84,30 @@ def run_passes(
     wishes, path = config.passes, final_path(config, workspace)  # raises before the work
     given, version = (None, None) if wishes.encodings is None else read_aimet(Path(wishes.encodings))
     history = _History(config, workspace, observer, begin)
-    with open_context(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as context:
-        stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
-        source, _ = collapse(stored)  # as the passes get it
-        history.marks[SOURCE] = _mark(SOURCE, source)
-        _check_shapes(wishes.recipe, stored, references)
-        with limit_runs(context, source, [draw.feeds for draw in references.draws]):
-            run = passes.optimize(
-                stored,
-                wishes.recipe,
-                wishes.skip,
-                wishes.keep,
-                watch=wishes.watch,
-                proof=config.verify.proof,
-                prover=_prover_of(config, references, context, computed_in),
-                context=context,
-                encodings=given,
-                contrib=wishes.contrib or "keep",
-                reproducers=workspace.folder / REPRODUCERS,
-                observer=history.observe,
-                on_change=history.note_change,
-            )
-            layers: tuple[LayerErrors, ...] = _make_or_note(
-                lambda: _layers(source, run.model, references, context, observer), (), "errors by layer", observer
-            )
-        pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
+    stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
+    source, _ = collapse(stored)  # as the passes get it
+    history.marks[SOURCE] = _mark(SOURCE, source)
+    _check_shapes(wishes.recipe, stored, references)
+    with limit_runs(context, source, [draw.feeds for draw in references.draws]):
+        run = passes.optimize(
+            stored,
+            wishes.recipe,
+            wishes.skip,
+            wishes.keep,
+            watch=wishes.watch,
+            proof=config.verify.proof,
+            prover=_prover_of(config, references, context, computed_in),
+            context=context,
+            encodings=given,
+            contrib=wishes.contrib or "keep",
+            reproducers=workspace.folder / REPRODUCERS,
+            observer=history.observe,
+            on_change=history.note_change,
+        )
+        layers: tuple[LayerErrors, ...] = _make_or_note(
+            lambda: _layers(source, run.model, references, context, observer), (), "errors by layer", observer
+        )
+    pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
     if wishes.strip_metadata:
         run = replace(run, model=strip_metadata(run.model))

@@ -5,6 +5,7 @@ The plan becomes files: plan.json and plan.bin, with the places of the weights i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -22,7 +23,7 @@ import numpy as np
 
 from passes.errors import OnnxlineError, StepFailed
 from passes.proof.numbers import Errors, compare
-from passes.proof.types import Reference, worst_errors
+from passes.proof.prover import Reference, worst_errors
 from passes.suggest import plural
 from passes.weights.detached import read_model
 from passes.weights.sessions import lacks_kernel
@@ -198,6 +199,7 @@ def run_backends(
         trial = _BackendTrial(backend, name, config.runtime, model)
         for reference in references.draws:
             trial.run(reference, judge, partial(_write_ir, backend, reference, config.runtime, path, workspace))
+        trial.complete_times()
         if name == "plan" and not trial.planned:
             remove_ir(workspace)
         planned |= trial.planned
@@ -250,14 +252,18 @@ class _BackendTrial:
         """Differences that are rounding of both results."""
         self._refusals: dict[str, Exception] = {}
         self._seconds: list[float] = []
+        """Of runs at the sizes of the first draw, after one in which a session allocates and chooses kernels."""
+        self._first: Feeds | None = None
+        """The first inputs on which the backend has run."""
+        self._is_timed = False
+        """Whether all draws since have the sizes of the first: at other sizes `plan` compiles the model again."""
 
     def run(self, reference: Reference, judge: Judge, write_ir: Callable[[], dict[str, Any]]) -> None:
         """Run one draw, with its IR and plan written first where there are none."""
         planned = self.planned
         try:
             planned = planned or write_ir()
-            outputs = self._backend.run(reference.feeds)
-            self._seconds = self._seconds or _time_runs(self._backend, reference)
+            outputs = self._run_draw(reference.feeds)
         except Exception as error:
             self._raise_if_required(error)
             self._refusals[reference.label] = error
@@ -268,6 +274,29 @@ class _BackendTrial:
             errors, excused = excuse_rounding(self._model, reference.feeds, reference.outputs, outputs, errors)
             self._excused += excused
         self.errors[reference.label] = errors
+
+    def _run_draw(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Run a draw, and time it if the draw before it was of the same sizes."""
+        if self._first is not None and shapes_of(feeds) != shapes_of(self._first):
+            self.complete_times()
+        begun = time.perf_counter()
+        outputs = self._backend.run(feeds)
+        if self._is_timed:
+            self._seconds.append(time.perf_counter() - begun)
+        if self._first is None:
+            self._first, self._is_timed = feeds, True
+        return outputs
+
+    def complete_times(self) -> None:
+        """Run the first draw again until there are enough times for a median; no run after it is timed."""
+        with contextlib.suppress(Exception):  # the draws judge the backend, and this one has run
+            while self._is_timed and (
+                not self._seconds or (len(self._seconds) < TIMED_RUNS and sum(self._seconds) < TIMED_S)
+            ):
+                begun = time.perf_counter()
+                self._backend.run(self._first or {})
+                self._seconds.append(time.perf_counter() - begun)
+        self._is_timed = False
 
     def _raise_if_required(self, error: Exception) -> None:
         """Raise `error`, unless it is only reported: all of a default backend's, and what torch cannot take."""
@@ -335,16 +364,6 @@ def _describe_first_difference(backend: Backend, model: OnnxFile, feeds: Feeds, 
         f"first at {divergence.value!r} ({divergence.kind}): {divergence.errors.why}"
         for divergence in found.divergences
     )
-
-
-def _time_runs(backend: Backend, reference: Reference) -> list[float]:
-    """Time some runs, after a first one in which a session allocates and chooses kernels."""
-    seconds: list[float] = []
-    while not seconds or (len(seconds) < TIMED_RUNS and sum(seconds) < TIMED_S):
-        begun = time.perf_counter()
-        backend.run(reference.feeds)
-        seconds.append(time.perf_counter() - begun)
-    return seconds
 
 
 def _write_ir(

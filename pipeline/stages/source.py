@@ -18,6 +18,7 @@ import onnx
 
 from passes.proof.prover import STRUCTURE
 from passes.weights.detached import UNREAD, read_model
+from passes.weights.stand_ins import digest_of
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.errors import UsageError
 from pipeline.export.checkpoint import read_shards
@@ -145,7 +146,7 @@ def _add_tensors(digest: hashlib.blake2b, source: TorchSource) -> None:
         if tensor.is_meta:
             continue
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+        digest.update(digest_of(flat.view(torch.uint8).numpy()).encode() if flat.numel() else b"")
     for name, tensor in sorted(source.buffers.items()):
         digest.update(f"{name} {to_numpy(tensor).tobytes()!r}".encode())
     digest.update(repr(source.module).encode())

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from passes.run.gc_pause import pause_collector
+from passes.graph.traversal import pause_collector
 from pipeline.errors import InternalError, Unsupported, UsageError
 from pipeline.export.source import InputSpec, TorchSource
 from pipeline.export.trace import separate_memory, trace_module

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from passes.run.gc_pause import pause_collector
+from passes.graph.traversal import pause_collector
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir import Graph, check
 from pipeline.torch_ir import files

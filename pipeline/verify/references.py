@@ -19,7 +19,7 @@ from passes.proof.lookups import has_loops, rows_by_input
 from passes.proof.numbers import DRAWN
 from passes.proof.numeric import advice_on
 from passes.proof.precision import computed_types
-from passes.proof.types import Reference
+from passes.proof.prover import Reference
 from passes.weights.detached import read_model
 from passes.weights.stand_ins import digest_of
 from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig

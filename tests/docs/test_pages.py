@@ -16,7 +16,7 @@ import yaml
 from passes.errors import PassError
 from passes.policy.policy import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
-from passes.proof.types import Sensitivity
+from passes.proof.prover import Sensitivity
 from passes.recipe.recipe import OWN_STEPS
 from passes.run.result import PassRow, Status, StructureVerdict
 from passes.structures import STRUCTURES

@@ -15,8 +15,7 @@ WRITERS = re.compile(
 PLACES = {
     "pipeline/terminal.py": "the one place",
     "passes/visible.py": "for guard and bisect, which run in a user's processes and must not load rich",
-    "passes/worker/server.py": "its streams are a file that the client reads",
-    "passes/worker/forks.py": "as the server, whose streams it has",
+    "passes/worker/server.py": "its streams, and those of its forks, are a file that the client reads",
 }
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from passes.advisories import AuditFinding
 from passes.audit.cases import case_names, load_case
-from passes.audit.job import open_trial, run_job
-from passes.audit.reproducers import reproduce
+from passes.audit.job import open_trial, reproduce, run_job
 from passes.audit.target import AuditTarget, missing_steps, targets_of
 from passes.audit.trial import AuditTrial
 from passes.context import PassContext

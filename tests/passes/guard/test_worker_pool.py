@@ -9,7 +9,7 @@ import pytest
 
 from passes.context import PassContext
 from passes.errors import StepCrashed
-from passes.guard.handle_call import WorkerPool
+from passes.guard.registry import WorkerPool
 from tests.support import worker_faults as faults
 
 

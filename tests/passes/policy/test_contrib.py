@@ -10,7 +10,7 @@ import passes
 from passes.catalog.listing import GALLERY, read_example
 from passes.context import PassContext
 from passes.errors import UsageError
-from passes.policy.contrib import describe_brought_in, describe_left, find_contrib
+from passes.portability import describe_brought_in, describe_left, find_contrib
 from pipeline.config import RunConfig
 from pipeline.quantsim.run import prepare_config
 from tests.support.onnx_models import model_of, square, vector

@@ -9,7 +9,7 @@ from passes.context import PassContext
 from passes.model.canonical import CanonicalGraph, meanings_of, read
 from passes.proof.claims import Claims, ProvenModel, make_claims, part_of
 from passes.proof.numeric import NumericProver
-from passes.proof.types import Measurement
+from passes.proof.prover import Measurement
 from passes.weights.detached import DetachedModel
 from tests.support.onnx_models import detached, matrix, model_of
 

@@ -15,7 +15,7 @@ from passes.graph.index import copy_of
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
-from passes.proof.types import Sensitivity
+from passes.proof.prover import Sensitivity
 from passes.run.tracked import find_structures
 from passes.structures import STRUCTURES
 from tests.support.onnx_models import attention, detached, matrix, model_of

@@ -20,7 +20,7 @@ from passes.model.canonical import CanonicalGraph
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
-from passes.proof.types import Measurement
+from passes.proof.prover import Measurement
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
 from passes.run.trial import MOST_PROBES, PROBES

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from passes.encodings.aimet import AimetVersion, from_aimet, to_aimet
-from passes.encodings.encoding import BIAS
-from passes.encodings.fit import fit_encodings
+from passes.encodings.encoding import BIAS, fit_encodings
 from pipeline.config.quantsim import parse_precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding, encode, encode_range, encode_weight

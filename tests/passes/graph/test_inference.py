@@ -12,8 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import passes
 from passes.context import PassContext
 from passes.errors import InferenceStopped, ModelError
-from passes.graph import inference as evaluation
-from passes.worker import inference
+from passes.graph import inference
 from passes.worker.client import Worker
 from passes.worker.platforms import crowding
 from tests.support.onnx_models import attention, detached, model_of
@@ -34,7 +33,7 @@ def doubling(constant: TensorProto, times: int = 34) -> ModelProto:
 @pytest.fixture
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "LEAST_SECONDS", 4.0)
-    monkeypatch.setattr(evaluation, "MOST_SECONDS", 4.0)
+    monkeypatch.setattr(inference, "MOST_SECONDS", 4.0)
 
 
 def test_it_finds_what_onnx_finds() -> None:
@@ -91,9 +90,9 @@ def test_a_constant_of_an_endless_loop_is_not_computed() -> None:
     part.CopyFrom(model)
     del part.graph.input[:], part.graph.output[:], part.graph.node[1:]
     part.graph.output.add(name="w2")
-    assert evaluation.evaluate(part) is None
+    assert inference.evaluate(part) is None
     part.graph.initializer[2].CopyFrom(numpy_helper.from_array(np.array(3), "n"))
-    values = evaluation.evaluate(part)
+    values = inference.evaluate(part)
     assert values is not None
     np.testing.assert_array_equal(values, -np.ones((4, 4)))
 

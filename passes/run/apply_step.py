@@ -1,19 +1,25 @@
-"""Leave inner passes out of steps, for a policy or for unread weights; check that all names are known."""
+"""The steps as a policy lets them run; and one step run, whose result is a model that can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import onnx
+from google.protobuf.message import DecodeError
+from onnx import GraphProto
 
 from passes.catalog import pass_names
 from passes.context import PassContext
-from passes.errors import PolicyError
+from passes.errors import ModelError, PolicyError, StepFailed
 from passes.graph.index import copy_of
+from passes.graph.traversal import bodies_of
 from passes.policy.policy import Policy
 from passes.recipe.recipe import known_names
-from passes.step import Repeat, Step
+from passes.step import PassResult, Repeat, Step
 from passes.suggest import nearest
+from passes.weights.detached import DetachedModel
 
 
 def check_names(steps: Sequence[Step], policy: Policy, context: PassContext) -> None:
@@ -93,3 +99,70 @@ def without_weight_readers(recipe: Sequence[Step | Repeat]) -> list[Step | Repea
 
 def _without_weight_readers(step: Step) -> Step:
     return step.without(step.joins_weights) if step.joins_weights else step
+
+
+def apply_step(step: Step, model: DetachedModel, context: PassContext) -> PassResult:
+    """Run `step` on `model`.
+
+    Raises:
+        StepFailed: the step failed, or what it made cannot be read.
+    """
+    try:
+        result = step.apply(model, context)
+    except (ModelError, DecodeError) as error:  # not the user's model is broken: this step's result is
+        raise StepFailed(f"made a model that cannot be read: {error}") from error
+    except StepFailed as failure:
+        failure.args = (_explain_assertion(str(failure), step.source),)
+        raise
+    if result.changed:
+        _refuse_unreadable(result.model)
+    return result
+
+
+def _explain_assertion(message: str, source: str) -> str:
+    """`message`, or one sentence if it is an assertion in the native code of the library `source`."""
+    found = ASSERTION.search(message)
+    if found is None:
+        return message
+    place, condition = found.groups()
+    return (
+        f"{source} does not handle a form that this model has, so the step changes nothing; "
+        f"{source} said: Assertion {condition} failed ({place})"
+    )
+
+
+ASSERTION: Final = re.compile(r"([\w.-]+:\d+): [^\n]*?Assertion [`'\"]?(.*?)[`'\"]? failed", re.DOTALL)
+
+
+def _refuse_unreadable(model: DetachedModel) -> None:
+    for text in _texts(model.proto.graph):
+        if isinstance(text, bytes):  # so protobuf reads a name that is not UTF-8
+            raise StepFailed(f"made a model that cannot be read: the name {text!r} is not UTF-8")
+
+
+def _texts(graph: GraphProto) -> Iterator[str | bytes]:
+    """The names in a graph and in the graphs inside of it."""
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            for inner in bodies_of(attribute):
+                yield from _texts(inner)
+    for named in (graph.input, graph.output, graph.value_info, graph.initializer):
+        yield from (entry.name for entry in named)
+
+
+def keep_ir_version(before: DetachedModel, after: DetachedModel) -> None:
+    """Give `after` the IR version of `before`, which changes it, unless its operators came with a later one.
+
+    A tool that rebuilds the model writes the IR version of the installed onnx into it. The content does not need that,
+    and an onnxruntime that is older than onnx refuses to load the file.
+    """
+    proto, needed = after.proto, before.proto.ir_version
+    if list(proto.opset_import) != list(before.proto.opset_import):
+        try:
+            needed = max(needed, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True))
+        except ValueError:  # an operator set that the installed onnx does not know
+            return
+    if needed and proto.ir_version != needed:
+        proto.ir_version = needed if not proto.ir_version else min(needed, proto.ir_version)
