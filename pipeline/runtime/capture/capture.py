@@ -263,7 +263,7 @@ class Capture(ProcessBound):
     def _explain_failure(self, part: Recording | None, error: BaseException) -> BaseException:
         """The error to raise for a replay that failed in `part`. States that it may have written lose their value.
 
-        `part.begun` launches were begun, the one that failed included; those after the steps save outputs and states.
+        `part.begun` launches were begun, the failed one included; those after the steps save outputs and states.
         """
         if part is None:
             return (
