@@ -1,4 +1,4 @@
-"""From a torch module to verified ONNX, to a static IR, to a planned run. Start reading at `pipeline.run`."""
+"""From a torch module to verified ONNX, to a static IR, to a planned run. Start reading at `pipeline.model_run`."""
 
 from __future__ import annotations
 

@@ -35,6 +35,11 @@ def baseline_of(report: Report) -> Plain:
 
     Errors are rounded up to a power of ten, since their digits differ between machines.
     """
+    if report.parts:
+        versions = {name: _version(name, version) for name, version in report.versions.items()}
+        parts = {name: _without(baseline_of(part), "format_version", "versions") for name, part in report.parts.items()}
+        chain = {chain.backend: f"{chain.equal} of {chain.tokens} tokens" for chain in report.chain}
+        return visible_data({"format_version": FORMAT_VERSION, "versions": versions, "parts": parts, "chain": chain})
     marks = {mark.row: mark for mark in report.marks}
     return visible_data(
         {
@@ -50,6 +55,10 @@ def baseline_of(report: Report) -> Plain:
             else {},
         }
     )
+
+
+def _without(baseline: Plain, *keys: str) -> Plain:
+    return {key: value for key, value in baseline.items() if key not in keys}
 
 
 def _version(name: str, version: str) -> str:

@@ -19,6 +19,7 @@ from passes.suggest import bytes_text, milliseconds_text, plural
 from passes.visible import visible_line
 from pipeline import events
 from pipeline.events import StageBar, line_of
+from pipeline.parts.result import PartsResult
 from pipeline.terminal import Screen
 from pipeline.workspace import REPRODUCERS
 
@@ -79,6 +80,8 @@ class RunConsole:
         match event:
             case events.EpochEnded():
                 self.line(line_of(event))
+            case events.PartStarted(name):
+                self.line(f"part {name}", "bold")
             case events.PassesEnded():
                 self._passes_ended = event
             case events.StageEnded() | events.PhaseEnded() | events.Note():
@@ -115,6 +118,20 @@ class RunConsole:
 
     def conclude(self, result: RunResult) -> None:
         """Print what the passes did, how the final model runs, and where the files are."""
+        if isinstance(result, PartsResult):
+            for name, part in result.parts.items():
+                self.line(f"part {name}", "bold")
+                self._passes_ended = events.PassesEnded(part.passes, part.structures)
+                self._show_result(part)
+            for chain in result.chain:
+                self.line(f"chain: {chain.sentence}")
+        else:
+            self._show_result(result)
+        if result.cached:
+            self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
+        self.show_files("files", result.folder, result.report.files)
+
+    def _show_result(self, result: RunResult) -> None:
         self.show_passes(result.folder)
         if result.optimize.sensitivity.margin < float("inf"):
             self.line(
@@ -132,9 +149,6 @@ class RunConsole:
             self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}{in_cpp}, one arena of {arena}{more}")
         for sentence in result.export.lifted:
             self.line(sentence)
-        if result.cached:
-            self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
-        self.show_files("files", result.folder, result.report.files)
 
     def show_failure(self, folder: Path, since: float) -> None:
         """Print the results of a run that failed, and the files that it wrote: those changed `since` it began."""

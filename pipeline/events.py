@@ -24,6 +24,13 @@ from pipeline.terminal import ProgressBar, Screen
 
 
 @dataclass(frozen=True, slots=True)
+class PartStarted:
+    """The run of one part of the model begins."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class StageStarted:
     name: str
 
@@ -88,7 +95,7 @@ class Note:
     text: str
 
 
-Event = StageStarted | StageEnded | Progress | PassEnded | PassesEnded | PhaseEnded | EpochEnded | Note
+Event = PartStarted | StageStarted | StageEnded | Progress | PassEnded | PassesEnded | PhaseEnded | EpochEnded | Note
 Observer = Callable[[Event], None]
 
 
@@ -109,6 +116,8 @@ class RunLog:
 def line_of(event: Event) -> str:
     """One line for an event."""
     match event:
+        case PartStarted(name):
+            return f"part {name} …"
         case StageStarted(name):
             return f"{name} …"
         case StageEnded(name, seconds, cached, detail):

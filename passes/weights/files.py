@@ -9,15 +9,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import onnx
 from onnx import TensorProto
 
 from passes.errors import UsageError
 from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
-from passes.weights.mapped import ExternalFiles, find_file_range
-from passes.weights.stand_ins import inline, point_to
+from passes.weights.mapped import ExternalFiles, find_file_range, release
+from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import lock, open_folder
 
 EXTERNAL_FROM_BYTES: Final = 100 * 2**20
@@ -162,9 +162,7 @@ def _write_data(
         data_path = path.with_name(f"{path.name}.{content.hexdigest()}.data")
         with replace_when_done(data_path) as temporary, temporary.open("wb") as file:
             for digest, weight in written.items():
-                offset = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
-                file.write(weight.data.data)
-                places[digest] = (data_path.name, offset, weight.data.nbytes)
+                places[digest] = _append(file, weight, data_path.name)
     for tensor, weight in weights:
         point_to(tensor, *(places.get(weight.digest) or shared[weight.digest]))
     return places
@@ -172,6 +170,40 @@ def _write_data(
 
 def _files_of(places: Mapping[str, _DataRange], folder: Path) -> set[Path]:
     return {folder / name for name, _, _ in places.values()}
+
+
+def save_together(models: Mapping[Path, DetachedModel], data: Path) -> None:
+    """Write several models next to `data`, which holds each weight of any of them once.
+
+    Small tensors stay in the models. The old models go first, so that none is ever next to new weights.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written.
+    """
+    for path in models:
+        path.unlink(missing_ok=True)
+    places: dict[str, _DataRange] = {}
+    with replace_when_done(data) as temporary, temporary.open("wb") as file:
+        for model in models.values():
+            for tensor in model.proto.graph.initializer:
+                weight = model.weight(tensor)
+                if weight is not None and weight.digest not in places:
+                    places[weight.digest] = _append(file, weight, data.name)
+    for path, model in models.items():
+        proto = model.copy_proto()
+        for tensor in proto.graph.initializer:
+            if (weight := model.weight(tensor)) is not None:
+                point_to(tensor, *places[weight.digest])
+        with replace_when_done(path) as temporary:
+            temporary.write_bytes(proto.SerializeToString())
+
+
+def _append(file: BinaryIO, weight: Weight, name: str) -> _DataRange:
+    """Write the bytes of a weight at the next page of the file `name`."""
+    offset = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+    file.write(weight.data.data)
+    release(weight.data)
+    return name, offset, weight.data.nbytes
 
 
 @contextlib.contextmanager

@@ -1,19 +1,16 @@
 """Configuration: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
-from pipeline.config.paths import is_reference, locate, locate_checkpoint, split_factory
+from pipeline.config.model import DEFAULT_SIZES, InputConfig, ModelConfig, TransformersConfig
+from pipeline.config.paths import is_hub_name, is_reference, locate, locate_checkpoint, split_factory
 from pipeline.config.quantsim import AimetProfile, CalibrationConfig, FormatsConfig, QuantSimConfig, SuggestConfig
 from pipeline.config.run_config import RunConfig, check_passes, json_schema, read_recipe, recipe_of_run
 from pipeline.config.sections import (
-    DEFAULT_SIZES,
     DTYPES,
     Backend,
     ExportConfig,
-    InputConfig,
-    ModelConfig,
     PassesConfig,
     RuntimeConfig,
     ToleranceConfig,
-    TransformersConfig,
     VerifyConfig,
 )
 from pipeline.config.train import OptimizerConfig, ScheduleConfig, TrainConfig

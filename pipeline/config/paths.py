@@ -7,6 +7,7 @@ Mappings are merged deeply, everything else is replaced.
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -107,6 +108,10 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     quantsim = data.get("quantsim")
     if isinstance(quantsim, dict) and "prepare" in quantsim:
         data = {**data, "quantsim": {**quantsim, "prepare": _anchor_steps(quantsim["prepare"], folder)}}
+    parts = data.get("parts")
+    if isinstance(parts, dict):
+        anchored = {name: anchor_paths(own, folder) if isinstance(own, dict) else own for name, own in parts.items()}
+        data = {**data, "parts": anchored}
     return _anchor_passes(data, folder)
 
 
@@ -187,14 +192,24 @@ def _anchor_data(text: str, folder: Path) -> str:
     return _anchor_factory(text, folder) if is_reference(text) else _anchor_file(text, folder)
 
 
+def is_hub_name(text: str) -> bool:
+    """Whether `text` may be OWNER/NAME of Hugging Face's hub, and is no path."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
+
+
+def _anchor_model(text: str, folder: Path) -> str:
+    """A folder; a name of the hub stays as it is, unless there is such a folder."""
+    return text if is_hub_name(text) and not (folder / text).exists() else _anchor_file(text, folder)
+
+
 PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "factory"): _anchor_factory,
     ("model", "onnx"): _anchor_file,
     ("model", "checkpoint"): _anchor_file,
     ("model", "transformers", "config"): _anchor_file,
     ("model", "transformers", "checkpoint"): _anchor_file,
-    ("model", "transformers"): _anchor_file,
-    ("model", "transformers", "folder"): _anchor_file,
+    ("model", "transformers"): _anchor_model,
+    ("model", "transformers", "folder"): _anchor_model,
     ("passes", "encodings"): _anchor_file,
     ("verify", "inputs"): _anchor_data,
     ("quantsim", "calibration", "data"): _anchor_data,

@@ -24,9 +24,10 @@ from pydantic import (
 from passes.errors import check_type
 from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
 from passes.visible import HIDDEN
+from pipeline.config.model import ModelConfig
 from pipeline.config.paths import anchor_paths, apply_overrides, describe_absence, is_reference, merge, read_with_bases
 from pipeline.config.quantsim import QuantSimConfig
-from pipeline.config.sections import ExportConfig, ModelConfig, PassesConfig, RuntimeConfig, Section, VerifyConfig
+from pipeline.config.sections import ExportConfig, PassesConfig, RuntimeConfig, Section, VerifyConfig
 from pipeline.config.train import TrainConfig
 from pipeline.config.yaml_source import Document, Marks, check_plain, describe, parse_value, to_config_error
 from pipeline.errors import ConfigError, OnnxlineError
@@ -117,6 +118,15 @@ class _ConfigOrigin:
     __hash__ = None  # type: ignore[assignment]
 
 
+class PartConfig(Section):
+    """The keys in which one part of a model differs; they are merged over those of the whole run."""
+
+    passes: dict[str, Any] = Field(default_factory=dict)
+    verify: dict[str, Any] = Field(default_factory=dict)
+    runtime: dict[str, Any] = Field(default_factory=dict)
+    quantsim: dict[str, Any] = Field(default_factory=dict)
+
+
 class RunConfig(Section):
     """One run, as resolved: bases merged, overrides applied, relative paths made absolute."""
 
@@ -128,6 +138,7 @@ class RunConfig(Section):
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     quantsim: QuantSimConfig | None = None
     train: TrainConfig | None = None
+    parts: dict[str, PartConfig] = Field(default_factory=dict)
     report: Section = Field(default_factory=Section)  # reserved: no keys yet
     _origin: _ConfigOrigin = PrivateAttr(default_factory=lambda: _ConfigOrigin(Document({})))
 
@@ -168,6 +179,21 @@ class RunConfig(Section):
                 "found export.weights referenced without a checkpoint to refer to, expected "
                 "model.transformers.folder or .checkpoint, or model.checkpoint next to model.factory"
             )
+        if self.export.weights == "referenced" and self.model.task is not None:
+            raise ValueError(
+                "found export.weights referenced with model.task, whose parts have one file of weights; expected copied"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> RunConfig:
+        known = self.model.parts
+        unknown = next((name for name in self.parts if name not in known), None)
+        if unknown is not None:
+            listing = f"expected one of {', '.join(known)}" if known else "expected model.task next to 'parts'"
+            raise ValueError(f"found the part {unknown!r}, {listing}")
+        for name in self.parts:
+            self.of_part(name)
         return self
 
     @model_validator(mode="wrap")
@@ -196,6 +222,29 @@ class RunConfig(Section):
                 said = said.removeprefix(f"{name}: ").removeprefix(f"{name.rpartition('.')[2]}: ")
                 error.args = (f"{place}: {key}: {said}",)
             raise
+
+    def of_part(self, name: str) -> RunConfig:
+        """The configuration of one part, which is a run like any other.
+
+        Raises:
+            ConfigError: a key of `parts.NAME` is wrong.
+        """
+        whole = self.to_mapping()
+        own = {key: value for key, value in whole.pop("parts", {}).get(name, {}).items() if value}
+        whole["model"]["part"], whole["name"] = name, f"{self.name}-{name}"[:100]
+        title = f"parts.{name}"
+        document = merge(Document(whole, Marks.none(title)), Document(own, Marks.none(title)))
+        return _validate(RunConfig, document, title)
+
+    def refuse_parts(self, what: str) -> None:
+        """Refuse a configuration of several runs where `what` works on one.
+
+        Raises:
+            ConfigError: `model.task` is set without `model.part`.
+        """
+        if self.model.parts:
+            parts = ", ".join(self.model.parts)
+            raise ConfigError(f"{what}: found the parts {parts}, expected one: --set model.part={self.model.parts[0]}")
 
     @property
     def checkpoint(self) -> str | None:

@@ -44,6 +44,10 @@ def check_dims(model: ModelConfig, source: Source) -> None:
 def _load(model: ModelConfig, weightless: bool, keep_mode: bool) -> Source:
     if model.onnx is not None:
         return read_onnx_file(model.onnx, model)
+    if model.transformers is not None and model.task is not None:
+        from pipeline.export.parts import make_decoder
+
+        return make_decoder(model.transformers, model, weightless=weightless)
     if model.transformers is not None:
         from pipeline.export.transformers_class import make_from_transformers
 

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from passes.suggest import plural
-from pipeline.config import ExportConfig, InputConfig
+from pipeline.config import ExportConfig, InputConfig, VerifyConfig
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
     import torch
     from torch import nn
     from torch.export import ExportedProgram
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import ml_dtypes
 import numpy as np
 
-from passes.proof.draws import Draw, DrawnInput, dtype_named
+from passes.proof.draws import Draw, DrawnInput, GivenDraw, dtype_named
 from pipeline.config import ModelConfig
 from pipeline.errors import SourceError
 
@@ -82,6 +82,8 @@ class TorchSource:
     """The buffers and inputs whose new values are outputs, the last of `outputs`; the buffers are the last `inputs`."""
     program: ExportedProgram | None = None
     """The program to export, where it was traced to find `lifted`; it writes to none of these."""
+    draws: Callable[[VerifyConfig], Sequence[GivenDraw]] | None = None
+    """Makes the draws of a source whose inputs depend on each other, in place of independent ones."""
 
     @property
     def own_inputs(self) -> tuple[InputSpec, ...]:

@@ -150,15 +150,22 @@ def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[in
             limits = program.range_constraints.get(node.expr) if node is not None else None
             if isinstance(name, str) and node is not None and limits is not None:
                 largest = int(limits.upper) if limits.upper < NO_LARGEST else None
-                guarded = _largest_size(guards, traced, node.expr) if node.expr in traced else None
+                guarded = (
+                    _largest_size(guards, traced, node.expr, is_dependent=source.draws is not None)
+                    if node.expr in traced
+                    else None
+                )
                 ranges[name] = (int(limits.lower), min(filter(None, (largest, guarded)), default=None))
     return ranges
 
 
-def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any) -> int | None:
+def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any, *, is_dependent: bool) -> int | None:
     """The largest size of `symbol` for which all guards hold, other symbols as traced; None where there is no limit.
 
     A guard that fails at single sizes, or at odd ones, sets no limit: it concerns strides or a divisor.
+
+    Args:
+        is_dependent: whether sizes follow from each other, so that a guard of several symbols says how.
     """
 
     def holds(guard: Any, size: int) -> bool:
@@ -166,6 +173,8 @@ def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any)
         return guard.xreplace(values) != false
 
     relevant = [guard for guard in guards if symbol in guard.free_symbols and guard.free_symbols <= traced.keys()]
+    if is_dependent:
+        relevant = [guard for guard in relevant if guard.free_symbols == {symbol}]
     ends = [guard for guard in relevant if not any(holds(guard, size) for size in (FAR, FAR + 1))]
     if not ends:
         return None

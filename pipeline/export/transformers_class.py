@@ -7,14 +7,14 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from passes.suggest import nearest, plural
-from pipeline.config import ModelConfig, TransformersConfig, locate
+from pipeline.config import ModelConfig, TransformersConfig, is_hub_name, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.call_watch import capture_output
@@ -32,46 +32,70 @@ def make_from_transformers(
     Raises:
         SourceError: no such class, an unknown or wrong configuration key, a checkpoint that does not fit.
     """
+    with capture_output(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(model.seed)
+        loaded = load_model(section, model, weightless=weightless)
+        filled = with_derived_inputs(model, loaded.module)
+        source = assemble(loaded.module, None, filled, keep_mode=keep_mode)
+    return replace(
+        source,
+        notes=(*loaded.notes, *source.notes),
+        weights=loaded.weights,
+        dims={dim: sizes for dim in named_dims(source.inputs) if (sizes := filled.dims.get(dim))},
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model of transformers. `weights` says where they come from, `notes` what was set: both for the report."""
+
+    module: Any
+    notes: tuple[str, ...]
+    weights: str
+    folder: Path | None
+    """With config.json, and perhaps a tokenizer; None where the configuration is in the YAML."""
+
+
+def load_model(section: TransformersConfig, model: ModelConfig, *, weightless: bool = False) -> LoadedModel:
+    """Make the model without calling it; torch's random state is the caller's.
+
+    Raises:
+        SourceError: as for `make_from_transformers`.
+    """
     notes: list[str] = []
-    folder = open_folder(section.folder) if section.folder else None
+    folder = open_folder(section.folder, fetch=model.task is not None) if section.folder else None
     name, checkpoint = section.class_name or "", folder
     if folder is not None:
         name = class_of_folder(folder, read_config(folder), section)
     elif section.checkpoint is not None:
         checkpoint = locate(section.checkpoint)
-    with capture_output(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(model.seed)
-        cls = _model_class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
-        config = _config(cls, section, folder)
-        _refuse_negative_layers(config)
-        is_set = set_experts(config)
-        if folder is not None:
-            notes += _set_for_folder(cls, config, section, weightless=weightless)
-        if checkpoint is None or weightless:
-            # A private name, but the only constructor that heeds dtype and attn_implementation of the configuration.
-            with without_weights() if weightless else nullcontext():
-                module = _attempt(lambda: cls._from_config(config), f"{name} cannot be made")
-        else:
-            module, extra = _with_weights(cls, config, checkpoint, allow_extra=folder is not None)
-            notes += extra
-        if model.random_biases:
-            draw_biases(module, model.seed)
-        filled = with_derived_inputs(model, module)
-        source = assemble(module, None, filled, keep_mode=keep_mode)
+    cls = _model_class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
+    config = _config(cls, section, folder)
+    _refuse_negative_layers(config)
+    is_set = set_experts(config)
+    if folder is not None:
+        notes += _set_for_folder(cls, config, section, weightless=weightless, keep_cache=model.task is not None)
+    if checkpoint is None or weightless:
+        # A private name, but the only constructor that heeds dtype and attn_implementation of the configuration.
+        with without_weights() if weightless else nullcontext():
+            module = _attempt(lambda: cls._from_config(config), f"{name} cannot be made")
+    else:
+        module, extra = _with_weights(cls, config, checkpoint, allow_extra=folder is not None)
+        notes += extra
+    if model.random_biases:
+        draw_biases(module, model.seed)
     biases = ", random biases" if model.random_biases else ""
-    return replace(
-        source,
-        notes=(*(notes_on_experts(module) if is_set else ()), *notes, *source.notes),
-        weights=f"from {checkpoint}" if checkpoint else f"random, seed {model.seed}{biases}",
-        dims={dim: sizes for dim in named_dims(source.inputs) if (sizes := filled.dims.get(dim))},
-    )
+    weights = f"from {checkpoint}" if checkpoint else f"random, seed {model.seed}{biases}"
+    return LoadedModel(module, (*(notes_on_experts(module) if is_set else ()), *notes), weights, folder)
 
 
-def _set_for_folder(cls: Any, config: Any, section: TransformersConfig, *, weightless: bool) -> list[str]:
+def _set_for_folder(
+    cls: Any, config: Any, section: TransformersConfig, *, weightless: bool, keep_cache: bool
+) -> list[str]:
     """Turn the cache and bfloat16 of a folder's model off, unless `model.transformers.config` sets these keys."""
     notes = []
     parts = (config, *sub_configs(config))
-    if "use_cache" not in section.config:
+    if "use_cache" not in section.config and not keep_cache:
         cached = [part for part in parts if getattr(part, "use_cache", None)]
         for part in cached:
             part.use_cache = False
@@ -221,13 +245,16 @@ FOREIGN: Final[Mapping[str, str]] = {
 """Files of folders that cannot be read here → what the folder is, and what to do."""
 
 
-def open_folder(text: str) -> Path:
+def open_folder(text: str, *, fetch: bool = False) -> Path:
     """Check that a folder has a config.json and weights.
 
+    Args:
+        fetch: take `text` for a name of the hub where there is no such folder.
+
     Raises:
-        SourceError: the folder is missing, or lacks one of them.
+        SourceError: the folder is missing, or lacks one of them; the hub does not have it, or cannot be reached.
     """
-    folder = _find_folder(text)
+    folder = _find_folder(text, fetch=fetch)
     if folder.is_file():
         raise SourceError(f"model.transformers: {text} is a file, expected a folder that save_pretrained wrote")
     if not (folder / CONFIG).is_file():
@@ -238,13 +265,32 @@ def open_folder(text: str) -> Path:
     return folder
 
 
-def _find_folder(text: str) -> Path:
+def _find_folder(text: str, *, fetch: bool = False) -> Path:
     if Path(text).exists() or text.startswith("package:"):
         return locate(text)
+    if fetch and is_hub_name(text):
+        return _fetch_from_hub(text)
     raise SourceError(
         f"model.transformers: no folder {text!r}; relative paths are relative to the configuration file. Nothing is "
         "downloaded: for a model of the hub call `hf download OWNER/NAME --local-dir FOLDER` and name that folder"
     )
+
+
+def _fetch_from_hub(name: str) -> Path:
+    """The folder of a model of Hugging Face's hub in huggingface_hub's cache; what is there is not fetched again."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+    except Exception as error:  # errors of the hub, of its library and of the network have no common type
+        raise SourceError(
+            f"model.transformers: no folder {name!r}, and the hub gives no model of this name: {first_line(error)}; "
+            "check the name, or where there is no network, name a folder that `hf download` or save_pretrained wrote"
+        ) from error
+
+
+HUB_FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+"""What is fetched of a model: configuration, weights and tokenizer."""
 
 
 def _refusal(folder: Path, lacks: str, advice: str = "") -> SourceError:

@@ -87,6 +87,7 @@ class QuantSimResult:
 def prepare_config(config: RunConfig) -> RunConfig:
     """The configuration of the run before the simulation: with the steps that prepare, and, where nothing else was
     asked for, an opset that has the operators of quantization, and no operators that ONNX does not have."""
+    config.refuse_parts("quantsim")
     settings = config.quantsim or QuantSimConfig()
     recipe = (*config.passes.recipe, *settings.prepare)
     contrib = config.passes.contrib or "refuse"

@@ -9,6 +9,7 @@ from pipeline.report.model import (
     BackendReport,
     Box,
     BoxKind,
+    ChainReport,
     Drawing,
     ExportReport,
     Mark,

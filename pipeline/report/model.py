@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import PlainSerializer, TypeAdapter
 
@@ -372,6 +372,27 @@ class RuntimeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainReport:
+    """The parts one after the other on a backend, against torch's greedy `generate`.
+
+    equal: of the `tokens` new tokens of all prompts, those before the first one that differs.
+    is_right: no token differs, or torch's own logits of the two tokens differ by rounding.
+    """
+
+    backend: str
+    prompts: int
+    tokens: int
+    equal: int
+    is_right: bool
+    why: str = ""
+    """Where the tokens part from torch's; empty where none does."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.backend} {self.equal} of {self.tokens} tokens as torch generates them"
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The whole report. `failure` is empty when the run ended well; then `exit_code` is 0."""
 
@@ -400,6 +421,10 @@ class Report:
     """Names of the export that are others in the final model; None where no passes ran."""
     training: TrainingReport | None = None
     """What `onnxline train` did; None in the report of a run."""
+    parts: Mapping[str, Report] = field(default_factory=dict)
+    """The reports of the parts by their names, of a run in parts; report.json of another run leaves this out."""
+    chain: tuple[ChainReport, ...] = ()
+    """The chain of the parts, on each backend; left out as `parts` is."""
     format_version: int = field(default=REPORT_VERSION)
 
 
@@ -408,5 +433,11 @@ def diff_folder(place: int, row: PassRow) -> str:
     return f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}"
 
 
+ONLY_OF_PARTS: Final = {"parts", "chain"}
+"""Fields that a run of one model does not have in its report.json."""
+
+
 def report_json(report: Report) -> str:
-    return visible_json(TypeAdapter(Report).dump_json(report, indent=1).decode()) + "\n"
+    """The text of report.json."""
+    left_out: Any = {"parts": {"__all__": ONLY_OF_PARTS}} if report.parts else ONLY_OF_PARTS
+    return visible_json(TypeAdapter(Report).dump_json(report, indent=1, exclude=left_out).decode()) + "\n"

@@ -1,4 +1,4 @@
-"""The stages of `pipeline.run`, one file each: data in, data out, files through the workspace. No stage prints.
+"""The stages of `pipeline.model_run`, one file each: data in, data out, files through the workspace. No stage prints.
 
 source.py       makes the module or opens the file     (the stage `reference` is `pipeline/verify/references.py`)
 export.py       torch → ONNX, compared with the reference

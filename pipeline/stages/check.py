@@ -12,7 +12,15 @@ from passes.recipe.recipe import library_versions, steps_of
 from passes.run.apply_step import check_names
 from passes.step import Repeat, Step, flatten
 from pipeline.compiler import find_compiler
-from pipeline.config import ExportConfig, RunConfig, TrainConfig, locate, locate_checkpoint, split_factory
+from pipeline.config import (
+    ExportConfig,
+    RunConfig,
+    TrainConfig,
+    is_hub_name,
+    locate,
+    locate_checkpoint,
+    split_factory,
+)
 from pipeline.errors import ConfigError, MissingExtra
 from pipeline.export.user_code import check_function
 from pipeline.workspace import Workspace, key_of
@@ -46,6 +54,8 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
             policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
             with open_context() as context:
                 check_names(flatten(steps), policy, context)
+    for name in config.parts:  # those without keys of their own have the same passes
+        check_settings(config.of_part(name), workspace)
     return steps
 
 
@@ -56,6 +66,7 @@ def check_train(config: RunConfig) -> TrainConfig:
         UsageError: it is missing, names what is not there, or asks for what a training cannot give.
     """
     train, model = config.train, config.model
+    config.refuse_parts("train")
     if train is None:
         raise ConfigError("the configuration has no section 'train'; expected one with 'batches' at least")
     if config.export.weights == "referenced":
@@ -117,7 +128,9 @@ def _key(config: RunConfig) -> str:
 
 def _check_paths(config: RunConfig) -> None:
     model = config.model
-    if config.checkpoint is not None:
+    if config.checkpoint is not None and not is_hub_name(
+        config.checkpoint
+    ):  # the hub is asked when the model is loaded
         locate_checkpoint(config.checkpoint)
     paths = [model.onnx]
     if model.transformers is not None and isinstance(model.transformers.config, str):

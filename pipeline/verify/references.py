@@ -58,6 +58,9 @@ def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: 
     Optional draws are those of `verify.sizes` and of extreme inputs, where the reference runs on them. Dims of an ONNX
     file that `model.dims` does not name may be drawn larger, since the sizes that it runs at are unknown.
     """
+    if isinstance(source, TorchSource) and source.draws is not None and verify.draws:
+        given = (*given, *source.draws(verify))
+        return DrawPlan(drawn_inputs(source.inputs), (), (), (), verify.seed, given=tuple(given))
     if not verify.draws:
         return DrawPlan(drawn_inputs(source.inputs), (), (), (), verify.seed, given=tuple(given))
     named = named_dims(source.inputs)

@@ -237,14 +237,13 @@ class FixedLayer(FreshLayer):
     get_max_cache_shape = get_max_length
 
 
-class _Wrapper(nn.Module):
+class ModelHolder(nn.Module):
     """Holds a model's children and parameters as its own, so that no name gets a prefix."""
 
-    wrapped: list[nn.Module]
+    wrapped: list[Any]
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        check_model(model)
         object.__setattr__(self, "wrapped", [model])  # in a list, where torch does not look for modules
         for name, child in model.named_children():
             self.add_module(name, child)
@@ -253,6 +252,12 @@ class _Wrapper(nn.Module):
         for name, buffer in model.named_buffers(recurse=False):
             self.register_buffer(name, buffer, persistent=name not in model._non_persistent_buffers_set)
         self.training = False  # as the model; .eval() would visit each of a large model's modules
+
+
+class _Wrapper(ModelHolder):
+    def __init__(self, model: nn.Module) -> None:
+        check_model(model)
+        super().__init__(model)
 
     def _run(self, cache: Cache, ids: Tensor, mask: Tensor, positions: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
         (model,) = self.wrapped

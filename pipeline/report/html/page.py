@@ -75,7 +75,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quan
         groups=groups,
         nodes=len(pictures.nodes),
         notes=tuple(dict.fromkeys((*report.notes, *(report.export.notes if report.export else ())))),
-        favicon=_favicon(headline.tone),
+        favicon=favicon_of(headline.tone),
         data={"nodes": _pack_nodes(pictures.nodes, pictures.values), "names": names},
         layers=layer_plot(report.layers),
         quantization=quantization_view(quantization),
@@ -99,7 +99,7 @@ def _memory(report: Report, folder: Path, nodes: Sequence[NodeRow]) -> Markup | 
     return Markup("").join(Markup(draw_arena(plan, modules)) for plan in plans.values())
 
 
-def _favicon(tone: str) -> str:
+def favicon_of(tone: str) -> str:
     """A disc in the colour of the verdict, with its sign."""
     colour, sign = FAVICONS[tone]
     return "data:image/svg+xml," + quote(
@@ -136,12 +136,12 @@ HERE: Final = Path(__file__).parent
 @expects(page=a(Page, "a Page, as page_of makes"))
 def render(page: Page) -> str:
     """Render the page. Every text is escaped; the script's JSON holds no `<` that could end it."""
-    template = _environment().get_template("page.html.j2")
-    return visible(template.render(page=page, style=_read_asset("page.css"), script=_read_asset("page.js")))
+    template = environment().get_template("page.html.j2")
+    return visible(template.render(page=page, style=read_asset("page.css"), script=read_asset("page.js")))
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
     """Made once, since it keeps the compiled templates: a run writes its page more than once."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -168,7 +168,7 @@ FILTERS: Final[dict[str, Callable[..., Any]]] = {
 """What the templates format numbers with."""
 
 
-def _read_asset(name: str) -> Markup:
+def read_asset(name: str) -> Markup:
     """Read a file next to this one, which needs no escaping."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 

@@ -1,0 +1,191 @@
+"""The section `model:` of a configuration: one source, its inputs, and the task whose parts it is exported in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
+
+from pipeline.config.sections import DTYPES, Count, Section, Seed
+
+SOURCES = ("factory", "transformers", "onnx")
+DEFAULT_SIZES = (2, 3)
+
+
+def _check_dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise ValueError(f"expected one of {', '.join(DTYPES)}")
+    return name
+
+
+class InputConfig(Section):
+    """One input of the model.
+
+    shape: integers, and names for the dims that stay dynamic. It may be left out where the factory's example
+        or the ONNX file already tells it. Floats are drawn uniformly from [lo, hi] (default [-1, 1]), whole
+        numbers from lo up to, and without, hi (default [0, 2]).
+    dynamic: names for axes that stay dynamic, where the shape comes from elsewhere; `export.dynamic_shapes` adds to it.
+    padding: of a mask of zeros and ones: the first of each row is always one, since a row that is masked as a whole
+        has no defined attention.
+    """
+
+    shape: tuple[Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(min_length=1)], ...] | None = None
+    dtype: Annotated[StrictStr, AfterValidator(_check_dtype)] | None = None
+    range: tuple[StrictFloat, StrictFloat] | None = None
+    seed: Seed | None = None
+    dynamic: dict[int, Annotated[StrictStr, Field(min_length=1)]] = Field(default_factory=dict)
+    padding: StrictBool = False
+
+    @field_validator("range")
+    @classmethod
+    def _check_range(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not value[0] <= value[1]:
+            raise ValueError("expected [lo, hi] with lo not above hi")
+        return value
+
+
+class TransformersConfig(Section):
+    """A model class of `transformers`, its configuration (a mapping, or the path of a config.json), its weights.
+
+    folder: of `save_pretrained`, with config.json and weights. Then the class is that of its `architectures` unless one
+        is named, `config` holds keys that replace those of config.json, and weights come from there.
+    """
+
+    folder: StrictStr | None = None
+    class_name: StrictStr | None = Field(default=None, alias="class")
+    config: dict[str, Any] | StrictStr = Field(default_factory=dict)
+    config_class: StrictStr | None = None
+    checkpoint: StrictStr | None = None
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> TransformersConfig:
+        if self.folder is None:
+            if self.class_name is None:
+                raise ValueError(
+                    "the key 'class' is missing: expected the name of a model class, such as ViTModel, "
+                    "or 'folder', one that save_pretrained wrote"
+                )
+            return self
+        if self.checkpoint is not None:
+            raise ValueError("found 'checkpoint' next to 'folder', expected one of them: the folder has the weights")
+        if isinstance(self.config, str):
+            raise ValueError("found a path as 'config' next to 'folder', expected a mapping of keys that differ")
+        return self
+
+
+def _expand_folder(value: object) -> object:
+    if isinstance(value, str) and value:
+        return {"folder": value}
+    if value is None or isinstance(value, Mapping | TransformersConfig):
+        return value
+    raise ValueError("expected a folder that save_pretrained wrote, or a mapping with 'folder' or 'class'")
+
+
+Task = Literal["text-generation"]
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {"text-generation": ("decoder",)}
+"""Task → its parts, in the order in which an application runs them."""
+
+
+class CacheConfig(Section):
+    """How the parts keep what they have seen: `dynamic` is a cache that grows with each token."""
+
+    kind: Literal["dynamic"] = "dynamic"
+
+
+class ModelConfig(Section):
+    """Exactly one source, the seed that it is made with, and its inputs.
+
+    dims: the sizes that each named dim is tried at; the model is exported with the first.
+    trainable: globs over initializer names that are parameters, besides those that trace to an nn.Parameter.
+    checkpoint: safetensors for the module of a factory; `transformers` has a key of its own.
+    random_biases: of a model with random weights: draw the biases and scales that its class makes zero or one, by which
+        passes would remove nodes that a trained model needs.
+    task: what a model of `transformers` is for. It is exported in parts, with a cache; the task says their inputs.
+    cache: of a task; a dynamic one by default.
+    part: only this part of the task, as a run by itself.
+    logits: of a task: those of all tokens, or of the last one.
+    """
+
+    factory: StrictStr | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
+    checkpoint: StrictStr | None = None
+    transformers: Annotated[
+        TransformersConfig | None,
+        BeforeValidator(_expand_folder, json_schema_input_type=StrictStr | TransformersConfig | None),
+    ] = None
+    onnx: StrictStr | None = None
+    seed: Seed = 0
+    inputs: dict[str, InputConfig] = Field(default_factory=dict)
+    dims: dict[str, tuple[Count, ...]] = Field(default_factory=dict)
+    trainable: tuple[StrictStr, ...] = ()
+    random_biases: StrictBool = False
+    task: Task | None = None
+    cache: CacheConfig | None = None
+    part: StrictStr | None = None
+    logits: Literal["all", "last"] = "all"
+
+    @field_validator("dims")
+    @classmethod
+    def _check_first_sizes(cls, dims: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        for name, sizes in dims.items():
+            # torch bakes a dim of 1 into the graph, silently.
+            if not sizes or sizes[0] < 2:
+                raise ValueError(f"expected the first size of {name!r} to be 2 or more: the model is exported with it")
+        return dims
+
+    @model_validator(mode="after")
+    def _check_source(self) -> ModelConfig:
+        found = [name for name in SOURCES if getattr(self, name) is not None]
+        if len(found) != 1:
+            raise ValueError(f"found {' and '.join(found) or 'none'}, expected exactly one of {', '.join(SOURCES)}")
+        if self.args and self.factory is None:
+            raise ValueError(f"found 'args' next to {found[0]!r}, expected it with 'factory' only")
+        section = self.transformers
+        with_weights = self.checkpoint or self.onnx or (section and (section.checkpoint or section.folder))
+        if self.random_biases and with_weights:
+            raise ValueError("found random_biases: true, but the model comes with its weights; leave this key out")
+        if self.checkpoint and self.factory is None:
+            raise ValueError(
+                f"found 'checkpoint' next to {found[0]!r}, expected it with 'factory', or inside of 'transformers'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_task(self) -> ModelConfig:
+        if self.task is None:
+            alone = next((key for key in ("cache", "part") if getattr(self, key) is not None), None)
+            if self.logits != "all":
+                alone = "logits"
+            if alone is not None:
+                raise ValueError(f"found {alone!r} without 'task', expected both: task: text-generation")
+            return self
+        if self.transformers is None:
+            source = next(name for name in SOURCES if getattr(self, name) is not None)
+            raise ValueError(f"found 'task' next to {source!r}, expected it with 'transformers'")
+        extra = next((key for key in ("inputs", "dims") if getattr(self, key)), None)
+        if extra is not None:
+            raise ValueError(f"found {extra!r} next to 'task', which says the inputs of each part; leave it out")
+        if self.part is not None and self.part not in PARTS[self.task]:
+            raise ValueError(f"found the part {self.part!r}, expected one of {', '.join(PARTS[self.task])}")
+        return self
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of which each is a run of its own; none for a model by itself, or for one part."""
+        return PARTS[self.task] if self.task is not None and self.part is None else ()
+
+    def sizes(self, dim: str) -> tuple[int, ...]:
+        """The sizes to try for one named dim; the first is the one to export with."""
+        return self.dims.get(dim, DEFAULT_SIZES)

@@ -1,0 +1,193 @@
+"""A causal LM as one graph that does the prompt and each further token: tokens and cache in, logits and new cache out.
+
+    input_ids, attention_mask, position_ids, past_key_values.N.NAME → logits, present.N.NAME
+
+The cache is transformers' own, so no model's code is repeated here. What the states are, and whether the model reads
+positions, is found by calling it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import SourceError
+from pipeline.export.checkpoint import is_weightless
+from pipeline.export.parts.patches import apply_patches
+from pipeline.export.parts.states import (
+    BATCH,
+    PAST,
+    TOKENS,
+    TOTAL,
+    CacheState,
+    States,
+    fill_cache,
+    new_cache,
+    read_states,
+    specs_of,
+)
+from pipeline.export.source import Example
+from pipeline.export.static_cache.wrappers import ModelHolder
+from pipeline.export.user_code import first_line
+
+CACHES: Final = ("past_key_values", "cache_params")
+"""Parameters of forward that take a cache of transformers."""
+
+CHUNKS: Final = ("mamba_chunk_size", "chunk_size")
+"""Keys of configurations for the tokens that a state space layer computes at once."""
+
+
+def sizes_of_trace(config: Any) -> dict[str, int]:
+    """The sizes that a trace is made with: no two are equal, and none is 1, which torch would hold fast.
+
+    The tokens are more than one chunk of a state space layer, for the same reason.
+    """
+    tokens = 2 * chunk_of(config) + 5
+    return {BATCH: 2, TOKENS: tokens, PAST: 7, TOTAL: tokens + 7}
+
+
+def chunk_of(config: Any) -> int:
+    """The tokens that a state space layer of the model computes at once; 0 where there is none."""
+    text = config.get_text_config(decoder=True)
+    return next((size for key in CHUNKS if (size := getattr(text, key, None))), 0)
+
+
+class CachedDecoder(ModelHolder):
+    """The module of the part.
+
+    Args:
+        model: a causal LM of transformers in eval mode; it is not copied.
+        folder: that the model was loaded from, if any.
+        last_only: return the logits of the last token only.
+
+    Raises:
+        SourceError: the model takes no cache, or keeps nothing in it; the message says which.
+    """
+
+    def __init__(self, model: Any, folder: Path | None = None, *, last_only: bool = False) -> None:
+        super().__init__(model)
+        self.folder = folder
+        parameters = inspect.signature(model.forward).parameters
+        name = type(model).__name__
+        self.last_only, self.sizes = last_only, sizes_of_trace(model.config)
+        self.cache_name = next((cache for cache in CACHES if cache in parameters), "")
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise SourceError(f"model.task: {name} has an encoder and a decoder; text-generation is for decoders alone")
+        if not self.cache_name or "input_ids" not in parameters or not model.can_generate():
+            raise SourceError(
+                f"model.task: {name} generates no text with a cache ({' or '.join(CACHES)}); expected a causal LM of "
+                "transformers, such as LlamaForCausalLM"
+            )
+        self.takes_last_only = "logits_to_keep" in parameters
+        self.states: tuple[CacheState, ...] = ()
+        self.has_positions = False
+        try:
+            self.states = specs_of(self._call_once())
+            self.has_positions = "position_ids" in parameters and self._reads_positions()
+        except SourceError:
+            raise
+        except Exception as error:  # a model's forward may raise anything
+            raise SourceError(
+                f"model.task: {name} does not run with a cache of transformers: {type(error).__name__}: "
+                f"{first_line(error)}; such a model is exported without a task, by a factory of your own"
+            ) from error
+        if not self.states:
+            raise SourceError(
+                f"model.task: {name} writes nothing into its cache; is use_cache honoured by its forward?"
+            )
+
+    @property
+    def held_model(self) -> Any:
+        return self.wrapped[0]
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return self.held_model.get_input_embeddings().num_embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor | None = None,
+        past_key_values: States | None = None,
+    ) -> dict[str, Any]:
+        """
+        Args:
+            input_ids: int64 (batch, tokens), the tokens that are new.
+            attention_mask: int64 (batch, past + tokens), 1 for each token that counts.
+            position_ids: int64 (batch, tokens), where the model reads them.
+            past_key_values: the states, as the last call returned them.
+
+        Returns:
+            logits, float (batch, tokens or 1, vocabulary), and `present`, the states after these tokens.
+        """
+        cache = fill_cache(new_cache(self.held_model.config), past_key_values or {})
+        given: dict[str, Any] = {self.cache_name: cache}
+        if position_ids is not None:
+            given["position_ids"] = position_ids
+        if self.last_only and self.takes_last_only:
+            given["logits_to_keep"] = 1
+        with apply_patches():
+            # not `model(…)`: the tracer would look for the model among the modules of the holder
+            result = self.held_model.forward(
+                input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **given
+            )
+        logits = result.logits[:, -1:] if self.last_only else result.logits
+        return {"logits": logits, "present": read_states(cache)}
+
+    def empty_states(self, batch: int) -> dict[str, dict[str, Tensor]]:
+        """The states before the first token."""
+        states: dict[str, dict[str, Tensor]] = {}
+        device = next(self.parameters()).device
+        for state in self.states:
+            states.setdefault(state.layer, {})[state.name] = state.empty(batch).to(device)
+        return states
+
+    def named_axes(self) -> dict[str, dict[int, str]]:
+        """Name of each input → axis → name of its dim."""
+        axes: dict[str, dict[int, str]] = {"input_ids": {0: BATCH, 1: TOKENS}, "attention_mask": {0: BATCH, 1: TOTAL}}
+        if self.has_positions:
+            axes["position_ids"] = {0: BATCH, 1: TOKENS}
+        for state in self.states:
+            named = {axis: dim for axis, dim in enumerate(state.shape) if isinstance(dim, str)}
+            axes[f"past_key_values.{state.layer}.{state.name}"] = named
+        return axes
+
+    @torch.no_grad()
+    def example(self) -> Example:
+        """A call for a trace, whose cache the model has written."""
+        sizes, device = self.sizes, next(self.parameters()).device
+        generator = torch.Generator().manual_seed(0)
+        whole = torch.randint(0, self.vocabulary, (sizes[BATCH], sizes[TOTAL]), generator=generator).to(device)
+        before, new = whole.split([sizes[PAST], sizes[TOKENS]], dim=1)
+        first = self(**self.arguments(before, torch.ones_like(before), self.empty_states(sizes[BATCH])))
+        return Example((), self.arguments(new, torch.ones_like(whole), first["present"]))
+
+    def arguments(self, ids: Tensor, mask: Tensor, states: States) -> dict[str, Any]:
+        """The keyword arguments of a call; each token's position counts those before it that the mask shows."""
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        named = {"position_ids": positions} if self.has_positions else {}
+        return {"input_ids": ids, "attention_mask": mask, **named, "past_key_values": states}
+
+    @torch.no_grad()
+    def _call_once(self) -> dict[str, dict[str, Tensor]]:
+        """The states after a call without any."""
+        device = next(self.parameters()).device
+        ids = torch.zeros(2, 3, dtype=torch.int64, device=device)
+        return self.forward(ids, torch.ones_like(ids))["present"]
+
+    @torch.no_grad()
+    def _reads_positions(self) -> bool:
+        """Whether other positions change the logits; a model without weights is taken by its word."""
+        if is_weightless(self):
+            return True
+        ids = torch.arange(3, device=next(self.parameters()).device).remainder(self.vocabulary)[None]
+        mask, found = torch.ones_like(ids), []
+        for positions in (ids.new_tensor([[0, 1, 2]]), ids.new_tensor([[0, 2, 5]])):
+            found.append(self.forward(ids, mask, positions)["logits"])
+        return not torch.equal(*found)

@@ -1,0 +1,28 @@
+"""Models in parts: a run of each part, the folder of models that they make together, and text by that folder.
+
+run.py         all parts of a source, one after the other, and what comes after them
+folder.py      the final models of all parts over one file of weights, with what applications read next to them
+genai.py       `genai_config.json`, by which onnxruntime-genai loads the folder
+generate.py    tokens by a decoder of such a folder, on any backend
+chain.py       the proof that these tokens are those of torch's `generate`
+report.py      the report of all parts, as data and as a page
+result.py      what a run in parts returns
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pipeline.parts.result import PartsResult
+
+if TYPE_CHECKING:
+    from pipeline.parts.generate import Generation, TextGenerator
+
+__all__ = ["Generation", "PartsResult", "TextGenerator"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(".generate", __name__), name)  # loads onnxruntime

@@ -1,0 +1,111 @@
+"""The proof across parts: greedy tokens of the parts are those of torch's `generate`, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from passes.proof.numbers import TOLERANCES
+from passes.weights.detached import read_model
+from pipeline.config import RunConfig
+from pipeline.export.call_watch import capture_output
+from pipeline.parts.generate import DECODER, Step, continue_text, open_backend, take_largest
+from pipeline.report import ChainReport
+
+TOKENS: Final = 32
+"""New tokens of each prompt."""
+
+PROMPTS: Final = (7, 3)
+"""Tokens of each prompt."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchText:
+    """A random prompt, the tokens by which torch's greedy `generate` goes on, and the logits that each was chosen from.
+
+    logits: float (tokens, vocabulary).
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logits: np.ndarray
+
+
+def backends_of(config: RunConfig) -> tuple[str, ...]:
+    """The backends that the chain runs on: onnxruntime, and each that somebody named.
+
+    `plan` makes a plan for each length of the cache, which takes a while for a large model.
+    """
+    return ("onnxruntime", *(name for name in config.runtime.backends or () if name != "onnxruntime"))
+
+
+def prove_chain(
+    model: Any, models: Path, config: RunConfig, observe: Callable[[str, int, int], object] = lambda *_: None
+) -> tuple[ChainReport, ...]:
+    """Compare the texts of the folder `models` with those of torch, on each backend.
+
+    Args:
+        model: the causal LM of transformers that the parts were made of.
+        observe: called with each backend before it runs, its place and how many there are.
+    """
+    texts = [generate_by_torch(model, length, config.verify.seed + place) for place, length in enumerate(PROMPTS)]
+    graph, names = read_model(models / DECODER, unread=True).proto.graph, backends_of(config)
+    found = []
+    for place, name in enumerate(names):
+        observe(name, place, len(names))
+        found.append(_compare(texts, open_backend(models / DECODER, name), graph, name))
+    return tuple(found)
+
+
+def generate_by_torch(model: Any, length: int, seed: int) -> TorchText:
+    """A random prompt of `length` tokens, continued by `model.generate`; settings of the model's own are left aside."""
+    from transformers import GenerationConfig
+
+    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or TOKENS + length
+    count = max(1, min(TOKENS, limit - length))
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    ids = torch.randint(0, vocabulary, (1, length), generator=generator)
+    settings = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        with capture_output(), torch.no_grad():
+            result = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=settings,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+    finally:
+        model.generation_config = own
+    logits = torch.cat(result.logits).float().numpy()
+    return TorchText(tuple(ids[0].tolist()), tuple(result.sequences[0, length:].tolist()), logits)
+
+
+def _compare(texts: Sequence[TorchText], step: Step, graph: Any, backend: str) -> ChainReport:
+    equal, whys, is_right = 0, [], True
+    for place, text in enumerate(texts, 1):
+        tokens = tuple(continue_text(step, graph, text.prompt, len(text.tokens), take_largest))
+        same = next((at for at, pair in enumerate(zip(tokens, text.tokens, strict=True)) if len(set(pair)) > 1), None)
+        equal += len(tokens) if same is None else same
+        if same is not None:
+            row, wanted, found = text.logits[same], text.tokens[same], tokens[same]
+            gap, limit = float(row[wanted] - row[found]), _limit(row)
+            is_right &= gap <= limit
+            whys.append(
+                f"token {same + 1} of prompt {place} is {found}, torch has {wanted}; torch's logits of the two differ "
+                f"by {gap:.1e}, and {limit:.1e} is rounding"
+            )
+    return ChainReport(backend, len(texts), sum(len(text.tokens) for text in texts), equal, is_right, "; ".join(whys))
+
+
+def _limit(logits: np.ndarray) -> float:
+    """What two right results may differ by, twice: each of two logits is rounded."""
+    tolerance = TOLERANCES["float32"]
+    return 2 * (tolerance.atol + tolerance.rtol * float(np.abs(logits).max()))

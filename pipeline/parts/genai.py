@@ -1,0 +1,102 @@
+"""`genai_config.json`: by it onnxruntime-genai loads a folder of models, and `onnxline generate` knows the tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import onnx
+
+from pipeline.parts.generate import DECODER, PAST_PREFIX, PRESENT_PREFIX, state_slots
+
+KINDS: Final[Mapping[str, str]] = {
+    "key": "key_names",
+    "value": "value_names",
+    "conv_state": "conv_names",
+    "recurrent_state": "recurrent_names",
+}
+"""Name of a state → the key that onnxruntime-genai gives to its pattern, after `past_` or `present_`."""
+
+
+def genai_config(config: Any, graph: onnx.GraphProto) -> str:
+    """The text of genai_config.json for a decoder.
+
+    Args:
+        config: of the model, from transformers.
+        graph: of the final decoder.
+    """
+    text = config.get_text_config(decoder=True)
+    slots = state_slots(graph)
+    inputs = {value.name for value in graph.input}
+    named = [name for name in ("input_ids", "attention_mask", "position_ids") if name in inputs]
+    kinds = [kind for kind in KINDS if any(slot.before.endswith(f".{kind}") for slot in slots)]
+    heads = text.num_attention_heads if hasattr(text, "num_attention_heads") else 0
+    keys = next((slot.shape for slot in slots if slot.before.endswith(".key")), (1, heads, 0, 0))
+    length = getattr(text, "max_position_embeddings", None) or DEFAULT_LENGTH
+    decoder = {
+        "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+        "filename": DECODER,
+        "head_size": keys[3],
+        "hidden_size": text.hidden_size,
+        "inputs": {
+            **{name: name for name in named},
+            **{f"past_{KINDS[kind]}": f"{PAST_PREFIX}%d.{kind}" for kind in kinds},
+        },
+        "outputs": {
+            "logits": "logits",
+            **{f"present_{KINDS[kind]}": f"{PRESENT_PREFIX}%d.{kind}" for kind in kinds},
+        },
+        "num_attention_heads": heads,
+        "num_hidden_layers": text.num_hidden_layers,
+        "num_key_value_heads": keys[1],
+    }
+    eos = _tokens(text, "eos_token_id")
+    model = {
+        "bos_token_id": _tokens(text, "bos_token_id") or 0,
+        "context_length": length,
+        "decoder": decoder,
+        "eos_token_id": eos if eos is not None else 0,
+        "pad_token_id": _first(_tokens(text, "pad_token_id"), eos, 0),
+        "type": genai_type(config),
+        "vocab_size": text.vocab_size,
+    }
+    return json.dumps({"model": model, "search": {**SEARCH, "max_length": length}}, indent=4) + "\n"
+
+
+DEFAULT_LENGTH: Final = 4096
+"""Tokens at most, for a model whose configuration names no limit."""
+
+SEARCH: Final[Mapping[str, Any]] = {
+    "do_sample": False,
+    "early_stopping": True,
+    "length_penalty": 1.0,
+    "min_length": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "past_present_share_buffer": False,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_k": 1,
+    "top_p": 1.0,
+}
+"""Greedy, over a cache that grows."""
+
+
+def genai_type(config: Any) -> str:
+    """The family in the words of onnxruntime-genai's own builder: the class without its head, in small letters."""
+    kind = config.get_text_config(decoder=True).model_type
+    if kind.endswith("_text"):
+        return kind
+    classes = getattr(config, "architectures", None) or [f"{kind.replace('_', '')}ForCausalLM"]
+    return classes[0].partition("For")[0].lower()
+
+
+def _tokens(config: Any, key: str) -> int | list[int] | None:
+    return getattr(config, key, None)
+
+
+def _first(*values: int | Sequence[int] | None) -> int:
+    found = next(value for value in values if value is not None)
+    return found if isinstance(found, int) else found[0]

@@ -1,0 +1,79 @@
+"""What a run in parts returns: the result of each part, and of the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from passes.run.result import PassRow, StructureVerdict, summary_lines
+from passes.suggest import shorten_lines
+from pipeline.report import ChainReport
+from pipeline.result import RunResult
+
+if TYPE_CHECKING:
+    from pipeline.ir import Graph
+    from pipeline.parts.generate import Generation
+
+
+@dataclass(frozen=True, repr=False)
+class PartsResult(RunResult):
+    """The results of a run in parts that ended well.
+
+    `passes` and `structures` are those of all parts; `export`, `optimize`, `runtime`, `model` and `graph` those of the
+    first one. `parts` has everything of each.
+    """
+
+    parts: Mapping[str, RunResult] = field(default_factory=dict)
+    chain: tuple[ChainReport, ...] = ()
+
+    @property
+    def passes(self) -> tuple[PassRow, ...]:
+        return tuple(row for part in self.parts.values() for row in part.passes)
+
+    @property
+    def structures(self) -> tuple[StructureVerdict, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple(verdict for part in self.parts.values() for verdict in part.structures)
+
+    @property
+    def models(self) -> Path:
+        """The folder with the final models of all parts."""
+        return self.folder / "models"
+
+    @property
+    def model(self) -> Path:
+        return self.models / f"{next(iter(self.parts))}.onnx"
+
+    @cached_property
+    def graph(self) -> Graph:
+        return next(iter(self.parts.values())).graph
+
+    def generate(
+        self,
+        ids: Sequence[int] | None = None,
+        *,
+        prompt: str | None = None,
+        max_new_tokens: int = 32,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stop: Sequence[int] | None = None,
+        backend: str = "onnxruntime",
+    ) -> Generation:
+        """Generate after a prompt, by tokens or by text; see `TextGenerator.generate`.
+
+        Raises:
+            UsageError: there is no prompt or no tokenizer, or the backend is unknown.
+        """
+        from pipeline.parts.generate import TextGenerator
+
+        settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+        return TextGenerator(self.models, backend).generate(ids, prompt=prompt, stop=stop, **settings)
+
+    def __repr__(self) -> str:
+        lines = ["PartsResult"]
+        for name, part in self.parts.items():
+            lines += [f"part {name}:", *summary_lines(part.passes, part.structures)]
+        lines += [chain.sentence for chain in self.chain]
+        return shorten_lines((*lines, f"files: {self.folder}/"))

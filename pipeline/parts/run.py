@@ -1,0 +1,156 @@
+"""The run of all parts of a source: each part as a run of its own, then the folder of models, then the chain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from passes.errors import OnnxlineError
+from pipeline.config import RunConfig
+from pipeline.errors import CheckFailed, UsageError
+from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
+from pipeline.model_run import ModelRun, exit_code_of
+from pipeline.parts.folder import describe_files, write_models
+from pipeline.parts.generate import MODELS
+from pipeline.parts.report import write_parts_report
+from pipeline.parts.result import PartsResult
+from pipeline.report import ChainReport, Report
+from pipeline.result import RunResult
+from pipeline.stages.check import remember_settings
+from pipeline.stages.report import has_good_report, write_quietly, write_settings
+from pipeline.stages.source import why_not_compared
+from pipeline.workspace import Workspace, key_of, versions
+
+if TYPE_CHECKING:
+    from pipeline.export.parts.decoder import CachedDecoder
+
+PARTS: Final = "parts"
+"""The folder that has the folder of each part's run."""
+
+
+class PartsRun:
+    """One run of all parts.
+
+    Args:
+        config: with `model.task`, and without `model.part`.
+        workspace: of the whole; the parts have theirs below it.
+    """
+
+    def __init__(self, config: RunConfig, workspace: Workspace, observer: Observer) -> None:
+        self.config, self.workspace, self._observer = config, workspace, observer
+        self.log = RunLog()
+        self.runs: dict[str, ModelRun] = {}
+        self.results: dict[str, RunResult] = {}
+        self.failures: dict[str, OnnxlineError] = {}
+        self.chain: tuple[ChainReport, ...] = ()
+        self.cached: list[str] = []
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> PartsResult:
+        """Run the parts; those of an earlier run are taken where nothing has changed.
+
+        Raises:
+            OnnxlineError: of a part that failed, after the others were run; see `Pipeline.run`.
+            CheckFailed: the parts together do not give the tokens that torch gives.
+        """
+        with self.workspace.acquire():
+            remember_settings(self.config, self.workspace)
+            try:
+                return self._execute()
+            except BaseException as error:
+                code, failure = exit_code_of(error), str(error) or "stopped"
+                if code != UsageError.exit_code or not has_good_report(self.workspace):
+                    write_quietly(lambda: self._report(failure, code))
+                raise
+            finally:
+                write_quietly(lambda: self.workspace.write_text("log.txt", self.log.text()))
+
+    def _execute(self) -> PartsResult:
+        for name in self.config.model.parts:
+            self._run_part(name)
+        if self.failures:
+            raise max(self.failures.values(), key=exit_code_of)
+        self._put_together()
+        self._prove_chain()
+        write_settings(self.config, versions(), self.workspace, is_given=False)
+        report = self._report()
+        first, *_ = self.results.values()
+        code = {file: digest for part in self.results.values() for file, digest in part.code.items()}
+        stages = (first.export, first.optimize, first.runtime, report, tuple(self.cached))
+        return PartsResult(self.workspace.folder, *stages, code, None, dict(self.results), self.chain)
+
+    def _run_part(self, name: str) -> None:
+        self._send(PartStarted(name))
+        begun = time.perf_counter()
+        workspace = Workspace(self.workspace.folder / PARTS / name)
+        run = self.runs[name] = ModelRun(self.config.of_part(name), workspace, self._send)
+        try:
+            self.results[name] = run.run()
+            self.cached += [f"{name}: {stage}" for stage in self.results[name].cached]
+        except OnnxlineError as error:
+            self.failures[name] = error
+        finally:
+            self.seconds[name] = time.perf_counter() - begun
+
+    def _put_together(self) -> None:
+        with self._stage("models") as outcome:
+            finals = {name: result.model for name, result in self.results.items()}
+            decoder = self._decoder()
+            files, is_known = write_models(finals, decoder.held_model.config, decoder.folder, self.workspace)
+            outcome["detail"], outcome["cached"] = describe_files(files), is_known
+
+    def _prove_chain(self) -> None:
+        with self._stage("chain") as outcome:
+            if why_not_compared(self.config):
+                outcome["detail"] = "nothing is run"
+                return
+            runs = [run.key for run in self.runs.values()]
+            key = key_of(runs, self.config.verify.model_dump(mode="json"), self.config.runtime.model_dump(mode="json"))
+            known = self.workspace.load("chain", key, tuple[ChainReport, ...])
+            if known is None:
+                self.chain = prove(self._decoder().held_model, self.workspace.folder / MODELS, self.config, self._send)
+            else:
+                self.chain, outcome["cached"] = known, True
+            outcome["detail"] = "; ".join(chain.sentence for chain in self.chain)
+            wrong = next((chain for chain in self.chain if not chain.is_right), None)
+            if wrong is not None:
+                raise CheckFailed(f"the parts together do not generate as torch does on {wrong.backend}: {wrong.why}")
+            self.workspace.save("chain", key, self.chain)
+        for chain in self.chain:
+            if chain.why:
+                self._send(Note(f"{chain.backend}: {chain.why}"))
+
+    def _decoder(self) -> CachedDecoder:
+        from pipeline.export.parts import decoder_of
+
+        return decoder_of(next(iter(self.runs.values())).opened)
+
+    def _report(self, failure: str = "", exit_code: int = 0) -> Report:
+        reports = {name: run.written for name, run in self.runs.items() if run.written is not None}
+        known = (tuple(self.cached), dict(self.seconds), self.chain)
+        return write_parts_report(self.config.name, reports, *known, versions(), self.workspace, failure, exit_code)
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[dict[str, Any]]:
+        self._send(StageStarted(name))
+        begun = time.perf_counter()
+        outcome: dict[str, Any] = {"detail": "", "cached": False}
+        yield outcome
+        self.seconds[name] = time.perf_counter() - begun
+        if outcome["cached"]:
+            self.cached.append(name)
+        self._send(StageEnded(name, self.seconds[name], outcome["cached"], outcome["detail"]))
+
+    def _send(self, event: Event) -> None:
+        self.log.add(event)
+        self._observer(event)
+
+
+def prove(model: Any, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport, ...]:
+    """`prove_chain`, which loads torch, with its progress as events."""
+    from pipeline.parts.chain import prove_chain
+
+    return prove_chain(model, models, config, lambda name, done, total: send(Progress("chain", name, done, total)))

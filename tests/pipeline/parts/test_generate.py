@@ -1,0 +1,123 @@
+"""Tokens by a decoder of a folder: the loop over states, choice of tokens, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from pipeline.errors import UsageError
+from pipeline.parts.generate import TextGenerator, continue_text, state_slots, take_largest
+
+COUNTER = """
+<ir_version: 10, opset_import: ["": 20]>
+agraph (int64[batch_size, sequence_length] input_ids, int64[batch_size, total] attention_mask,
+        float[batch_size, past_sequence_length] past_key, float[batch_size, 1] past_sum)
+    => (float[batch_size, sequence_length, 7] logits,
+        float[batch_size, all] present_key, float[batch_size, 1] present_sum)
+<int64 seven = {7}, float[2] off_on = {0.0, 1.0}, int64[1] last = {-1}> {
+    new = Cast <to = 1> (input_ids)
+    present_key = Concat <axis = -1> (past_key, new)
+    added = ReduceSum <keepdims = 1> (new, last)
+    present_sum = Add (past_sum, added)
+    whole = Cast <to = 7> (present_sum)
+    rest = Mod (whole, seven)
+    shape = Shape (input_ids)
+    place = Expand (rest, shape)
+    logits = OneHot <axis = -1> (place, seven, off_on)
+}
+"""
+"""The next token is the sum of all tokens modulo 7; one state grows, one has a fixed size."""
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Path:
+    model = onnx.parser.parse_model(COUNTER)
+    for info in (*model.graph.input, *model.graph.output):
+        info.name = with_dots(info.name)
+    for node in model.graph.node:
+        node.input[:], node.output[:] = map(with_dots, node.input), map(with_dots, node.output)
+    (tmp_path / "models").mkdir()
+    onnx.save(model, tmp_path / "models" / "decoder.onnx")
+    return tmp_path
+
+
+def with_dots(name: str) -> str:
+    """The names of states, which ONNX's text cannot have."""
+    return (
+        name.replace("past_key", "past_key_values.0.key")
+        .replace("past_sum", "past_key_values.0.sum")
+        .replace("present_", "present.0.")
+    )
+
+
+def by_hand(prompt: list[int], count: int) -> tuple[int, ...]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(sum(tokens) % 7)
+    return tuple(tokens[len(prompt) :])
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "plan", "torch"])
+def test_states_are_carried_from_call_to_call(counter: Path, backend: str) -> None:
+    found = TextGenerator(counter, backend).generate([1, 2, 3], max_new_tokens=5)
+    assert found.tokens == by_hand([1, 2, 3], 5)
+    assert found.backend == backend and found.tokens_per_second > 0
+
+
+def test_a_token_that_ends_a_text_is_the_last(counter: Path) -> None:
+    assert by_hand([1, 2], 6)[:3] == (3, 6, 5)
+    assert TextGenerator(counter).generate([1, 2], max_new_tokens=6, stop=[6]).tokens == (3, 6)
+
+
+def test_slots_have_length_0_where_a_state_grows(counter: Path) -> None:
+    slots = state_slots(onnx.load(counter / "models" / "decoder.onnx").graph)
+    assert [(slot.before, slot.after, slot.shape) for slot in slots] == [
+        ("past_key_values.0.key", "present.0.key", (1, 0)),
+        ("past_key_values.0.sum", "present.0.sum", (1, 1)),
+    ]
+
+
+def test_masks_are_as_long_as_cache_and_tokens(counter: Path) -> None:
+    graph, shapes = onnx.load(counter / "models" / "decoder.onnx").graph, []
+
+    def step(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        shapes.append((feeds["input_ids"].shape[1], feeds["attention_mask"].shape[1]))
+        states = {"present.0.key": np.zeros((1, 0)), "present.0.sum": np.zeros((1, 1))}
+        return {"logits": np.eye(7, dtype=np.float32)[None], **states}
+
+    assert list(continue_text(step, graph, [1, 2, 3], 3, take_largest)) == [6, 6, 6]  # type: ignore[arg-type]
+    assert shapes == [(3, 3), (1, 4), (1, 5)]
+
+
+def test_a_seed_draws_the_same_tokens_again(counter: Path) -> None:
+    generator = TextGenerator(counter)
+    first, again, other = (
+        generator.generate([1, 2], max_new_tokens=12, temperature=5.0, seed=seed).tokens for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        ({"ids": []}, "the prompt has no token"),
+        ({"ids": [1], "max_new_tokens": 0}, "found max_new_tokens 0"),
+        ({"ids": [-1]}, "found the token -1, expected 0"),
+        ({"ids": [1], "temperature": -1.0}, "found the temperature -1.0"),
+        ({"prompt": "hello"}, "has no tokenizer, since its source had none"),
+    ],
+)
+def test_wrong_wishes_are_one_sentence(counter: Path, wishes: dict, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        TextGenerator(counter).generate(**wishes)
+
+
+def test_a_folder_without_a_decoder_and_an_unknown_backend(tmp_path: Path, counter: Path) -> None:
+    with pytest.raises(UsageError, match="has no models/decoder"):
+        TextGenerator(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="found 'tpu', expected one of torch, onnxruntime, plan"):
+        TextGenerator(counter, "tpu")
