@@ -210,7 +210,7 @@ def function_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
 
 
 def output_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
-    """Outputs that, under the same name, another node makes."""
+    """Outputs that another node computes, under the same name."""
     same = matched.same
     for name, old in same.before.outputs.items():
         new = same.after.outputs.get(name)

@@ -1,4 +1,4 @@
-"""Measure how far two models are apart where a layer of the first one ends."""
+"""Measure how far two models are apart where a layer of the first model ends."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class _LayerBoundary:
 def compare_layers(
     matched: ModelMatching, draws: Sequence[DrawnInputs], context: PassContext, *, most: int | None = None
 ) -> tuple[LayerErrors, ...]:
-    """Run both models on `draws` and compare the floating-point values at which a layer of the first one ends.
+    """Run both models on `draws` and compare the floating-point values at which a layer of the first model ends.
 
-    A Conv that took in a BatchNormalization computes what that did: the layer of the Conv is compared there. A layer is
-    left out if the second model does not have its value (a scale was moved into the next product), or has it in another
-    shape.
+    A Conv that took in a BatchNormalization computes the output of the BatchNormalization: the layer of the Conv is
+    compared there. A layer is left out if the second model does not have its value (a scale was moved into the next
+    product), or has the value in another shape.
 
     Args:
-        most: compare at most so many values, taken from the outermost layers.
+        most: the most values to compare, taken from the outermost layers.
 
     Raises:
         StepFailed: onnxruntime refuses one of the models, or stops.
@@ -75,21 +75,22 @@ def compare_layers(
     ratios = {pair: _ratio_of(errors) for pair, (_, errors) in distances.items()}
     rows: dict[Pair, LayerErrors] = {}
     for boundary, pair in _choose_pairs(boundaries, ratios, outputs):
-        if pair not in rows or pair[0] == boundary.value:  # the layer that ends there goes before one that was taken in
+        if pair not in rows or pair[0] == boundary.value:  # prefer the layer that ends there to a layer taken in
             rows.pop(pair, None)
             rows[pair] = LayerErrors(boundary.layer, boundary.op, *pair, *distances[pair])
     return tuple(rows.values())
 
 
 def _ratio_of(errors: Errors) -> float:
-    """SQNR in dB, the least where it is no number."""
+    """SQNR in dB; -inf in place of NaN."""
     return -math.inf if math.isnan(errors.sqnr_db) else errors.sqnr_db
 
 
 def _choose_pairs(
     boundaries: Sequence[_LayerBoundary], ratios: Mapping[Pair, float], outputs: Sequence[Pair]
 ) -> Iterator[tuple[_LayerBoundary, Pair]]:
-    """For each boundary the values that are one value by their `ratios`, the SQNR of pairs; some have none."""
+    """Each boundary with the pair that is one value in both models, judged by `ratios`, the SQNR of each pair. A
+    boundary without such a pair is left out."""
     best: dict[str, float] = {}
     for (_, new), ratio in ratios.items():
         best[new] = max(ratio, best.get(new, ratio))
@@ -105,12 +106,12 @@ def _choose_pairs(
 
 
 CLOSE: Final = 10.0
-"""dB. A value is taken for one of the candidates that come so near to the nearest: a BatchNormalization moves values by
-more, and a weight of 4 bits by less."""
+"""dB. A candidate whose SQNR is this close to the best SQNR counts as the same value: a BatchNormalization changes
+values by more, and a weight of 4 bits by less."""
 
 FAR: Final = 20.0
-"""dB. A value that is so much further apart than the outputs, with other weights before and after it, was scaled: the
-weights after it make up for those before it. It is no error."""
+"""dB. A value between changed weights whose SQNR is this far below that of the outputs was scaled, and the weights
+after it undo the scale: that is no error."""
 
 
 def _boundaries(matched: ModelMatching) -> Iterator[_LayerBoundary]:

@@ -148,7 +148,7 @@ class QuantizedValue:
 class QuantizationChange:
     """A tensor that both models quantize, in different ways; `after` is float where the second does not quantize it.
 
-    `before` and `after` are formats. `what` says how scales, zero points and stored numbers differ within one format.
+    `before` and `after` are formats. `what` says how scales, zero points and stored values differ within one format.
     """
 
     name: str
@@ -189,7 +189,8 @@ class Renaming:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The differences of a second model from a first. Nodes have their names in the second, lost nodes in the first.
+    """The differences of a second model from a first. Nodes have their names of the second model; lost nodes have their
+    names of the first.
 
     `renamed` does not count as a difference: nodes are matched by what they compute.
     """

@@ -1,6 +1,6 @@
 """Encodings as AIMET's files have them: versions 0.6.1, 1.0.0, 2.0.0 and 2.1.0, in both directions.
 
-Up to 1.0.0 a number is (q + offset) · scale where q begins at zero, so the offset is minus the zero point of the
+Up to 1.0.0 a value is (q + offset) · scale where q begins at zero, so the offset is minus the zero point of the
 unsigned format; in 2.0.0 and later the keys are those of QuantizeLinear. Between 2.0.0 and 2.1.0 only the form of
 scales that are quantized themselves differs, which are refused here. Source: aimet_onnx 2.42, `qc_quantize_op.py` and
 `quantsim.py`.
@@ -172,7 +172,7 @@ WITHOUT_QUANTIZER: Final = frozenset(
 file with an encoding there (aimet_onnx 2.42, `_is_grid_preserving_op`)."""
 
 BITS: Final = range(2, 17)
-"""Of a tensor; a bias has 32."""
+"""The least and the most bits of a tensor; a bias has 32."""
 
 
 def _write_dict(encodings: Mapping[str, Encoding]) -> dict[str, list[Data]]:

@@ -107,7 +107,7 @@ TYPED: Final = re.compile(r"\b(\w+): (?:int|float|string|tensor|graph)s? = ")
 
 
 def graph_text(model: onnx.ModelProto) -> str:
-    """ONNX text of the main graph, wrapped at `COLUMNS`; the numbers in weights, types of inner values and names of
+    """ONNX text of the main graph, wrapped at `COLUMNS`; the elements of weights, types of inner values and names of
     operators are left out."""
     bare = copy_of(model.graph)
     _strip(bare)

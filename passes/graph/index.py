@@ -153,8 +153,8 @@ class GraphIndex:
         return self.producers.get(name)
 
     def origin_of(self, name: str, ops: Collection[str]) -> str:
-        """The value that `name` is made of by nodes of `ops` alone, each from its first input; `name` itself if no such
-        node makes it."""
+        """Walk up from `name` through nodes of `ops`, to the first input of each, and return the value where the walk
+        ends: `name` itself if no node of `ops` makes it."""
         while (node := self.producers.get(name)) is not None and node.op_type in ops and node.output[0] == name:
             name = node.input[0]
         return name
@@ -259,12 +259,12 @@ def extract(
     outputs: Iterable[ValueInfoProto | str] = (),
     initializers: Iterable[TensorProto] | None = None,
 ) -> ModelProto:
-    """Cut `nodes` out of `source`: a model of its versions and functions.
+    """Return `nodes` as a model of their own, with the versions and functions of `source`.
 
     Args:
         nodes: in an order in which they can run.
-        inputs: by name alone, they have no type.
-        outputs: in the same way.
+        inputs: typed inputs, or names, which are declared without a type.
+        outputs: typed outputs, or names.
         initializers: by default, the stored tensors of `source` that the nodes read.
     """
     part = ModelProto(ir_version=source.ir_version, opset_import=source.opset_import, functions=source.functions)

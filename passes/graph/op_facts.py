@@ -33,10 +33,10 @@ LAYOUT_OPS: Final = RESHAPES | {"Transpose", "Identity"}
 """Ops whose result has all elements of their first input, each once."""
 
 ARRANGING: Final = LAYOUT_OPS | {"Cast"}
-"""The same, perhaps in another type."""
+"""Ops whose result has all elements of their first input, each once, perhaps in another type."""
 
 SAME_OPS: Final = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
-"""Ops whose first output is their first input, in inference and up to its type."""
+"""Ops whose first output equals their first input at inference, perhaps in another type."""
 
 PASSING_OPS: Final = ARRANGING | SAME_OPS
 
@@ -56,7 +56,7 @@ BIASED: Final = PRODUCTS - {"MatMul"}
 """Products that add a bias."""
 
 BIAS: Final = 2
-"""The position of the bias among the inputs of these."""
+"""The position of the bias among the inputs of a product."""
 
 FACTORS: Final[Mapping[str, tuple[int, int]]] = {
     **dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv", "MatMulInteger", "ConvInteger"), (0, 1)),
@@ -137,7 +137,8 @@ def opset_of(model: ModelProto) -> int:
 
 
 def weight_axes(node: NodeProto, index: int, rank: int) -> tuple[int | None, int | None] | None:
-    """The axes of channels and of sums of the weight at input `index`; None if it is no weight."""
+    """The channel axis and the summed axis of the weight at input `index`; None if that input is no weight. Both axes
+    are None where the weight has several of them, as a recurrent weight has."""
     match node.op_type, index:
         case "MatMul", (0 | 1) if rank >= 2:
             return (rank - 1, rank - 2) if index == 1 else (rank - 2, rank - 1)
@@ -197,7 +198,8 @@ def find_moved_constants(
 
 
 def _places(node: NodeProto, shape: Shape, result: Shape) -> list[int | None]:
-    """For each axis of the result of a layout operator the axis of its input that it is."""
+    """For each axis of the result of a layout operator, the input axis with the same elements; None if there is
+    none."""
     if node.op_type == "Transpose":
         return [*attribute_of(node, "perm", range(len(shape))[::-1])]
     if node.op_type in RESHAPES:

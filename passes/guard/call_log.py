@@ -25,7 +25,7 @@ from passes.visible import write_to_stderr
 from passes.worker.platforms import lock
 
 FORMAT_VERSION: Final = 1
-"""Of the lines in the file."""
+"""The version of the format of the log's lines."""
 
 HERE = str(Path(__file__).parent)
 STANDARD = sysconfig.get_path("stdlib")
@@ -43,7 +43,7 @@ class Returned(StrEnum):
     NOT_JUDGED = "not judged"
     """The optimizer's own result, unchecked: the call has no model to which a policy applies."""
     RAISED = "raised"
-    """The optimizer's own exception, as it comes without a guard."""
+    """The optimizer's own exception, as without a guard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,8 @@ def read_warnings(path: str) -> tuple[str, ...]:
 
 
 def _append(event: Mapping[str, Any], guards: Sequence[Settings]) -> None:
-    """Append a line in one write under a lock: other processes write too. The file is gone once the guard has ended."""
+    """Append a line in one write, under a lock since other processes write too. After the end of the guard the file is
+    gone."""
     line = f"{json.dumps({'format_version': FORMAT_VERSION, **event})}\n".encode()
     for path in dict.fromkeys(settings.journal for settings in guards if settings.journal):
         with contextlib.suppress(OSError):

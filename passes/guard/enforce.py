@@ -1,6 +1,7 @@
-"""One call under a policy: run it pinned and proven, and report what it would have lost without.
+"""One call under a policy: run it pinned and proven, and report what it would have lost without the policy.
 
-Results are compared by numbers, on the caller's inputs or on drawn ones of the caller's shapes; else by structure.
+Results are compared on the caller's inputs, or on drawn inputs of the caller's shapes; if neither is possible, the
+structure alone is checked.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class UnguardedResult:
     lost: tuple[str, ...]
     fault: str
     refused: bool = False
-    """Whether it raised, as opposed to crashing."""
+    """Whether the call raised an exception, as opposed to crashing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def enforce(call: InterceptedCall, policy: CombinedPolicy, context: PassContext)
     """Run `call` in the worker under `policy`.
 
     Raises:
-        RefusedByOptimizer: it has no result with or without the guard.
+        RefusedByOptimizer: the call has no result, with the guard or without.
     """
     judge = _Judge.of(call, policy, context)
     run, plan, why = judge.attempt(lambda: call.plan(policy.skips, context))
@@ -90,7 +91,7 @@ class _Judge:
     watched: TrackedStructures
     prover: Prover
     proven: bool
-    """Whether the prover compares numbers, and not only structure."""
+    """Whether the prover compares values, and not only structure."""
     notes: list[str]
 
     @classmethod
@@ -130,7 +131,7 @@ class _Judge:
         return UnguardedResult(model, tuple(lost), self._fault(model))
 
     def _fault(self, model: DetachedModel) -> str:
-        """What is wrong with the numbers of `model`; empty if the caller asked for another signature."""
+        """What is wrong with the values that `model` computes; empty if the caller asked for another signature."""
         if _signature(model) != _signature(self.call.model):
             return ""
         try:
@@ -202,13 +203,13 @@ class NumbersProver(NumericProver):
 
 
 def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], context: PassContext) -> NumericProver:
-    """A prover that compares on the caller's own inputs if there are any, else on drawn ones of the caller's shapes.
+    """A prover that compares on the caller's own inputs if there are any, else on drawn inputs of the caller's shapes.
 
     Args:
         instances: what the prover watches.
 
     Raises:
-        NotComparable: no inputs can be drawn, the model does not run on them, or its outputs depend on random numbers
+        NotComparable: no inputs can be drawn, the model does not run on them, or its outputs depend on random values
             that cannot be fixed.
     """
     if call.feeds:

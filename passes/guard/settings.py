@@ -69,8 +69,8 @@ class CombinedPolicy:
     def merge(self) -> Policy:
         """The policy to enforce on one model. Each kind may be absent, since not every model of a script has it.
 
-        It has no skips: skipped passes are removed from the steps beforehand, since the same name may belong to a
-        library that is not called. The kinds that skips watch are enforced like kept ones.
+        The policy has no skips: skipped passes are removed from the steps beforehand, since the same name may belong to
+        a library that is not called. The kinds that skips watch are enforced like kept ones.
         """
         kinds = dict.fromkeys(kind for settings in self.guards for kind in settings.kinds())
         return Policy((), tuple(f"{kind}?" for kind in kinds), watch=False)
@@ -132,7 +132,7 @@ class BorrowedEnvironment:
         self._written: dict[str, str] = {}
 
     def set_guards(self, guards: Sequence[Settings]) -> None:
-        """Make children start with exactly these guards."""
+        """Make children start with exactly the given guards."""
         guarded = add_guard(self._environment, variables_of(guards))
         self._written = {name: guarded[name] for name in self._before}
         self._environment.update(self._written)

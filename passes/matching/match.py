@@ -1,8 +1,8 @@
 """Match the nodes of a model with those of the model that a pass made of it.
 
-`before` and `after` are the two models as flat graphs (`passes.matching.flat_graph`), in which nodes and values have
-numbers. Here `old` and `new` are numbers of nodes in the one and in the other. A node without a partner is open, and
-an old one is lost if it stays so. The evidence, strongest first:
+`before` and `after` are the two models as flat graphs (`passes.matching.flat_graph`), which number their nodes and
+values: `old` is the index of a node in `before`, `new` of a node in `after`. A node without a partner is open, and an
+old node that stays open is lost. The evidence, strongest first:
 
 1. two nodes compute the same: a digest from the inputs up, which both graphs share, is equal;
 2. they are the only ones of their operator and attributes on the same weights;
@@ -239,7 +239,7 @@ def _share_neighbour(same: NodeMatching, new: int, old: int) -> bool:
 
 
 def _is_plain_constant(graph: FlatGraph, value: int) -> bool:
-    """Whether it is a constant and no weight, such as an axis, which many nodes share by chance."""
+    """Whether `value` is a constant but no weight: many nodes share an axis, say, by chance."""
     return value in graph.constants and value not in graph.weights
 
 
@@ -257,7 +257,7 @@ def _match_values_by_name(same: NodeMatching) -> int:
 def _match_values_by_weights(same: NodeMatching) -> int:
     """Match input and output of a new product with those of the lost nodes that read its weights.
 
-    A pass has made one node of them then, as Gemm of MatMul and Add.
+    A pass made such a product of several nodes: a Gemm of a MatMul and an Add, say.
     """
     count = 0
     for new in same.open_new():
@@ -310,4 +310,5 @@ NAMING: Final = (
     _match_values_by_weights,
     _match_twins_in_order,
 )
-"""Rules for what neighbours leave open, the most certain first. They are tried in turn until one finds something."""
+"""Rules for what neighbours leave open, the most certain first. They are tried in turn until a rule matches
+something."""

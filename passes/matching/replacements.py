@@ -20,7 +20,7 @@ CLUMP: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ReplacedNodes:
-    """The old nodes that some new nodes replace, by place in the model before: lost ones, and those around them."""
+    """The old nodes that the new nodes `news` replace, by index: the `lost` nodes, and the nodes `around` these."""
 
     news: frozenset[int]
     lost: tuple[int, ...]
@@ -35,7 +35,7 @@ def find_replacements(same: NodeMatching) -> list[ReplacedNodes]:
     """
     replacements: list[ReplacedNodes] = []
     for clump in _clumps(same):
-        # In a large clump the share of a single node is expensive to find, and nearly the whole clump.
+        # In a large clump, the replaced nodes of a single new node take long to find, and are nearly those of all.
         shares = [clump] if len(clump) > CLUMP else [{new} for new in sorted(clump)]
         for share in shares:
             together = _replaced_by(same, share)
@@ -59,7 +59,7 @@ def _is_namesake_alone(same: NodeMatching, replacement: ReplacedNodes) -> bool:
 
 
 def _clumps(same: NodeMatching) -> list[set[int]]:
-    """The new nodes in sets that new values connect."""
+    """Clumps of new nodes: nodes that unmatched values connect are in one clump."""
     clumps: list[set[int]] = []
     seen: set[int] = set()
     for new in same.open_new():

@@ -1,4 +1,4 @@
-"""A model with facts on it, each computed once and then cached; and some of its nodes as a model of their own."""
+"""`AnalyzedModel`: a model with facts that are computed once; `extract_nodes`: some of its nodes as a model."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class AnalyzedModel:
 def what_is_invalid(model: DetachedModel) -> str:
     """The error of ONNX's checker on `model`, in one line; empty when it is valid.
 
-    An output whose type or rank is not declared is valid: the standard allows it, though the checker does not.
-    The checker counts the numbers of a tensor, so stand-ins become graph inputs of their type. The metadata of nodes,
-    which may be most of the graph, is removed first, since the checker ignores it.
+    An output whose type or rank is not declared is valid: the standard allows it, though the checker does not. The
+    checker expects as many elements as the shape of a tensor asks for. A stand-in holds fewer, so it becomes a graph
+    input of its type. The metadata of nodes may be most of the graph; the checker ignores it, so it is removed first.
     """
     proto = model.copy_proto()
     graph = proto.graph

@@ -45,7 +45,7 @@ def _as_it_is(_: str, digest: str) -> str:
 
 @dataclass(frozen=True)
 class CanonicalGraph:
-    """A model without the names that do not matter. It does not follow later changes of the model."""
+    """A model without the names that do not matter; later changes of the model do not show in it."""
 
     header: str
     graph: GraphReading

@@ -1,9 +1,9 @@
-"""Claims that values of a changed model are still the values of the model before it; only these are computed.
+"""Claims that values of a changed model equal the values of the model before; only claimed values are computed.
 
 After most changes a model differs in a few places. If the values at those places are equal, the operators after them
-run on equal values. So each value that is computed in a new way and has kept its name becomes a claim. Assuming the
-claims, the outputs of both models must have the same digest; then it is enough to run the changed nodes, on held values
-of the model before, and to find each claim true bit for bit. A claim depends only on claims that come before it.
+run on equal values. So each value that is computed in a new way under its old name becomes a claim. If the outputs of
+both models have the same digest under the claims, it is enough to run the changed nodes on held values of the model
+before, and to check each claim bit for bit. A claim depends only on earlier claims.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEAVY: Final = PRODUCTS | {"Einsum", "Attention", "LSTM", "GRU", "Transpose"}
 """Ops that dominate the time of a run; Transpose counts because of weight matrices."""
 
 MOST_HEAVY: Final = 4
-"""Heavy nodes that a part may always have; a part with more may have a third of those of the model."""
+"""The most heavy nodes of any part; a part of a large model may have a third of the model's heavy nodes."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class Claims:
 def make_claims(
     before: ProvenModel, after: DetachedModel, reading: CanonicalGraph, equal: Mapping[str, str]
 ) -> Claims | None:
-    """Claim that every value which kept its name, and is computed in a new way, is still the same value.
+    """Claim that every value that is computed in a new way under its old name is still the same value.
 
     Args:
         reading: the canonical graph of `after`.
         equal: value digests → the digest of a value that was proven to be equal.
 
     Returns:
-        None when the outputs differ even then.
+        None if the outputs differ even under the claims.
     """
     known, names = before.places.keys(), dict[str, str]()
 
@@ -142,8 +142,8 @@ def part_of(before: ProvenModel, claims: Claims, held: frozenset[str]) -> ProofP
 
 @dataclass(slots=True)
 class _PartBuilder:
-    """Collects the nodes that compute claimed values in the changed model, and those of the model before that they
-    read or are compared with; it stops at values that are held."""
+    """Collects the nodes that compute claimed values in the changed model, and the nodes of the model before whose
+    values these read or are compared with. It stops at held values."""
 
     before: ProvenModel
     claims: Claims
@@ -228,7 +228,7 @@ class _PartBuilder:
         return copy
 
     def _store(self, name: str, tensor: TensorProto | None) -> None:
-        if tensor is None:  # a graph input that differs from the one in the model before, or a value from outside
+        if tensor is None:  # a graph input that differs from the input of the model before, or a value from outside
             self.is_opaque = True
         else:
             self.initializers[name] = tensor_of(tensor, name)

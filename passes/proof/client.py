@@ -1,4 +1,5 @@
-"""The draws of one proof, the values that models are compared with, and what the proof worker is asked about them."""
+"""The draws of one proof, the values that models are compared with, and the questions to the proof worker about
+both."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class ProofClient:
     def run_exported(
         self, model: DetachedModel, own: Sequence[str], hold: Sequence[str], gauges: Gauges, plan: DrawPlan | None
     ) -> RunAnswer:
-        """Run the model whose values `own` become the expected ones; `plan` is where to choose draws from."""
+        """Run the model whose values `own` become the expected values; draws are chosen from `plan`."""
         expected = [{name: value for name, value in draw.outputs.items() if name not in own} for draw in self.draws]
         return self._ask(self._request(model, expected, own=own, hold=hold, gauges=gauges, plan=plan))
 
@@ -103,14 +104,14 @@ class ProofClient:
         return answer
 
     def read_gauges(self, model: DetachedModel, gauges: Gauges) -> Readings:
-        """What `gauges` read in `model`; without readings where it does not run with them."""
+        """The readings of `gauges` in `model`; empty, with a reason, if `model` does not run with them."""
         try:
             return self._ask(self._request(model, gauges=gauges)).readings
         except StepFailed as failure:
             return Readings(why_not=" ".join(str(failure).split())[:200])
 
     def are_equal(self, part: ProofPart) -> bool:
-        """Whether the values of each pair of `part` are the same bits on every draw."""
+        """Whether the values of each pair of `part` have the same bits on every draw."""
         feeds = [
             {**draw.feeds, **{name: draw.held[digest] for name, digest in part.held.items()}} for draw in self.draws
         ]

@@ -62,7 +62,7 @@ class LimitCoverage:
 class Coverage:
     """Which behaviour of the reference model the draws of a proof exercised.
 
-    Nodes are named by their first output. `not_covered` lists, as sentences, what a wrong pass could change undetected.
+    Nodes are named by their first output. `not_covered` says, in sentences, what a wrong pass could change unnoticed.
     """
 
     draws: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ def coverage_of(
         skipped: sentences on what was not drawn, and why.
         uncovered: sentences on the rows of tables that could not be compared.
         changes: gauges in the nodes that passes have brought into the final model, and their readings.
-        ranges: the least and the greatest number that any draw has of an input.
+        ranges: input → the least and the greatest value in any draw.
     """
     seeded = [draw for draw in draws if not draw.source]
     table_rows = tuple(_table(table, uncovered) for table in tables if table.varies)
@@ -144,7 +144,7 @@ def _measured(
 
 
 def _unseen_changes(gauges: Gauges, readings: Readings) -> list[str]:
-    """What the draws do not reach in the nodes that passes have brought in."""
+    """Sentences on what no draw reaches in the nodes that passes have brought in."""
     nested = [NESTED.format(plural(gauges.nested, "node"))] if gauges.nested else []
     if readings.why_not:
         return [f"what passes have brought in was not measured: {readings.why_not}"]
@@ -166,7 +166,8 @@ def _other_sizes(sizes: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def _other_numbers(ranges: Mapping[str, tuple[float, float]], inputs: Mapping[str, frozenset[Trait]]) -> list[str]:
-    """A sentence on the numbers that no draw has, but for masks, and indices, which reach both ends of their table."""
+    """A sentence on the values that no draw has; masks, and indices, which reach both ends of their table, are left
+    out."""
     drawn = [
         f"{name} {low:.4g} to {high:.4g}"
         for name, (low, high) in ranges.items()
@@ -225,7 +226,7 @@ def _unseen(
 
 
 def _list_nodes(nodes: Sequence[str]) -> str:
-    """The first few of `nodes` and the number of others: layers of a model repeat the same sentence."""
+    """The first few of `nodes`, and how many more there are: the layers of a model all give the same sentence."""
     rest = len(nodes) - MOST_LISTED
     return ", ".join(map(repr, nodes[:MOST_LISTED])) + (f" and {rest} more" if rest > 0 else "")
 

@@ -33,13 +33,14 @@ class ChosenDraw:
     feeds: Feeds
     results: Mapping[str, np.ndarray]
     is_optional: bool
-    """Whether nobody asked for this draw. An export may leave such a draw out, as it may hold for other sizes only."""
+    """Whether the caller did not ask for this draw. An export may skip such a draw, since the export may hold for other
+    sizes only."""
     inputs: tuple[DrawnInput, ...] = ()
-    """The inputs with the ranges on which the reference runs."""
+    """The inputs, with ranges in which the reference runs."""
 
 
 def sampler_of(chosen: Sequence[ChosenDraw]) -> InputSampler | None:
-    """Draws further inputs at the sizes of the first draw; None where nothing was drawn or given."""
+    """Draws further inputs at the sizes of the first draw; None if there is no draw."""
     return InputSampler(chosen[-1].inputs, chosen[0].draw.sizes) if chosen else None
 
 
@@ -67,7 +68,7 @@ def choose_in_worker(
     The model runs in the proof worker: onnxruntime may crash on it, or never return.
 
     Args:
-        random_outputs: outputs that depend on random numbers, so they do not decide what is drawn.
+        random_outputs: outputs that depend on random values, so they do not decide what is drawn.
 
     Raises:
         StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
@@ -104,7 +105,7 @@ class _Choice:
     drawn: set[tuple[str, int]] = field(default_factory=set)
     """The sizes of dims that were drawn."""
     why: str = ""
-    """Why the last draw that was tried was not taken."""
+    """Why the last draw that was tried was rejected."""
     elements: int = 0
     """The number of elements in the inputs of all draws so far."""
 
@@ -204,7 +205,8 @@ class _Choice:
     def _draw_with_traits(
         self, seed: int, sizes: Mapping[str, int], ends: frozenset[Trait], *, is_optional: bool
     ) -> ChosenDraw | None:
-        """The draw at `sizes` with as many of `ends` as the reference runs with; reports those given up."""
+        """The draw at `sizes` with as many of `ends` as the reference runs with; reports the ends that were given
+        up."""
         asked = ends | (frozenset({Trait.ROWS, Trait.EXACT}) & self.plan.traits)
         present = [trait for trait in GIVEN_UP if trait in asked]
         reduced = [asked - {trait} for trait in present]
@@ -226,7 +228,7 @@ class _Choice:
         return 2 if min(counts, default=2) < 2 else 1
 
     def _at_further_sizes(self, first: Mapping[str, int]) -> Iterator[ChosenDraw]:
-        """Draw every named dim at each further size, in turns: this takes few draws, and no two dims are 1."""
+        """Draw every named dim at each further size, in turns: few draws are needed, and no two dims are 1 at once."""
         further = self.plan.further_sizes()
         missing = {(dim, size) for dim, sizes in further.items() for size in sizes} - self.drawn
         reasons: dict[tuple[str, int], str] = {}
@@ -246,7 +248,7 @@ class _Choice:
 
     def _try_draw(self, draw: Draw, *, is_optional: bool) -> ChosenDraw | None:
         """Run the reference on `draw`; None, with `why` set, if it fails or its outputs cannot be compared."""
-        if self.elements >= MOST_DRAWN // 2:  # each further one would take seconds, and as much memory again
+        if self.elements >= MOST_DRAWN // 2:  # each further draw would take seconds, and as much memory again
             self.why = f"the inputs of the draws before it have {self.elements:,} elements, which is enough"
             return None
         try:

@@ -90,19 +90,20 @@ class DrawnInput:
     low: float
     high: float
     identity: str
-    """The key that the draw depends on, in addition to its seed."""
+    """The key from which the input is drawn, together with the seed of the draw."""
     rows: tuple[int, int] | None = None
     """For an input that indexes a table: the first index, and the one after the last. Both ends are drawn."""
     is_assumed: bool = False
-    """Whether the range is a default, and not given."""
+    """Whether the range is our default, and not the caller's."""
     is_padding: bool = False
     """Whether the caller has declared this input a padding mask: such a mask is never all zeros."""
     wide: tuple[float, float] | None = None
-    """The range of a number that indexes nothing, and is drawn as 0 or 1 at first: `Trait.WIDE` draws all of it."""
+    """The range of a value that indexes nothing. The value is drawn as 0 or 1 at first; `Trait.WIDE` draws the whole
+    range."""
     example: np.ndarray | None = field(default=None, compare=False)
     """Integers of the caller's own example, which are drawn where no trait asks for other values."""
     first: np.ndarray | None = field(default=None, compare=False)
-    """The value in the first draw of a plan, such as the first state of a cache; None: it is drawn there too."""
+    """The value in the first draw of a plan, such as the first state of a cache; None: the first draw is random too."""
 
     @property
     def mask(self) -> Mask | None:
@@ -120,14 +121,14 @@ class DrawnInput:
 
     @property
     def is_mask(self) -> bool:
-        """Whether it holds zeros and ones, or what hides and what shows, and indexes no table."""
+        """Whether the input is a mask, of zeros and ones or of values that hide and show, and indexes no table."""
         if self.mask is not None:
             return True
         return not self.is_float and not self.is_bytes and self.rows is None and (self.low, self.high) == (0, 2)
 
     @property
     def is_bytes(self) -> bool:
-        """Whether it may be an image or quantized: its outliers span all values of 8 bits."""
+        """Whether the input may be an image or quantized: its outliers span all values of 8 bits."""
         return self.dtype in ("uint8", "int8") and self.rows is None and self.is_assumed
 
     @property
@@ -191,7 +192,8 @@ class DrawnInput:
 
 
 def _reach(array: np.ndarray, numbers: Sequence[float], seed: int) -> None:
-    """Put `numbers` into `array`, from both sides; an array with fewer elements gets those of its turn, by the seed."""
+    """Put `numbers` into `array`, from both ends; an array with fewer elements gets some of them, chosen by the
+    seed."""
     turn = -seed % len(numbers) if array.size < len(numbers) else 0
     for place in range(min(array.size, len(numbers))):
         array.flat[-((place + 1) // 2) if place % 2 else place // 2] = numbers[(turn + place) % len(numbers)]
@@ -257,7 +259,7 @@ class DrawPlan:
         further: further sizes for every named dim, drawn where the reference runs on them.
         open: dims without a given size; see `at_other_sizes`.
         given: inputs that the user gave. They come before all draws, and have to run.
-        is_plain: no outliers, and no masks of one number.
+        is_plain: draw no outliers, and no masks of all zeros or all ones.
     """
 
     inputs: tuple[DrawnInput, ...]
@@ -301,7 +303,8 @@ class DrawPlan:
         return tuple(dict.fromkeys(dim for known in self.inputs for dim in known.shape if isinstance(dim, str)))
 
     def further_sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """Named dim → further sizes to draw it at; those of a dim that had to be drawn larger are near that size."""
+        """Named dim → further sizes to draw it at. If a dim had to be drawn larger, its further sizes are near that
+        size."""
         leading = {dim for known in self.inputs for dim in known.shape[:1] if isinstance(dim, str)}
         first = self.needed[0]
         largest = Draw(0, {**first, **dict.fromkeys(leading & first.keys(), BATCH_SIZES[-1])})
@@ -320,7 +323,7 @@ class DrawPlan:
         return traits & UNNAMED if self.is_plain else traits
 
     def reduce_to_needed(self) -> DrawPlan:
-        """The plan with only the draws that are needed, for a reference that crashed on one of the others."""
+        """The plan with only the draws that are needed, for a reference that crashed on another draw."""
         return replace(self, second=self.second[-1:], further=(), is_plain=True)
 
     def with_rows(self, rows: Mapping[str, int], *, has_loops: bool = False) -> DrawPlan:
@@ -354,7 +357,7 @@ class DrawPlan:
 class InputSampler:
     """Draws inputs of a model at sizes, and in ranges, on which its reference has run.
 
-    `choose_draws` finds them once; whatever needs further inputs of the model draws them here.
+    `choose_draws` finds the sizes and ranges once; further inputs of the model are drawn here.
     """
 
     inputs: tuple[DrawnInput, ...]
@@ -378,7 +381,7 @@ def _with_rows(known: DrawnInput, rows: int | None) -> DrawnInput:
 
 
 def _with_wide(known: DrawnInput, whole_numbers: tuple[float, float]) -> DrawnInput:
-    """The input with the range over which numbers that index no table are drawn as well."""
+    """The input with `wide`, if it has a range of values that index no table and that is not drawn at first."""
     is_number = known.dtype not in ("bool", "int8", "uint8") and known.rows is None and known.mask is None
     if not is_number or known.low >= known.high:
         return known

@@ -1,6 +1,6 @@
-"""The run of the exported model, which all later models are compared with: what it has to bring to light.
+"""The run of the exported model, with which all later models are compared, and what it measures.
 
-Its gauges measure coverage, its random numbers become fixed, its values at kept structures become the expected ones,
+Its gauges measure coverage, its random values become fixed, its values at kept structures become the expected values,
 and a fault in its kept weights shows whether the proof has power: whether zeroed weights change the values at the pins.
 """
 
@@ -89,7 +89,7 @@ class ExportedRun:
     Args:
         source: the exported model.
         instances: structures whose values are compared, and whose weights get the fault, all at once.
-        source_types: the floating types that the source of the model computes in; None for all that are in it.
+        source_types: the floating types that the source of the model computes in; None: all floating types in `source`.
         digest: gives the digests of the values of a canonical graph.
         reading: the canonical graph of `source`, where the caller has it already.
     """
@@ -110,17 +110,17 @@ class ExportedRun:
         self.digests = digest(reading if reading is not None and self.model is source else read(self.model))
         self.outputs = tuple(info.name for info in source.proto.graph.output)
         self.own_outputs: tuple[str, ...] = ()
-        """Outputs that become the expected ones."""
+        """Outputs that become the expected outputs."""
         self.probes = tuple(dict.fromkeys(value for instance in instances for value in instance.values))
         self.inner = tuple(dict.fromkeys((*self.probes, *self.fault.cuts)))
-        """Values inside of the model that become the expected ones."""
+        """Values inside of the model that become the expected values."""
         types = computed_types(source, self.outputs) if self.noise.nodes else {}
         self._drawn = [name for name, dtype in types.items() if dtype == DRAWN]
         self._source_types = source_types
 
     def random_outputs(self, computed_in: Precisions) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The outputs that depend on random numbers: those whose noise is fixed, so that this run says what is
-        expected of them, and those that cannot be compared.
+        """The outputs that depend on random values: first the outputs whose noise is fixed, so that this run gives
+        their expected values; then the outputs that cannot be compared.
 
         Args:
             computed_in: the types that the model with fixed noise computes in.

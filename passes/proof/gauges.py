@@ -30,7 +30,7 @@ GAUGE: Final = "onnxline.gauge/"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A node that changes values beyond some limit; `value` is the input that it limits.
+    """A node that changes values beyond some limit; `value` is the limited input.
 
     `low` and `high` are the limits of `value`; without them, the node acts where its output differs from `value`. For a
     Where, `value` is the condition. For a Relu and its like the limit is zero.
@@ -56,7 +56,7 @@ class Gauges:
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     terms: tuple[SumTerm, ...] = ()
-    """Terms of sums, whose norm is measured, and that of what they are added to."""
+    """Terms of sums: the norm of the term is measured, and the norm of the value that it is added to."""
     nested: int = 0
     """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
 
@@ -74,9 +74,9 @@ class Readings:
     reached: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
     """Limit → whether it acted below, acted above, and did nothing."""
     ratios: dict[int, float] = field(default_factory=dict)
-    """SumTerm of a sum → the largest ratio of its norm to that of what it is added to."""
+    """SumTerm of a sum → the largest ratio of its norm to the norm of the value that it is added to."""
     why_not: str = ""
-    """Why nothing was measured; empty where it was."""
+    """Why nothing was measured; empty if something was."""
 
     def add(self, gauges: Gauges, got: Mapping[str, np.ndarray]) -> None:
         """Record one run."""
@@ -218,13 +218,13 @@ def _limit(node: NodeProto, facts: _LimitFacts) -> Limit | None:
 
 
 def _compares(condition: str, facts: _LimitFacts) -> bool:
-    """Whether a condition compares numbers (a threshold, or a test for one number), or combines such conditions."""
+    """Whether a condition compares values (with a threshold, or with a single number), or combines such conditions."""
     node = facts.index.producers.get(condition)
     if node is None:
         return False
     if node.op_type in ("And", "Or", "Not", "Xor", "Cast"):
         return any(_compares(name, facts) for name in node.input)
-    if node.op_type in ("IsNaN", "IsInf", "Equal"):  # sizes are compared so too
+    if node.op_type in ("IsNaN", "IsInf", "Equal"):  # these also compare sizes
         return condition in facts.by_value
     return node.op_type in ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
@@ -264,7 +264,7 @@ def _add(graph: GraphProto, op: str, inputs: Sequence[str], output: str, **attri
 
 
 def _count_turns(loop: NodeProto, name: str) -> None:
-    """Let the loop collect the number of each turn; the count of these numbers is the count of turns."""
+    """Let the loop collect the number of each iteration; how many it collects is the count of iterations."""
     body = next(attribute.g for attribute in loop.attribute if attribute.name == "body")
     body.node.append(helper.make_node("Identity", [body.input[0].name], [name]))
     body.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, []))
@@ -313,15 +313,15 @@ BETWEEN: Final[Mapping[str, tuple[bool, float, float]]] = {
     "HardSigmoid": (True, 0.0, 1.0),
     "HardSwish": (False, -3.0, 3.0),
 }
-"""Op → whether its output is measured (or its input), and between which numbers it does not saturate."""
+"""Op → whether its output is measured (else its input), and the range in which it does not saturate."""
 
 KINKED: Final = frozenset({"Abs", "Celu", "Elu", "LeakyRelu", "PRelu", "Relu", "Softplus"})
-"""Ops that change numbers below zero, and leave numbers (far) above it unchanged."""
+"""Ops that change values below zero, and leave values (far) above zero unchanged."""
 
 LIMITING: Final = frozenset({"Clip", "Min", "Max", "ThresholdedRelu", "Where", *BETWEEN, *KINKED})
 COMPARISONS: Final = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf"})
 
 CONDITIONS: Final = COMPARISONS | {"Where"}
-"""Ops whose limit is a condition: it is below where it is false, and above where it is true."""
+"""Ops whose limit is a condition: false counts as below the limit, true as above it."""
 
 MEASURED: Final = LIMITING | {"If", "Loop"}

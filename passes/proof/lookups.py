@@ -38,7 +38,7 @@ class Lookup:
 
     @property
     def reads_whole_rows(self) -> bool:
-        """Whether it reads all of a row, if any of it."""
+        """Whether a lookup that reads part of a row reads all of the row."""
         return self.op not in ("GatherND", "GatherElements")
 
     def as_rows(self, table: np.ndarray) -> np.ndarray:
@@ -180,7 +180,7 @@ def _is_one_hot(name: str, index: GraphIndex) -> bool:
 
 
 def values_of_inputs(model: DetachedModel) -> set[str]:
-    """Values that depend on the numbers of some input, and not only on its shape."""
+    """Values that depend on the elements of some input, and not only on its shape."""
     graph = model.proto.graph
     variable = {*model.index.required_inputs}
     for node in graph.node:
@@ -190,7 +190,7 @@ def values_of_inputs(model: DetachedModel) -> set[str]:
 
 
 def has_loops(model: DetachedModel) -> bool:
-    """Whether an input may say how often something runs."""
+    """Whether an input may be a trip count: how often a loop runs."""
     return any(node.op_type == "Loop" for node in every_node(model.proto.graph))
 
 
@@ -233,4 +233,4 @@ EMBEDS: Final = "EmbedLayerNormalization"
 INDEXED: Final = frozenset({"Gather", "GatherElements", EMBEDS, *PRODUCTS})
 OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
 PASSED_ON: Final = ARRANGING | {"Slice", "Gather", "Expand", "Tile", "Split", "OneHot"}
-"""Ops whose result holds numbers of their first input, or encodes them."""
+"""Ops whose result holds elements of their first input, or encodes them."""

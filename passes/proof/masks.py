@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 
 ADDITIVE: Final = -1e4
-"""A number from which downwards the least number of floats is one that hides, as it is added to a score."""
+"""An input whose least value is at most this is a mask: the value hides a position when it is added to a score."""
 
 HIDES: Final = -30000.0
-"""What is added where nothing says more; every float type holds it."""
+"""The hiding value of a mask that declares none; every float type can hold it."""
 
 
 class MaskForm(StrEnum):
@@ -33,14 +33,14 @@ class MaskForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A mask by its form, and by the numbers that stand for a visible and for a hidden element."""
+    """A mask: its form, and the values of a visible and of a hidden element."""
 
     form: MaskForm
     visible: float = 1.0
     hidden: float = 0.0
 
     def apply(self, is_visible: np.ndarray) -> np.ndarray:
-        """The numbers of a mask; `is_visible` are random bools, of which those that the form asks for are set."""
+        """The elements of a mask; `is_visible` are random bools, in which the elements that the form shows are set."""
         if self.form is MaskForm.PADDING and is_visible.ndim:
             is_visible[..., ::2] = True
         elif self.form is MaskForm.CAUSAL and is_visible.ndim > 1:
@@ -60,7 +60,7 @@ def mask_of(name: str, dtype: str, rank: int, low: float, high: float, *, is_ass
     """The mask that an input is by its name, or by a range that ends far below zero; None for another input.
 
     Args:
-        is_assumed: whether `low` and `high` are defaults, so that nobody has said what the input holds.
+        is_assumed: whether `low` and `high` are defaults, and not given by the caller.
     """
     words, is_float = words_of(name), "float" in dtype
     is_square = rank > 2

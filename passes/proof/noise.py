@@ -1,12 +1,12 @@
-"""Fixed noise: a model whose random nodes are replaced by nodes that compute the same numbers in every run.
+"""Fixed noise: a model whose random nodes are replaced by nodes that compute the same values in every run.
 
-Two models can be compared after a RandomNormal only if both draw the same numbers. So each random node becomes a
-few operators that read numbers from a pool, at places that follow from the node's key. Nothing is fed: shapes are those
-that the model computes, and nodes in If and Loop are replaced in place. In a Loop the numbers differ in each turn.
+Two models can be compared after a RandomNormal only if both draw the same values. So each random node becomes a
+few operators that read values from a pool, at places that follow from the node's key. Nothing is fed: shapes are those
+that the model computes, and nodes in If and Loop are replaced in place. In a Loop the values differ in each iteration.
 
 The key of a node is the name of its result in the source. If a pass renames random nodes, nodes of the same
 operator and attributes are matched in their order. Random nodes that a pass merges or copies have one key instead of
-two, or a key that the source does not have, so that the numbers differ.
+two, or a key that the source does not have, so that their values differ from the source's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from passes.graph.traversal import bodies_in, every_node, inline_functions
 from passes.weights.detached import DetachedModel
 
 POOL: Final = 8191
-"""Numbers in a pool; a prime, so that any step through it meets all of them."""
+"""The number of values in a pool; a prime, so that any step through the pool meets all of them."""
 
 LEAST_OPSET: Final = 11
 """The first opset that has Range and CumSum."""
@@ -61,7 +61,7 @@ class FixedNoise:
         return cls(tuple(map(_describe, _random_nodes(_without_random_functions(source.proto).graph))))
 
     def apply(self, model: DetachedModel) -> DetachedModel:
-        """`model` with fixed noise: itself where it draws no random numbers.
+        """`model` with fixed noise; `model` itself if it draws no random values.
 
         Random nodes before opset 11 are left as they are.
         """
@@ -111,7 +111,7 @@ def _describe(node: NodeProto) -> _RandomNode:
 
 
 def draws_numbers(node: NodeProto, false: Iterable[str]) -> bool:
-    """Whether `node` draws random numbers: a Dropout does so in training mode only.
+    """Whether `node` draws random values: a Dropout does so in training mode only.
 
     Args:
         false: constants that are False.
@@ -135,7 +135,7 @@ def _has_random(proto: ModelProto) -> bool:
 
 
 def _without_random_functions(proto: ModelProto) -> ModelProto:
-    """The model with its functions inlined, if one draws: two calls of it draw different numbers."""
+    """The model with its functions inlined if one of them draws: two calls of a function draw different values."""
     if any(node.op_type in RANDOM_OPS for function in proto.functions for node in every_node(function)):
         return inline_functions(proto)
     return proto
@@ -172,7 +172,7 @@ class _NoiseWriter:
         """Replace the random nodes of `graph` and its bodies.
 
         Args:
-            turns: the numbers of the turns of the Loops around it.
+            turns: the iteration numbers of the Loops around the graph.
             false: outer constants that are False.
         """
         false |= frozenset(false_constants(graph))
@@ -199,7 +199,7 @@ class _NoiseWriter:
 
     @staticmethod
     def _noise(steps: _NoiseSteps, pool: str, key: str, shape: str, turns: tuple[str, ...]) -> str:
-        """float32 numbers of `shape`, from the pool: index `i` reads place `start + i · step`."""
+        """float32 values of `shape`, from the pool: index `i` reads place `start + i · step`."""
         digest = hashlib.sha256(key.encode()).digest()
         start, step, *further = (int.from_bytes(digest[at : at + 4], "big") % (POOL - 1) + 1 for at in (0, 4, 8, 12))
         count = steps.add("ReduceProd", [shape], keepdims=0)
@@ -282,7 +282,7 @@ def _write_bernoulli(steps: _NoiseSteps, node: NodeProto, noise: Noise) -> None:
 
 
 def _write_multinomial(steps: _NoiseSteps, node: NodeProto, noise: Noise) -> None:
-    """The first class at which the sum of probabilities exceeds a uniform number."""
+    """The first class at which the sum of probabilities exceeds a uniform random value."""
     logits = steps.add("Cast", [node.input[0]], to=TensorProto.FLOAT)
     sums = steps.add("CumSum", [steps.add("Softmax", [logits], axis=1), steps.int64(1)])
     batch = steps.add("Gather", [steps.add("Shape", [logits]), steps.int64([0])])
@@ -334,4 +334,4 @@ DEFAULT_TYPES: Final[Mapping[str, int]] = {
     "RandomNormal": TensorProto.FLOAT,
     "RandomUniform": TensorProto.FLOAT,
 }
-"""Operator → the type of its result without an attribute `dtype`; the others take that of their input."""
+"""Operator → the type of its result without an attribute `dtype`; other operators take the type of their input."""

@@ -1,11 +1,11 @@
 """The least precise floating type that each value was computed in, whose tolerance applies to the value.
 
 A float64 computed from float32 is no more precise than float32. A type counts where a node *computes* in it, since that
-is where numbers are rounded: an input or a weight stored in half precision is exact, and moving its elements rounds
+is where values are rounded: an input or a weight stored in half precision is exact, and moving its elements rounds
 nothing. Constants computed from constants do not count, since every program computes the same from them, nor do
 integers and bools, which are equal or wrong; quantized integers (QuantizeLinear) pass on the type of their floats.
 
-Values that depend on random numbers have no precision, and are `DRAWN`.
+Values that depend on random values have no precision, and are `DRAWN`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def computed_types(
     """The least precise floating type in the computation of each of `names`; no entry where nothing is rounded.
 
     Args:
-        computed_in: the types that the source of `model` computes in, where that is known: a cast to another one and
-            back, which an exporter has added, does not count.
+        computed_in: the types that the source of `model` computes in, if they are known. A cast to another type and
+            back, which an exporter added, does not count.
     """
     proto = model.proto
     if proto.functions:
@@ -113,7 +113,7 @@ class _PrecisionWalk:
                 if fed == before:
                     break
             dtypes = [_worst(*pair) for pair in zip(dtypes, results, strict=False)]
-        # A random condition, or a random number of turns, makes all results random.
+        # A random condition, or a random trip count, makes all results random.
         if _has_drawn(known, () if node.op_type == "Scan" else node.input[: 2 if node.op_type == "Loop" else 1]):
             dtypes = [DRAWN] * len(dtypes)
         is_constant = all(known.get(name) is None for name in reads_of(node))
@@ -122,8 +122,8 @@ class _PrecisionWalk:
 
 
 def _step_of(node: NodeProto, types: Mapping[str, int]) -> str:
-    """What stands for the steps of a quantizer; empty for another node. Operators of onnxruntime that quantize inside
-    have 8 bits."""
+    """The entry of `STEPS` for the type that a quantizer rounds to; empty for another node. Operators of onnxruntime
+    that quantize inside have 8 bits."""
     if node.op_type in ROUNDING_TO_STEPS:
         dtype = types.get(node.output[0], 0) or TensorProto.INT8
         return STEPS.get(helper.tensor_dtype_to_np_dtype(dtype).name, "")
@@ -139,8 +139,8 @@ def _worst(*dtypes: str) -> str:
 
 
 def _places(node: NodeProto) -> tuple[int, int, int]:
-    """Where a node carries values from turn to turn: its first carried input, their number, and the body's first output
-    that is a result of the node."""
+    """Where a node carries values from iteration to iteration: the first carried input, how many are carried, and the
+    body's first output that is a result of the node."""
     if node.op_type == "Loop":
         return 2, len(node.input) - 2, 1
     if node.op_type == "Scan":
@@ -150,7 +150,7 @@ def _places(node: NodeProto) -> tuple[int, int, int]:
 
 
 def _data_of(node: NodeProto) -> Iterable[str]:
-    """The inputs whose numbers go into the result."""
+    """The inputs whose elements go into the result."""
     return node.input[: 1 if node.op_type in ("CastLike", *SIZES) else None]
 
 
@@ -168,13 +168,13 @@ FLOATS: Final[Mapping[int, str]] = {
         *(TensorProto.FLOAT4E2M1, TensorProto.COMPLEX64, TensorProto.COMPLEX128),
     )
 }
-"""Without FLOAT8E8M0, which holds scales: what is divided by a scale is multiplied by it again."""
+"""Without FLOAT8E8M0, which holds scales: a value that is divided by a scale is multiplied by it again."""
 
 ROUNDING_TO_STEPS: Final = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearMatMul", "QLinearConv"})
 """Ops whose first result is rounded to the steps of a scale."""
 
 QUANTIZING_INSIDE: Final = ("QLinear", "QAttention", "QGemm", "QEmbed", "DynamicQuantize")
-"""How operators of onnxruntime begin that round to steps inside."""
+"""Prefixes of the names of onnxruntime's operators that round to steps inside."""
 
 QUANTIZING: Final = frozenset(
     {

@@ -51,7 +51,7 @@ class Cover:
 class Match:
     """The parts of old tables that a new table contains. `differing` names rows that differ; empty for none.
 
-    `is_unknown` if the new table contains no part of an old one. A table of integers is never unknown, as integers
+    `is_unknown`: the new table contains no part of an old table. A table of integers is never unknown, since integers
     mostly compute shapes.
     """
 
@@ -75,9 +75,9 @@ class _Alignment:
 def match_table(
     olds: Sequence[np.ndarray], new: np.ndarray, tolerances: Mapping[str, Tolerance] | None = None
 ) -> Match:
-    """Compare matrices with a row for each index, bit for bit, after a cast to the dtype of the new one.
+    """Compare matrices with a row for each index, bit for bit, after a cast to the dtype of the new table.
 
-    A new table may be an old one, a block of its rows or columns, or a concatenation of such blocks.
+    A new table may be an old table, a block of its rows or columns, or a concatenation of such blocks.
     """
     alignments: list[_Alignment] = []
     for index, old in enumerate(olds):
@@ -149,7 +149,7 @@ def _describe_differing(alignment: _Alignment) -> str:
 
 
 SHORT: Final = 4
-"""Lines with fewer numbers than this may be equal by chance."""
+"""Lines with fewer elements than this may be equal by chance."""
 
 
 Key = tuple[str, int]
@@ -158,7 +158,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LookupTable:
-    """A table of the source, of which `read` of `rows` rows were read; `read` is None where that was not measured."""
+    """A table of the source: the draws read `read` of its `rows` rows; `read` is None where it was not measured."""
 
     lookup: Lookup
     key: Key
@@ -221,7 +221,7 @@ def match_tables(
 
 
 Ask = Callable[[TablesPart], Sequence[Match]]
-"""Evaluates the tables; returns a match for each new one."""
+"""A function that evaluates the tables and returns a match for each new table."""
 
 
 @dataclass(slots=True)
@@ -238,7 +238,7 @@ class TableCheck:
         """The fault in the tables of `model`; empty where none was found.
 
         Raises:
-            StepFailed: its tables cannot be evaluated.
+            StepFailed: the tables of `model` cannot be evaluated.
         """
         self.uncovered = ()
         partial = [table for table in self.tables if table.is_partial]

@@ -1,4 +1,4 @@
-"""Weak blocks: values so small next to what they are added to that a fault in them stays in tolerance.
+"""Weak blocks: values so small next to the value that they are added to that a fault in them stays in tolerance.
 
 A LayerScale of 1e-5, as in the first epochs of a vision transformer, hides its whole block; so does a factor in any
 other sum, such as 1 + scale. Such terms are found by the norms of both operands of each Add and Sub, and then their own
@@ -25,7 +25,7 @@ class SumTerm:
     """A term of a sum: `added` is the value that it adds to `trunk`; `value` is `added` before constant factors."""
 
     name: str
-    """The torch module that computes it; else the node."""
+    """The torch module that computes the term; the node if no module is known."""
     added: str
     trunk: str
     value: str
@@ -38,24 +38,24 @@ class SumTerm:
     def share(self, ratio: float) -> float:
         """The factor on the absolute tolerance of `added`, whose norm is `ratio` of that of `trunk`.
 
-        A term without a constant factor may be small because large numbers cancel; their rounding errors remain.
+        A term without a constant factor may be small because large values cancel; their rounding errors remain.
         """
         return ratio if self.value != self.added else max(ratio, CANCELLED)
 
 
 CANCELLED: Final = 0.2
-"""The share of the absolute tolerance of float32, which is 84 units of rounding, that 16 units are."""
+"""16 units of rounding, as a share of the absolute tolerance of float32, which is 84 such units."""
 
 
 def find_terms(graph: GraphProto, constant: AbstractSet[str], single: Collection[str] = ()) -> tuple[SumTerm, ...]:
     """The terms of the sums in `graph` that may be weak.
 
-    In a residual sum it is the value that is computed from the other; in another sum of computed values it is either.
-    Scores to which a mask is added are no such term: the mask is large where it hides them.
+    In a residual sum, the term is the operand that is computed from the other operand; in another sum of computed
+    values each operand is a term. Scores to which a mask is added are no term: the mask is large where it hides them.
 
     Args:
         constant: values that depend on no input.
-        single: those of one element, next to which a term may be weak as well.
+        single: values of one element; a term may be weak next to these too.
     """
     index = GraphIndex(graph)
     makers, terms = index.producers, list[SumTerm]()

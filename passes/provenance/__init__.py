@@ -2,7 +2,7 @@
 
 carry.py           carries all of it, on the matching of `passes.matching`: read this first
 annotations.py     a node: its torch module, in the keys of the exporter; its author, sources and later changes, in
-                   ours; the names of a source and of a final model
+                   keys of onnxline; the names of a source in its final model
 weight_origins.py  the source's weights that a stored tensor was made of, and its name
 """
 

@@ -10,8 +10,8 @@ The module path is in the keys of torch's exporter, also for nodes that a pass m
     pkg.torch.onnx.class_hierarchy   ['ViTModel', 'ViTEncoder', 'ViTLayer', 'aten.linear.default']
     pkg.torch.onnx.stack_trace       the frames of the call, outermost first
 
-For a node that a pass made, the pass takes the place of the call. The metadata is a fifth of a small file, so it can be
-taken out of a model.
+For a node that a pass made, the name of the pass stands where the call would. The metadata may be a fifth of a small
+model's file; `strip_metadata` removes it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CHANGED_KEY: Final = "onnxline.changed"
 """The passes that gave the node other attributes or other constants since: a JSON list, in order."""
 
 MOST_DIGITS: Final = 18
-"""Digits of a count that is believed; Python refuses to read thousands of them."""
+"""The most digits of a count that is read; Python refuses to read thousands of digits."""
 
 SHOWN: Final = 8
 """How many names of sources are written down."""
@@ -270,7 +270,7 @@ def _clear(*entries: Any) -> None:
 
 
 Names = Mapping[str, tuple[str, ...]]
-"""Name in the source → the names in the final model; empty where nothing is known to stand for it."""
+"""Name in the source → the names in the final model; empty where no counterpart is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,13 +283,13 @@ class NameMap:
     nodes: Names = field(default_factory=dict)
     """A node without a name counts by its first output."""
     values: Names = field(default_factory=dict)
-    """What nodes compute. A value is another one by name only if its node is still there."""
+    """Values that nodes compute. A value has another name only if the node that computes it survived."""
     weights: Names = field(default_factory=dict)
-    """Stored float tensors of two numbers or more, with the tensors made of them: `w.q`, `w_transposed`."""
+    """Stored float tensors of two elements or more → the tensors made of them, such as `w.q` or `w_transposed`."""
 
 
 def map_names(before: ModelProto, after: ModelProto) -> NameMap:
-    """The names of `before` in `after`, which passes have made of it; both with their annotations."""
+    """Map names of `before` to names of `after`, the model that passes made of it. Both need their annotations."""
     return NameMap(_map_nodes(before, after), _map_values(before, after), _map_weights(before, after))
 
 

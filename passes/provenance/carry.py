@@ -79,7 +79,7 @@ def _mark_new(same: NodeMatching, author: str, found: Sequence[ReplacedNodes]) -
         around = [same.before.items[old].node for old in replacement.around]
         inside, beside, marks = _common(replaced), _common(around), join_annotations(author, replaced)
         for node in (same.after.items[new].node for new in replacement.news):
-            # A tool may have copied the metadata of one replaced node; all of them together say more.
+            # A tool may have copied the metadata of one replaced node; the module that holds all of them is surer.
             place = inside or _common([node]) or beside or root
             write_annotations(node, marks)
             if place is not None:

@@ -1,8 +1,8 @@
 """Trace which of the source's weights a stored tensor was made of, and how, and name the tensor after them.
 
 A step that folds a Transpose of `layer.0.query.weight` names the result after a value, such as `val_27`, which hides
-the origin. So `trace_weights` writes the origin on the tensor after each step, and `name_weights`
-renames it in the end.
+the origin. So `trace_weights` writes the origin on the tensor after each step, and `name_weights` renames the tensor in
+the end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def form_of(tensor: TensorProto) -> str:
 
 
 def mark_part(tensor: TensorProto, whole: TensorProto, part: str) -> None:
-    """Annotate `tensor` as the `part` of the stored tensor `whole`, from which it is called."""
+    """Annotate `tensor` as the `part` of the stored tensor `whole`, with the metadata of `whole`."""
     tensor.metadata_props.extend(whole.metadata_props)
     if not annotations_of(tensor).author:
         write_annotations(tensor, NodeAnnotations(replaced=(whole.name,), count=1))
@@ -84,7 +84,7 @@ class _Chain:
 def trace_weights(
     same: NodeMatching, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[ReplacedNodes]
 ) -> None:
-    """Annotate each new initializer after a step with its origin; other initializers get their annotations back."""
+    """Annotate each new initializer after a step with its origin; give other initializers their annotations back."""
     lost_by = {new: replacement.lost for replacement in replaced for new in replacement.news}
     chains: dict[int, _Chain] | None = None
     for value, tensor in same.after.tensors.items():
@@ -107,7 +107,7 @@ def _is_weight(tensor: TensorProto) -> bool:
 
 
 def _find_unchanged(same: NodeMatching, value: int) -> TensorProto | None:
-    """The stored tensor from before the step with the same content; of several the namesake."""
+    """The stored tensor of the model before that has the same content; of several, the namesake."""
     if same.value_of[value] < 0:
         return None
     meaning = same.after.value_meanings[value]
@@ -244,7 +244,7 @@ def _rank_of(tensor: TensorProto) -> Hashable:
 
 
 def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
-    """Whether all numbers are equal. No weight is like that, so the tensor is not made of any."""
+    """Whether all elements are equal. No weight is uniform, so a uniform tensor was made of no weight."""
     if model.is_unread(tensor):
         return False
     flat = model.array(tensor).ravel()
@@ -255,9 +255,9 @@ def name_weights(before: DetachedModel, after: DetachedModel) -> DetachedModel:
     """`after` with each initializer that was made of weights of `before` named after them; the same object if none is.
 
     One weight gives its name and the form, `layer.0.query.weight_transposed`, or just its name where the tensor is the
-    weight itself. Merged weights give the common parts of their names, `layer.0.weight_merged`. A number is added
-    where the name is taken. An initializer keeps the name of one of its weights, or of another initializer of
-    `before`; so does one that is an input or output.
+    weight itself. Merged weights give the common parts of their names, `layer.0.weight_merged`. A number is added where
+    the name is taken. An initializer that already has the name of one of its weights, or of another initializer of
+    `before`, keeps it, and so does an initializer that is an input or an output.
     """
     graph, index = after.proto.graph, after.index
     signature = index.inputs.keys() | index.outputs.keys()

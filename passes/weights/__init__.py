@@ -1,7 +1,8 @@
-"""Weights outside of the graph: mapped from files, shared between processes, and unread where nobody needs them.
+"""Weights outside of the graph: mapped from files, shared between processes, and unread where nothing needs their
+values.
 
     detached.py       take large initializers out of a model, and put them back
-    stand_ins.py      the few numbers left in place of a weight, made from its digest
+    stand_ins.py      the few elements left in place of a weight, made from its digest
     mapped.py         files mapped into memory; external data in a model's folder
     sharing.py        models whose weights other processes map without a copy
     files.py          write a model, with its weights in a file next to it

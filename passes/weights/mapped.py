@@ -21,7 +21,7 @@ from passes.load.tensors import check_in_file, entry_of, file_in
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A range of bytes in a file: `nbytes` from `offset` on in `path`."""
+    """A range of bytes in a file: `nbytes` of `path`, starting at `offset`."""
 
     path: str
     offset: int
@@ -39,7 +39,7 @@ class FileMaps:
 
         Raises:
             OSError: the file cannot be opened or mapped.
-            ValueError: it ends before `place` does.
+            ValueError: the file ends before `place` does.
         """
         if place.nbytes == 0:
             return np.empty(0, np.uint8)
@@ -98,8 +98,8 @@ class ExternalFiles:
         """The bytes of an external tensor as a uint8 view of its file; nothing is read.
 
         Raises:
-            ModelError: the file is missing, ends too early, or lies outside of the folder; or offset and length are
-                no numbers that fit.
+            ModelError: the file is missing, ends too early, or lies outside of the folder; or its offset
+                and length do not fit the file.
         """
         entry = entry_of(tensor)
         path, size = self._file(tensor, entry.location)

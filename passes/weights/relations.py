@@ -158,7 +158,7 @@ def _piece_at(rest: Array, axis: int, sources: Sequence[Array]) -> Moved | None:
 
 
 def _find_factors(array: Array, scaled: Array, first: int) -> tuple[int, Array] | None:
-    """The axis with a factor for each slice, and these factors, 1 for a slice of zeros; the axis `first` is tried
+    """The axis whose slices have a factor each, and the factors (1 for a slice of zeros); the axis `first` is tried
     first."""
     if array.shape != scaled.shape or array.dtype != scaled.dtype:
         return None
@@ -203,8 +203,8 @@ class TensorForms:
                 self._by_dims[tensor.data_type, *sorted(tensor.dims)][key] = tensor
 
     def find(self, other: TensorProto, digest: str) -> tuple[str, int] | None:
-        """How `other`, a tensor with this `digest`, holds one of the tensors: "" for the same shape, "reshaped" or
-        "transposed", with the key of that tensor; None if it holds none."""
+        """In which form `other`, a tensor with this `digest`, holds one of the tensors: "" (the same shape), "reshaped"
+        or "transposed"; with the key of the tensor. None if `other` holds none of them."""
         size = (other.data_type, math.prod(other.dims))
         key = self._find("stored", size, digest, lambda: self._stored_digests(size))
         if key is not None:

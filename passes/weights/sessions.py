@@ -47,7 +47,7 @@ class Session:
     the weights.
 
     Args:
-        proto: changed on the way; its initializers named in `weights` hold no data of their own.
+        proto: is changed; its initializers named in `weights` hold no data of their own.
         weights: by initializer name.
         extra_outputs: values to return with the model's outputs.
         may_evaluate: whether ONNX's own evaluator may run it where onnxruntime has no kernel.
@@ -198,8 +198,8 @@ def _put_fixed_first(graph: onnx.GraphProto) -> None:
 def _open_session(
     proto: onnx.ModelProto, options: onnxruntime.SessionOptions, largest: int
 ) -> onnxruntime.InferenceSession:
-    """The session. The data file that the initializers refer to is never read, but onnxruntime looks whether it is
-    there, and long enough."""
+    """The session. onnxruntime never reads the data file that the initializers refer to, but checks that the file
+    exists and is long enough."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
         with Path(folder, GIVEN).open("wb") as file:
             file.truncate(largest)

@@ -53,8 +53,8 @@ class WeightFile:
         self._places: dict[str, tuple[str, int]] = {}
 
     def renew(self) -> None:
-        """Begin another file, as for another model. What is mapped from the last one stays valid, and its room on the
-        disk is free when nothing is mapped any more."""
+        """Begin another file, for another model. Views of the old file stay valid; its space on the disk is freed after
+        the last view is gone."""
         if self._places:
             self._path.unlink(missing_ok=True)
             self._renewed += 1  # a name that was in use would be taken for the file that is still mapped

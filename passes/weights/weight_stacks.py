@@ -2,7 +2,7 @@
 
 A checkpoint may hold a stack in pieces, such as experts one by one, which the model joins by a Concat. Native tools
 search all initializers for each lookup: 70,000 of them take hours. So such a Concat becomes one unread initializer
-without data, and is restored when the run is over.
+without data, and is restored after the run.
 """
 
 from __future__ import annotations

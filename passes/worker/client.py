@@ -29,17 +29,18 @@ from passes.worker.platforms import CAN_FORK, KILLED, kill, run_on, start_proces
 Result = TypeVar("Result")
 
 WORKER: Final = f"{__package__}.server"
-"""What the process runs: under the name that this package has here, since objects of its classes come and go."""
+"""The module that the process runs. It has the name of this package in our process, so that objects of its classes can
+be pickled both ways."""
 
 LAST_WORDS = 400
 """Characters of the worker's standard error that a crash report quotes."""
 
 TRIES: Final = 3
-"""Processes that a question is put to before it is given up; see `ask_again`."""
+"""The most processes that are asked one question; see `ask_again`."""
 
 
 def ask_again(ask: Callable[[], Result]) -> Result:
-    """Call `ask`, and again where its process was killed from outside, `TRIES` times in all; return its result.
+    """Call `ask`, and call it again if its process was killed from outside, at most `TRIES` times; return its result.
 
     The system kills a process when memory is short, for example. That must not cost the run. Any other crash would
     happen again.
@@ -61,8 +62,8 @@ class Worker:
         memory_bytes: what the process may allocate; 0 for no limit. Weights that are mapped from files do not count.
         preload: modules that the process imports when it starts.
         cores: numbers of the cores that it and its children run on, one thread each; none: any core, and one thread.
-        alone: each call has a process of its own, which nothing outlives; for code of the user's. Such a call is no
-            generator, and keeps nothing on a desk.
+        alone: each call has a process of its own, and nothing of it is left for the next call; for code of the user's.
+            Such a call is no generator, and keeps nothing on a desk.
     """
 
     def __init__(
@@ -82,13 +83,14 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._lifeline: Connection | None = None
-        """Held open for as long as we live; the process ends when it closes, whatever native code it is in."""
+        """Open as long as our process lives; the worker process ends when the lifeline closes, even inside native
+        code."""
         self._stderr: IO[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.owners: WeakSet[Any] = WeakSet()
         """The objects for which the process holds something, as long as they exist."""
         self.generation = 0
-        """Number of processes started so far; a new one has nothing of what an earlier one was sent."""
+        """The number of processes started so far; a new process has nothing that was sent to an earlier one."""
         self.was_killed = False
         """Whether the last process that ended was killed from outside, and not by us."""
         self._posted = 0
@@ -105,28 +107,28 @@ class Worker:
     def call(self, function: Callable[..., Result], /, *, within_s: float | None = None, **arguments: Any) -> Result:
         """Call a function of a module with picklable arguments and return its picklable result.
 
-        `within_s` is another time limit for this call alone.
+        `within_s`: the time limit of this call, in place of `timeout_s`.
 
         Raises:
             StepFailed: the function raised; the message is the worker's.
-            StepCrashed: the process died, or could not have the memory that it asked for; the message names the
-                signal and quotes its last words.
-            StepTimedOut: it ran past `timeout_s`.
+            StepCrashed: the process died, or was refused memory; the message names the signal and quotes the last
+                lines of its standard error.
+            StepTimedOut: the call ran past its time limit.
         """
         return self.collect(self.post(function, **arguments), within_s=within_s)
 
     def ask(self, function: Callable[..., Result], /, *, within_s: float | None = None, **arguments: Any) -> Result:
-        """`call` for a question that is no step's own work: where somebody kills the process, a new one is asked.
+        """`call` for a question that is not a step's own work: if something kills the process, a new process is asked.
 
         Raises:
-            StepFailed: as `call` does; of a process that was killed, after `TRIES` of them.
+            StepFailed: as in `call`; StepCrashed for a killed process only after `TRIES` processes were killed.
         """
         return ask_again(lambda: self.call(function, within_s=within_s, **arguments))
 
     def post(self, function: Callable[..., Any], /, **arguments: Any) -> int:
-        """Begin a call; returns the ticket for `collect`. One that was posted before, and not collected, is void.
+        """Begin a call; returns the ticket for `collect`. An earlier ticket that was not collected becomes void.
 
-        A function that is a generator goes on by itself after each item, and is stopped by the next call.
+        A generator computes its next item without being asked; the next call stops it.
 
         Raises:
             StepCrashed: the process died.
@@ -151,19 +153,21 @@ class Worker:
         return self._waits_since is not None and ticket == self._posted
 
     def fileno(self) -> int:
-        """For `multiprocessing.connection.wait`: ready when what was posted can be collected, or the process died.
+        """For `multiprocessing.connection.wait`: ready when the answer to the last `post` can be collected, or the
+        process died.
 
         Raises:
-            ValueError: the process does not run; it does from `post` or `start` on.
+            ValueError: the process does not run; `post` and `start` start it.
         """
         if self._channel is None:
             raise ValueError("the worker does not run")
         return self._channel.fileno()
 
     def collect(self, ticket: int, *, within_s: float | None = None) -> Any:
-        """Wait for the result of a posted call, from when it was posted on. Raises as `call` does.
+        """Wait for the result of a posted call; the time limit counts from `post`. Raises as `call` does.
 
-        Of a generator it is the next item, and what it returns at the end; there `awaits` is false.
+        The results of a generator are its items, one for each `collect`, and in the end what it returns: then `awaits`
+        is false.
         """
         limit = self.timeout_s if within_s is None else within_s
         if self._channel is None or self._waits_since is None or ticket != self._posted:
@@ -193,10 +197,10 @@ class Worker:
         return answer.value
 
     def _receive(self, channel: Channel, deadline: float) -> CallAnswer | None:
-        """The next answer to the request that was sent last; None if none has come by `deadline`.
+        """The next answer to the last request; None if no answer comes by `deadline`.
 
         Raises:
-            StepFailed: something else came through the pipe.
+            StepFailed: something that is no answer came through the pipe.
             EOFError, OSError: the process died.
         """
         try:
@@ -223,7 +227,7 @@ class Worker:
         self._stop()
 
     def _end(self) -> None:
-        """End the call that is under way, if one is, and drop its result."""
+        """End the current call, if there is one, and drop its result."""
         if self._channel is None or self._waits_since is None:
             return
         with contextlib.suppress(OSError):
@@ -275,7 +279,8 @@ class Worker:
         return death
 
     def _death(self, code: int) -> StepCrashed:
-        """The error that says how the process, or that of one call, died, with its last words."""
+        """The error that says how the process, or the fork for one call, died, with the last lines of its standard
+        error."""
         assert self._stderr is not None
         self._stderr.seek(0)
         words = self._stderr.read().decode(errors="replace").strip()
@@ -295,7 +300,7 @@ class Worker:
 
 
 def _environment(own: Mapping[str, str], count: int) -> dict[str, str]:
-    """The worker finds the same modules as we do, and not others in the folder that it is started from.
+    """The environment in which the worker finds the same modules as our process, and none from its current folder.
 
     Numpy gets `count` threads: more would spin while onnxruntime's threads work.
     """

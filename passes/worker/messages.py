@@ -1,7 +1,7 @@
 """What a worker and its owner say to each other: requests and answers, each with its number.
 
-A message is two frames of a pipe: a header of fixed size, and a pickle. Whatever else comes out of the pipe was written
-by code that runs in the worker, to a file descriptor that it does not own; it is `Garbage`, which is known at once.
+A message is two frames of a pipe: a header of fixed size, and a pickle. Anything else in the pipe was written by code
+that runs in the worker, to a file descriptor that the code does not own. The header shows at once that it is `Garbage`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 STOP: Final = 0
-"""The number of the message that ends the call under way, whose result nobody needs. Requests count from 1."""
+"""The number of the message that ends the current call and drops its result. Requests are numbered from 1."""
 
 REFUSED: Final = "the system refused to go on"
 REFUSALS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)
-"""Errors of the system for which no call is to blame, and how a message on one of them begins."""
+"""Errors of the system that no call is to blame for: full disks and exhausted handles. A message on such an error
+begins with `REFUSED`."""
 
 MARK: Final = b"onnxline"
 HEADER: Final = struct.Struct("<8sQQ")
@@ -32,7 +33,7 @@ class CallOutcome(StrEnum):
 
     DONE = "done"
     ITEM = "item"
-    """The call is a generator, which goes on."""
+    """The call is a generator; the value is its next item."""
     RAISED = "raised"
     NO_MEMORY = "no memory"
     DIED = "died"
@@ -74,7 +75,7 @@ class Channel:
         """The number and the pickle of the next message.
 
         Raises:
-            Garbage: there is something else in the pipe.
+            Garbage: the pipe holds something that is no message.
             EOFError, OSError: the other side is gone.
         """
         mark, number, size = self._unpack(self._frame(HEADER.size))
@@ -113,7 +114,7 @@ def read_answer(content: bytes) -> CallAnswer:
     """The answer that was pickled as `content`.
 
     Raises:
-        Garbage: it is none.
+        Garbage: `content` is no answer.
     """
     try:
         answer = pickle.loads(content)

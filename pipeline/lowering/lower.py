@@ -4,15 +4,14 @@ Nothing is chosen here (seed document 004, "emitter-first"). `with_kernels` atta
 without emitters, so that importers need not know them. Ops without a kernel stop `lower` with one message that lists
 all of them.
 
-Keep results in the memory order that they had in the trace, such as attention's (token, head) order.
-
+`in_traced_order` keeps results in the memory order that they had in the trace, such as attention's (token, head) order.
 A plan stores values contiguously. So a result whose traced strides are those of a transposed tensor becomes two ops:
-the operator itself, whose result has its axes in the order of memory, and a permuted form of it, which costs nothing.
-Then the operator writes as it writes in eager torch, what reads it finds the strides that it finds there, and a reshape
-that is a view there is one here.
+the operator itself, whose result has its axes in the order of memory, and a permutation of that result, which costs
+nothing. Then the operator writes its result as in eager torch, its consumers find the strides of eager torch, and a
+reshape that is a view in eager torch is a view here.
 
-Inputs and stored values keep their traced strides anyway (`pipeline.ops.layout`). An `as_strided` of one, which
-counts through its memory, reads it with its axes in the order of memory.
+Inputs and stored values keep their traced strides anyway (`pipeline.ops.layout`). An `as_strided` of such a value
+counts through its memory, so it reads the value with its axes in the order of memory.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ PERMUTE = "aten.permute.default"
 
 
 class StoredForms:
-    """The declared values of a graph, and further ones: the forms of some with their axes in the order of memory."""
+    """The declared values of a graph, and permuted forms of some of them, with their axes in the order of memory."""
 
     def __init__(self, graph: Graph) -> None:
         self.decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
         self._taken = {decl.name for decl in self.decls}
 
     def declare(self, vid: int, order: Sequence[int]) -> int:
-        """Declare a form of `vid`, under a name that no other value has; returns its vid."""
+        """Declare a permuted form of `vid`, under a name that no other value has; returns its vid."""
         decl = self.decls[vid]
         spec = TensorSpec(tuple(decl.spec.shape[axis] for axis in order), decl.spec.dtype, decl.spec.device)
         name = f"{decl.name} as stored"
@@ -151,7 +150,7 @@ class KernelCall:
 def with_kernels(graph: Graph) -> Graph:
     """`graph` and its bodies with a kernel for every op whose kind has an emitter; the same graph if none is missing.
 
-    Ops of other kinds stay without a kernel, for `lower` to list.
+    Ops without an emitter stay without a kernel; `lower` lists them.
 
     Raises:
         Unsupported: an op reads memory, not only elements, and the plan's layout of it is not the traced one.

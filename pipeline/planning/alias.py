@@ -24,7 +24,8 @@ the program's own, and are written where their old value is not needed any more.
 class Sharing:
     """Which values share storage: `alias` is {out_vid: in_vid}, `layouts` are relative to the storage of the root.
 
-    Values that are row-major from the first element have no layout. Of roots only inputs and weights may have one.
+    A value that is row-major from the first element of its root has no layout. A root has a layout only if it is an
+    input or a weight.
     """
 
     alias: Mapping[int, int]
@@ -35,8 +36,8 @@ def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int
     """The outputs that take the storage of an operand: all outputs of a call as views, its first one in place, or
     each in place of an operand of its own.
 
-    Greedy, in the order of the calls, so a storage class is complete up to the call that looks at it: a value that
-    joined it later would be a view of a member, and that member would still be alive.
+    Greedy, in the order of the calls, so a storage class is complete up to the call that asks for it: a value that
+    joins later is a view of a member, and that member is still alive.
     """
     alias: dict[int, int] = {}
     classes = _Classes(graph, lives)
@@ -63,8 +64,8 @@ def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, 
 
 
 def find_root(vid: int, alias: Mapping[int, int], known: dict[int, int]) -> int:
-    """The last value in the alias chain of `vid`. `known` caches the roots on the way, so a chain as long as the model,
-    such as a residual stream that is added to in place, is walked once.
+    """The last value in the alias chain of `vid`. `known` caches the roots on the way, so a chain as long as the model
+    (a residual stream that is added to in place, say) is walked once.
     """
     way = []
     while vid in alias and vid not in known:
@@ -129,7 +130,7 @@ def _views(call: KernelCall, classes: _Classes) -> dict[int, tuple[int, Layout]]
 
 
 def _may_share(call: KernelCall, source: int, classes: _Classes) -> bool:
-    """Whether the outputs may be views of `source`. Its dtype is theirs: no kind with a view rule takes another."""
+    """Whether the outputs may be views of `source`. They have its dtype: no kind with a view rule changes the dtype."""
     outs = [classes.values[vid] for vid in call.out_vids]
     # A graph output keeps storage of its own: the caller may hold it while it changes an input or another output.
     leaving = [out for out in outs if out.role is Role.OUTPUT]
@@ -146,7 +147,7 @@ def _in_place(call: KernelCall, index: int, classes: _Classes) -> dict[int, tupl
 
 
 def _one_each(call: KernelCall, index: int, classes: _Classes) -> dict[int, tuple[int, Layout]]:
-    """The outputs that take the storage of the input that is theirs."""
+    """The outputs that take the storage of an operand: each output the operand that its constraint names."""
     positions = call.constraints.get("overwrites", ())
     pairs = zip(call.out_vids, positions, strict=True) if isinstance(positions, tuple) and positions else ()
     found = ((out, call.in_vids[int(position)]) for out, position in pairs)

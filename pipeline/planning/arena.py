@@ -1,12 +1,12 @@
-"""Lifetimes of values, and the blocks of storage that they need.
+"""Lifetimes of values, the blocks of storage that they need, and an offset in one arena for each block.
 
-A value lives from the call that makes it to the last call that reads it, both included.
+A value lives from the call that makes it to the last call that reads it, both included. Blocks that live at the same
+time do not overlap.
 
-Offsets in one arena: blocks that live at the same time do not overlap.
-
-Optimal packing is NP-hard. Some orders are tried, and the smallest arena wins. An order is tried again after the blocks
-that end above the bound have moved half of the way to its front, which nearly always reaches the bound on real models.
-To move them all of the way repeats itself soon: the blocks that stick out next are those that stuck out before.
+Optimal packing is NP-hard. Some orders of the blocks are tried, and the smallest arena wins. Then the blocks that end
+above the lower bound move half of the way to the front of the order, and the order is tried again: this nearly always
+reaches the bound on real models. Moving the blocks all the way to the front would soon repeat itself, since the same
+blocks would end above the bound again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering import KernelCall
 
 ALIGNMENT: Final = 64
-"""Bytes, of a plan for the CPU: a cache line, and the widest vector register (AVX-512)."""
+"""Bytes, in a plan for the CPU: a cache line, and the widest vector register (AVX-512)."""
 
 ROUNDS: Final = 16
 """How often each order is tried."""
@@ -33,10 +33,10 @@ WORK_FACTOR: Final = 24
 """A plan of n blocks may cost n log n times this much, until its arena is `NEAR` the bound."""
 
 NEAR: Final = 1.01
-"""A ratio to the bound that is worth no more time than `SMALL_WORK`."""
+"""A ratio of the arena to the bound; a better ratio is worth no more work than `SMALL_WORK`."""
 
 NODE_WORK: Final = 8
-"""What the nodes of the tree cost for one block, times log n."""
+"""The work that the nodes of the tree cost for one block, divided by log n."""
 
 
 def align(nbytes: int, alignment: int = ALIGNMENT) -> int:
@@ -69,7 +69,7 @@ class Packing:
     offsets: Mapping[int, int]
     nbytes: int
     work: int = 0
-    """Units of work that it took to find; see `SMALL_WORK`."""
+    """Units of work that finding the packing took; see `SMALL_WORK`."""
 
 
 def _pack_best(blocks: Sequence[Block]) -> Packing:
@@ -101,11 +101,11 @@ ORDERS: Final[tuple[Callable[[Block], tuple[int, ...]], ...]] = (
     lambda block: (-block.nbytes * _calls_alive(block), block.root),
     lambda block: (-_calls_alive(block), -block.nbytes, block.root),
 )
-"""Largest first, and of equal ones the longest alive; by bytes × calls; longest alive first."""
+"""Orders: largest first, the longest alive first among equals; by bytes × calls; longest alive first."""
 
 
 def _promote(order: Sequence[Block], offsets: Mapping[int, int], bound: int) -> list[Block]:
-    """`order` with each block that ends above `bound` half as far from the front, before the block that stood there."""
+    """`order` with each block that ends above `bound` moved to half its distance from the front."""
     places = [
         place if offsets[block.root] + block.nbytes <= bound else (place - 1) / 2 for place, block in enumerate(order)
     ]
@@ -115,7 +115,7 @@ def _promote(order: Sequence[Block], offsets: Mapping[int, int], bound: int) -> 
 def pack_in_order(blocks: Sequence[Block], most_work: int) -> Packing | None:
     """Place `blocks`, which have bytes and multiples of the alignment, each into the tightest gap while it lives.
 
-    None if that takes more than `most_work`: gaps may be as many as blocks, and time would grow with their square.
+    None if placing takes more than `most_work`: there may be as many gaps as blocks, and the time would be quadratic.
     """
     offsets: dict[int, int] = {}
     arena_bytes = work = 0
@@ -145,8 +145,8 @@ def _find_gap(busy: Sequence[tuple[int, int]], size: int) -> int:
 
 
 def pack_by_birth(blocks: Sequence[Block]) -> Packing:
-    """Place blocks as an allocator would that sees each call in turn. The order wins on long chains, and the time is
-    that of sorting, whatever the lifetimes are."""
+    """Place blocks as an allocator would that sees one call after the other. This order wins on long chains, and takes
+    as long as sorting, whatever the lifetimes are."""
     offsets: dict[int, int] = {}
     free = _FreeBytes()
     alive: list[tuple[int, int, int]] = []
@@ -161,7 +161,7 @@ def pack_by_birth(blocks: Sequence[Block]) -> Packing:
 
 
 class _FreeBytes:
-    """The gaps of an arena that grows at its top. Gaps that touch are one."""
+    """The gaps of an arena that grows at its top. Gaps that touch are joined."""
 
     def __init__(self) -> None:
         self.top = 0
@@ -208,7 +208,7 @@ class _FreeBytes:
 
 @dataclass(slots=True)
 class _Ranges:
-    """A union of byte ranges, as sorted starts and ends. Ranges that touch are one, so there are few of them."""
+    """A union of byte ranges, as sorted starts and ends. Ranges that touch are joined, so there are few of them."""
 
     starts: list[int]
     ends: list[int]
@@ -221,8 +221,8 @@ class _Ranges:
 
 
 class _TakenBytes:
-    """The bytes that are taken, by call. A lookup does not visit the blocks that are alive, of which there may be as
-    many as calls, but unions of their bytes, which have few gaps.
+    """The bytes that are taken, by call. As many blocks may be alive as there are calls, so a lookup visits unions of
+    their bytes, which have few gaps, and not the blocks.
 
     A segment tree over the calls: node 1 stands for all of them, nodes 2n and 2n + 1 for the halves of node n. A block
     overlaps a lifetime if it is alive when that begins, or begins within it.

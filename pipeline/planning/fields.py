@@ -1,7 +1,7 @@
 """The fields of a plan, as `plan.json` and `plan.bin` have them: one table for both.
 
-A value says where it lies next to what it is, and a call has its bodies, while an `ExecutionPlan` has maps by vid for
-these; rows stand between the two.
+In a file, a value has its storage among its fields, and a call has its bodies. An `ExecutionPlan` has maps by vid for
+both. The row classes here convert between the two forms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pipeline.planning.plan import ExecutionPlan, FeedEntry, MemoryMap, MemoryRe
 
 
 class ValueRow(NamedTuple):
-    """A slot, and where it lies: as an alias of another value, at a byte of the arena, or in a tensor of the caller."""
+    """A slot and its storage: an alias of another value, bytes of the arena, or a tensor of the caller."""
 
     name: str
     role: Role
@@ -44,7 +44,7 @@ class ValueRow(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     layout: Any
-    """The Layout, or, as it is read, its strides and its offset; None for a value that lies row after row."""
+    """The Layout, or while a file is read its strides and offset; None for a row-major value."""
     alias_of: int | None
     offset: int | None
     vid: int = -1

@@ -5,11 +5,11 @@ optimizer.py    a torch optimizer as data               graph.py        the Grap
 record.py       the entry point, phase by phase         program.py      the program, its states, snapshots and phases
 state_dict.py   states ↔ torch's state dicts ↔ a file   step_function.py  the function that is recorded
 
-frozen_numbers.py numbers of Python that a step would keep, and those that it asks for meanwhile
+frozen_numbers.py Python values that a step would freeze, and values that Python asks of tensors while recording
 attributes.py   what a forward pass leaves in its modules and in the user's files
 step_comparison.py  a step against eager torch
 
-graph_module.py a Graph or an ONNX model as a torch module, which the above takes like any other
+graph_module.py a Graph or an ONNX model as a torch module, which can be recorded like any other module
 trained.py      which of its weights are trained       qdq.py          a quantized model in trainable form
 with_weights.py trained weights → the ONNX model that they came from, or an export of the module
 """

@@ -1,10 +1,10 @@
-"""What a forward pass leaves in its modules and in the user's files, which a recording takes out again.
+"""Tensors and other objects that a forward pass leaves in modules and in the user's files: a recording removes them.
 
 `self.mask = torch.ones(4)`, an entry of a dict that serves as a cache, a counter or the state of a generator of random
 numbers would otherwise stay as the recording made them, and the module could not be called any more. So would a tensor
-in a dict or a cache of the user's files: `MASKS = {}`, `@functools.cache`. Looked through are the files that define the
-classes of the modules and the loss, and those that these import; no installed library. A function has its defaults and
-its closure as well.
+in a dict or a cache of the user's files: `MASKS = {}`, `@functools.cache`. The files that define the
+classes of the modules and the loss are searched, and the files that these import, but no installed library. Defaults
+and closures of functions are searched too.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 
 class ModuleAttributes:
-    """The attributes of all modules below one, with what lies in dicts, lists and sets there, as they are now.
+    """A snapshot of the attributes of a module and of its submodules, with the items of dicts, lists and sets in them.
 
-    The states of the generators of Python and numpy belong to it: the global ones, and those that modules hold. Of
-    what the user's files hold outside of modules, only tensors of a recording are taken out again.
+    The states of Python's and numpy's generators are part of it: the global generators, and those that modules hold.
+    In what the user's files hold outside of modules, only tensors of a recording are replaced.
     """
 
     def __init__(self, module: nn.Module, loss: object = None) -> None:
         self._before: list[tuple[str, Container, Container]] = []
-        """(The name of the attribute, what holds it, a copy)."""
+        """(name of the attribute, container that holds it, copy of the container)."""
         outside = find_caches(module, loss)
         inner = [entry for name, held in outside.containers for entry in _containers(name, held)]
         self._outside = [(name, held, held.copy()) for name, held in (*outside.files, *inner)]
         self._caches = [(cache, cache.cache_info().misses) for cache in outside.functions]
         self._taken: dict[tuple[int, Any], tuple[dict[Any, Any], Container, Any]] = {}
-        """{(id of a dict, key): (that dict, a copy of before, the constant of a recording)}, of the first recording."""
+        """{(id of a dict, key): (the dict, its copy from before, the constant that the first recording left)}."""
         self._numbers: dict[str, tuple[dict[str, Any], dict[str, int | float]]] = {}
         self._generators: list[Any] = []
         for name, part in module.named_modules():
@@ -63,13 +63,13 @@ class ModuleAttributes:
 
     @property
     def drew_numbers(self) -> bool:
-        """Whether Python or numpy has drawn random numbers since this was made."""
+        """Whether Python or numpy has drawn random values since the snapshot."""
         return [repr(state) for state in self._random] != [repr(state) for state in self._random_states()]
 
     def take_out(self, is_constant: Callable[[torch.Tensor], bool]) -> None:
-        """Take tensors of a recording out that are constants, such as a mask that is made at the first call.
+        """Remove tensors of a recording that are constants, such as a mask that is made at the first call.
 
-        Others, and those in the place of a tensor, stay for the next recording, which refuses to read them.
+        Other tensors, and tensors that replaced a tensor, stay; the next recording refuses to read them.
         """
         for _, container, before in (*self._before, *self._outside):
             for key, value in self._own_entries(container):
@@ -84,14 +84,14 @@ class ModuleAttributes:
                     _put_back(container, before)
 
     def clear_caches(self) -> None:
-        """Clear the caches of functions that have been filled further since this was made."""
+        """Clear the caches of functions that got new entries since the snapshot."""
         for cache, misses in self._caches:
             if cache.cache_info().misses > misses:
                 cache.cache_clear()
 
     @contextmanager
     def second_call(self, number_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Put plain tensors in the place of the constants that were taken out, as they are at a second call."""
+        """Put plain tensors in the place of the removed constants, as a second call of the module would find them."""
         for (_, key), (container, _, value) in self._taken.items():
             container[key] = pytree.tree_map_only(torch.Tensor, number_of, value, is_leaf=MetNodes())
         try:
@@ -103,7 +103,7 @@ class ModuleAttributes:
 
     @property
     def took_out(self) -> bool:
-        """Whether a recording has left constants."""
+        """Whether a recording left constants that were removed."""
         return bool(self._taken)
 
     def name_of(self, item: object) -> str:
@@ -112,7 +112,7 @@ class ModuleAttributes:
 
     @property
     def left(self) -> list[str]:
-        """The names of what holds tensors of a recording, where there was no tensor before."""
+        """The names of attributes that hold tensors of a recording and held no tensor before."""
         return [
             _without_place(title, key, container)
             for title, container, before in (*self._before, *self._outside)
@@ -122,7 +122,7 @@ class ModuleAttributes:
         ]
 
     def _own_entries(self, container: Container) -> list[tuple[Any, Any]]:
-        """The entries of a container, without containers whose entries are looked at on their own."""
+        """The entries of a container, without containers whose entries are searched by themselves."""
         return [(key, value) for key, value in _entries(container) if id(value) not in self._ids]
 
     def _leaves(self) -> Iterator[tuple[str, Any]]:
@@ -133,7 +133,7 @@ class ModuleAttributes:
                     yield from ((name, leaf) for leaf in pytree.tree_leaves(value, is_leaf=MetNodes()))
 
     def put_back(self) -> list[str]:
-        """Put everything back; the names of the numbers that were others."""
+        """Restore everything; returns the names of the numbers that had changed."""
         changed = [
             f"{name}.{key}" if name else key
             for name, (now, numbers) in self._numbers.items()
@@ -176,7 +176,7 @@ class ModuleAttributes:
 
 
 def _containers(name: str, container: Container) -> Iterator[tuple[str, Container]]:
-    """What holds attributes, below it too; modules and objects of other classes are not looked into."""
+    """Each container of attributes, nested ones too; modules and objects of other classes are not searched."""
     found, seen = [(name, container)], set[int]()
     while found:
         title, one = found.pop()
@@ -192,7 +192,8 @@ def _containers(name: str, container: Container) -> Iterator[tuple[str, Containe
 
 
 def _without_place(title: str, key: object, container: Container) -> str:
-    """The name of an entry; one of a list has that of the list, and torch's own dicts of a module have none."""
+    """The name of an entry; an entry of a list has the name of the list, and entries of torch's own dicts of a module
+    have none."""
     if not isinstance(container, dict) or key in ("_buffers", "_parameters"):
         return title
     return f"{title}.{key}" if title else str(key)
@@ -207,11 +208,11 @@ def _traced_in(value: object) -> list[torch.Tensor]:
 
 
 class MetNodes:
-    """Says of each node on a way through containers whether it was met before, as one that lies in itself."""
+    """Returns for each node of a walk whether it was met before, as in a container that contains itself."""
 
     def __init__(self) -> None:
         self._met: dict[int, object] = {}
-        """By id; all are kept, since the number of one that is gone is given again."""
+        """Nodes by id; the nodes are kept alive, since Python reuses the id of a dead object."""
 
     def __call__(self, node: object) -> bool:
         is_known = id(node) in self._met
@@ -227,7 +228,7 @@ def _put_entry_back(container: dict[Any, Any], key: Any, before: Any) -> None:
 
 
 def _take_traced_out(container: Container, before: Any) -> None:
-    """Take what a recording has left out of a container that others use too."""
+    """Remove what a recording left in a container that code outside of the module uses too."""
     for key, value in _entries(container):
         if type(value) in CONTAINERS or not _traced_in(value):
             continue
@@ -272,19 +273,19 @@ def _set_state(generator: Any, state: Any) -> None:
 GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 
 NEVER_TENSORS: Final = (str, int, float, type, FunctionType, ModuleType, nn.Module)
-"""Of what most attributes are, and nothing is looked for in."""
+"""Types of most attributes, in which nothing is searched."""
 
 
 @dataclass(slots=True)
 class UserCaches:
-    """What `find_caches` finds."""
+    """Containers and functions of the user's files that may keep tensors between calls."""
 
     files: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """The globals of each file, with its name."""
     containers: list[tuple[str, Any]] = field(default_factory=list)
     """Dicts, lists and sets with their names, such as `net.MASKS`."""
     functions: list[Any] = field(default_factory=list)
-    """Functions that keep their results."""
+    """Functions with a cache, such as `functools.cache` makes."""
 
     def add(self, title: str, value: Any) -> None:
         if isinstance(value, FUNCTION_CACHE):
@@ -294,7 +295,7 @@ class UserCaches:
 
 
 def find_caches(module: nn.Module, loss: object) -> UserCaches:
-    """What forward pass and loss can reach by the names in their files."""
+    """The caches that forward pass and loss can reach by the names in their files."""
     found, functions = UserCaches(), list[FunctionType]()
     parts = [*module.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
     given = [loss, *(value for part in parts for value in vars(part).values())]
@@ -368,7 +369,7 @@ CONTAINERS: Final = (dict, OrderedDict, defaultdict, list, set)
 """The classes of what is looked into, but no subclass of the user's."""
 
 LARGEST: Final = 1000
-"""Entries up to which something may be a cache, and is no data."""
+"""The most entries of a cache; a larger container is data."""
 
 FUNCTION_CACHE: Final = functools._lru_cache_wrapper
 

@@ -1,6 +1,6 @@
-"""What a step is recorded from: a batch, how module and loss read it, and what is wrong with it before a recording.
+"""The batch of a step: how module and loss read it; and checks of batch, module and optimizer before a recording.
 
-A batch is the tensors that change from step to step. Batch, module and optimizer are refused in one sentence each.
+A batch is the tensors that change from step to step. A bad batch, module or optimizer is refused in one sentence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Batch: TypeAlias = Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 """`(*inputs, target)`, or tensors by name."""
 
 Arguments: TypeAlias = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
-"""Of a call, by order and by name."""
+"""The arguments of a call, by order and by name."""
 
 LossFunction: TypeAlias = Callable[..., torch.Tensor]
 """`loss(output, target)` for a batch that is a sequence; `loss(output, batch)` for one that is a mapping."""
@@ -38,7 +38,7 @@ class BatchLayout:
     names: tuple[str, ...]
     by_name: bool
     to_module: tuple[str, ...]
-    """Those that the module is called with; the others are for the loss alone."""
+    """The names that the module is called with; the other tensors are for the loss alone."""
 
     @classmethod
     def of(cls, module: nn.Module, batch: Batch) -> BatchLayout:
@@ -80,7 +80,7 @@ class BatchLayout:
     def arguments(
         self, tensors: Mapping[str, torch.Tensor]
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-        """What the module is called with, by order and by name."""
+        """The arguments of the module, by order and by name."""
         own = {name: tensors[name] for name in self.to_module}
         return ((), own) if self.by_name else (tuple(own.values()), {})
 
@@ -92,7 +92,7 @@ class BatchLayout:
 
 
 def _parameters_of(module: nn.Module) -> frozenset[str] | None:
-    """The names that `forward` takes; None where it takes any."""
+    """The names that `forward` takes; None if it takes any name."""
     parameters = inspect.signature(module.forward).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
@@ -109,10 +109,10 @@ def _refuse_other_things(tensors: Mapping[str, object]) -> None:
 
 
 def check_limit(name: str, limit: object) -> float:
-    """What gradients are clipped to, as a number; infinity clips none.
+    """The limit of gradients, as a number; infinity clips nothing.
 
     Raises:
-        UsageError: it is no number, or none that gradients can be clipped to.
+        UsageError: `limit` is no number, or a number below zero.
     """
     if not isinstance(limit, Real) or isinstance(limit, bool) or math.isnan(limit) or limit < 0:
         raise UsageError(f"found {name}={limit!r}, expected a number that is not below zero")
@@ -122,7 +122,7 @@ def check_limit(name: str, limit: object) -> float:
 def refuse_classes(module: object, loss: object) -> None:
     """
     Raises:
-        UsageError: the module is none, or the module or the loss is a class that was not called.
+        UsageError: the module is no nn.Module, or the module or the loss is a class that was not called.
     """
     for role, item in (("module", module), ("loss", loss)):
         if isinstance(item, type):
@@ -134,10 +134,10 @@ def refuse_classes(module: object, loss: object) -> None:
 
 
 def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
-    """Check what a recording reads.
+    """Check the tensors and modules that a recording reads.
 
     Raises:
-        UsageError: a tensor has no numbers, or torch's inference mode is on.
+        UsageError: a tensor has no data, or torch's inference mode is on.
         Unsupported: a wrapper around the module, another device than the CPU, a hook that a step would not call, or a
             dropout that torch leaves out of recordings.
     """

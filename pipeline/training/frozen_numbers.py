@@ -1,18 +1,17 @@
-"""Numbers of Python in a recorded step: those that differ from call to call, and those that follow from what stays.
+"""Modes that watch a recording: Python values that would freeze, values that Python asks of tensors, and mixed norms.
 
-Of the first a step would keep those of the recording: `x * random.random()`, a counter or the time leaves a constant in
-the graph. So forward pass and loss are called once more, and their operators are compared with those of the first time.
-A tensor that the first time left somewhere, and the second reads, is refused too: no step carries it to the next one.
+`CallLog`: a step keeps the Python values of its recording, so `x * random.random()`, a counter or the time would become
+a constant of the graph. Forward pass and loss are therefore called twice, and the operators of both calls compared. A
+tensor that the first call left somewhere and the second call reads is refused too: no step carries it to the next step.
 
-A recording runs on tensors without data. Yet `bool((mask == causal).all())`, as torch's own TransformerEncoder asks
-of its mask, follows from a stored mask and constants alone. So during the recording, what follows from such tensors is
-computed, as long as nothing else takes part; an answer that follows from anything else is refused, with its line.
+`KnownValues`: a recording runs on tensors without data. Yet `bool((mask == causal).all())`, as torch's own
+TransformerEncoder asks of its mask, follows from a stored mask and constants alone. So values that follow from such
+tensors alone are computed during the recording; a question about any other value is refused, with its line.
 
-Norms of half precision with weights in float32, as autocast makes them: computed in float32, and rounded at the end.
-
-torch's fake kernels give the statistics of such a norm the dtype of its input, and the gradient of the input the dtype
-of the weights; the kernels of the CPU do the opposite. A recording that believed the fake kernels would not run. With
-operands of one dtype both agree, and the numbers are those of the mixed kernels, which compute in float32, too.
+`MixedNorms`: norms of half precision with weights in float32, as autocast makes them, are computed in float32 and
+rounded at the end. torch's fake kernels give the statistics of such a norm the dtype of its input, and the gradient of
+the input the dtype of the weights; the CPU's kernels do the opposite, so a recording with fake kernels would not run.
+With operands of one dtype both agree, and the values are those of the mixed kernels, which compute in float32 too.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Call: TypeAlias = tuple[str, ...]
 
 
 class RandomGuard:
-    """The state of torch's random numbers, which a recording leaves as it is: whatever sets it is refused.
+    """The state of torch's random generator. A recording does not change it; code that sets the state is refused.
 
     A seed, or a `torch.random.fork_rng`, would be no part of a step. To see them, each operator that draws is followed
     by a draw of our own: a state that the code puts back then differs from the expected state.
@@ -56,7 +55,7 @@ class RandomGuard:
     def refuse_changes(self) -> None:
         """
         Raises:
-            Unsupported: somebody else has set the state.
+            Unsupported: the recorded code set the state.
         """
         if not torch.equal(self._expected, torch.get_rng_state()):
             place = place_outside()
@@ -72,7 +71,7 @@ class RandomGuard:
 
 
 class CallLog(TorchDispatchMode):
-    """Writes down each operator that is called, and compares with an earlier log, if there is one."""
+    """Logs each operator that is called, and compares it with an earlier log, if there is one."""
 
     def __init__(
         self,
@@ -81,20 +80,20 @@ class CallLog(TorchDispatchMode):
         name_of: Callable[[object], str] = lambda _: "",
         left: Callable[[], Sequence[str]] = list,
     ) -> None:
-        """`name_of` names attributes, and `left` lists those that the earlier recording has left tensors in."""
+        """`name_of` names attributes; `left` lists the attributes in which the earlier recording left tensors."""
         super().__init__()
         self.calls: list[Call] = []
         self._random, self._earlier, self._name_of, self._left = random, earlier, name_of, left
         self._constant: Any = WeakIdKeyDictionary()
-        """{result of an operator: whether it follows from no operand of the step}."""
+        """{result of an operator: whether it depends on no operand of the step}."""
 
     @property
     def are_remains_constant(self) -> bool:
-        """Whether all results that something still holds have the same numbers at each call of the step."""
+        """Whether all results that are still alive have the same values at each call of the step."""
         return all(self._constant.values())
 
     def is_constant(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has the same numbers at each call of the step."""
+        """Whether a tensor has the same values at each call of the step."""
         return is_plain(tensor) or self._constant.get(tensor, False)
 
     def __torch_dispatch__(
@@ -125,7 +124,7 @@ class CallLog(TorchDispatchMode):
     def _refuse_results(self, earlier: CallLog, operands: Sequence[torch.Tensor]) -> None:
         """
         Raises:
-            Unsupported: an operand is a result of an earlier recording, which this one has from somewhere.
+            Unsupported: an operand is a result of an earlier recording that the code kept somewhere.
         """
         for name in (self._name_of(operand) for operand in operands if operand in earlier._constant):
             where, key = place_outside(), name.rpartition(".")[2]
@@ -140,8 +139,8 @@ class CallLog(TorchDispatchMode):
 
 
 class RefusedCalls(TorchFunctionMode):
-    """Refuses calls that a recording has otherwise: torch.lstm and its like with dropout between their layers, and
-    draws from a generator of its own."""
+    """Refuses calls that a step would do differently: recurrent layers such as torch.lstm with dropout between their
+    layers, and draws from a generator other than torch's default."""
 
     def __init__(self, name_of: Callable[[object], str]) -> None:
         super().__init__()
@@ -212,35 +211,35 @@ OF_SHAPES: Final = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("new_empty", "new_full", "new_ones", "new_zeros", "empty_like", "full_like", "ones_like", "zeros_like")
 )
-"""Operators whose results do not depend on the numbers of their operands."""
+"""Operators whose results do not depend on the values of their operands."""
 
 RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 SHOWN: Final = 4
-"""Elements of a constant up to which a message shows them."""
+"""The most elements of a constant that a message shows."""
 
 
 UNREGISTERED = ""
 """Stands for a tensor that is neither a parameter nor a buffer; it is a constant of the recording."""
 
 LARGEST = 2**22
-"""Elements of a result up to which it is computed."""
+"""The most elements of a result that is computed."""
 
 
 class AskedForNumber(Unsupported):
-    """Python asked for a number that only the step itself computes."""
+    """Python asked for a value that only the step itself computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownValue:
-    """Numbers, and the names of the stored tensors that they follow from."""
+    """The values of a tensor, and the names of the stored tensors that they follow from."""
 
     tensor: torch.Tensor
     sources: frozenset[str] = frozenset()
 
 
 class KnownValues(TorchDispatchMode):
-    """Follows each operator of a recording, and answers what Python asks of a tensor whose numbers are known."""
+    """Follows each operator of a recording, and answers Python's questions about tensors whose values are known."""
 
     def __init__(self, name_of: Callable[[object], str] = lambda _: "") -> None:
         """`name_of` names the attribute that holds a tensor."""
@@ -255,7 +254,7 @@ class KnownValues(TorchDispatchMode):
         self._known[traced] = KnownValue(stored, frozenset([name]))
 
     def numbers_of(self, traced: torch.Tensor) -> torch.Tensor:
-        """The numbers of a tensor of this recording, or zeros where they are not known."""
+        """The values of a tensor of this recording; zeros if they are not known."""
         fact = self._find(traced)
         return torch.zeros(traced.shape, dtype=traced.dtype) if fact is None else fact.tensor.detach().clone()
 
@@ -288,7 +287,7 @@ class KnownValues(TorchDispatchMode):
         return result
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: bool) -> Any:
-        """Call an operator that writes to its operands; what it writes to is known only if it is made here."""
+        """Call an operator that writes to its operands; a written operand stays known only if the recording made it."""
         given = {**dict(zip((entry.name for entry in func._schema.arguments), args, strict=False)), **kwargs}
         targets = [
             given.get(entry.name) for entry in func._schema.arguments if entry.alias_info and entry.alias_info.is_write
@@ -311,7 +310,7 @@ class KnownValues(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _forget(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Forget what lies in the memory of these tensors."""
+        """Forget the values of all tensors that share memory with these tensors."""
         memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         for traced, fact in list(self._known.items()):
             if fact.tensor.untyped_storage().data_ptr() in memory:
@@ -340,7 +339,7 @@ def _refuse_open_sizes(func: Any, result: Any) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has numbers: it comes from outside of the recording."""
+    """Whether a tensor has data, so that it comes from outside of the recording."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -351,12 +350,12 @@ def _is_small(result: Any) -> bool:
 def place_outside(frames: traceback.StackSummary | None = None) -> str:
     """The line of the user's code that is being recorded: the innermost one that belongs neither to torch nor to us.
 
-    frames: those of an error, by default those that run now.
+    frames: the frames of an error; by default, the current frames.
     """
     for frame in reversed(traceback.extract_stack() if frames is None else frames):
         path = Path(frame.filename)
         if path.parent == HERE and path.name != WATCHING:
-            break  # the recording itself: what is outside of it only called it
+            break  # the recording itself; the frames outside of it only called it
         if not frame.filename.startswith("<") and not any(path.is_relative_to(home) for home in HOMES):
             return f"{path.name}:{frame.lineno}"
     return NO_PLACE
@@ -374,7 +373,7 @@ HOMES = (Path(torch.__file__).parent, HERE.parent)
 
 
 class MixedNorms(TorchDispatchMode):
-    """Calls norms whose operands are of half precision and float32 with all of them in float32."""
+    """Calls norms that mix operands of half precision and float32 with all operands in float32."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

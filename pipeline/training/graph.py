@@ -1,9 +1,8 @@
-"""The Graph of a train step: the recorded operators, a check for numbers that are not finite, and the updates.
-
-Where such a number came up, the step is run again, operator by operator, to name the first that gave one.
+"""The Graph of a train step: the recorded operators, a check for values that are not finite, and the updates.
 
 A step whose loss is not finite (or the norm of its gradients, where they are clipped or checked) changes nothing: the
-updates read `skip`, and the buffers that the forward pass wrote keep their old values.
+updates read `skip`, and the buffers that the forward pass wrote keep their old values. Then `find_first_broken` runs
+the step again, operator by operator, to name the first operator whose result is not finite.
 
 An update stands as early as it may: after the last operator that reads the parameter, and after the operator of
 its gradient. So the memory of a large gradient is free again at once. Small parameters of a group share one update,
@@ -27,13 +26,13 @@ from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
 from pipeline.training.trace import TracedStep
 
 LARGE = 1024 * 1024
-"""A parameter of so many bytes, or more, has an update of its own."""
+"""The fewest bytes of a parameter that has an update of its own."""
 
 STEP = "optimizer.step"
 """The state that counts the steps, float32."""
 
 LIMIT = "optimizer.limit"
-"""The state that holds what gradients are clipped to, float32: their norm, or each element."""
+"""The state that holds the limit of gradients, float32: of their norm, or of each element."""
 
 SCALAR = TensorSpec((), "float32")
 FLAG = TensorSpec((), "bool")
@@ -114,7 +113,7 @@ def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
 
 
 def _packs(group: OptimizerGroup, nbytes: Mapping[str, int], large: int) -> list[tuple[str, ...]]:
-    """The parameters of each update."""
+    """The parameters of the group, as one tuple for each update."""
     small = tuple(name for name in group.params if nbytes[name] < large)
     return [(name,) for name in group.params if nbytes[name] >= large] + ([small] if small else [])
 
@@ -142,27 +141,27 @@ def _update(
 
 
 class _FiniteCheck:
-    """The operators that find a number that is not finite, and what follows from it."""
+    """The operators that find values that are not finite, and then leave the step out."""
 
     def __init__(self, edit: _Edit, loss: int, norm: int | None) -> None:
         self._edit = edit
         self.further: tuple[int, ...] = ()
-        """The sum of loss and norm, where there is a norm."""
+        """The sum of loss and norm, if there is a norm."""
         if norm is not None:
             self.further = (loss,) = edit.insert("aten.add.Tensor", [loss, norm], [edit.spec(loss)], OF_TWO)
         (self.skip,) = edit.insert("NotFinite", [loss], [SCALAR], {})
         self._flags: list[int] = []
-        """`skip` as a condition, once something asked for it."""
+        """`skip` as a condition, after the first call of `keep`."""
 
     def keep(self, old: int, new: int) -> int:
-        """`new`, or `old` where the step is left out."""
+        """`new`, or `old` if the step is left out."""
         if not self._flags:
             self._flags += self._edit.insert("aten.ne.Scalar", [self.skip], [FLAG], {"self": InputRef(0), "other": 0})
         attrs: dict[str, Attr] = {"condition": InputRef(0), "self": InputRef(1), "other": InputRef(2)}
         return self._edit.insert("aten.where.self", [*self._flags, old, new], [self._edit.spec(old)], attrs)[0]
 
     def count(self, step: int) -> int:
-        """The number of this step, or of the last one where the step is left out."""
+        """The number of this step, or of the previous step if this step is left out."""
         return self._edit.insert("CountStep", [step, self.skip], [SCALAR], {})[0]
 
 
@@ -219,10 +218,10 @@ class _Edit:
 
 
 def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random: RandomState | None) -> str:
-    """A sentence on what has a number that is not finite first: a stored value or an input, else the result of an op.
+    """A sentence on the first value that is not finite: a stored value or an input, else the result of an op.
 
-    The step is run again, operator by operator, and draws the numbers that it drew from `random`: the state of torch's
-    generator when the step began.
+    The step is run again, operator by operator. It draws the same random values as before, from `random`: the state of
+    torch's generator when the step began.
     """
     names = {value.name: value.vid for value in graph.values}
     given = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
@@ -250,7 +249,7 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random:
 
 
 def _keep_operands(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """What an update gives back: here the old values, since nothing reads the new ones."""
+    """The results of an update: here the old values, since nothing reads the new values."""
     count = op.attrs.get("count", 1)
     assert isinstance(count, int)
     return [*ins[:count], *ins[2 * count :]][: len(op.outputs)]
@@ -267,4 +266,4 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 ADVICE = "record with check_gradients=True to stop at that step"
 
 OWN: Own = {**dict.fromkeys(("SGD", "Adam", "CountStep"), _keep_operands), "NotFinite": _do_not_skip}
-"""Kinds that torch has no operator for."""
+"""Kinds for which torch has no operator."""

@@ -40,7 +40,7 @@ def as_module(
         are floats that are quantized at each call; rounding lets gradients through, and scales are trained by LSQ.
     train: globs of the names of the weights to train; by default the float weights of products, convolutions,
         normalisations and embeddings, with their biases (`pipeline/training/trained.py` has the rule).
-    weights: numbers by their names in the checkpoint, for a graph that has none, as torch's graphs do.
+    weights: arrays by their names in the checkpoint, for a graph without weights, such as a graph from torch.
     dims, shapes: sizes of an ONNX model's inputs, as `from_onnx` takes them. Where the model leaves sizes open, a call
         may have others.
 
@@ -79,7 +79,7 @@ def whole_model(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
 
 @dataclass(frozen=True, slots=True)
 class GraphAtSizes:
-    """A graph for some sizes, the vids of parameters and buffers in it, and its further constants."""
+    """A graph for given sizes, the vids of parameters and buffers in it, and its other constants."""
 
     graph: Graph
     vids: Mapping[str, int]
@@ -90,8 +90,8 @@ class GraphModule(nn.Module):
     """A Graph whose weights are parameters (those that are trained, and other params) and buffers.
 
     It is called with the graph's inputs in order or by name, and gives its output, or a tuple of several. Names that
-    the graph does not have are left aside: they are what the loss alone reads of a batch. `source` is the ONNX model
-    that the graph was made of, and `import_at` makes another graph of it, by the shapes of its inputs.
+    the graph does not have are ignored: they are the part of a batch that only the loss reads. `source` is the ONNX
+    model that the graph was made of, and `import_at` makes another graph of it, by the shapes of its inputs.
     """
 
     def __init__(
@@ -162,15 +162,15 @@ class GraphModule(nn.Module):
         return found[0] if len(found) == 1 else found
 
     def scale_parameters(self) -> list[nn.Parameter]:
-        """The factors of the scales that are trained, for a group of an optimizer with a rate of its own."""
+        """The trained factors of scales, for a group of an optimizer with its own learning rate."""
         return [self.get_parameter(name) for name in self._ratios.values()]
 
     def weight_parameters(self) -> list[nn.Parameter]:
-        """The other parameters that are trained."""
+        """The trained parameters that are no factors of scales."""
         return [self.get_parameter(name) for name in self.trained if name not in self._ratios.values()]
 
     def trained_numbers(self, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-        """{name of the value in the graph: its number} of what is trained, by a state dict; by default its own."""
+        """{name of the value in the graph: trained array}, from a state dict; by default, the module's own."""
         state = self.state_dict() if state is None else state
         scales = {self.value_names[name]: state[name] * state[ratio] for name, ratio in self._ratios.items()}
         weights = [name for name in self.trained if name not in self._ratios.values()]
@@ -285,7 +285,7 @@ class GraphModule(nn.Module):
 def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """A BatchNormalization by stored statistics, which torch's own operator refuses to differentiate.
 
-    One that computes the statistics of the batch is torch's.
+    A BatchNormalization that computes the statistics of the batch is torch's operator.
     """
     if op.attrs.get("training") is not False or len(ins) != 5:
         return apply(op, ins, {})
@@ -333,7 +333,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 BATCH_NORM = "aten.batch_norm.default"
 
 RELATIVE = "relative"
-"""How the names of the factors of scales begin."""
+"""The prefix of the names of the factors of scales."""
 
 MOVES = """
 cat.default clamp.default clone.default constant_pad_nd.default expand.default flip.default index.Tensor
@@ -342,7 +342,7 @@ split_with_sizes.default
 """
 
 CARRIERS = frozenset(f"aten.{name}" for name in MOVES.split())
-"""Kinds that pass integers on as they are, also where these travel as floats."""
+"""Kinds that pass integers on unchanged, also if the integers are held as floats."""
 
 
 def _gradient_factor(graph: Graph, quantizer: Op) -> float:

@@ -24,11 +24,11 @@ class OptimizerGroup:
     """Parameters that share settings. `attrs` are those of the update's kernel, without the count."""
 
     index: int
-    """Its place among the optimizer's groups."""
+    """The index of the group in the optimizer."""
     params: tuple[str, ...]
     attrs: Mapping[str, float | bool]
     moments: tuple[str, ...]
-    """The names of its moments in the optimizer's state, in the order of the kernel's operands."""
+    """The names of the moments in the optimizer's state, in the order of the kernel's operands."""
     learning_rate: float
 
 
@@ -40,7 +40,7 @@ class OptimizerSettings:
     groups: tuple[OptimizerGroup, ...]
     step: int
     moments: Mapping[tuple[str, str], torch.Tensor]
-    """{(parameter, name of the moment): its value}, for those that the optimizer has a value of."""
+    """{(parameter, name of the moment): value}, for the moments that the optimizer has a value of."""
 
 
 def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[str]) -> OptimizerSettings:
@@ -89,7 +89,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
 
 
 def learning_rates(optimizer: Optimizer) -> list[float]:
-    """The learning rate of each group, as it is now."""
+    """The current learning rate of each group."""
     return [read_rate(options) for options in optimizer.param_groups]
 
 
@@ -107,7 +107,7 @@ def refuse_changes(recorded: Sequence[Mapping[str, object]], now: Sequence[Mappi
     """Compare the fixed options of all groups with those of the recorded step.
 
     Raises:
-        UsageError: something else than a learning rate is different.
+        UsageError: an option other than a learning rate is different.
     """
     if len(recorded) != len(now):
         raise UsageError(f"{title} has {len(now)} groups, this program {len(recorded)}: record the step again")
@@ -142,7 +142,8 @@ def read_rate(options: Mapping[str, Any]) -> float:
     """The learning rate of a group.
 
     Raises:
-        UsageError: it is no finite number; a step would spoil the parameters by it, which its loss would not show.
+        UsageError: the rate is no finite number. A step with it would spoil the parameters, and its loss would not show
+            that.
     """
     rate = options["lr"]
     if not isinstance(rate, Real | torch.Tensor) or not math.isfinite(rate):
@@ -191,7 +192,7 @@ DTYPES: Final[Mapping[Rule, tuple[torch.dtype, ...]]] = {
     "SGD": (torch.float32, torch.float64),
     "Adam": (torch.float32, torch.float64, torch.bfloat16),
 }
-"""Of parameters that are trained. torch's fused SGD on the CPU hardly moves those of half precision (torch 2.13), and
+"""The dtypes of trained parameters. torch's fused SGD on the CPU hardly moves those of half precision (torch 2.13), and
 Adam's second moments are too small for float16."""
 
 HANDLED: Final[Mapping[str, object]] = {"dampening": 0, "differentiable": False}

@@ -46,8 +46,8 @@ class TrainProgram(ProcessBound):
     """One train step, and the states that it changes; made by `record_step`.
 
     The states are copies: the module and the optimizer that the step was recorded from stay as they are until
-    `write_back`. The learning rates are those of the optimizer's groups, which are looked at before each step, so
-    torch's schedulers work. Random numbers are torch's (`torch.manual_seed`). One thread at a time may use it.
+    `write_back`. The learning rates are read from the optimizer's groups before each step, so torch's schedulers work.
+    Random values come from torch's generator (`torch.manual_seed`). Only one thread at a time may use a program.
     """
 
     instead = "`save` its states, or pickle its `snapshot()`, and record the step again where they are read"
@@ -85,14 +85,14 @@ class TrainProgram(ProcessBound):
         randomness = self._captures.session.randomness
         self._randomness = randomness if randomness.draws else None
         self._checked = more[0] if more else self._loss
-        """The output that is finite only if the step may be done."""
+        """The output that is finite only if the step is valid."""
         self._warned: set[str] = set()
         vars(sources.optimizer)["_opt_called"] = True  # else torch's schedulers warn that no step was done
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Do one step. Returns the loss before the update, a tensor without dimensions.
 
-        Entries of a mapping that are called like a state are ignored, with one warning.
+        Entries of a mapping that have the name of a state are ignored, with one warning.
 
         Raises:
             UsageError: the batch is not like the example: another form, shape, dtype or device.
@@ -103,7 +103,7 @@ class TrainProgram(ProcessBound):
         if self._layout.by_name and feed.keys() != self._names:
             feed = self._without_states(feed)
         self._follow_schedule()
-        random = self._randomness and self._randomness.state()  # 1 µs, for a step that draws numbers
+        random = self._randomness and self._randomness.state()  # 1 µs, for a step that draws random values
         try:
             capture = self._captures.find(feed)
         except KeyError:
@@ -139,15 +139,15 @@ class TrainProgram(ProcessBound):
         return (*self._phases, Phase("Replay", self._replay_seconds, plural(self._replays, "step")))
 
     def snapshot(self) -> Snapshot:
-        """Copies of all states, and of the state of torch's random numbers where the step draws any."""
+        """Copies of all states, and of the state of torch's generator if the step draws random values."""
         self._follow_schedule()  # which may have gone on since the last step
         return self._compiled.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot: the next steps are those that came after it, bit for bit, for the same batches.
+        """Go back to a snapshot: for the same batches, the next steps repeat the steps after the snapshot bit for bit.
 
         Raises:
-            UsageError: it is no snapshot, or one of another program.
+            UsageError: `snapshot` is no snapshot, or a snapshot of another program.
         """
         if not isinstance(snapshot, Snapshot):
             raise UsageError(
@@ -170,7 +170,7 @@ class TrainProgram(ProcessBound):
         """Go on from a file that `save` wrote.
 
         Raises:
-            UsageError: there is no such file, or it is of another program.
+            UsageError: there is no such file, or another program wrote it.
         """
         self.restore(read_snapshot(Path(path), self._compiled.states()))
 
@@ -179,9 +179,9 @@ class TrainProgram(ProcessBound):
         return {**self._sources.constants, **self.snapshot().states, **self._layout.tensors(batch)}
 
     def walk(self, batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
-        """Do a step launch by launch, and yield each value that one computes with its name; for debugging.
+        """Do a step launch by launch, and yield (name, tensor) for each value that a launch computes; for debugging.
 
-        What is yielded is memory of the plan, which a later launch may write to.
+        The tensors are memory of the plan, which a later launch may overwrite.
         """
         plan = self._compiled.plan
         feed = {name: self._layout.tensors(batch)[name] for name in self._names}
@@ -250,12 +250,13 @@ class TrainProgram(ProcessBound):
 
     @property
     def module(self) -> nn.Module:
-        """The module that the step was recorded from, with its numbers from before; `write_back` sets them."""
+        """The module that the step was recorded from, with the values from before the training; `write_back` sets
+        them."""
         return self._sources.module
 
     @property
     def limit(self) -> float | None:
-        """What gradients are clipped to, their norm or each element; None where they are not clipped."""
+        """The limit of the gradients' norm, or of each element; None if gradients are not clipped."""
         return float(self._compiled.state(LIMIT)) if LIMIT in self._compiled.state_names else None
 
     @limit.setter
@@ -294,7 +295,7 @@ class TrainProgram(ProcessBound):
         return {name: feed[name] for name in names if name in feed}
 
     def _follow_schedule(self) -> None:
-        """Take over the learning rates that somebody changed in the optimizer since they were last read.
+        """Take over learning rates that changed in the optimizer since they were last read.
 
         Raises:
             UsageError: an option was changed that is part of the graph.
@@ -328,7 +329,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One of `PHASES`, and what it took, in seconds.
+    """One of `PHASES`, and its time in seconds.
 
     Trace    records forward and backward; nothing is computed.
     Compile  puts the updates in, plans, checks the plan and binds it.

@@ -30,19 +30,19 @@ class StoredWeight:
     """Integers that a DequantizeLinear reads, which train as floats."""
 
     name: str
-    """Of the floats."""
+    """The name of the floats."""
     numbers: str
-    """Of the initializer that holds the integers."""
+    """The name of the initializer that holds the integers."""
     scale: str
     encoding: Encoding
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowQuantizer:
-    """A Clip before a QuantizeLinear: a format with fewer numbers than its ONNX dtype has."""
+    """A Clip before a QuantizeLinear: a format with fewer values than its ONNX dtype has."""
 
     clip: str
-    """The Clip's output."""
+    """The name of the Clip's output."""
     limits: tuple[str, str]
     scale: str
     lowest: int
@@ -52,7 +52,7 @@ class NarrowQuantizer:
 
 @dataclass(frozen=True, slots=True)
 class QdqModel:
-    """A model, with its weights inside, and what of it is quantized."""
+    """A model, with its weights inside, and its quantized weights and Clips."""
 
     proto: onnx.ModelProto
     stored: tuple[StoredWeight, ...]
@@ -149,7 +149,7 @@ def stored_numbers(weight: StoredWeight, floats: np.ndarray, scale: np.ndarray, 
 
 
 def check_scale(name: str, scale: np.ndarray) -> None:
-    """Raises UsageError: a scale that no number can be divided by."""
+    """Raises UsageError: a scale is zero, negative or not finite."""
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         raise UsageError(
             f"the scale {name!r} was trained down to {float(np.min(scale))}; expected scales above zero: "
@@ -158,7 +158,7 @@ def check_scale(name: str, scale: np.ndarray) -> None:
 
 
 class _Widening:
-    """Makes nodes of 8 bits and more of those that have fewer."""
+    """Rewrites nodes of fewer than 8 bits as nodes of 8 bits."""
 
     def __init__(self, tensors: Mapping[str, TensorProto]) -> None:
         self._tensors = tensors
@@ -225,7 +225,7 @@ class _Widening:
 
 
 def _encoding_of(node: NodeProto, tensors: Mapping[str, TensorProto]) -> tuple[str, Encoding]:
-    """The name of the floats that `node` makes of stored numbers, and their encoding."""
+    """The name of the floats that `node` makes of stored integers, and their encoding."""
     names = [name for name in node.input if name]
     computed = [name for name in names if name not in tensors]
     if computed:
@@ -236,7 +236,7 @@ def _encoding_of(node: NodeProto, tensors: Mapping[str, TensorProto]) -> tuple[s
 
 
 def _narrows(clip: NodeProto, quantize: NodeProto, tensors: Mapping[str, TensorProto]) -> bool:
-    """Whether a Clip before a QuantizeLinear ends at numbers of its format, as quantsim's does."""
+    """Whether the limits of a Clip before a QuantizeLinear are values of its format, as those of quantsim are."""
     if clip.op_type != "Clip" or len(clip.input) != 3 or not all(name in tensors for name in clip.input[1:]):
         return False
     scale = tensors.get(quantize.input[1])
@@ -272,6 +272,6 @@ def _copy(node: NodeProto, *, input: list[str]) -> NodeProto:
 
 
 WIDER: Mapping[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
-"""What the IR has in place of types of 4 bits."""
+"""The types that the IR has in place of types of 4 bits."""
 
 LIMITS: Mapping[int, tuple[int, int]] = {TensorProto.INT4: (-8, 7), TensorProto.UINT4: (0, 15)}

@@ -101,7 +101,7 @@ class Target:
     attribute: str
     read: Reader
     required: bool = True
-    """Whether every known release has it as a Python function. Other functions are intercepted if they exist."""
+    """Whether every known release has the function in Python. Other functions are intercepted if they exist."""
 
     def resolve(self) -> Callable[..., Any] | None:
         """The function, if the installed release has it."""
@@ -124,7 +124,7 @@ def bind_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
 
 
 def without_defaults(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that differ from the function's defaults: a command line passes every one."""
+    """The arguments that differ from the function's defaults: a command line passes every argument."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     return {
         name: value
@@ -157,7 +157,7 @@ def copy_model(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedMo
     """A detached copy of a model in memory; the caller's model is not changed.
 
     Raises:
-        PassThrough: it is broken, or its external data is not in it.
+        PassThrough: the model is broken, or its external data is not in memory.
     """
     try:
         return detached.open_model(model)
@@ -221,7 +221,7 @@ class InProcessStep(CompositeStep):
 
     name: str
     names: tuple[str, ...]
-    """Its inner passes."""
+    """The inner passes of `run`."""
     run: Callable[[str, str, Sequence[str]], None]
     narrows: bool = False
     """Whether the caller gave input shapes that differ from the model's declared shapes."""
@@ -248,7 +248,7 @@ class InProcessStep(CompositeStep):
 
 
 def plan_without(step: Step, inner: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> CallPlan:
-    """The plan of one composite step, less what is skipped of its passes `inner`."""
+    """The plan of one composite step, without the skipped passes among `inner`."""
     skipped = {
         name: skip.reason for name in (f"{step.name}/{inner_name}" for inner_name in inner) if (skip := skips(name))
     }

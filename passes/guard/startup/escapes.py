@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PYTHON = re.compile(r"(python|pypy)[\d.]*[a-z]*")
 EMBEDDED = (b"Py_BytesMain", b"libpython3", b"PYTHONPATH")
-"""What a program holds that runs Python, or links to it."""
+"""Texts in the file of a program that runs Python, or links to it."""
 
 IN_TEXT = re.compile(r"\b(python|pypy)[\d.]*\b")
 
@@ -88,7 +88,7 @@ def _own_options(words: Sequence[str]) -> Iterator[str]:
 
 
 def is_python(program: str) -> bool:
-    """Whether a file is a Python, also of another name, or a program with an embedded Python."""
+    """Whether a file is a Python, whatever its name, or a program with an embedded Python."""
     path = os.path.realpath(shutil.which(program) or program)
     if PYTHON.fullmatch(path.rpartition("/")[2]):
         return True
@@ -122,7 +122,7 @@ def _scripts(words: Sequence[str]) -> Iterator[str]:
 def warn(text: str, guards: str) -> None:
     """Write a warning into the log of each of `guards`, which are given as JSON, and print it.
 
-    The log of a guard that has ended is gone.
+    After the end of a guard its log is gone.
     """
     settings = json.loads(guards)
     event = {"format_version": 1, "event": "warning", "process": os.getpid(), "text": text}

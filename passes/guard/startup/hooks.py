@@ -53,7 +53,7 @@ class Launches:
         """The variables that children get; if empty, children are started unchanged."""
         self._replaced: list[tuple[Function, Function]] = []
         self._named: set[str] = set()
-        """What was said of commands that this process has started."""
+        """The warnings about commands that this process has started."""
 
     def open(self, variables: Mapping[str, str]) -> None:
         """Give `variables` to children from now on."""

@@ -1,6 +1,6 @@
-"""Passes on the IR that join ops into one call, or spare copies; each has a name, and runs only where it is asked for.
+"""Passes on the IR that join ops into one call, or avoid copies; each pass has a name, and runs only on request.
 
-A pass is a function from Graph to Graph. The graphs compute the same numbers up to rounding: a joined call may sum in
+A pass is a function from Graph to Graph. Both graphs compute the same values up to rounding: a joined call may sum in
 another order, and a normalisation is multiplied into the weights of its convolution when these are packed.
 """
 

@@ -17,7 +17,8 @@ SCALES = ("aten.mul.Tensor", "aten.div.Tensor")
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a softmax reads: query, key with its last two axes swapped, the factor, and a mask that is added."""
+    """The scores that a softmax reads: query, key with its last two axes swapped, the scale, and the mask that is
+    added."""
 
     query: int
     turned_key: int
@@ -78,7 +79,7 @@ def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
 
 
 def _put_small(rewrite: Rewrite, op: Op, operands: tuple[int, int, int], scale: float) -> None:
-    """The kernel for few tokens writes down the scores, so that they are a value of the plan."""
+    """The kernel for few tokens stores the scores, so the scores are a value of the plan."""
     query, key = (rewrite.spec(vid).shape for vid in operands[:2])
     stored, name = _declare_by_token(rewrite, op), rewrite.graph.values[op.outputs[0]].name
     scores = rewrite.declare(f"{name} scores", TensorSpec((*query[:3], key[2]), "float32"))
@@ -103,7 +104,7 @@ def _declare_by_token(rewrite: Rewrite, op: Op) -> int:
 SWAP = (0, 2, 1, 3)
 
 SMALL = 2**15
-"""Scores up to which their products and softmax take less time than torch's kernel that keeps none: 128 KiB."""
+"""The most scores, 128 KiB, for which products and softmax are faster than torch's kernel, which stores no scores."""
 
 
 def _fits(graph: Graph, scores: Scores, value: int) -> bool:
@@ -139,7 +140,7 @@ def _scores(graph: Graph, vid: int) -> Scores | None:
 
 
 def _scaled(graph: Graph, vid: int) -> tuple[int, float]:
-    """A value that is a constant times another: that other, and the number."""
+    """For a value that is a constant times another value: that other value, and the constant."""
     op = producer(graph, vid)
     if op is None or op.kind not in SCALES:
         return vid, 1.0

@@ -1,8 +1,8 @@
-"""Passes on the graphs that autograd records: what it writes with many operators is written with few.
+"""Passes on the graphs that autograd records: they write with few operators what autograd writes with many.
 
-Autograd knows one operator at a time. The gradient of a tensor that was taken apart comes as a sum of tensors that are
-zero everywhere but in one part; the gradient of a mean is divided after it was spread; a product whose bias was added
-after a view is a product and a sum.
+Autograd differentiates one operator at a time. The gradient of a tensor that was split is a sum of tensors, each of
+which is zero outside of one part; the gradient of a mean is divided after it was expanded; a product whose bias was
+added after a view stays a product and a sum.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A gradient of the places `start` to `stop` of an axis; the tensor is zero at all others."""
+    """A gradient of the positions `start` to `stop` of an axis; the gradient is zero at all other positions."""
 
     op: Op
     axis: int
     start: int
     stop: int
     is_select: bool
-    """Whether the gradient lacks the axis."""
+    """Whether the gradient lacks the axis, since one position was selected."""
 
 
 def join_parts(graph: Graph) -> Graph:
@@ -45,7 +45,7 @@ def join_parts(graph: Graph) -> Graph:
 
 
 def _is_inner_sum(graph: Graph, op: Op) -> bool:
-    """Whether another sum of the same shape alone reads `op`, so that it is looked at there."""
+    """Whether the only user of `op` is another sum of the same shape; then `op` is handled with that sum."""
     reader = only_user(graph, op.outputs[0])
     return reader is not None and read_sum(reader) is not None and _keeps_shape(graph, reader)
 
@@ -56,7 +56,7 @@ def _keeps_shape(graph: Graph, op: Op) -> bool:
 
 
 def _parts_of(graph: Graph, total: Op) -> list[Part] | None:
-    """The terms of a sum of sums; None where one is no gradient of a part, or others read it too."""
+    """The terms of a sum of sums; None if a term is no gradient of a part, or has other users too."""
     parts: list[Part] = []
     todo = [total]
     while todo:
@@ -96,7 +96,7 @@ def _read_part(graph: Graph, op: Op) -> Part | None:
 
 
 def _fill(parts: list[Part], whole: TensorSpec) -> bool:
-    """Whether the parts, of one axis, lie next to each other and leave nothing out."""
+    """Whether the parts are along one axis, next to each other, and leave nothing out."""
     if len(parts) < 2 or len({part.axis for part in parts}) > 1:
         return False
     ends = sorted((part.start, part.stop) for part in parts)
@@ -105,7 +105,7 @@ def _fill(parts: list[Part], whole: TensorSpec) -> bool:
 
 
 def _with_axis(rewrite: Rewrite, op: Op, part: Part) -> int:
-    """The gradient of a selected place with the axis that selecting took away; a view."""
+    """The gradient of a selected position, with the axis that the selection removed; a view."""
     graph, source = rewrite.graph, part.op.inputs[0]
     spec = graph.values[source].spec
     shape = (*spec.shape[: part.axis], 1, *spec.shape[part.axis :])
@@ -115,7 +115,7 @@ def _with_axis(rewrite: Rewrite, op: Op, part: Part) -> int:
 
 
 def scale_before_spreading(graph: Graph) -> Graph:
-    """`spread`: what is spread by `expand` and then divided by a number is divided first."""
+    """`spread`: a tensor that is expanded and then divided by a number is divided first."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
         if op.kind not in ("aten.div.Scalar", "aten.mul.Scalar"):
@@ -138,7 +138,7 @@ def scale_before_spreading(graph: Graph) -> Graph:
 
 
 READ_SPREAD = frozenset({"aten.threshold_backward.default", "aten.add.Tensor", "aten.mul.Tensor"})
-"""Operators that read a spread operand as fast as one in rows; others copy it first."""
+"""Operators that read an expanded operand as fast as a row-major operand; other operators copy it first."""
 
 ROWS = TorchConst("memory_format", "contiguous_format")
 
@@ -170,7 +170,7 @@ ADDMM: dict[str, Attr] = {"self": InputRef(0), "mat1": InputRef(1), "mat2": Inpu
 
 
 def _product_behind_views(graph: Graph, vid: int) -> Op | None:
-    """The `mm` whose rows `vid` holds, grouped by views that nothing else reads."""
+    """The `mm` whose rows `vid` holds, in groups that views make; nothing else may read these views."""
     columns = graph.values[vid].spec.shape[-1:]
     for op in _sources(graph, vid):
         out = graph.values[op.outputs[0]]
@@ -184,7 +184,7 @@ def _product_behind_views(graph: Graph, vid: int) -> Op | None:
 
 
 def _sources(graph: Graph, vid: int) -> Iterator[Op]:
-    """What makes `vid`, what makes the first operand of that, and so on."""
+    """The producer of `vid`, then the producer of its first operand, and so on."""
     op = producer(graph, vid)
     while op is not None:
         yield op
@@ -192,7 +192,8 @@ def _sources(graph: Graph, vid: int) -> Iterator[Op]:
 
 
 def sum_rows_by_product(graph: Graph) -> Graph:
-    """`sums`: the sum of a few rows, such as the gradient of a bias, is a product with ones, which begins sooner."""
+    """`sums`: the sum of a few rows, such as the gradient of a bias, becomes a product with ones, which starts
+    faster."""
     rewrite = Rewrite(graph)
     ones: dict[tuple[int, str], int] = {}
     for op in graph.ops:
@@ -216,7 +217,7 @@ def sum_rows_by_product(graph: Graph) -> Graph:
 
 
 FEW_ROWS = 64
-"""A product adds row after row; torch's sum is more exact where there are many."""
+"""A product adds row after row; for many rows torch's sum is more exact."""
 
 CPU = TorchConst("device", "cpu")
 

@@ -1,19 +1,20 @@
-"""The order of axes in memory: images with their channels last, and results stored as their readers want them.
+"""The order of axes in memory: images with their channels last, and results in the order that their readers need.
 
-`channels-last` keeps images as (batch, row, column, channel) between packed convolutions, which are fastest so. A
-convolution then reads its input permuted and makes a value whose axes are in that order; that one permuted back has
-the old vid, and costs nothing. Pointwise ops, pools and `cat` between two convolutions follow, so that nothing is
-copied from one order to the other; every other reader sees the strides of a permuted tensor.
+`channels-last` keeps images as (batch, row, column, channel) between packed convolutions, which are fastest in this
+order. A convolution then reads its input permuted and makes a value with its axes in this order; the permutation of
+that value to the old order has the old vid, and costs nothing. Pointwise ops, pools and `cat` between two convolutions
+follow, so that nothing is copied from one order to the other; every other reader sees the strides of a permuted tensor.
 
-`images` stores images so between torch's convolutions, in both directions of a train step. torch's kernels for
-convolutions, pools and normalisations on the CPU are faster in this order. The graph stays as it is, but for the
-strides of its values: an operator whose operand is in this order writes its result so. An image of the batch is copied
-into this order when it is fed. An operator that depends on strides, and is none of `FOLLOWERS`, reads an alias with the
-strides of the trace, for which the runtime makes a copy where the image lies otherwise.
+`images` stores images with their channels last between torch's convolutions, in both directions of a train step.
+torch's kernels for convolutions, pools and normalisations on the CPU are faster in this order. Only the strides of
+values change in the
+graph: an operator whose operand is in this order writes its result in this order. An image of the batch is copied
+into this order when it is fed. An operator that depends on strides, and is not in `FOLLOWERS`, reads an alias with the
+strides of the trace; the runtime copies the image for it if the image has other strides.
 
 `order` chooses the memory order of results so that their readers need no copy. The strides of a value say in which
-order its axes lie in memory; `pipeline.lowering.lower` stores it so. What an operator computes does not depend on it,
-and neither does what reads the value.
+order its axes lie in memory, and `pipeline.lowering.lower` stores the value in that order. The order changes neither
+what the operator computes nor what its readers see.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ POINTWISE = frozenset(
 CAT = "aten.cat.default"
 
 AS_STORED = ("aten.max_pool2d.default", "aten.constant_pad_nd.default")
-"""Operators of torch that read images with their channels last as they are, and make such."""
+"""Operators of torch that read images with their channels last without a copy, and make such images."""
 
 
 def keep_channels_last(graph: Graph) -> Graph:
@@ -118,7 +119,7 @@ MOST_AXES = 6
 def store_as_copied(graph: Graph) -> Graph:
     """`order`: a result that is only moved and then copied row by row is stored in the order of the copy.
 
-    Then the last copy is a view, and those on the way are left out.
+    Then the last copy is a view, and earlier copies on the way are left out.
     """
     rewrite = Rewrite(graph)
     chosen: set[int] = set()
@@ -142,7 +143,7 @@ def store_as_copied(graph: Graph) -> Graph:
 
 
 def _leave_out_copy(rewrite: Rewrite, op: Op) -> None:
-    """Replace a copy by its operand, and a view that counts on the copy by one that takes any order."""
+    """Replace a copy by its operand, and a view that needs the copy by a view that takes any order."""
     if _is_copy(rewrite.graph, op):
         rewrite.replace(op, "aten.alias.default", op.inputs, op.outputs, {"self": InputRef(0)})
     elif op.kind in ("aten.view.default", "aten._unsafe_view.default"):
@@ -151,7 +152,8 @@ def _leave_out_copy(rewrite: Rewrite, op: Op) -> None:
 
 
 def _way_to(graph: Graph, copy: Op) -> tuple[Op, ...]:
-    """The views and copies that lead to `copy`, in order, each read by the next alone; `copy` is the last."""
+    """The views and copies that lead to `copy`, in order; each has the next as its only user, and `copy` is the
+    last."""
     way = [copy]
     while True:
         before = producer(graph, way[-1].inputs[0])
@@ -195,7 +197,7 @@ def _is_in_rows_after(graph: Graph, layout: Layout, way: Sequence[Op]) -> bool:
 
 
 def _move(graph: Graph, op: Op, layout: Layout) -> Layout | None:
-    """The layout of the result of a view; None where strides cannot say it."""
+    """The layout of the result of a view; None if strides cannot express it."""
     ins, outs = _specs(graph, op)
     spec = as_view(op.kind, op.attrs, ins, outs)
     if spec is None:
@@ -227,11 +229,11 @@ def _specs(graph: Graph, op: Op) -> tuple[list[TensorSpec], list[TensorSpec]]:
 IN_ROWS = frozenset(
     f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
 )
-"""Operators that are slower, or copy themselves, where their result is not in rows."""
+"""Operators that are slower, or copy, if their result is not row-major."""
 
 
 def store_images_by_channel(graph: Graph) -> Graph:
-    """`images`: the results of convolutions, and what is computed of them, are stored with their channels last."""
+    """`images`: the results of convolutions, and values computed from these, are stored with their channels last."""
     images = _Images(graph)
     for op in graph.ops:
         if op.kind == "aten.convolution.default" and not op.attrs.get("transposed") and images.is_image(op.outputs[0]):
@@ -261,8 +263,8 @@ class _Images:
         self._turned: dict[int, int] = {}
         """{value in rows: its copy with the channels last}."""
         self._replaced: dict[int, dict[int, int]] = {}
-        """{oid: {operand: what it reads in its place}}, of operators that read images as they are, and of all others
-        where an image lies otherwise than they expect."""
+        """{oid: {operand: the value that is read in its place}}, for operators that read images in any order, and for
+        other operators if an image has other strides than in the trace."""
 
     def __contains__(self, vid: int) -> bool:
         return vid in self._vids
@@ -309,7 +311,7 @@ class _Images:
         return is_call(op.kind) and not takes_any_order(op.kind) and as_view(op.kind, op.attrs, ins, outs) is None
 
     def _as_traced(self, reader: Op, vid: int) -> int:
-        """An alias of the image `vid`, which says the strides that the image had in the trace."""
+        """An alias of the image `vid`, with the strides that the image had in the trace."""
         value = self._graph.values[vid]
         traced = self._rewrite.declare(f"{value.name} as traced", value.spec)
         if value.strides is not None:
@@ -352,4 +354,4 @@ FOLLOWERS = frozenset(
         *("aten.add.Tensor", "aten.mul.Tensor", "aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec"),
     ]
 )
-"""Operators that read and write images in this order as they are, if all of their images lie so."""
+"""Operators that read and write images with their channels last, if all of their images are in this order."""

@@ -1,8 +1,8 @@
-"""Products and convolutions with what follows them: bias, normalisation, a sum, an activation.
+"""Join products and convolutions with the ops after them: bias, normalisation, sum, activation.
 
-The sum of a product and another tensor, as around the layers of a transformer.
-
-Two products with constant matrices, one after the other, as the layers of a transformer have them.
+linear, conv    a product or convolution, with its bias, normalisation and activation
+residual        a product, and the tensor that is added to its result, as around the layers of a transformer
+feed-forward    two products with constant matrices, one after the other, as inside of these layers
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.ops.fused import PLAIN, Activation
 
 
 def fuse_products(graph: Graph) -> Graph:
-    """`linear`: a product with a constant matrix, the bias that is added to it, and the activation of that.
+    """`linear`: a product with a constant matrix, the bias that is added to it, and the activation of the sum.
 
     A product alone is left as it is: its kernel takes a packed weight too.
     """
@@ -122,7 +122,7 @@ def _norm_after(graph: Graph, op: Op) -> tuple[Op, Norm | None]:
 
 @dataclass(frozen=True, slots=True)
 class SumOfResult:
-    """A sum, and the tensor that it adds to the result of another op."""
+    """A sum, and the tensor that the sum adds to the result of another op."""
 
     op: Op
     other: int
@@ -197,7 +197,7 @@ def _keeps_order(graph: Graph, op: Op) -> bool:
 
 RESHAPES = frozenset({"aten.view.default", "aten.reshape.default", "aten.unsqueeze.default"})
 PERMUTES = {"Transpose": "perm", "aten.permute.default": "dims"}
-"""Kind → the attribute that has the order of the axes."""
+"""Kind → the attribute that holds the order of the axes."""
 
 
 def _put_sum(rewrite: Rewrite, op: Op, product: MatrixProduct, found: SumOfResult) -> None:
@@ -221,13 +221,15 @@ def _put_sum(rewrite: Rewrite, op: Op, product: MatrixProduct, found: SumOfResul
 
 
 LEAST = 2**27
-"""Multiplications of each product from which one call is faster: below, products in blocks need no copies either."""
+"""The fewest multiplications of each product for which one call is faster: smaller products in blocks need no
+copies."""
 
 
 def join_products(graph: Graph) -> Graph:
     """`feed-forward`: two large products with the activation between them, and the tensor that is added to the second.
 
-    The numbers between them are a value of the plan, which a kernel that has them elsewhere leaves unwritten.
+    The result of the first product is a value of the plan; a kernel that keeps the result elsewhere leaves it
+    unwritten.
     """
     rewrite = Rewrite(graph)
     taken: set[int] = set()

@@ -1,8 +1,6 @@
-"""What an op computes: sums, activations, products, convolutions.
+"""What an op computes: sums, activations, products, convolutions, and the values of small constants.
 
-A reader gives None for an op that is something else, or that has an argument which a fused kind cannot hold.
-
-Read the numbers of small constants.
+A reader returns None for an op that computes something else, or that has an argument which a fused kind cannot hold.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from pipeline.ops.fused import Activation
 
 
 def constant_number(graph: Graph, vid: int) -> float | int | None:
-    """The number of a constant with one element."""
+    """The value of a constant with one element; None for other values."""
     value = graph.values[vid]
     if value.role is not Role.CONST or vid not in graph.payloads or vid in graph.updates or value.spec.numel != 1:
         return None
@@ -24,7 +22,7 @@ def constant_number(graph: Graph, vid: int) -> float | int | None:
 
 
 def take_constant_places(graph: Graph) -> Graph:
-    """`select`: an index at one constant place becomes a select, which is a view."""
+    """`select`: an index at one constant position becomes a select, which is a view."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
         place = _place(graph, op)
@@ -81,7 +79,8 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Torch's scaled dot product attention without mask and dropout; no scale is one over the root of the width."""
+    """Torch's scaled dot product attention without mask and dropout; without a scale, it is one over the root of the
+    width."""
 
     query: int
     key: int
@@ -128,7 +127,7 @@ def read_activation(op: Op) -> Activation | None:
 
 
 def clip(low: Attr, high: Attr) -> Activation | None:
-    """A limit that is left out limits nothing."""
+    """The activation that limits values to [low, high]; a limit that is left out is infinite."""
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     if isinstance(low, int | float) and isinstance(high, int | float):
         return Activation("clip", numbers(low, high))
@@ -182,7 +181,7 @@ def read_convolution(graph: Graph, op: Op) -> Convolved | None:
 
 
 def pair(value: Attr) -> tuple[int, ...] | None:
-    """One int for each of two dimensions; torch may give one for both."""
+    """One int for each of two dimensions; torch may give a single int for both."""
     if isinstance(value, int):
         return value, value
     if isinstance(value, tuple) and all(isinstance(item, int) for item in value) and len(value) in (1, 2):

@@ -1,4 +1,4 @@
-"""Replace ops of a graph by others that make the same values, and drop what nobody reads any more."""
+"""Replace ops of a graph by ops that make the same values, and drop ops that nothing reads any more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def producer(graph: Graph, vid: int) -> Op | None:
 
 
 def only_user(graph: Graph, vid: int) -> Op | None:
-    """The op that alone reads `vid`, once; None for a value that leaves the graph."""
+    """The op that is the only user of `vid`; None for a graph output, and for a value with several uses."""
     users = graph.values[vid].users
     if len(users) != 1 or vid in graph.outputs or vid in graph.updates.values():
         return None
@@ -26,7 +26,7 @@ def only_user(graph: Graph, vid: int) -> Op | None:
 
 
 def is_constant(graph: Graph, vid: int) -> bool:
-    """Whether no run changes `vid`: a weight or a constant, or a view that an op makes of one."""
+    """Whether no run changes `vid`: a weight, a constant, or a view of such a value."""
     value, seen = graph.values[vid], 0
     while value.producer is not None and seen < MOST_VIEWS:
         op = graph.ops[value.producer]
@@ -44,7 +44,7 @@ MOST_VIEWS = 4
 
 @dataclass(frozen=True, slots=True)
 class NewOp:
-    """An op whose number is not known yet."""
+    """An op whose `oid` is not known yet."""
 
     kind: str
     inputs: tuple[int, ...]
@@ -68,11 +68,11 @@ class Rewrite:
         return op.oid in self._new
 
     def spec(self, vid: int) -> TensorSpec:
-        """That of a value of the graph, or of a further one."""
+        """The spec of a value of the graph, or of a declared value."""
         return self._decls[vid].spec
 
     def declare(self, name: str, spec: TensorSpec) -> int:
-        """A further value; the name is made unique."""
+        """Declare a new value; the name is made unique. Returns its vid."""
         taken = {decl.name for decl in self._decls}
         while name in taken:
             name += "'"
@@ -93,16 +93,16 @@ class Rewrite:
         attrs: Mapping[str, Attr],
         constraints: Mapping[str, Plain] | None = None,
     ) -> None:
-        """Put an op in the place of `op`, after those that were put there before.
+        """Put an op in the place of `op`, after the ops that earlier calls put there.
 
-        A call of torch finds its operands in the order of its signature, unless `attrs` says so itself.
+        The operands of a call of torch are in the order of its signature, unless `attrs` refers to them itself.
         """
         attrs = call_attrs(kind, len(inputs), attrs) if is_call(kind) else attrs
         made = NewOp(kind, tuple(inputs), tuple(outputs), attrs, constraints or {})
         self._new.setdefault(op.oid, []).append(made)
 
     def build(self) -> Graph:
-        """The graph with the replacements; what only the replaced ops read is dropped with them."""
+        """The graph with the replacements; ops whose results only replaced ops read are dropped too."""
         graph = self.graph
         if not self._new and not self._is_stored_anew:
             return graph
@@ -144,7 +144,7 @@ class Rewrite:
         return assemble(graph.name, [self._decls[vid] for vid in vids], ops, inputs, outputs, payloads, facts=facts)
 
     def _without_unread(self, ops: list[Op]) -> list[Op]:
-        """Drop ops above the replaced ones whose results nobody reads now; an op that was unread before stays."""
+        """Drop ops before the replaced ops whose results nothing reads any more; an op that was unread before stays."""
         graph = self.graph
         replaced = [graph.ops[oid] for oid in self._new]
         loose = {vid for op in replaced for vid in op.inputs}
@@ -159,7 +159,7 @@ class Rewrite:
         return kept[::-1]
 
     def _renumber(self, ops: Sequence[Op]) -> dict[int, int]:
-        """{old vid: new vid} of the values that are left: made by an op, or not made by one before either."""
+        """{old vid: new vid} of the values that are left: values of an op, inputs and stored values."""
         made = {vid for op in ops for vid in op.outputs}
         known = len(self.graph.values)
         left = [

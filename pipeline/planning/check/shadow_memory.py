@@ -6,8 +6,8 @@ Three questions are answered here:
 - which values are intact, that is, computed and not overwritten since (`IntactValues`, by byte, so that a write finds
   what it destroys);
 - whether the memory map, which says where each value lies during which calls, keeps every value for as long as a call
-  needs it, with nothing else on its bytes (`wrong_residences`). Which calls need a value is found in the calls. While a
-  value moves between two calls, the bytes that it leaves and those that it takes both count as taken.
+  needs it, with nothing else on its bytes (`wrong_residences`). Which calls need a value is derived from the calls.
+  While a value moves between two calls, both its old bytes and its new bytes count as taken.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 def has_distinct_elements(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether each axis steps over all that the axes of smaller stride touch, so that no two elements share a byte.
 
-    This is sufficient and not necessary: elements of strides (3, 2) and sizes (2, 3) are distinct, and are refused.
+    The rule is sufficient but not necessary: strides (3, 2) with sizes (2, 3) address distinct elements, and are
+    refused.
     """
     touched = 1
     for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size > 1):
@@ -104,8 +105,8 @@ def place(plan: ExecutionPlan, vid: int, root: int) -> ByteRange:
 class IntactValues:
     """The values that are intact (computed, and not overwritten since), and their bytes.
 
-    A region is divided into sections: one begins wherever a value begins or ends, and knows the values that cover it.
-    So a write visits the sections within its own bytes, and not every value of the plan.
+    A region is divided into sections: a section begins wherever a value begins or ends, and knows the values that cover
+    it. So a write visits the sections within its own bytes, and not every value of the plan.
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,8 @@ class IntactValues:
             self._covering[place.region, start].add(vid)
 
     def destroy(self, place: ByteRange) -> list[int]:
-        """Values with a byte in `place` are intact no more. Returns them, in the order in which they were added."""
+        """Mark the values with a byte in `place` as destroyed. Returns these values, in the order in which they were
+        added."""
         inside = self._sections_in(place)
         found = set[int]().union(*(self._covering[place.region, start] for start in inside))
         for vid in found:
@@ -150,7 +152,7 @@ class IntactValues:
             self._covering[place.region, start].discard(vid)
 
     def _sections_in(self, place: ByteRange) -> list[int]:
-        """The first bytes of the sections of `place`, which begin and end with it: others are divided there."""
+        """The first bytes of the sections of `place`; sections that cross an end of `place` are divided there."""
         if place.start >= place.end:
             return []
         starts = self._starts.setdefault(place.region, [])
@@ -158,7 +160,7 @@ class IntactValues:
         return starts[first:last]
 
     def _divide(self, region: int, starts: list[int], at: int) -> int:
-        """The index of the section that begins at byte `at`, which is made of the one around it if there is none."""
+        """The index of the section that begins at byte `at`; if there is none, the section around `at` is divided."""
         index = bisect_left(starts, at)
         if index == len(starts) or starts[index] != at:
             covering = self._covering[region, starts[index - 1]] if index else set[int]()

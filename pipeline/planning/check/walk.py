@@ -1,8 +1,8 @@
 """Check a plan: first its tables, then a walk through its calls with a shadow memory.
 
 The tables must know each vid, store each value once, and keep alignment, bounds and layouts. The planner reasons about
-lifetimes. The checker has none: it keeps the set of values whose bytes are intact, removes the values that each write
-destroys, and reports every read of a value that is not in the set.
+lifetimes; the checker does not use lifetimes. It keeps the set of values whose bytes are intact, removes the values
+that each write destroys, and reports every read of a value that is not in the set.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _given_layouts(plan: ExecutionPlan) -> list[str]:
 
 
 def _same_strides(slot: Slot, strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether two strides mean the same; those of axes of size 1 do not matter."""
+    """Whether two strides address the same elements; strides of axes of size 1 do not matter."""
     sizes = slot.spec.sizes
     pairs = zip(sizes, strides, wanted, strict=True)
     return 0 in sizes or all(size == 1 or own == other for size, own, other in pairs)
@@ -176,14 +176,15 @@ def _layouts(plan: ExecutionPlan) -> list[str]:
 
 
 def unused_bytes(plan: ExecutionPlan) -> list[str]:
-    """An arena that is larger than what lies in it, by more than an alignment."""
+    """An arena that is larger than its content by more than an alignment."""
     end = max((offset + plan.slots[vid].spec.nbytes for vid, offset in plan.offsets.items()), default=0)
     rounded = -(-end // plan.alignment) * plan.alignment
     return [f"the arena has {plan.arena_bytes} bytes, and its values end at {end}"] * (plan.arena_bytes > rounded)
 
 
 def wrong_peak(plan: ExecutionPlan) -> list[str]:
-    """A lower bound of the arena that is not what its values take: counted call by call, from who is read last."""
+    """A stated lower bound of the arena that is not the peak of its values, counted call by call from the last
+    reads."""
     roots = roots_of(plan)
     last = {roots[vid]: at for at, call in enumerate(plan.calls) for vid in (*call.out_vids, *call.in_vids)}
     last |= {roots[vid]: len(plan.calls) for vid in (*plan.outputs, *plan.updates.values())}
@@ -215,7 +216,7 @@ def outside(plan: ExecutionPlan) -> list[str]:
 
 def _alias_cycles(plan: ExecutionPlan) -> list[str]:
     circles: dict[int, bool] = {}
-    """By vid, whether its alias chain is a cycle, as far as it is known."""
+    """By vid, whether its alias chain is a cycle, where this is known already."""
     for start in plan.alias:
         vid, way = start, set[int]()
         while vid in plan.alias and vid not in circles and vid not in way:
@@ -365,7 +366,7 @@ class _Memory:
         return (own or (out == call.out_vids[0] and source in legal)) and alike and not _turns_axes(call)
 
     def _overwrites(self, call: KernelCall) -> dict[int, int]:
-        """By output, the operand of its own that it may be written over."""
+        """By output, the operand that the output may be written over."""
         positions = call.constraints.get("overwrites", ())
         if not isinstance(positions, tuple) or len(positions) != len(call.out_vids):
             return {}
