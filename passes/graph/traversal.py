@@ -258,7 +258,7 @@ class NearestSources(Generic[Place, Source]):
 
 
 def group_linked(links: Iterable[Sequence[int]]) -> list[list[int]]:
-    """The groups of numbers that `links` connect, directly or through others; each is sorted, and they are by their first."""
+    """The groups of numbers that `links` connect, directly or through others: sorted, in the order of their first."""
     parent: dict[int, int] = {}
 
     def root(number: int) -> int:
