@@ -1,11 +1,11 @@
 """plan.json and plan.bin: a plan as JSON, for tools and for diffs between releases, and plans as bytes, for runtimes
 without Python. docs/reference/formats.md and plan-format.md describe every field; `fields.py` has the table of both.
 
-What is read has to be written again as the same data, key by key and type by type, or byte by byte. So a reader takes
-no file of which it understands only a part, since an unknown field may change what a plan computes, and no two files
-mean one plan.
+A plan that is read must give the same data when it is written again, key by key and type by type, or byte by byte. So
+a reader refuses a file that it understands only in part, since an unknown field may change what a plan computes; and
+no two files hold the same plan.
 
-plan.bin has a header of 64 bytes, in which it says its size and its CRC-32, the table of texts, plans, and weights.
+plan.bin has a header of 64 bytes (size, CRC-32 and more), then the table of texts, the plans, and the weights.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pipeline.planning.fields import PLAN
 from pipeline.planning.plan import ExecutionPlan
 
 FORMAT_VERSION: Final = 3
-"""Of plan.json. Grows when a key comes, changes its meaning or goes away, since readers refuse what they do not know.
-Up to 2 calls of ONNX's operators had kinds of their own."""
+"""The version of plan.json. It grows when a key is added, changes its meaning or is removed, since readers refuse
+unknown keys. Up to version 2, calls of ONNX's operators had kinds of their own."""
 
 VERSION: Final = 3
-"""Of plan.bin. Grows with every change of the layout or of the kinds. Version 1 had no checksums of weights, and up to
-2 calls of ONNX's operators had kinds of their own."""
+"""The version of plan.bin. It grows with every change of the layout or of the kinds. Version 1 had no checksums of
+weights; up to version 2, calls of ONNX's operators had kinds of their own."""
 
 MAGIC: Final = b"ONNXLPLN"
 
 HEADER: Final = struct.Struct("<8sIIQII32x")
-"""Magic, version, CRC-32 of what follows it, bytes of the file, count of texts, alignment."""
+"""Magic, version, CRC-32 of all later bytes, bytes of the file, count of texts, alignment."""
 
 CHECKED_FROM: Final = 16
 """The first byte that the checksum covers."""
@@ -83,9 +83,9 @@ def _read_sound(
     refuse_other: Callable[[Raw, Content], None],
     plans_of: Callable[[Content], Sequence[ExecutionPlan]],
 ) -> Content:
-    """What `read(raw)` gives, if its plans are sound and it stands for `raw` as a whole.
+    """Return `read(raw)`, if its plans are sound and it holds all of `raw`.
 
-    `refuse_other` raises ValueError where the content, written again, is not `raw`.
+    `refuse_other` raises ValueError if the content, written again, differs from `raw`.
 
     Raises:
         SourceError: anything else; the message is one sentence.
@@ -109,7 +109,7 @@ def _refuse_other_json(data: Any, plan: ExecutionPlan) -> None:
 
 
 def _difference(found: Any, expected: Any, where: str) -> str:
-    """Where two JSON trees differ first, in a value or in its type; nothing for equal ones."""
+    """Where two JSON trees differ first, in a value or in its type; empty for equal trees."""
     if type(found) is not type(expected):
         return f"{where or 'it'} is {_short(found)}; expected {_short(expected)}"
     if isinstance(found, dict):
@@ -132,7 +132,7 @@ def _short(item: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
-    """The bytes of a weight, row after row: here in `data`, or `nbytes` from `offset` on in `file`.
+    """The bytes of a weight, row-major: in `data`, or `nbytes` of `file`, starting at `offset`.
 
     `file` is relative to the folder of the plan, or absolute.
     """
@@ -142,7 +142,7 @@ class StoredBytes:
     offset: int = 0
     nbytes: int = 0
     crc32: int = 0
-    """Of these bytes, as zlib counts it: it tells a wrong file, and is no protection against forgery."""
+    """The CRC-32 of the bytes (zlib's): it detects a wrong file, and is no protection against forgery."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The ExecutionPlan: every decision that a run needs, as data, for one concrete feed signature.
 
-It may hold a memory map: regions, which storage class is in which of them during which calls, and the copies between.
+A plan may hold a memory map: the regions, which storage class is in which region during which calls, and the copies
+between regions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SIZE: Final = re.compile(r"([0-9]{1,19})(B|KiB|MiB|GiB)")
 UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 ADDRESSES: Final = 2**63
-"""More bytes than that cannot be addressed, nor written into a plan.bin."""
+"""The most bytes that can be addressed, and written into a plan.bin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class MemoryMap:
 
     regions: tuple[MemoryRegion, ...]
     residences: tuple[Residence, ...]
-    """By root and time. Those of a root follow upon one another without a gap."""
+    """By root and time. The residences of a root follow one another without a gap."""
     pins: Mapping[int, int] = field(default_factory=dict)
     """{root: region}, as the caller asked."""
 
@@ -105,8 +106,8 @@ def check_regions(regions: Sequence[MemoryRegion]) -> None:
     """Check that a plan can be mapped to `regions`.
 
     Raises:
-        UsageError: there is none, a name that stands twice or that `--pin VALUE=REGION` cannot say, or a size that is
-            missing before the last region or that no machine can address.
+        UsageError: there is no region; a name occurs twice, or `--pin VALUE=REGION` cannot express it; or a size is
+            missing before the last region, or is more than a machine can address.
     """
     if not regions or not all(isinstance(region, MemoryRegion) for region in regions):
         raise UsageError(
@@ -130,14 +131,14 @@ def check_regions(regions: Sequence[MemoryRegion]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place in the slot table: what is bound to `vid` at run time."""
+    """An entry of the slot table: the value that is bound to `vid` at run time."""
 
     vid: int
     name: str
     spec: TensorSpec
     role: Role
     strides: tuple[int, ...] | None = None
-    """Traced strides of an input or stored value, in elements; None where it was contiguous."""
+    """Traced strides of an input or stored value, in elements; None if the value was contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +187,13 @@ class ExecutionPlan:
     bodies: Mapping[int, tuple[ExecutionPlan, ...]] = field(default_factory=dict)
     """{index of a call: the plans of its bodies}; each has an arena of its own."""
     graph_digest: str = ""
-    """By `digest_graph`: the plan is of this very graph. Empty in a plan that was put together by hand."""
+    """The `digest_graph` of the graph that the plan was made of. Empty in a plan that was put together by hand."""
     memory: MemoryMap | None = None
     """A map over several regions, for machines that have them; None for the one arena."""
     alignment: int = ALIGNMENT
-    """Offsets are multiples of so many bytes, a power of two: that of the device whose kernels read there."""
+    """Offsets are multiples of this number of bytes, a power of two that the kernels of the device ask for."""
     _roots: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Cache of `root`."""
+    """A cache for the method `root`."""
 
     def __post_init__(self) -> None:
         for name in ("slots", "calls", "order", "inputs", "outputs"):
@@ -278,7 +279,7 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall], alignment: int = ALIGNM
 
 
 def _blocks(graph: Graph, alias: Mapping[int, int], lives: Mapping[int, Lifetime]) -> list[Block]:
-    """One block per storage class that lives in the arena. An expanded view shows more bytes than its root has."""
+    """One block for each storage class in the arena. An expanded view shows more bytes than its root has."""
     return [
         Block(
             root,
@@ -297,7 +298,7 @@ def _slot(value: Value) -> Slot:
 def _feed_signature(graph: Graph, layouts: Mapping[int, Layout]) -> FeedSignature:
     """Inputs, then the weights without a payload that something reads.
 
-    States that are updated stay with the executor, so they are given once, and not with each feed.
+    States that runs update stay with the executor: they are given once, and not with each feed.
     """
     bound = {*graph.payloads, *graph.updates} - set(graph.inputs)
     read = {vid for op in graph.ops for vid in op.inputs} | {*graph.outputs, *graph.updates.values()}

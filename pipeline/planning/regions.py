@@ -1,13 +1,13 @@
-"""Who lives where in the arena of a plan and when, and a memory map over several regions, fast ones first.
+"""Which storage class is where in the arena of a plan, and when; and a memory map over several regions, fastest first.
 
-A storage class of the plan is a value with all that share its bytes. A machine with a small fast memory and a large
-one keeps in the fast one what the next calls need, so a storage class lives in one region after the other. Each
-change is a move, a copy before a call: a spill to a slower region, a fill to a faster one. The map is data for
-compilers and simulators; this runtime runs in one arena and does not read it. Inputs and stored values stay where the
-caller has them.
+A storage class of the plan is a value with all values that share its bytes. A machine with a small fast memory and a
+large slow memory keeps in the fast memory what the next calls need, so a storage class moves between regions. Each
+move is a copy before a call: a spill to a slower region, a fill to a faster region. The map is data for compilers and
+simulators; this runtime runs in one arena and does not read the map. Inputs and stored values stay where the caller has
+them.
 
-The first region is filled as a cache is whose future is known: what is read last makes room for others. Time is
-counted in half calls, so that at a move both places are taken: no two moves before a call are in each other's way.
+The first region is filled like a cache whose future is known: the class that is read last is evicted first. Time is
+counted in half calls, so that during a move both places are taken, and moves before the same call do not collide.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Occupant:
     offset: int
     nbytes: int
     life: Lifetime
-    """What leaves the graph, or is the new value of a state, lives to the number of calls."""
+    """The life of a graph output, and of the new value of a state, ends at the number of calls."""
     calls: tuple[int, ...]
     """The calls that read or write it, in order."""
 
 
 @expects(plan=a(ExecutionPlan, "an ExecutionPlan"))
 def occupants(plan: ExecutionPlan) -> dict[int, Occupant]:
-    """By root, in the order of offsets in the plan; those without bytes are left out."""
+    """By root, in the order of offsets in the plan; classes without bytes are left out."""
     calls: dict[int, list[int]] = {root: [] for root in plan.offsets}
     for at, call in enumerate(plan.calls):
         for root in {plan.root(vid) for vid in (*call.in_vids, *call.out_vids)} & calls.keys():
@@ -82,7 +82,8 @@ SHOWN: Final = 3
 def map_memory(
     plan: ExecutionPlan, regions: Sequence[MemoryRegion], pins: Mapping[str, str] | None = None
 ) -> ExecutionPlan:
-    """`plan` with a memory map. `pins` are {name of a value: name of the region that holds it as long as it lives}.
+    """`plan` with a memory map. `pins`: {name of a value: name of the region that holds the value during its whole
+    life}.
 
     Raises:
         UsageError: a pin of a value or region that is not there, or regions that are too small or that
@@ -119,7 +120,7 @@ def map_memory(
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Calls `first` to `last` in the life of a storage class, in one region; `life` is the whole of it."""
+    """Calls `first` to `last` in the life of a storage class, in one region; `life` is the whole life."""
 
     root: int
     nbytes: int
@@ -175,7 +176,7 @@ def _place_pinned(
 def _place(
     spans: Sequence[_Span], room: int | None, base: int, region: int, alignment: int
 ) -> tuple[list[Residence], list[_Span]]:
-    """Residences for the spans that fit into `room` bytes from `base` on, and the spans that do not."""
+    """Residences for the spans that fit into `room` bytes starting at `base`, and the spans that do not fit."""
     offsets, _ = assign_offsets([Block(at, span.nbytes, span.taken) for at, span in enumerate(spans)], alignment)
     fits = [room is None or offsets[at] + span.nbytes <= room for at, span in enumerate(spans)]
     placed = [
@@ -202,7 +203,7 @@ def _whole_lives(stays: Sequence[Occupant]) -> list[_Span]:
 
 
 def _spans_in_cache(stays: Sequence[Occupant], room: int, alignment: int) -> list[_Span]:
-    """When each class is in a cache of `room` bytes, as far as all calls can have their operands there."""
+    """When each class is in a cache of `room` bytes, if all calls can have their operands there."""
     by_call: dict[int, list[Occupant]] = {}
     for stay in stays:
         for call in stay.calls:
@@ -224,17 +225,17 @@ def _spans_in_cache(stays: Sequence[Occupant], room: int, alignment: int) -> lis
 
 @dataclass(slots=True)
 class _Cache:
-    """What the first region holds now, and the spans of what it has held."""
+    """The current content of the first region, and the spans of its earlier content."""
 
     room: int
     alignment: int
     used: int = 0
-    """Whole multiples of the alignment, as a packing takes them."""
+    """The bytes in use; those of each class are rounded up to the alignment."""
     since: dict[int, tuple[Occupant, int]] = field(default_factory=dict)
     spans: list[_Span] = field(default_factory=list)
 
     def hold(self, stay: Occupant, call: int, kept: set[int]) -> bool:
-        """Bring a class in for `call`, which evicts others, but none of `kept`; False where there is no room."""
+        """Bring a class in for `call`, and evict other classes, but none of `kept`; False if there is no room."""
         if stay.root in self.since:
             return True
         needed = self.used + align(stay.nbytes, self.alignment) - self.room
@@ -245,7 +246,8 @@ class _Cache:
         return True
 
     def _evict(self, nbytes: int, call: int, kept: set[int]) -> bool:
-        """Free `nbytes` or more, of what is needed last first, but of none of `kept`; False where that cannot be."""
+        """Evict the classes that are needed last, but none of `kept`, until `nbytes` are free; False if that is
+        impossible."""
         rest = [other for root, (other, _) in self.since.items() if root not in kept]
         if sum(align(block.nbytes, self.alignment) for block in rest) < nbytes:
             return False
@@ -265,13 +267,13 @@ class _Cache:
 
 
 def _next_call(stay: Occupant, call: int) -> int:
-    """The first call from `call` on that needs a class; the end of its life where none does."""
+    """The first call that needs a class, at `call` or later; the end of the class's life if none does."""
     at = bisect_left(stay.calls, call)
     return stay.calls[at] if at < len(stay.calls) else stay.life.last + 1
 
 
 def _complement(stays: Sequence[Occupant], residences: Sequence[Residence]) -> list[_Span]:
-    """The parts of all lives that are in no region yet."""
+    """The parts of all classes' lives that are in no region yet."""
     by_root: dict[int, list[Residence]] = {}
     for residence in sorted(residences, key=lambda residence: residence.first):
         by_root.setdefault(residence.root, []).append(residence)

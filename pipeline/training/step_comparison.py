@@ -1,4 +1,4 @@
-"""A train step against eager torch: from the same states, on the same batch, which value is the first that differs."""
+"""Compare a train step with eager torch: from the same states, on the same batch, the first value that differs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ its own size, so an element whose gradient is rounding moves by the whole learni
 
 @dataclass(frozen=True, slots=True)
 class StepComparison:
-    """What a step of a program and one of eager torch have in common.
+    """The result of comparing a step of a program with a step of eager torch.
 
     Args:
-        step: its number, from 1.
+        step: the number of the step, from 1.
         compared: how many values: the loss, buffers, moments, parameters.
-        name: the first of them that differs, such as `module.fc.weight`; "" where none does.
-        errors: its distance from eager torch.
-        op: the first op of the step whose result differs from torch's operator, where one does.
+        name: the first value that differs, such as `module.fc.weight`; "" if none does.
+        errors: the distance of this value from eager torch.
+        op: the first op of the step whose result differs from torch's operator, if one does.
     """
 
     step: int
@@ -94,7 +94,7 @@ def _eager_values(
     max_norm: float | None,
     max_value: float | None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The loss, and what parameters, buffers and moments are after a step of torch."""
+    """The loss, and the values of parameters, buffers and moments after a step of torch."""
     module, optimizer = copy.deepcopy((program.module, program.optimizer))  # together, so that they share parameters
     states = program.state_dict()
     module.load_state_dict(states["module"])

@@ -25,7 +25,7 @@ from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import BatchLayout, LossFunction
 
 Clipping = Literal["none", "norm", "value"]
-"""What of the gradients has a limit: the norm of all of them, or the size of each element."""
+"""The quantity of gradients that has a limit: the norm of all gradients, or the size of each element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class StepFunction:
     loss: LossFunction
     layout: BatchLayout
     names: tuple[str, ...]
-    """Of parameters and buffers."""
+    """The names of parameters and buffers."""
     trained: int
-    """How many of them are trained."""
+    """How many parameters are trained."""
     buffers: tuple[str, ...]
     clips: Clipping = "none"
     checks_gradients: bool = False
     until_loss: bool = False
-    """Whether the loss is all that is asked for: no gradient is computed."""
+    """Whether only the loss is computed, and no gradient."""
     exported: nn.Module | None = None
-    """What is called in place of the module: the same as a graph of torch.export."""
+    """The callable in place of the module: the module as a graph of torch.export."""
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor | None]:
         given = dict(zip(self.names, tensors, strict=False))
@@ -84,7 +84,7 @@ class StepFunction:
         return [found, norm, *gradients, *after]
 
     def compute_loss(self, stored: Mapping[str, torch.Tensor], batch: Sequence[torch.Tensor]) -> None:
-        """Compute the loss by plain torch on copies of what is stored, for the error that this may give."""
+        """Compute the loss by plain torch on copies of parameters and buffers, for the error that torch may raise."""
         copies = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in stored.items()}
         attributes = ModuleAttributes(self.module)
         with (
@@ -251,7 +251,7 @@ def _places(attributes: Mapping[str, Any], wanted: Mapping[int, object]) -> list
 
 
 def _swap(held: Any, new: Mapping[int, Any]) -> Any:
-    """What stands for a tensor; for a tuple one with other tensors in it, or the tuple itself where it has none."""
+    """The replacement of a tensor; of a tuple, a tuple with replaced tensors, or the same tuple if it holds none."""
     if not isinstance(held, tuple):
         return new.get(id(held), held)
     parts = tuple(_swap(part, new) if isinstance(part, torch.Tensor | tuple) else part for part in held)

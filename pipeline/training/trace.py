@@ -2,8 +2,8 @@
 
 torch's `make_fx` records what a function calls on fake tensors; autograd runs inside of it, so the backward operators
 are recorded after the forward ones. Functionalizing it makes values of all writes: a BatchNorm's running statistics
-are results of the graph. Nothing of the module is run with real numbers, and no random number is drawn, unless the
-recording fails: then plain torch says on copies whether the module and the batch are at fault.
+are results of the graph. The module is not run on real data, and no random value is drawn, unless the
+recording fails: then plain torch shows on copies whether the module or the batch is at fault.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class TracedStep:
     layout: BatchLayout
     loss: Node
     gradients: tuple[Node, ...]
-    """Of `params`, in their order."""
+    """The gradients of `params`, in the same order."""
     updates: Mapping[str, Node]
     """{buffer that the forward pass writes to: its value afterwards}."""
     norm: Node | None = None
-    """The norm of all gradients, where they are clipped or checked."""
+    """The norm of all gradients, if they are clipped or checked."""
     limit: Node | None = None
-    """What gradients are clipped to."""
+    """The limit of gradients."""
     unreached: tuple[str, ...] = ()
     """Parameters that ask for a gradient and get none."""
 
@@ -163,7 +163,7 @@ def _record(
     others: Sequence[torch.Tensor],
     attributes: ModuleAttributes,
 ) -> tuple[GraphModule, frozenset[str]]:
-    """The recorded step, and the names of the stored tensors by whose numbers Python decided something.
+    """The recorded step, and the names of the stored tensors whose values Python branched on.
 
     What cannot be recorded as it is written is first made a graph by torch.export.
     """
@@ -204,9 +204,9 @@ def _record_twice(
     """Record the step, and call forward and loss again.
 
     Raises:
-        Unsupported: the second call has other operators or numbers, or the first has left it something.
+        Unsupported: the second call has other operators or arguments, or reads something that the first call left.
     """
-    attributes.put_back()  # what an attempt that failed has left
+    attributes.put_back()  # left over from an attempt that failed
     random = RandomGuard()
     try:
         log = CallLog(random)
@@ -216,7 +216,7 @@ def _record_twice(
         attributes.take_out(log.is_constant)
         if log.are_remains_constant:
             attributes.clear_caches()
-        # A branch that a random number takes may be the same the second time.
+        # A branch that a random value takes may be the same the second time.
         for _ in range(8 if attributes.drew_numbers else 1):
             again = CallLog(random, log, attributes.name_of, lambda: attributes.left)
             _call_again(step, stored, others, attributes.name_of, again)
@@ -268,7 +268,7 @@ def _record_as_written(
     log: CallLog | None = None,
     name_of: Callable[[object], str] = lambda _: "",
 ) -> tuple[GraphModule, KnownValues]:
-    """The recorded step, and what is known of its numbers; `name_of` names attributes."""
+    """The recorded step, and the known values of its tensors; `name_of` names attributes."""
     known = KnownValues(name_of)
     with _recording(notes):
         function = _functional_step(step, stored, known, name_of, log)

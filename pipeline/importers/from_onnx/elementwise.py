@@ -72,7 +72,7 @@ def modulo(node: Node) -> None:
 
 
 def power(node: Node) -> None:
-    """The result has the dtype of the base; x², x³ and other constant exponents are numbers of the call."""
+    """The result has the dtype of the base; constant exponents, as in x² and x³, are arguments of the call."""
     base, exponent = node.spec(0), node.spec(1)
     number = node.constant(1)
     if "float" in base.dtype and number is not None and number.size == 1 and number.ndim <= base.rank:
@@ -153,7 +153,8 @@ def cast_to(node: Node, to: str) -> None:
 
 
 def clip(node: Node) -> None:
-    """Constant bounds become numbers of the call, unless the dtype cannot reach them; computed ones are min(max(x))."""
+    """Constant bounds become arguments of the call, unless the dtype cannot reach them; for computed bounds,
+    min(max(x))."""
     if all(not node.has(index) or node.constant(index) is not None for index in (1, 2)):
         bounds = {"min": read_bound(node, 1, "min", -math.inf), "max": read_bound(node, 2, "max", math.inf)}
         node.emit_clamp(node.operand(0), bounds["min"], bounds["max"])

@@ -1,4 +1,4 @@
-"""Compute small nodes of known numbers with numpy, so that shapes, ranges and masks are constants of the graph.
+"""Compute small nodes whose inputs are known with numpy, so that shapes, ranges and masks are constants of the graph.
 
 Everything here is exact: integers, booleans, copies, and the operations that IEEE 754 rounds correctly. A float tensor
 is folded only while it is tiny (a scale, a bound), since a larger one is a weight, and weights keep their name.
@@ -107,7 +107,7 @@ def cast_like(inputs: Inputs, attributes: Attributes) -> np.ndarray:
 
 
 def convert(array: np.ndarray, dtype: np.dtype, attributes: Attributes) -> np.ndarray:
-    """Casts to float8 saturate, as ONNX's default asks; numpy makes NaN or infinity of numbers that are too large."""
+    """Casts to float8 saturate, as ONNX's default asks; numpy makes NaN or infinity of values that are too large."""
     saturates = attributes.flag("saturate", True)
     attributes.settle("round_mode")
     if saturates and dtype.name.startswith("float8"):

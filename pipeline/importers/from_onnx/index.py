@@ -24,7 +24,7 @@ from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
 
 def one_hot(node: Node) -> None:
-    """Off everywhere but where the place is the index; an index that is out of range is on nowhere."""
+    """The off value everywhere except where the position is the index; an index out of range gives no on value."""
     axis, out = node.attributes.integer("axis", -1) % node.output().rank, node.output()
     node.settle_inputs(1)  # the depth is a size of the output
     depth, indices = out.sizes[axis], node.spec(0)
@@ -93,7 +93,7 @@ def gather_nd(node: Node) -> None:
 
 
 def coordinates(node: Node) -> tuple[int, ...]:
-    """The numbers along the last axis of input 1, each as a tensor of its own."""
+    """The elements along the last axis of input 1, each as a tensor of its own."""
     spec = node.spec(1)
     names = [node.fresh(f"{node.input_names[1]}.{axis}") for axis in range(spec.sizes[-1])]
     outputs = [(name, TensorSpec(spec.shape[:-1], spec.dtype)) for name in names]

@@ -237,7 +237,7 @@ def import_fallback(node: Node, pending: PendingNode) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
-    """Nodes that are run in order, the values that are asked for, and the stored values that all may read."""
+    """Nodes in the order of execution, the requested values, and the stored values that nodes may read."""
 
     name: str
     nodes: Sequence[PendingNode]
@@ -254,17 +254,17 @@ class NodeList:
 
 @dataclass(frozen=True, slots=True)
 class StaticPart:
-    """A Graph of the first nodes, and what is left."""
+    """A Graph of the first nodes, and the rest of the nodes."""
 
     graph: Graph
     constants: Mapping[str, np.ndarray]
     """Values that the nodes of the graph make, and that are known without a run."""
     rest: Sequence[PendingNode]
-    """The first node that is not in the graph, and all after it."""
+    """The first node that is not in the graph, and all later nodes."""
     begins: bool
     """Whether the graph has at least the first node."""
     fixed: Mapping[str, np.ndarray]
-    """Values whose numbers, and not their shapes alone, the graph follows from."""
+    """Values whose elements, and not only their shapes, determine the graph."""
 
 
 def import_static_part(part: NodeList, values: Mapping[str, Any], fixed: Collection[str] = ()) -> StaticPart:
@@ -299,7 +299,8 @@ def import_static_part(part: NodeList, values: Mapping[str, Any], fixed: Collect
 
 
 def tensor_spec(value: object) -> TensorSpec | None:
-    """The spec of an array; None for what the IR does not have: sequences, optionals, strings, types below a byte."""
+    """The spec of an array; None for values that the IR does not have: sequences, optionals, strings, types below a
+    byte."""
     if not isinstance(value, np.ndarray) or value.dtype.name not in DTYPE_BITS:
         return None
     return TensorSpec(value.shape, value.dtype.name)

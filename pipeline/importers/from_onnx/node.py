@@ -1,7 +1,7 @@
 """One ONNX node as the family files see it: operands, constants and attributes in; IR ops out.
 
-A NameScope maps names to vids. A stored value is added to the graph when an op first reads it, so one that only gives a
-shape or a bound is not in the graph.
+A NameScope maps names to vids. A stored value is added to the graph when an op first reads it, so a stored value that
+only gives a shape or a bound is not in the graph.
 """
 
 from __future__ import annotations
@@ -219,15 +219,15 @@ class Node:
         return self.scope.resolved.specs[self.output_names[index]]
 
     def constant(self, index: int) -> np.ndarray | None:
-        """The numbers of input `index`; None if it is left out, or known only at run time."""
+        """The elements of input `index`; None if it is left out, or known only at run time."""
         self._read_inputs.add(index)
         return self.scope.resolved.constant(self.input_names[index]) if self.has(index) else None
 
     def need_constant(self, index: int, what: str) -> np.ndarray:
-        """The numbers of input `index`, which says `what`.
+        """The elements of input `index`; `what` describes the input in the error.
 
         Raises:
-            Unsupported: they are known only at run time.
+            Unsupported: the elements are known only at run time.
         """
         array = self.constant(index)
         if array is None:
@@ -290,7 +290,8 @@ class Node:
     def emit_conversion(self, vid: int, *, saturates: bool = True) -> None:
         """Add the op that makes output 0 of `vid`, in the output's dtype.
 
-        saturates: a number that a float8 type cannot hold becomes its largest one, as ONNX asks by default.
+        saturates: a value that a float8 type cannot hold becomes the largest value of the type, as ONNX asks by
+            default.
         """
         dtype = self.output().dtype
         if dtype.startswith("float8") and "float" in self.vid_spec(vid).dtype:
@@ -306,7 +307,7 @@ class Node:
             self.alias(vid)
 
     def limits(self, low: float, high: float) -> dict[str, Attr]:
-        """The limits that numbers of the output's dtype can reach; the other ones limit nothing."""
+        """The limits, without those that no value of the output's dtype can reach: these limit nothing."""
         least, most = range_of(self.output().dtype)
         return {**({"min": low} if low >= least else {}), **({"max": high} if high <= most else {})}
 
@@ -321,7 +322,7 @@ class Node:
         return self.scope.emit(kind, inputs, outputs, attrs or {}, **self._source(kind))
 
     def _source(self, kind: str) -> dict[str, str]:
-        """What an op of this node says of it."""
+        """The fields of an op that describe this node: name, type, origin."""
         return {"name": self.name, "node_type": "" if kind == self.kind else self.kind, "origin": self._origin}
 
     def constant_operand(self, array: np.ndarray) -> int:
@@ -352,7 +353,7 @@ class Node:
 
 
 Importer = Callable[[Node], None]
-"""What a family file has for an op type: it adds the ops that make the node's outputs."""
+"""An entry of a family file for an op type: a function that adds the ops that make the node's outputs."""
 
 
 def call(operator: str) -> Importer:

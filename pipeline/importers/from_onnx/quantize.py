@@ -1,6 +1,6 @@
 """Quantized operators, in floating point: each is a chain of casts, products and roundings, as the standard defines it.
 
-Products of quantized numbers are exact in float64, so integer products are computed there.
+Products of integers are exact in float64, so integer products are computed in float64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def dequantize_linear(node: Node) -> None:
 
 
 def places_of_scales(node: Node) -> dict[str, Attr]:
-    """The axis along which there are several scales, and how many places share one; nothing for one scale."""
+    """The axis along which there are several scales, and how many positions share a scale; empty for a single scale."""
     spec, scale = node.spec(0), node.spec(1)
     axis = node.attributes.integer("axis", 1) % max(spec.rank, 1)
     block = node.attributes.integer("block_size")
@@ -63,7 +63,7 @@ def less_zero_point(node: Node, place: int, zero: int, sizes: Sequence[int] | No
 
 
 def spread(numbers: Term, sizes: Sequence[int] | None) -> Term:
-    """One number without axes, several in the shape `sizes`, where that is given."""
+    """A single value without axes; several values in the shape `sizes`, if given."""
     if numbers.spec.numel == 1:
         return shaped(numbers, ())
     return numbers if sizes is None else shaped(numbers, sizes)

@@ -1,4 +1,4 @@
-"""Replace one node by others that mean the same.
+"""Replace one node by nodes that compute the same.
 
 An If becomes the branch that it takes, a function the body that the standard gives it, an attention of onnxruntime its
 products and softmax, and an operator before opset 7 what opset 7 has for it. Every value inside of a body gets a name
@@ -116,7 +116,8 @@ def function_nodes(node: PendingNode, specs: Specs, fresh: Fresh) -> list[Pendin
 
 
 def has_body(node: PendingNode) -> bool:
-    """Whether other nodes may stand for it: the standard defines it as a function, or onnxruntime adds it."""
+    """Whether other nodes may replace it: the standard defines its operator as a function, or onnxruntime adds the
+    operator."""
     if node.proto.domain == "com.microsoft":
         return True
     schema: Any = schema_of(node.proto.op_type, node.proto.domain, node.opset)  # the stubs of onnx lack its bodies
@@ -148,7 +149,8 @@ def _body_of(schema: Any, node: PendingNode, specs: Specs) -> onnx.FunctionProto
 def _with_attributes(
     node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto], caller: onnx.NodeProto
 ) -> onnx.NodeProto:
-    """`node` with what the caller gives in place of the attributes that refer to it, also in bodies inside of it."""
+    """`node` with the values of the caller's attributes in place of references to these, also in bodies inside of
+    it."""
     resolved = []
     for attribute in node.attribute:
         if attribute.ref_attr_name:
@@ -210,7 +212,7 @@ OPSET = 23
 def attention_nodes(
     node: PendingNode, specs: Specs, constants: Callable[[str], np.ndarray | None], fresh: Fresh
 ) -> list[PendingNode] | None:
-    """An attention of onnxruntime as the step decompose-attention takes it apart; None of other nodes.
+    """An attention of onnxruntime as the nodes that the step decompose-attention makes of it; None for other nodes.
 
     None too where the step leaves the node as it is.
     """
@@ -247,10 +249,10 @@ Adapter = Callable[[onnx.NodeProto, Specs, Fresh], list[onnx.NodeProto]]
 
 
 def modern_nodes(node: PendingNode, specs: Specs, fresh: Fresh) -> list[PendingNode] | None:
-    """The nodes of opset 7 that mean what `node` means in its opset; None where its opset is 7 or later.
+    """The nodes of opset 7 that compute what `node` computes in its opset; None if its opset is 7 or later.
 
     Raises:
-        Unsupported: an attribute that opset 7 has no words for.
+        Unsupported: an attribute that opset 7 cannot express.
     """
     opset = node.opsets.get("", OLDEST_WITH_BROADCASTING)
     if opset >= OLDEST_WITH_BROADCASTING:

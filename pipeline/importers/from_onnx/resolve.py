@@ -1,4 +1,4 @@
-"""Resolve every value before any op is built: its static spec, and its numbers where they are small.
+"""Resolve every value before any op is built: its static spec, and its elements if they are known and few.
 
 One walk in the order of the nodes. A node with known inputs is folded; the output shapes of any other are inferred from
 its inputs, or else taken from the model's own value_info. An If whose condition is known is replaced by the branch
@@ -45,12 +45,12 @@ class Scope:
     name: str
     nodes: Sequence[PendingNode]
     inputs: Mapping[str, TensorSpec | None]
-    """Of the caller, by name; None where a shape is not whole."""
+    """The specs of inputs from the caller, by name; None if a shape is incomplete."""
     outputs: Sequence[str]
     """The values that are asked for."""
     stored: Mapping[str, Stored]
     fixed: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Inputs with known numbers."""
+    """Inputs with known values."""
     notes: Mapping[str, onnx.ValueInfoProto] = field(default_factory=dict)
     """What the model itself says about shapes."""
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -65,9 +65,9 @@ class Rules:
     known: Collection[str]
     """The op types that have an importer."""
     fallback: bool = False
-    """Whether such a node may be run by another runtime, as an op of its own."""
+    """Whether another runtime may run such a node, as an op of its own."""
     stops: bool = False
-    """Whether to stop before the first node that cannot be part of a plan, and leave it and all later ones."""
+    """Whether to stop before the first node that cannot be part of a plan, and leave all nodes starting there."""
     refused: Collection[str] = ()
     """Identities of nodes that their importer did not take."""
 
@@ -78,34 +78,34 @@ class Resolved:
 
     stored: Mapping[str, Stored]
     specs: dict[str, TensorSpec] = field(default_factory=dict)
-    """Of every tensor; all static once `resolve` has returned."""
+    """The spec of every tensor; all static after `resolve` returned."""
     constants: dict[str, np.ndarray] = field(default_factory=dict)
-    """Numbers of Constant nodes and of folded nodes."""
+    """The values of Constant nodes and of folded nodes."""
     roots: dict[str, str] = field(default_factory=dict)
-    """The output of an Identity → the value that it is another name of."""
+    """The output of an Identity → its input, under which the value is known."""
     sequences: dict[str, TensorSequence] = field(default_factory=dict)
     """A sequence that SplitToSequence makes → its tensors."""
     narrow: dict[str, str] = field(default_factory=dict)
-    """Values of types below a byte, which the graph holds in bytes → these types."""
+    """Values of types below a byte → their types; the graph holds such values in bytes."""
     nodes: list[PendingNode] = field(default_factory=list)
     """In order; an If is replaced by the branch that it takes, a function by its body."""
     fallbacks: set[str] = field(default_factory=set)
     """Identities of the nodes that another runtime computes."""
     rest: list[PendingNode] = field(default_factory=list)
-    """The nodes from the first that cannot be part of a plan on."""
+    """The first node that cannot be part of a plan, and all later nodes."""
     needs: list[str] = field(default_factory=list)
-    """Values whose numbers that node needs, and which nothing knows so far."""
+    """Values whose elements the first node of `rest` needs, and which are not known so far."""
 
     def root(self, name: str) -> str:
         return self.roots.get(name, name)
 
     def constant(self, name: str) -> np.ndarray | None:
-        """The numbers of `name`, of any size, if they are known and may not change."""
+        """The elements of `name`, however many, if they are known and may not change."""
         root = self.root(name)
         return self.stored[root].constant() if root in self.stored else self.constants.get(root)
 
     def small(self, name: str) -> np.ndarray | None:
-        """The numbers of `name` if it may be folded; a large initializer is not even read."""
+        """The elements of `name` if it may be folded; a large initializer is not even read."""
         spec = self.specs.get(name)
         if spec is None or not spec.is_static or not foldable(spec.numel, spec.dtype):
             return None
@@ -167,7 +167,7 @@ class Resolver:
         return found
 
     def _replacement(self, node: PendingNode) -> list[PendingNode] | None:
-        """The nodes that stand for `node`; None where it stands for itself."""
+        """The nodes that replace `node`; None if it is not replaced."""
         if node.key == "If":
             condition = self._found.small(node.proto.input[0])
             return None if condition is None else branch_nodes(node, bool(condition.item()), self._fresh)
@@ -188,7 +188,7 @@ class Resolver:
         return {name: spec for name, spec in self._found.specs.items() if spec.is_static}
 
     def _take(self, node: PendingNode) -> bool:
-        """Resolve the outputs of `node`; False where the walk stops before it."""
+        """Resolve the outputs of `node`; False if the walk stops before it."""
         if not self._rules.stops:
             if not self._fold_node(node):
                 self._shapes(node)
@@ -257,7 +257,7 @@ class Resolver:
         return True
 
     def _known_inputs(self, node: PendingNode) -> list[np.ndarray | None]:
-        """The numbers of each input, where they may be folded; CastLike reads no more than the type of its second."""
+        """The elements of each input, if it may be folded; CastLike reads only the type of its second input."""
         found = self._found
         arrays = [found.small(name) if name else None for name in node.proto.input]
         if node.key == "CastLike":
@@ -331,7 +331,7 @@ class Resolver:
         )
 
     def _is_read_by_places(self, sequence: str) -> bool:
-        """Whether all that reads the sequence takes one tensor out of it, at a place that is known beforehand."""
+        """Whether every consumer of the sequence takes one tensor out of it, at a known index."""
         readers = [node for node in self._scope.nodes if sequence in node.proto.input]
         return sequence not in self._scope.outputs and all(
             node.key == "SequenceAt" and self._found.constant(node.proto.input[1]) is not None for node in readers
@@ -359,7 +359,7 @@ class Resolver:
     def _note(self, name: str, spec: TensorSpec | None) -> None:
         if spec is not None:
             self._found.specs[name] = spec
-        # What nothing reads needs no shape, such as the mask of a Dropout.
+        # A value that nothing reads needs no shape, such as the mask of a Dropout.
         if (spec is None or not spec.is_static) and name in self._read:
             self._open[name] = f"{name!r}: {spec.dtype}{list(spec.shape)}" if spec else f"{name!r}: nothing known"
 

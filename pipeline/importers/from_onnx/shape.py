@@ -1,4 +1,4 @@
-"""Ops that move elements without reading their numbers, as calls of torch. Shapes, axes and bounds are known.
+"""Ops that only move elements, as calls of torch. Shapes, axes and bounds are known.
 
 The first functions are moves that other families use too: `reshape` and the like add an op and return its result,
 `emit_reshape` and the like make output 0. Axes count from the front.
@@ -77,7 +77,8 @@ def split(node: Node, vid: int, axis: int, sizes: Sequence[int], names: Sequence
 
 
 def by_range(sizes: Sequence[int], axis: int, taken: range) -> list[Move]:
-    """Take the places of a range along an axis. Torch has no negative steps: it takes them forwards, and flips."""
+    """Take the positions of a range along an axis. Torch has no negative steps: the range is taken forwards, then
+    flipped."""
     if taken == range(sizes[axis]):
         return []
     forwards = (taken if taken.step > 0 else taken[::-1]) or range(0)
@@ -88,7 +89,7 @@ def by_range(sizes: Sequence[int], axis: int, taken: range) -> list[Move]:
 
 
 def by_places(node: Node, sizes: Sequence[int], axis: int, places: np.ndarray) -> Move:
-    """Take constant places of an axis, which has the shape of `places` then."""
+    """Take constant positions of an axis; the shape of `places` replaces the axis."""
     result = (*sizes[:axis], *places.shape, *sizes[axis + 1 :])
     return (INDEX, (node.constant_operand(places),), result, index_attrs(axis))
 

@@ -1,6 +1,6 @@
 """Read a model and its nodes. Functions are inlined, and initializers reference their bytes, which are never copied.
 
-Of a node: its attributes by type, its kind, its torch module. Of an element type: its name in the IR.
+For a node: its attributes by type, its kind, its torch module. For an element type: its name in the IR.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ class Stored:
     payload: Payload | None
     trainable: bool
     narrow: str = ""
-    """Its type in the model, where that is below a byte: the payload has one number in each byte."""
+    """Its type in the model, if that is below a byte: then the payload has one element in each byte."""
 
     def constant(self) -> np.ndarray | None:
-        """The numbers, if they are known and may not change."""
+        """The elements, if they are known and may not change."""
         return None if self.trainable or self.payload is None else self.payload.numpy()
 
 
@@ -175,7 +175,7 @@ def read_initializers(
 
 
 def payload_of(proto: TensorProto, folder: Path | None, files: FileMaps) -> Payload | None:
-    """None where the model names a tensor without its numbers, and where its data file is not there."""
+    """The payload of a tensor; None if the model has no data for it, or its data file is missing."""
     if proto.data_location == TensorProto.EXTERNAL:
         return external_payload(proto, folder, files)
     typed = (proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data)
@@ -309,7 +309,7 @@ def is_ir_type(element: int) -> bool:
 
 
 def wider_type(element: int) -> str:
-    """The IR's type that holds a type below a byte, one number in each byte; empty for other types."""
+    """The IR's type that holds a type below a byte, one element in each byte; empty for other types."""
     return WIDER.get(element, "")
 
 

@@ -18,13 +18,13 @@ from pipeline.importers.from_onnx.source import Attributes, element_type, ir_dty
 from pipeline.ir.graph import Dim, TensorSpec
 
 Constants = Mapping[str, np.ndarray]
-"""Inputs of a node with small known numbers."""
+"""Inputs of a node whose elements are known and few."""
 
 
 def declared_spec(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:
     """The spec that a ValueInfoProto declares, named sizes bound by `dims`; None where it is incomplete.
 
-    A size without a number or a name is the name "?".
+    A size with neither a value nor a name has the name "?".
     """
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.elem_type:
         return None
@@ -225,7 +225,7 @@ def product_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str,
 
 
 def unpacked_product_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
-    """MatMulNBits: a row of N numbers for each row of x."""
+    """MatMulNBits: a row of N elements for each row of x."""
     x = specs[node.input[0]]
     return {node.output[0]: TensorSpec((*x.shape[:-1], Attributes(node).integer("N")), x.dtype)}
 

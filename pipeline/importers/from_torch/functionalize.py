@@ -276,7 +276,7 @@ def _is_identity(node: Node, given: Node) -> bool:
 
 
 def _view_facts(tensor: torch.Tensor) -> tuple[str, ...]:
-    """What decides how a tensor reads its memory: dtype, conjugation, sign, offset, sizes and strides."""
+    """The facts that decide how a tensor reads its memory: dtype, conjugation, sign, offset, sizes and strides."""
     return *map(str, (tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.storage_offset())), *as_written(tensor)
 
 

@@ -21,14 +21,14 @@ from pipeline.ir.graph import parts
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """The results of a call that has more than one, in order; None for one that is no tensor."""
+    """The results of a call that has several, in order; None for a result that is no tensor."""
 
     vids: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number, or nothing."""
+    """A number, or None."""
 
     item: Attr
 
@@ -47,7 +47,8 @@ class Arguments:
         self._meaning = meaning
 
     def read(self, node: Any, operator: Operator) -> dict[str, Attr]:
-        """The arguments of `node` by name, in the order of the schema; None where that is the default is left out.
+        """The arguments of `node` by name, in the order of the schema; an argument that is None by default and None
+        here is left out.
 
         Raises:
             Unsupported: an argument that the IR cannot hold.

@@ -54,7 +54,7 @@ class Tensors:
         """A number, or how it follows from named dims.
 
         Raises:
-            Unsupported: it follows from the numbers in a tensor.
+            Unsupported: it follows from the elements of a tensor.
         """
         dim = self._dim(number)
         return SymExpr(dim) if isinstance(dim, str) else dim
@@ -126,7 +126,7 @@ class TensorPayload:
 
 
 Step = tuple[int, int, int]
-"""How far one step goes, in bytes, and how many there are at least and at most."""
+"""A step in memory: its bytes, and the least and the greatest number of such steps."""
 
 
 def memory_of(item: object) -> int | None:

@@ -1,7 +1,7 @@
 """Check a plan: its tables, the place of each value, the elements of each view, and a walk with a shadow memory.
 
 The checker shares no code with the planner (it reads the plan's tables, and uses neither the plan's methods nor the
-layout rules). It always runs. `check_against` holds a plan against the graph that it was made of.
+layout rules). It always runs. `check_against` compares a plan with the graph that it was made of.
 """
 
 from __future__ import annotations

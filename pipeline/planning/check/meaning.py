@@ -1,12 +1,11 @@
-"""Hold a plan against its graph: it makes the same calls on the same values, and keeps the same updates.
+"""Compare a plan with its graph: same calls on the same values, same updates, and views that show the right elements.
 
-`check_plan` finds a plan that loses numbers; a plan may be sound and still compute something else. Here every fact that
-the graph fixes is compared. What the planner decides, aliases and offsets, is left to `check_plan`. Of lowering only
-data is used: the numbers of kinds, and which operands their kernels may overwrite.
+`check_plan` finds a plan that loses values; a plan may be sound and still compute something else. Here every fact that
+the graph fixes is compared. Aliases and offsets, which the planner decides, are left to `check_plan`. Only data of
+lowering is used: the ids of kinds, and which operands their kernels may overwrite.
 
-The meaning of each kind of view: which element of the operand each of its elements is.
-
-The planner composes strides; here nothing is composed. Elements of the view are picked, the definition says which
+`VIEW_INDEX` defines each kind of view: which element of the operand each element of the view is. The planner composes
+strides; here nothing is composed. Elements of the view are picked, the definition says which
 element of the operand each one is, and both have to have the same address. Addresses are linear in the index, so a few
 positions on every axis suffice (the first, the last, and powers of two, at which split axes of a Reshape carry over).
 """
@@ -40,7 +39,7 @@ class ViewElement:
 
     attrs: Mapping[str, Any]
     output: int
-    """Which output of the call it is of."""
+    """The index of the output."""
     index: Index
     sizes: Sizes
     """Those of the output."""
@@ -87,7 +86,7 @@ def identity(view: ViewElement) -> Index:
 
 
 def reshape(view: ViewElement) -> Index:
-    """Reshape keeps the row-major number of each element."""
+    """Reshape keeps the row-major index of each element."""
     if math.prod(view.sizes) != math.prod(view.source_sizes):
         return ()
     count, found = 0, []
@@ -170,7 +169,7 @@ def check_against(graph: Graph, plan: ExecutionPlan) -> None:
     """Check that `plan` is one of `graph`, whose ops have kernels (`pipeline.lowering.with_kernels`).
 
     Raises:
-        InternalError: the plan does something else; the message lists what.
+        InternalError: the plan does something else; the message lists the differences.
     """
     found = differences(graph, plan)
     if found:
@@ -310,4 +309,4 @@ def _overwritable_by_kind(op: Op) -> tuple[int, ...]:
 
 
 UPDATES = {"SGD": 2, "Adam": 3}
-"""Kinds of updates, and how many scalars they read after parameters, gradients and moments."""
+"""Kind of an update → how many scalars it reads after parameters, gradients and moments."""
