@@ -23,7 +23,6 @@ from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
-from pipeline.export.checkpoint import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
 from pipeline.stages.source import MODEL, leaves_unread, shards_folder, why_not_compared
@@ -73,6 +72,8 @@ def export_and_compare(
 
         exported = export_onnx(source, config.export)
         if folder is not None:
+            from pipeline.export.checkpoint import read_shards
+
             exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)
         exported.save(path)
         parameters, notes = exported.parameters, exported.notes
