@@ -82,7 +82,7 @@ DISK_ERRORS: Final = frozenset(
 REFUSALS: Final[Mapping[tuple[int, ...], str]] = {
     (errno.EMFILE, errno.ENFILE): "raise the limit of open files, as with `ulimit -n 1024`",
     (errno.ENOMEM, errno.EAGAIN): "give the process more memory or more processes, or take a smaller model",
-    tuple(DISK_ERRORS): "free space, or choose another folder; TMPDIR names the one of temporary files",
+    tuple(DISK_ERRORS): "free space, or choose another folder; TMPDIR names the folder of temporary files",
 }
 """Numbers of errors that the system gives → what to do about them."""
 

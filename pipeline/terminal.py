@@ -170,7 +170,7 @@ class _LastingStream:
 
 @contextlib.contextmanager
 def open_streams() -> Iterator[VisibleStream]:
-    """Replace the standard streams of a command by ours; yields the one of standard output.
+    """Replace the standard streams of a command by ours; yields our standard output.
 
     Where the caller has closed a stream, nothing is written.
     """

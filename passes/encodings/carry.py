@@ -1,7 +1,7 @@
 """The encodings of the final model of a run, from those of its source. Read `carry_encodings` first.
 
-A tensor keeps its encoding only with evidence of equal numbers. A computed tensor is computed in the same way, or
-matched nodes name its tensor of the source and the draws of the run agree. A stored tensor has the numbers of stored
+A tensor keeps its encoding only with evidence of equal values. A computed tensor is computed in the same way, or
+matched nodes name its tensor of the source and the draws of the run agree. A stored tensor has the elements of stored
 tensors that were transposed, cut or joined, or whose channels were multiplied by factors; the factors go into the
 scales. Every other tensor is listed with the reason: as lines for people, as data for programs.
 """
@@ -30,9 +30,9 @@ from passes.weights.detached import DetachedModel
 class LostEncoding:
     """An encoding of the source that the final model does not have.
 
-    kind: `gone` for a tensor that is not in the model any more; `stale` for a tensor with other numbers; `unproven`
-        for a tensor without evidence that its numbers are the same.
-    by: the step that lost the encoding; empty where no such step is known.
+    kind: `gone` for a tensor that is not in the model any more; `stale` for a tensor with other values; `unproven`
+        for a tensor without evidence that its values are the same.
+    by: the step that lost the encoding; empty if it is not known.
     """
 
     tensor: str
@@ -45,7 +45,7 @@ class LostEncoding:
 class UncoveredTensor:
     """A float tensor of the final model without an encoding.
 
-    is_due: whether a tensor of the source with an encoding stood in its place.
+    is_due: whether the tensor replaces a tensor of the source that has an encoding.
     """
 
     tensor: str
@@ -58,7 +58,7 @@ class UncoveredTensor:
 class CarriedEncodings:
     """The encodings of a final model.
 
-    sources: tensor → the tensors of the source that its encoding is of, where these have other names.
+    sources: tensor → the tensors of the source whose encoding it has, if these have other names.
     """
 
     encodings: Mapping[str, Encoding]
@@ -145,7 +145,7 @@ class _EncodingCarrier:
             self.refusals[name] = f"{CHANGED}: {form or 'made'} of {of}" if str(why) == CHANGED else str(why)
 
     def carry_computed(self) -> None:
-        """Carry the encodings of tensors with the same numbers as one of the source."""
+        """Carry encodings to tensors that have the same values as a tensor of the source."""
         candidates = self.traced.candidates[-1]
         for name in self.floats:
             chosen = next((candidate for candidate in self.traced.equal.get(name, ()) if candidate in self.known), None)
@@ -166,7 +166,7 @@ class _EncodingCarrier:
     def carry_parts(self) -> None:
         """Carry the encoding of a product with a whole matrix to the products with parts of it.
 
-        Their numbers are some of its numbers, also where there are too few of them to be recognized.
+        Their values are some of the whole product's values, even if there are too few of them to be recognized.
         """
         made = self.before.producers
         for name in self.floats:
@@ -188,7 +188,7 @@ class _EncodingCarrier:
         return are_parts and self._is_same_data(node.input[0], made, whole.input[0])
 
     def _is_same_data(self, name: str, made: Mapping[str, NodeProto], source: str) -> bool:
-        """Whether `name` is known to have the numbers of `source` in their order; reshaped alike, for a product."""
+        """Whether `name` is known to have the elements of `source` in the same order; reshaped alike, for a product."""
         while source not in self.traced.equal.get(name, ()) and self.sources.get(name) != (source,):
             node, before = self.made.get(name), made.get(source)
             if node is None or before is None or not {node.op_type, before.op_type} <= RESHAPES:
@@ -208,7 +208,7 @@ class _EncodingCarrier:
         self.refusals.pop(name, None)
 
     def add_biases(self) -> None:
-        """Give biases whose numbers are new the scale of their products, unless the file leaves biases without one."""
+        """Give biases with new values the scale of their products, unless the file leaves biases without a scale."""
         if any(bias.name not in self.given for bias, *_ in _biases(self.source)):
             return
         for bias, data, weight in _biases(self.final):
@@ -219,9 +219,9 @@ class _EncodingCarrier:
             self.refusals.pop(bias.name, None)
 
     def add_moved(self) -> None:
-        """Give tensors that a step has made the encoding of those whose numbers they hold.
+        """Give each tensor that a step made the encoding of the tensors whose elements it holds.
 
-        AIMET has no quantizers where numbers only move, so nothing is added there unless the file has such.
+        AIMET has no quantizers where elements only move, so none is added there unless the file has such quantizers.
         """
         moved = (name for node in self.source.proto.graph.node if moved_inputs(node) for name in node.output)
         has_moved = any(name in self.given for name in moved)
@@ -246,13 +246,11 @@ class _EncodingCarrier:
                 by = self.versions[self.traced.gone[name]].author
                 yield LostEncoding(name, "gone", by, self.traced.fates.get(name, "nothing computes it any more"))
             elif not self.context.draws():
-                yield LostEncoding(name, "unproven", "", "nothing is run, so its numbers may be others")
+                yield LostEncoding(name, "unproven", "", "nothing is run, so its values may differ")
             elif name in twins:
                 yield LostEncoding(name, "gone", "", _twin_reason(twins[name]))
             else:
-                yield LostEncoding(
-                    name, "stale", changed_by.get(name, ""), "what stands in its place has other numbers"
-                )
+                yield LostEncoding(name, "stale", changed_by.get(name, ""), "the tensor in its place has other values")
 
     def _describe_stored(self, tensor: TensorProto) -> LostEncoding:
         """Why a stored tensor of the source has no place in the final model."""
@@ -267,7 +265,7 @@ class _EncodingCarrier:
                 self._is_content(version.model, initializer, tensor, digest)
                 for initializer in version.model.proto.graph.initializer
             ):
-                reason = f"its numbers are in {heirs[0].name!r} now" if heirs else "nothing reads it any more"
+                reason = f"its values are in {heirs[0].name!r} now" if heirs else "nothing reads it any more"
                 return LostEncoding(tensor.name, "gone", version.author, reason)
         twin = next(stored for stored in self.stored.values() if self._is_content(self.final, stored, tensor, digest))
         return LostEncoding(tensor.name, "gone", "", _twin_reason(twin.name))
@@ -277,8 +275,8 @@ class _EncodingCarrier:
         return one.dims == tensor.dims and one.data_type == tensor.data_type and model.digest(one) == digest
 
     def _follow(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Tensor of the source → the first step after which no tensor has its numbers. Where there is no such step:
-        tensor of the source → the tensor of the final model with the same numbers."""
+        """(tensor of the source → the first step after which no tensor has its values; for the other tensors of the
+        source → the tensor of the final model with the same values)."""
         changed_by: dict[str, str] = {}
         twins: dict[str, str] = {}
         open_names = set(names) if self.context.draws() else set[str]()
@@ -310,11 +308,11 @@ class _EncodingCarrier:
             elif name in in_source and name not in self.known:
                 yield UncoveredTensor(name, by, "the file has no encoding for it", False)
             elif with_encoding and not self.context.draws():
-                yield UncoveredTensor(name, by, "nothing is run, so its numbers may be others", True)
+                yield UncoveredTensor(name, by, "nothing is run, so its values may differ", True)
             elif name in self.known:
-                yield UncoveredTensor(name, by, "its numbers are others than in the source", True)
+                yield UncoveredTensor(name, by, "its values differ from those in the source", True)
             else:
-                yield UncoveredTensor(name, by, "no tensor of the source with an encoding has its numbers", False)
+                yield UncoveredTensor(name, by, "no tensor of the source with an encoding has its values", False)
 
     def _author(self, name: str) -> str:
         """The step that made a tensor of the final model; for a tensor of the source, the last step that changed it."""

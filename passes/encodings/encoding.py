@@ -77,21 +77,21 @@ class Precision:
 
     @property
     def stored_bits(self) -> int:
-        """The bits of the narrowest ONNX type that holds these numbers."""
+        """The bits of the narrowest ONNX type that holds the values of the format."""
         return next(bits for bits in (4, 8, 16, 32) if bits >= self.bits)
 
     @property
     def onnx_name(self) -> str:
-        """The ONNX dtype that holds these numbers, as `TensorProto.DataType` names it."""
+        """The ONNX dtype that holds the values of the format, by its name in `TensorProto.DataType`."""
         return self.float_type or f"{'' if self.signed else 'U'}INT{self.stored_bits}"
 
     @property
     def fills_its_type(self) -> bool:
-        """Whether the ONNX dtype has no further numbers, apart from an unused lowest one."""
+        """Whether the ONNX dtype has no other values, apart from an unused lowest value."""
         return self.bits == self.stored_bits
 
     def per_tensor(self) -> Precision:
-        """The same numbers with one scale for the whole tensor."""
+        """The same values with one scale for the whole tensor."""
         return replace(self, granularity="tensor", block=0)
 
     def __str__(self) -> str:

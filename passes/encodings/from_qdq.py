@@ -94,8 +94,8 @@ class QdqReader:
             return None
         encoding = self._encoding(node, tensor.data_type)
         if encoding.precision.symmetric and encoding.precision.signed:
-            numbers = self._array(node.input[0])
-            if numbers.size and int(numbers.astype(np.int64).min()) < encoding.precision.lowest:
+            integers = self._array(node.input[0])
+            if integers.size and int(integers.astype(np.int64).min()) < encoding.precision.lowest:
                 encoding = Encoding(_asymmetric(encoding.precision), encoding.scale, encoding.zero_point, encoding.axis)
         name = _float_name(node.input[0])
         return name if name != node.input[0] else _float_name(node.output[0]), encoding

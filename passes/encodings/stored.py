@@ -22,7 +22,7 @@ from passes.encodings.encoding import Encoding, NoEncoding, is_same_encoding
 from passes.graph.op_facts import axis_in_shape
 from passes.weights.relations import Cut, Joined, Moved, Order, Relation, Scaled, find_relations
 
-CHANGED: Final = "its numbers are changed"
+CHANGED: Final = "its values are changed"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,7 +49,7 @@ def derive_encoding(array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple
     """The encoding that quantizes `array` to the same integers as its sources, and the names of those sources.
 
     Raises:
-        NoEncoding: `array` does not have the numbers of the sources, or no encoding of the same format does that.
+        NoEncoding: `array` does not have the values of the sources, or no encoding of the same format gives them.
     """
     why: list[str] = []
     arrays, axes = [source.array for source in sources], [source.encoding.axis for source in sources]
@@ -129,7 +129,7 @@ def _concatenate(pieces: Sequence[EncodedArray], axis: int) -> Encoding:
 def _multiply(array: Array, encoding: Encoding, factors: Array, axis: int) -> Encoding:
     """The encoding with the factors of the slices along `axis` in its scales."""
     if not factors.all():
-        raise NoEncoding("a factor of zero takes all numbers of a slice away")
+        raise NoEncoding("a factor of zero removes all values of a slice")
     is_along = encoding.axis is not None and (axis == encoding.axis) == (encoding.precision.granularity == "channel")
     if not is_along:
         if not np.allclose(factors, factors[0], rtol=1e-6, atol=0.0):
@@ -148,7 +148,7 @@ def _multiply(array: Array, encoding: Encoding, factors: Array, axis: int) -> En
 
 
 def _mirror(array: Array, encoding: Encoding, is_mirrored: Array) -> Array:
-    """The zero points where numbers whose scales are marked in `is_mirrored` have changed their sign."""
+    """The zero points after a change of sign of the values whose scales are marked in `is_mirrored`."""
     if not is_mirrored.any():
         return encoding.zero_point
     precision = encoding.precision

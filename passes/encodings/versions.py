@@ -191,17 +191,17 @@ AT_ONCE: Final = 64
 MOST_DRAWS: Final = 4
 
 OTHER, PART, SAME = range(3)
-"""What the numbers of one tensor are to those of another."""
+"""How the values of one tensor are related to those of another tensor."""
 
 TOLERANCES: Final = {"float32": Tolerance(0.0, 1e-4), "float16": Tolerance(0.0, 1e-2)}
-"""The tolerances of outputs without the absolute part: a tensor of small numbers has small scales."""
+"""The tolerances of outputs without the absolute part: a tensor of small values has small scales."""
 
 
 def find_same(
     before: DetachedModel, after: DetachedModel, pairs: Sequence[Pair], context: PassContext
 ) -> tuple[frozenset[Pair], frozenset[Pair]]:
-    """The pairs of tensors that have the same numbers on every draw, in whatever order, and those of which the second
-    tensor is a part of the first; none where nothing is run."""
+    """(pairs of tensors that have the same values on every draw, in any order; pairs whose second tensor is a part of
+    the first). Both are empty if nothing is run."""
     draws = [dict(feeds) for feeds in context.draws()[:MOST_DRAWS]]
     if not draws or not pairs:
         return frozenset(), frozenset()
@@ -226,7 +226,7 @@ def find_same(
 def measure_same(
     before: MappedModel, after: MappedModel, pairs: Sequence[Pair], draws: Sequence[Mapping[str, np.ndarray]]
 ) -> list[int]:
-    """For each pair whether its tensors have the same numbers on all draws, or the second is a part of the first."""
+    """For each pair whether its tensors have the same values on all draws, or the second is a part of the first."""
     olds, news = zip(*pairs, strict=True)
     readers = _TensorReader(before, sorted(set(olds))), _TensorReader(after, sorted(set(news)))
     grades = [SAME] * len(pairs)
@@ -257,7 +257,7 @@ def _grade(old: np.ndarray, new: np.ndarray) -> int:
     if old.dtype != new.dtype or not new.size or new.size > old.size:
         return OTHER
     olds, news = old.reshape(-1), new.reshape(-1)
-    if new.size < old.size:  # bit by bit: many numbers lie near to any other
+    if new.size < old.size:  # bit by bit: many values are near to any other value
         is_part = new.size > 1 and bool(np.isin(news, olds).all())
         return PART if is_part or _is_cut(old, new) else OTHER
     if compare(olds, news, TOLERANCES).ok:
@@ -280,4 +280,4 @@ def _is_cut(old: np.ndarray, new: np.ndarray) -> bool:
 
 
 LEAST_COMPARED: Final = 4
-"""The fewest numbers of a slice by which it is known again."""
+"""The fewest elements by which a slice is recognized."""

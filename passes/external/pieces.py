@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, TypeVar
@@ -27,6 +27,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 from passes.external.join import ModelAssembler, borrow, let_in, let_out
 from passes.graph.index import GraphIndex, copy_of, values_read
 from passes.graph.op_facts import has_body
+from passes.graph.traversal import group_linked
 
 Content = TypeVar("Content")
 
@@ -219,14 +220,11 @@ class GraphPieces:
             meaning.update({name: (number, index) for index, name in enumerate(node.output)})  # type: ignore[misc]
             classes[number].append(place)
         twins = {place for places in classes.values() if len(places) > 1 for place in places}
-        groups = _Groups()
-        for places in classes.values():
-            if len(places) > 1:
-                groups.link(places)
+        links = [places for places in classes.values() if len(places) > 1]
         for place in twins:
             makers = (self._makers.get(name, -1) for name in self._nodes[place].input)
-            groups.link([place, *(maker for maker in makers if maker in twins)])
-        return groups.pack(WINDOW)
+            links.append([place, *(maker for maker in makers if maker in twins)])
+        return [[place for group in batch for place in group] for batch in _batches(group_linked(links), WINDOW)]
 
     def _merge_equal_initializers(self) -> GraphPieces:
         """Ask the library which of equal initializers stays: each is read by a node of its own."""
@@ -271,33 +269,6 @@ class _Piece:
             return content
         self._idle.add(key)
         return None
-
-
-class _Groups:
-    """Sets of nodes that belong together."""
-
-    def __init__(self) -> None:
-        self._parent: dict[int, int] = {}
-
-    def link(self, places: Iterable[int]) -> None:
-        first, *others = places
-        for place in others:
-            self._parent[self._root(place)] = self._root(first)
-        self._parent.setdefault(first, first)
-
-    def pack(self, size: int) -> list[list[int]]:
-        """The groups; small groups are joined up to `size` nodes."""
-        groups: dict[int, list[int]] = defaultdict(list)
-        for place in sorted(self._parent):
-            groups[self._root(place)].append(place)
-        return [[place for group in batch for place in group] for batch in _batches(list(groups.values()), size)]
-
-    def _root(self, place: int) -> int:
-        self._parent.setdefault(place, place)
-        while self._parent[place] != place:
-            self._parent[place] = self._parent[self._parent[place]]
-            place = self._parent[place]
-        return place
 
 
 def _windows(cuts: Sequence[int], count: int) -> list[range]:

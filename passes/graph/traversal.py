@@ -9,7 +9,7 @@ import contextlib
 import gc
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import prod
 from types import MethodType
@@ -255,6 +255,26 @@ class NearestSources(Generic[Place, Source]):
         if len(places) > 1:
             found = dict(sorted(found.items(), key=lambda entry: entry[1][0])[: self._most])
         return found
+
+
+def group_linked(links: Iterable[Sequence[int]]) -> list[list[int]]:
+    """The groups of numbers that `links` connect, directly or through others: sorted, in the order of their first."""
+    parent: dict[int, int] = {}
+
+    def root(number: int) -> int:
+        parent.setdefault(number, number)
+        while parent[number] != number:
+            parent[number] = number = parent[parent[number]]
+        return number
+
+    for first, *others in links:
+        root(first)
+        for number in others:
+            parent[root(number)] = root(first)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number in sorted(parent):
+        groups[root(number)].append(number)
+    return list(groups.values())
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ class ChannelLayout:
         return set(self.axes[axis]) == {part for part in self.factors if part.is_channel} and bool(self.axes[axis])
 
     def with_param(self, param: Array) -> ChannelLayout | None:
-        """This layout with numbers that broadcast to it; None if they differ between positions."""
+        """This layout with a parameter that broadcasts to it; None if the parameter differs between positions."""
         rank = len(self.axes)
         if param.ndim > rank:
             return None

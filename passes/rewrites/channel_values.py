@@ -229,7 +229,7 @@ def _reads_of_sequence(view: GraphView, node: NodeProto) -> list[tuple[int, Node
 
 
 def _elementwise(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_NodeOutput] | None:
-    """An op on each element, whose other inputs are constants: single numbers, or one for each channel."""
+    """An op on each element, whose other inputs are constants: a scalar, or an element for each channel."""
     layout, params = value.layout, dict[int, int]()
     data = list(node.input).index(value.name)
     for at, name in enumerate(node.input):
@@ -267,7 +267,7 @@ def _is_single(view: GraphView, name: str) -> bool:
 
 
 def constant_array(view: GraphView, name: str) -> Array | None:
-    """The numbers of a stored tensor, after layout ops and casts; None where the numbers are computed or unread."""
+    """The elements of a stored tensor, after layout ops and casts; None if they are computed or unread."""
     matrix = matrix_of(view, name)
     return matrix_values(view, matrix) if matrix is not None and matrix.is_plain else None
 

@@ -236,7 +236,7 @@ def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
 
 
 def _raise(graph: MaskedGraph, name: str, new: str, limit: float) -> TensorProto:
-    """The constant `name` under the name `new`, with its masking numbers at `limit`."""
+    """The constant `name` under the name `new`, with its masking values at `limit`."""
     array = graph.stored_values(name)
     wide = array.astype(np.float32)
     low, high = np.asarray(limit, array.dtype), np.asarray(-limit, array.dtype)

@@ -90,7 +90,7 @@ def convert(model: bytes, to: int) -> bytes:
 
 
 def _write_constants_as_tensors(proto: onnx.ModelProto) -> None:
-    """Give each Constant of numbers the attribute `value`, in place: the converter reads axes from no other one."""
+    """Give each numeric Constant the attribute `value`, in place: the converter reads axes from no other attribute."""
     for node in every_node(proto.graph):
         tensor = constant_of(node)
         if tensor is not None and node.attribute[0].name != "value":

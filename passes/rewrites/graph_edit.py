@@ -34,7 +34,7 @@ class GraphEdit(NewTensors):
     """The place in the graph before which nodes are added."""
     nodes: list[tuple[int, NodeProto]] = field(default_factory=list)
     replaced: set[str] = field(default_factory=set)
-    """The stored tensors whose names have other numbers now."""
+    """The names of stored tensors that got new values."""
     weights: dict[Key, Weight] = field(default_factory=dict)
     node_names: set[str] = field(default_factory=set)
 
@@ -82,16 +82,16 @@ class GraphEdit(NewTensors):
         return self._store_array(array, self.free(name), whole, part)
 
     def replace_tensor(self, name: str, array: Array) -> None:
-        """Give the stored tensor `name` other numbers; all its readers get them."""
+        """Give the stored tensor `name` new values, which all its readers get."""
         self.replaced.add(name)
         self._store_array(array, name, None, "")
 
     def renew_tensor(self, name: str, numbers: Array, on_the_way: Sequence[str] = ()) -> str:
-        """Store other numbers for the tensor `name`, and return the name of the stored tensor: `name` if the old tensor
+        """Store new values for the tensor `name`, and return the name of the stored tensor: `name` if the old tensor
         has no other consumer.
 
         Args:
-            on_the_way: values computed from the tensor before the consumer of the new numbers.
+            on_the_way: values computed from the tensor before the consumer of the new values.
         """
         view = self.view
         shared = any(len(view.consumers.get(value, ())) > 1 or value in view.outputs for value in (name, *on_the_way))

@@ -163,7 +163,7 @@ class MaskedGraph:
         return {*self._stored, *self._fed, *self._makers}
 
     def depends_on_input(self, value: str) -> bool:
-        """Whether the numbers of an input decide `value`, and not only its shape."""
+        """Whether the elements of an input determine `value`, and not only its shape."""
         pending, seen = [value], set[str]()
         while pending:
             name = pending.pop()
@@ -244,11 +244,11 @@ def tensor_in(node: NodeProto) -> TensorProto | None:
 
 
 SHAPES: Final = frozenset({"Shape", "Size", "ConstantOfShape"})
-"""Operators that do not see the numbers."""
+"""Operators whose result holds no element of their input."""
 
 LIMITS: Final = frozenset({"Max", "Min", "Clip"})
 
 SUMS: Final = frozenset({"Add", "Sub", "Sum"})
 
 LAYOUT: Final = ARRANGING | {"CastLike", "Expand", "Tile", "Slice", "Gather", "Trilu", "Split", "Pad"}
-"""Operators that pass on the numbers of their first input."""
+"""Operators that pass on the elements of their first input."""

@@ -30,10 +30,10 @@ class StoredChannels:
     nodes: tuple[tuple[NodeProto, int], ...] = ()
     """Each node with the axis of the channels in its output; the one nearest to the product is the first."""
     width: int = 1
-    """How many numbers of a channel are adjacent along the axis: the numbers of its blocks."""
+    """How many elements of a channel are adjacent along the axis: the elements of one of its blocks."""
 
     def places(self, channels: Array) -> Array:
-        """The places along the axis of the numbers of some channels."""
+        """The positions along the axis of the elements of some channels."""
         return (channels[:, None] * self.width + np.arange(self.width)).reshape(-1)
 
 

@@ -52,7 +52,7 @@ class ChannelPart:
 
     @property
     def channels(self) -> Array:
-        """Their numbers in the order in which the value has them."""
+        """The indices of the channels, in the order in which the value has them."""
         return self.value.layout.channels.reshape(-1)
 
 

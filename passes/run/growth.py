@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.graph.index import computed_values, initializers_of, replace_entries
 from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, PRODUCTS, RANDOM_OPS, op_name
-from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of, sort_nodes
+from passes.graph.traversal import bodies_in, every_graph, every_node, group_linked, reads_of, sort_nodes
 from passes.load import byte_count
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import DetachedModel
@@ -141,32 +141,17 @@ def _folded_groups(before: DetachedModel, after: DetachedModel) -> Iterator[_Fol
         else:
             if nodes:
                 parts.append((tensor, nodes, sources))
-    for members in _sharing([sources for _, _, sources in parts]):
+    needing: dict[str, list[int]] = defaultdict(list)
+    for place, (_, _, sources) in enumerate(parts):
+        for name in sources:
+            needing[name].append(place)
+    for members in group_linked([*([place] for place in range(len(parts))), *needing.values()]):
         group = [parts[index] for index in members]
         sources = {name: tensor for _, _, needed in group for name, tensor in needed.items()}
         nodes = {name: node for _, made, _ in group for name, node in made.items()}
         folded = tuple(tensor.name for tensor, _, _ in group)
         gain = sum(_bytes_of(tensor) for tensor, _, _ in group) - sum(map(_bytes_of, sources.values()))
         yield _FoldedGroup(folded, nodes, sources, gain)
-
-
-def _sharing(sources: list[dict[str, TensorProto]]) -> Iterator[list[int]]:
-    """The indices of entries that have a source in common, directly or through others."""
-    readers: dict[str, list[int]] = defaultdict(list)
-    for index, names in enumerate(sources):
-        for name in names:
-            readers[name].append(index)
-    seen = set[int]()
-    for start in range(len(sources)):
-        members, waiting = [], [start]
-        while waiting:
-            index = waiting.pop()
-            if index not in seen:
-                seen.add(index)
-                members.append(index)
-                waiting += [reader for name in sources[index] for reader in readers[name]]
-        if members:
-            yield members
 
 
 def _unfold(before: DetachedModel, after: DetachedModel, groups: Iterable[_FoldedGroup]) -> DetachedModel:

@@ -199,14 +199,16 @@ def _through_squeeze(view: GraphView, node: NodeProto, name: str, axis: int) -> 
     axes = axes_of(view, node)
     if before is None or after is None:
         return axis if axes and all(-axis < -place for place in axes if place < 0) and min(axes) < 0 else None
+    if -axis > len(after):  # of a value with more axes, whose rank was not known on the way
+        return None
     inserted = node.op_type == "Unsqueeze"
     longer, shorter = (len(after), len(before)) if inserted else (len(before), len(after))
     gone = {place % longer for place in axes} if axes else {at for at, dim in enumerate(before) if dim == 1}
     stay = [at for at in range(longer) if at not in gone]
     if len(stay) != shorter:
         return None
-    if not inserted:  # a reader may have more axes, to which the result is broadcast
-        return stay[axis] - longer if -axis <= shorter else None
+    if not inserted:
+        return stay[axis] - longer
     return stay.index(axis % longer) - shorter if axis % longer in stay else None
 
 

@@ -240,7 +240,7 @@ class CoreIndex:
         return QUANTIZED + "/".join(texts)
 
     def _digest_of_stored(self, name: str) -> str:
-        """The digest of a stored tensor, also of one in a Constant, up to its shape; empty if there is none."""
+        """The digest of a stored tensor, perhaps in a Constant, whatever its shape; empty if there is none."""
         tensor = self._whole.tensor_at(name)
         return "" if tensor is None else self._model.digest(tensor)
 

@@ -107,11 +107,11 @@ class ProductOperands:
 
     @cached_property
     def _values(self) -> list[np.ndarray | None]:
-        """The numbers of each constant operand, and None for the others."""
+        """The elements of each constant operand, and None for other operands."""
         return [self._values_of(operand) for operand in self._operands]
 
     def _rounded_products(self, weight: KeptWeight) -> Iterator[str]:
-        """The products with the numbers of `weight`, where they were computed and may be rounded otherwise."""
+        """The products with the elements of `weight`, if these were computed and may be rounded in another way."""
         for operand, values in zip(self._operands, self._values if weight.rounded else [], strict=False):
             if values is None or weight.rounded is None or values.size != weight.rounded.size:
                 continue
@@ -126,7 +126,7 @@ class ProductOperands:
 
 
 def computed_constant(model: DetachedModel, name: str, index: GraphIndex) -> np.ndarray | None:
-    """The numbers of a value computed from stored tensors alone; None if they cannot be computed."""
+    """The elements of a value computed from stored tensors alone; None if they cannot be computed."""
     nodes = index.ancestors([name])
     names = dict.fromkeys((name, *(read for node in nodes for read in node.input)))
     tensors = [index.initializers[read] for read in names if read in index.initializers]
@@ -136,7 +136,7 @@ def computed_constant(model: DetachedModel, name: str, index: GraphIndex) -> np.
         return model.array(tensors[0])
     whole = [numpy_helper.from_array(model.array(tensor), tensor.name) for tensor in tensors]
     part = extract(model.proto, nodes, outputs=[name], initializers=whole)
-    return evaluate(part)  # where that is None, the value is known by how it is computed alone
+    return evaluate(part)  # if the elements are None, only the digest of its computation identifies the value
 
 
 def _scopes(graph: GraphProto, path: str, outer: GraphIndex | None, model: DetachedModel) -> Iterator[_GraphScope]:

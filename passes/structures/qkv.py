@@ -51,7 +51,8 @@ def find_separate_qkv(view: GraphView) -> SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class QkvCandidates:
-    """The attention blocks of one graph: with three projections, with merged ones, and the number of `others`."""
+    """The attention blocks of one graph: with three projections, with merged projections, and the number of
+    `others`."""
 
     triples: list[Triple]
     merged: list[MergedProjection]
@@ -134,7 +135,8 @@ def _with_roles(triples: Sequence[Triple]) -> list[tuple[str, Projection]]:
 
 
 def _without_shared_digests(weights: Sequence[KeptWeight]) -> tuple[KeptWeight, ...]:
-    """`weights` without the digests that distinct ones share, such as that of a tensor both are computed from."""
+    """`weights` without the digests that two of them share, such as the digest of a tensor from which both are
+    computed."""
     count = Counter(digest for digests in {weight.digests for weight in weights} for digest in digests)
     return tuple(
         replace(weight, digests=frozenset(digest for digest in weight.digests if count[digest] == 1))
@@ -178,7 +180,7 @@ def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: V
     """The matrix of `projection` in that `role`; `meanings` are those of the exported model, if they are needed.
 
     A matrix computed from stored tensors may be folded by a tool that computes in another order. So it is also
-    identified by its numbers up to rounding.
+    identified by its elements up to rounding.
     """
     matrix = projection.matrix
     if matrix.is_plain:
@@ -277,7 +279,8 @@ def _entries(node: NodeProto, body: GraphProto) -> list[NodeProto]:
 
 @dataclass(frozen=True, slots=True)
 class MergedProjection:
-    """One product, which makes `value`, in place of several: `is_whole` if it makes all of Q, K and V, not just two."""
+    """One product, which makes `value`, in place of several: `is_whole` if it makes all of Q, K and V, and not only
+    two."""
 
     value: str
     weight: TensorProto

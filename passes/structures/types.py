@@ -12,7 +12,7 @@ import onnx
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """`size` numbers with this `norm`; `weighed` are sums of all of them with random factors, relative to the norm.
+    """`size` elements with this `norm`; `weighed` are sums of all elements with random factors, relative to the norm.
 
     `unit` is the rounding of their type. Matrices that are not equal have sums about 1 apart.
     """

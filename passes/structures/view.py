@@ -119,7 +119,7 @@ class GraphView(GraphIndex):
         return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
 
     def weight_behind(self, name: str) -> TensorProto | None:
-        """The initializer that `name` is, after layout ops at most; None if `name` is computed."""
+        """The initializer `name`, perhaps seen through layout ops; None if `name` is computed."""
         return self.initializers.get(self.origin_of(name, ARRANGING))
 
     def is_constant(self, name: str) -> bool:
@@ -224,7 +224,7 @@ class GraphView(GraphIndex):
         return None if zero is None else (whole.astype(scale.dtype) - zero.astype(scale.dtype)) * scale
 
     def scalar(self, name: str) -> float | None:
-        """The number that `name` holds; None if it is computed, or not a single number."""
+        """The value of the constant `name`; None if it is computed, or has more than one element."""
         numbers = self.numbers(name)
         if numbers is None or numbers.size != 1 or numbers.dtype.kind not in "fiu":
             return None
@@ -251,7 +251,7 @@ class GraphView(GraphIndex):
     def downstream(
         self, name: str, through: frozenset[str], until: Stop = lambda _: False
     ) -> Iterator[tuple[NodeProto, str]]:
-        """Nodes that depend on `name`, nearest first, each with the value by which it is reached."""
+        """Nodes that depend on `name`, nearest first, each with the input through which it depends on `name`."""
         seen: set[str] = set()
         front = [name]
         while front:

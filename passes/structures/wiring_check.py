@@ -93,10 +93,10 @@ def _digests(instances: Iterable[Instance]) -> Iterator[str]:
 
 
 class _Joins:
-    """The operands of all joins, each as the bit mask of the matrices that it was multiplied with last.
+    """The operands of all joins, each as a bit mask of the matrices that its values were last multiplied with.
 
     Args:
-        digests: those of all kept matrices.
+        digests: the digests of all kept matrices.
     """
 
     def __init__(self, model: DetachedModel, digests: Iterable[str]) -> None:
@@ -127,12 +127,13 @@ class _Joins:
         return mask
 
     def company_of(self, digests: Iterable[str]) -> tuple[int, ...]:
-        """For each operand that the matrix with one of `digests` reaches, how many not kept do too."""
+        """For each operand that the matrix with one of `digests` reaches, how many matrices that are not kept reach it
+        too."""
         bits = {self._bits[digest] for digest in digests if digest in self._bits}
         return tuple(others for bit in bits for others in self._company.get(bit, ()))
 
     def _count_company(self) -> dict[int, list[int]]:
-        """Bit of a kept matrix → for each operand that it reaches, how many not kept do too."""
+        """Bit of a kept matrix → for each operand that it reaches, how many matrices that are not kept reach it too."""
         company: dict[int, list[int]] = defaultdict(list)
         for operand in self._operands:
             own = operand & self._kept
@@ -218,7 +219,8 @@ class _Joins:
         return self._model.digest(tensor) + packing_suffix(node, self._stored, self._model) if mixes else ""
 
     def _digest_of_quantized(self, name: str) -> str:
-        """The digest of how a matrix is dequantized; that of its values where a kept matrix is computed differently.
+        """The digest of how a matrix is dequantized; the digest of its values if a kept matrix is computed in another
+        way.
 
         A scale counts: bits are compared, since integers times a scale leave no choice of rounding.
         """
@@ -255,7 +257,7 @@ def _factors(node: NodeProto) -> Sequence[str]:
 
 
 PRODUCTS: Final = CONVOLUTIONS | RECURRENT | {*FACTORS, "FusedMatMul"}
-"""All ops of ONNX that multiply with a matrix; those of other domains are taken to do so, whatever they are."""
+"""All ops of ONNX that multiply with a matrix; every op of another domain is taken to do so."""
 
 JOINS: Final = MATRIX_PRODUCTS | {"Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Mul"}
 """Ops that join two computed values, including a Mul whose result is summed; so does any Attention."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from passes.suggest import describe_argument, nearest
@@ -350,7 +350,7 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
         return f"{title}: {whole}"
     expected = " or ".join(dict.fromkeys(_expectation(mistake) for mistake in details))
     found = detail["input"]
-    if detail["type"] == "tuple_type" and isinstance(found, str | int):
+    if detail["type"] == "tuple_type" and isinstance(found, str | int) and _is_item(found, _annotation(root, path)):
         expected += f": [{json.dumps(found)}]"
     return f"{title}: found {describe(found)}, expected {expected}"
 
@@ -381,20 +381,27 @@ def _in_data(loc: KeyPath, document: Document) -> KeyPath:
 
 def keys_at(root: type[BaseModel], path: KeyPath) -> list[str]:
     """The keys that the mapping at `path` may have."""
+    return list(_fields(_section(_annotation(root, path))))
+
+
+def _annotation(root: type[BaseModel], path: KeyPath) -> Any:
+    """The type that a configuration has at `path`; None where it has none."""
     here: Any = root
     for key in path:
-        section = _section(here)
-        if section is not None:
-            field = _fields(section).get(str(key))
-            here = None if field is None else field
-        else:
-            here = _item(here)
-    section = _section(here)
-    return [] if section is None else list(_fields(section))
+        here = _fields(section).get(str(key)) if (section := _section(here)) else _item(here)
+    return here
 
 
-def _fields(section: type[BaseModel]) -> dict[str, Any]:
-    return {field.alias or name: field.annotation for name, field in section.model_fields.items()}
+def _is_item(found: str | int, annotation: Any) -> bool:
+    """Whether the list that is expected may hold what was found."""
+    with contextlib.suppress(ValidationError):
+        TypeAdapter(_item(annotation)).validate_python(found)
+        return True
+    return False
+
+
+def _fields(section: type[BaseModel] | None) -> dict[str, Any]:
+    return {field.alias or name: field.annotation for name, field in (section.model_fields if section else {}).items()}
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
@@ -405,10 +412,11 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 def _item(annotation: Any) -> Any:
     branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     for branch in branches:
-        if typing.get_origin(branch) is dict:
-            return typing.get_args(branch)[1]
-        if typing.get_origin(branch) is tuple:
-            return typing.get_args(branch)[0]
+        origin, args = typing.get_origin(branch), typing.get_args(branch)
+        if origin in (dict, tuple):
+            return args[1] if origin is dict else args[0]
+        if origin is typing.Annotated:
+            return _item(args[0])
     return None
 
 

@@ -138,6 +138,7 @@ class ExportedModel:
     notes: settings that were filled in by default, and warnings of torch during the export.
     computed_in: the floating types that the module computes in, as torch calls them.
     ranges: named dim → the smallest and the largest size that the graph was traced for; None: no largest.
+    unheld: named dim → small sizes for which torch's trace has a guard that fails, so that the graph may hold or not.
     """
 
     ir_model: ir.Model
@@ -146,6 +147,7 @@ class ExportedModel:
     notes: tuple[str, ...]
     computed_in: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    unheld: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write `path`, and `path`.data when the weights exceed 100 MB. Weights in other files stay there."""

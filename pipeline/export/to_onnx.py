@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Final
@@ -53,7 +53,8 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     name_dims(model, source.inputs)
     names = frozenset(str(value.name) for value in parameters)
     notes = (*source.notes, *checks, *dict.fromkeys(notes))
-    exported = ExportedModel(model, source, names, notes, _computed_types(program), _ranges(program, source))
+    ranges, unheld = _ranges(program, source)
+    exported = ExportedModel(model, source, names, notes, _computed_types(program), ranges, unheld)
     if path is not None:
         exported.save(path)
     return exported
@@ -128,60 +129,69 @@ def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
     return tuple(sorted(map(dtype_name, floats)))
 
 
-def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[int, int | None]]:
-    """The sizes that each named dim may have in the traced program, as far as torch knows them.
+def _ranges(
+    program: ExportedProgram, source: TorchSource
+) -> tuple[dict[str, tuple[int, int | None]], dict[str, frozenset[int]]]:
+    """The sizes that each named dim may have in the traced program, as far as torch knows them; and small sizes inside
+    of that range for which a guard of the trace fails, where it may hold or not.
 
-    A trace may hold for fewer sizes than its ranges say: a state space model may keep its number of chunks. Then torch
-    has a guard that is not in the graph.
+    A trace may hold for fewer sizes than its ranges say: a state space model may keep its number of chunks, or that
+    the last one is full. Then torch has a guard that is not in the graph.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     tensors = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
     shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
     ranges: dict[str, tuple[int, int | None]] = {}
+    unheld: dict[str, frozenset[int]] = {}
     if len(shapes) != len(source.own_inputs):
-        return ranges
+        return ranges, unheld
     sizes = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
     traced = {size.node.expr: int(size.node.hint) for size in sizes if size.node.expr.is_symbol}
     environment = sizes[0].node.shape_env if sizes else None
     guards = [guard.expr.xreplace(environment.replacements) for guard in environment.guards] if environment else []
-    for shape, spec in zip(shapes, source.own_inputs, strict=True):
-        for size, name in zip(shape, spec.shape, strict=False):
-            node = getattr(size, "node", None)
-            limits = program.range_constraints.get(node.expr) if node is not None else None
-            if isinstance(name, str) and node is not None and limits is not None:
-                largest = int(limits.upper) if limits.upper < NO_LARGEST else None
-                guarded = (
-                    _largest_size(guards, traced, node.expr, is_dependent=source.draws is not None)
-                    if node.expr in traced
-                    else None
-                )
-                ranges[name] = (int(limits.lower), min(filter(None, (largest, guarded)), default=None))
-    return ranges
+    named = [
+        (name, size.node.expr)
+        for shape, spec in zip(shapes, source.own_inputs, strict=True)
+        for size, name in zip(shape, spec.shape, strict=False)
+        if isinstance(name, str) and isinstance(size, torch.SymInt)
+    ]
+    for name, symbol in named:
+        limits = program.range_constraints.get(symbol)
+        if limits is not None:
+            largest = int(limits.upper) if limits.upper < NO_LARGEST else None
+            equal = {other for known, other in named if known == name and other in traced}
+            relevant = [guard for guard in guards if guard.free_symbols & equal and guard.free_symbols <= traced.keys()]
+            if source.draws is not None:  # sizes follow from each other: a guard of several symbols says how
+                relevant = [guard for guard in relevant if guard.free_symbols <= equal]
+            guarded = _largest_size(relevant, traced, equal) if symbol in traced else None
+            ranges[name] = (int(limits.lower), min(filter(None, (largest, guarded)), default=None))
+            unheld[name] = frozenset(
+                size for size in range(1, SMALL) if not all(_holds(guard, traced, equal, size) for guard in relevant)
+            )
+    return ranges, unheld
 
 
-def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any, *, is_dependent: bool) -> int | None:
-    """The largest size of `symbol` for which all guards hold, other symbols as traced; None where there is no limit.
+def _holds(guard: Any, traced: Mapping[Any, int], symbols: Set[Any], size: int) -> bool:
+    """Whether a guard holds where all `symbols` are of that size, and the others as traced."""
+    values = {known: Integer(value) for known, value in {**traced, **dict.fromkeys(symbols, size)}.items()}
+    return guard.xreplace(values) != false
+
+
+def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbols: Set[Any]) -> int | None:
+    """The largest size of all `symbols`, those of one name, for which the guards hold; None where there is no limit.
 
     A guard that fails at single sizes, or at odd ones, sets no limit: it concerns strides or a divisor.
-
-    Args:
-        is_dependent: whether sizes follow from each other, so that a guard of several symbols says how.
     """
-
-    def holds(guard: Any, size: int) -> bool:
-        values = {known: Integer(value) for known, value in {**traced, symbol: size}.items()}
-        return guard.xreplace(values) != false
-
-    relevant = [guard for guard in guards if symbol in guard.free_symbols and guard.free_symbols <= traced.keys()]
-    if is_dependent:
-        relevant = [guard for guard in relevant if guard.free_symbols == {symbol}]
-    ends = [guard for guard in relevant if not any(holds(guard, size) for size in (FAR, FAR + 1))]
+    ends = [guard for guard in guards if not any(_holds(guard, traced, symbols, size) for size in (FAR, FAR + 1))]
     if not ends:
         return None
-    sizes = range(traced[symbol], FAR)
-    return sizes[bisect_left(sizes, True, key=lambda size: not all(holds(guard, size) for guard in ends)) - 1]
+    sizes = range(max(traced[symbol] for symbol in symbols), FAR)
+    first = bisect_left(sizes, True, key=lambda size: not all(_holds(guard, traced, symbols, size) for guard in ends))
+    return sizes[first - 1]
 
 
+SMALL: Final = 65
+"""More than any size that is drawn by itself."""
 FAR: Final = 2**14
 """Longer than any chunk, and short enough that no count of bytes reaches the bounds of an index."""
 NO_LARGEST: Final = 2**31

@@ -318,6 +318,59 @@ LANCZOS: Final = (
 )
 
 
+def translate_log_sigmoid(self: Any) -> Any:
+    """`aten.log_sigmoid`: torch's own form is minus infinity where the sigmoid has become 0."""
+    return op.Neg(_softplus(op.Neg(self)))
+
+
+def _softplus(value: Any) -> Any:
+    """log(1 + exp(value)); onnxruntime has Softplus for float32 alone."""
+    one = op.CastLike(op.Constant(value_float=1.0), value)
+    return op.Add(op.Relu(value), op.Log(op.Add(op.Exp(op.Neg(op.Abs(value))), one)))
+
+
+def _translate_log_of_sum(base: float) -> Callable[..., Any]:
+    """`aten.logaddexp` or `aten.logaddexp2`: torch's own form overflows for a power that has no float."""
+
+    def translate(self: Any, other: Any) -> Any:
+        scale, log_of_two = (
+            op.CastLike(op.Constant(value=ir.tensor(math.log(number), ir.DataType.DOUBLE)), self)
+            for number in (base, 2.0)
+        )
+        rest = _softplus(op.Neg(op.Mul(op.Abs(op.Sub(self, other)), scale)))
+        rest = op.Where(op.Equal(self, other), log_of_two, rest)
+        return op.Add(op.Max(self, other), op.Div(rest, scale))
+
+    return translate
+
+
+def translate_erfcx(self: Any) -> Any:
+    """`aten.special_erfcx`, exp(x²) · erfc(x), by a series of Chebyshev (Press et al., erfccheb: 15 digits) in float64.
+
+    torch's own form multiplies infinity by 0 for x of 10 and more.
+    """
+
+    def number(value: Any) -> Any:
+        return op.Constant(value=ir.tensor(value, ir.DataType.DOUBLE))
+
+    x = op.Cast(self, to=ir.DataType.DOUBLE.value)
+    size, two = op.Abs(x), number(2.0)
+    t = op.Div(two, op.Add(size, two))
+    powers = op.Pow(op.Unsqueeze(op.Sub(op.Mul(t, two), number(1.0)), op.Constant(value_ints=[-1])), number(POWERS))
+    value = op.Mul(t, op.Exp(op.MatMul(powers, number(np.polynomial.chebyshev.cheb2poly(ERFCX)))))
+    mirrored = op.Sub(op.Mul(two, op.Exp(op.Mul(x, x))), value)
+    return op.CastLike(op.Where(op.Less(x, number(0.0)), mirrored, value), self)
+
+
+ERFCX: Final = (
+    -1.3026537197817094 / 2, 6.4196979235649026e-1, 1.9476473204185836e-2, -9.561514786808631e-3,
+    -9.46595344482036e-4, 3.66839497852761e-4, 4.2523324806907e-5, -2.0278578112534e-5, -1.624290004647e-6,
+    1.303655835580e-6, 1.5626441722e-8, -8.5238095915e-8, 6.529054439e-9, 5.059343495e-9, -9.91364156e-10,
+    -2.27365122e-10, 9.6467911e-11, 2.394038e-12, -6.886027e-12, 8.94487e-13, 3.13092e-13, -1.12708e-13,
+)  # fmt: skip
+POWERS: Final = np.arange(float(len(ERFCX)))
+
+
 EXTREMES: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.amax.default": _translate_extreme(op.ReduceMax),
     "aten.amin.default": _translate_extreme(op.ReduceMin),
@@ -366,4 +419,8 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.searchsorted.Scalar": translate_searchsorted,
     "aten._cdist_forward.default": translate_cdist,
     "aten.lgamma.default": translate_lgamma,
+    "aten.logaddexp.default": _translate_log_of_sum(math.e),
+    "aten.logaddexp2.default": _translate_log_of_sum(2.0),
+    "aten.log_sigmoid.default": translate_log_sigmoid,
+    "aten.special_erfcx.default": translate_erfcx,
 }

@@ -235,6 +235,11 @@ def _unique_name(name: str, taken: set[str]) -> str:
 
 def _state_spec(name: str, target: str, value: torch.Tensor, declared: InputConfig) -> InputSpec:
     dtype = dtype_name(value.dtype)
+    if value.is_complex():
+        raise Unsupported(
+            f"forward writes to the buffer {target!r} of {dtype}, and a graph of ONNX takes no complex numbers; hold "
+            "the parts in a buffer of floats (torch.view_as_real), and use torch.view_as_complex where they are read"
+        )
     known: dict[str, Any] = {"shape": tuple(value.shape), "dtype": dtype}
     wrong = next((key for key, own in known.items() if getattr(declared, key) not in (None, own)), None)
     if wrong or declared.dynamic:

@@ -335,7 +335,7 @@ class BackendReport:
         parts = [f"{count} × {kind}" for kind, count in sorted(counts.items())]
         remarks = [f"computed by another runtime: {', '.join(parts)}"] if parts else []
         if self.segments:
-            remarks.append(f"run in {plural(self.segments, 'segment')}, as only a run tells its shapes or its course")
+            remarks.append(f"run in {plural(self.segments, 'segment')}: some shapes or branches depend on the data")
         return "; ".join(remarks)
 
     @property

@@ -26,14 +26,7 @@ from pipeline.lowering.lower import in_traced_order, memory_order
 from pipeline.ops.aten import is_call
 from pipeline.ops.aten.typed import HIGHER_ORDER
 from pipeline.ops.layout import traced_strides
-from pipeline.planning import (
-    ExecutionPlan,
-    FeedSignature,
-    check_against,
-    check_plan,
-    make_plan,
-    refuse_named_dims,
-)
+from pipeline.planning import ExecutionPlan, FeedSignature, check_against, check_plan, make_plan, refuse_named_dims
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
 from pipeline.runtime.devices import alignment_of

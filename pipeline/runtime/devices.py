@@ -137,7 +137,7 @@ def device_at(tensor: torch.Tensor) -> Device:
 
 def alignment_of(graph: Graph) -> int:
     """The alignment of a plan of `graph`: the largest of the devices of its values."""
-    kinds = {torch.device(value.spec.device).type for value in graph.values}
+    kinds = {torch.device(name).type for name in {value.spec.device for value in graph.values}}
     return max((DEVICES.get(kind, CPU).alignment for kind in kinds), default=CPU.alignment)
 
 

@@ -231,8 +231,8 @@ BEYOND: Final = {
     torch.float8_e5m2: (61440, math.inf),
     torch.float8_e5m2fnuz: (61440, math.nan),
 }
-"""The magnitude at which rounding goes beyond the largest number, and what is there. It lies halfway to the next number
-that the type would have, and a tie goes to the even one: 464 to 448."""
+"""By type: the magnitude at which rounding goes beyond the largest number, and the result of rounding there. The
+magnitude lies halfway to the next number that the type would have, and a tie goes to the even one: 464 to 448."""
 
 cast_float8.register_autograd(cast_back, setup_context=save_dtype)
 

@@ -1,4 +1,4 @@
-"""Run models whose shapes or course only a run tells, in segments: a plan for each static part, and steps between.
+"""Run models whose shapes or branches depend on the data, in segments: a plan for each static part, and steps between.
 
 model.py       `SegmentedModel`: an ONNX model that runs on whatever it is fed, by remainders (the nodes that are left)
                and steps (a plan, or one node that no plan can hold)

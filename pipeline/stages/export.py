@@ -23,7 +23,6 @@ from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
-from pipeline.export.checkpoint import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
 from pipeline.stages.source import MODEL, leaves_unread, shards_folder, why_not_compared
@@ -67,19 +66,27 @@ def export_and_compare(
     lifted: tuple[str, ...] = ()
     computed_in: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[int, int | None]] = {}
+    unheld: dict[str, frozenset[int]] = {}
     if not isinstance(source, OnnxSource):
         from pipeline.export import describe_lifted, export_onnx  # a second, which a cached export does not need
 
         exported = export_onnx(source, config.export)
         if folder is not None:
+            from pipeline.export.checkpoint import read_shards
+
             exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)
         exported.save(path)
         parameters, notes = exported.parameters, exported.notes
         ranges, computed_in = exported.ranges, exported.computed_in
+        unheld = {name: sizes for name, sizes in exported.unheld.items() if name not in config.model.dims}
         lifted = tuple(describe_lifted(exported.source.lifted))
         del exported
     model = read_model(path, unread=leaves_unread(config), folder=folder)
-    measurement, draws, not_drawn = _measure_export(model, references.draws, ranges, config, context, computed_in)
+    measurement, draws, not_drawn = _measure_export(
+        model, references.draws, ranges, unheld, config, context, computed_in
+    )
+    limits = [_limit(name, high) for name, (_, high) in ranges.items() if high is not None]
+    limits += [_gap(name, size) for name, size in sorted(_unheld_sizes(references.draws, unheld, draws))]
     return ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=opset_of(model.proto),
@@ -93,7 +100,7 @@ def export_and_compare(
         notes=notes,
         computed_in=computed_in,
         files=exported_files(path, workspace),
-        limits=tuple(_limit(name, high) for name, (_, high) in ranges.items() if high is not None),
+        limits=tuple(limits),
         not_drawn=not_drawn,
         random=_random_outputs(measurement.errors),
         weights="" if isinstance(source, OnnxSource) else source.weights,
@@ -105,20 +112,22 @@ def _measure_export(
     model: DetachedModel,
     references: Sequence[Reference],
     ranges: Mapping[str, tuple[int, int | None]],
+    unheld: Mapping[str, frozenset[int]],
     config: RunConfig,
     context: PassContext,
     computed_in: Collection[str],
 ) -> tuple[Measurement, list[Reference], tuple[str, ...]]:
     """Measure the export: its errors, the draws that it holds for, and why it does not hold for the others.
 
-    Optional sizes are left out where torch traced the graph for other sizes only, or the export does not run.
+    Optional sizes, and sizes that nobody asked for and that torch's trace does not allow (`unheld`), are left out where
+    torch traced the graph for other sizes only, or the export does not run.
     torch.export assumes that every dim is 2 or more, but most graphs are right for 1 too, so 1 is tried. Masks of zeros
     are left out where the export differs: attention to nothing has no defined result.
     """
     if why_not_compared(config):
         return Measurement({}, {}), [], ()
-    required = [draw for draw in references if not _is_optional(draw)]
-    optional = [draw for draw in references if _is_optional(draw)]
+    required = [draw for draw in references if not (_is_optional(draw) or _sizes_in(draw, unheld))]
+    optional = [draw for draw in references if _is_optional(draw) or _sizes_in(draw, unheld)]
     not_drawn = [_not_drawn(draw, beyond) for draw in optional if (beyond := _beyond(draw, ranges))]
     optional = [draw for draw in optional if not _beyond(draw, ranges)]
     with limit_runs(context, model, [draw.feeds for draw in references]):
@@ -140,7 +149,8 @@ def _measure_export(
                 optional = []
         for draw in optional:
             try:
-                why = measure([draw]).why if _is_assumed(draw, ranges) or _masks_all(draw) else ""
+                is_doubtful = _is_assumed(draw, ranges) or _masks_all(draw) or bool(_sizes_in(draw, unheld))
+                why = measure([draw]).why if is_doubtful else ""
             except StepFailed as failure:
                 why = f"the export does not run on it: {' '.join(str(failure).split())[:200]}"
             if why:
@@ -183,6 +193,27 @@ def _limit(name: str, high: int) -> str:
         f"the export holds for {name} up to {high}, which the ONNX file cannot say: the model has a table that "
         f"ends there, or torch's trace has kept a number of chunks; model.dims chooses the {name} that is traced"
     )
+
+
+def _gap(name: str, size: int) -> str:
+    return (
+        f"the export does not hold for {name} of {size}, which the ONNX file cannot say: torch's trace has kept a "
+        f"condition, such as chunks that are full; model.dims chooses the {name} that is traced"
+    )
+
+
+def _sizes_in(reference: Reference, unheld: Mapping[str, frozenset[int]]) -> set[tuple[str, int]]:
+    """The dims of a draw, with sizes for which a guard of torch's trace fails; none of the user's own inputs."""
+    sizes = reference.draw.sizes if reference.draw and not reference.draw.source else {}
+    return {(name, size) for name, size in sizes.items() if size in unheld.get(name, ())}
+
+
+def _unheld_sizes(
+    references: Sequence[Reference], unheld: Mapping[str, frozenset[int]], measured: Sequence[Reference]
+) -> set[tuple[str, int]]:
+    """Those of draws that all have to run, and were left out."""
+    needed = {pair for draw in references if not _is_optional(draw) for pair in _sizes_in(draw, unheld)}
+    return needed - {pair for draw in measured for pair in _sizes_in(draw, unheld)}
 
 
 def _is_optional(reference: Reference) -> bool:

@@ -68,6 +68,8 @@ def write_report(
 ) -> Report:
     """Write `report.json` and `report.html` with the results so far."""
     passes, why = findings.passes, why_not_compared(config)
+    noted = (text for texts in findings.notes.values() for text in texts)
+    exported = findings.export.notes if findings.export else ()
     report = Report(
         name=config.name,
         exit_code=exit_code,
@@ -84,7 +86,7 @@ def write_report(
         marks=passes.marks if passes else (),
         not_compared=why,
         coverage=passes.coverage if passes and not why else None,
-        notes=tuple(dict.fromkeys(text for noted in findings.notes.values() for text in noted)),
+        notes=tuple(text for text in dict.fromkeys(noted) if text not in exported),
         layers=passes.layers if passes else (),
         names=passes.names if passes else None,
     )

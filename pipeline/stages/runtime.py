@@ -159,7 +159,7 @@ Judge = Callable[[str, np.ndarray, np.ndarray], Errors]
 """(output name, expected, found) → errors, under the tolerances by which the export was compared."""
 
 TIMED_RUNS: Final = 5
-TIMED_S: Final = 1.0
+TIMED_S: Final = 0.5
 """Runs for the median in the report, and the seconds after which fewer are enough."""
 
 IR_FILES: Final = ("ir.json", "ir.txt", "plan.json", "plan.bin")

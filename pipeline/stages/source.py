@@ -21,7 +21,6 @@ from passes.weights.detached import UNREAD, read_model
 from passes.weights.stand_ins import digest_of
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.errors import UsageError
-from pipeline.export.checkpoint import read_shards
 from pipeline.export.load import load_source
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_dynamic_shapes
 from pipeline.export.user_code import is_user_code
@@ -52,6 +51,8 @@ def fingerprint(source: Source, config: RunConfig, code: Sequence[Path]) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     if config.export.weights == "referenced" and config.checkpoint is not None:
+        from pipeline.export.checkpoint import read_shards  # loads torch, which an ONNX file does not need
+
         digest.update(read_shards(locate(config.checkpoint)).fingerprint().encode())
     for spec in source.inputs:
         digest.update(repr(spec).encode())

@@ -148,11 +148,7 @@ class GraphModule(nn.Module):
         slots = {vid: inputs[graph.values[vid].name] for vid in graph.inputs}
         slots |= sized.constants
         slots |= {vid: self._tensor(name) for name, vid in vids.items()}
-        own = {
-            **refuse_kinds(graph),
-            BATCH_NORM: normalize_by_statistics,
-            **STRAIGHT_THROUGH,
-        }
+        own = {**refuse_kinds(graph), BATCH_NORM: normalize_by_statistics, **STRAIGHT_THROUGH}
         for op in graph.ops:
             results = apply(op, [slots[vid] for vid in op.inputs], own)
             slots.update(zip(op.outputs, results, strict=True))

@@ -88,9 +88,7 @@ def record_step(
     clips = "norm" if max_norm is not None else "none" if limit is None else "value"
     recorder = PhaseRecorder(observe)
     traced = recorder.run(
-        "Trace",
-        lambda: trace_step(module, loss, batch, clips=clips, checks_gradients=check_gradients),
-        _describe_trace,
+        "Trace", lambda: trace_step(module, loss, batch, clips=clips, checks_gradients=check_gradients), _describe_trace
     )
     stored = _stored(module, traced)
 

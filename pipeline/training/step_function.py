@@ -87,11 +87,7 @@ class StepFunction:
         """Compute the loss by plain torch on copies of parameters and buffers, for the error that torch may raise."""
         copies = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in stored.items()}
         attributes = ModuleAttributes(self.module)
-        with (
-            torch.random.fork_rng(devices=[]),
-            torch.enable_grad(),
-            swapped_tensors(self.module, copies),
-        ):
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), swapped_tensors(self.module, copies):
             try:
                 self.layout.loss(self.module, self.loss, batch)
             finally:

@@ -73,12 +73,7 @@ class TracedStep:
 
 
 def trace_step(
-    module: nn.Module,
-    loss: LossFunction,
-    batch: Batch,
-    *,
-    clips: Clipping = "none",
-    checks_gradients: bool = False,
+    module: nn.Module, loss: LossFunction, batch: Batch, *, clips: Clipping = "none", checks_gradients: bool = False
 ) -> TracedStep:
     """Record the loss of `module` on a batch like `batch`, and its gradients.
 
@@ -158,10 +153,7 @@ def _refuse_what_torch_refuses(
 
 
 def _record(
-    step: StepFunction,
-    stored: Mapping[str, torch.Tensor],
-    others: Sequence[torch.Tensor],
-    attributes: ModuleAttributes,
+    step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor], attributes: ModuleAttributes
 ) -> tuple[GraphModule, frozenset[str]]:
     """The recorded step, and the names of the stored tensors whose values Python branched on.
 
@@ -196,10 +188,7 @@ def _record(
 
 
 def _record_twice(
-    step: StepFunction,
-    stored: Mapping[str, torch.Tensor],
-    others: Sequence[torch.Tensor],
-    attributes: ModuleAttributes,
+    step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor], attributes: ModuleAttributes
 ) -> tuple[GraphModule, frozenset[str]]:
     """Record the step, and call forward and loss again.
 

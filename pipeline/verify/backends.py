@@ -218,7 +218,7 @@ class Torch(Backend):
 class Plan(Backend):
     """Our own runtime: import the file, fuse, lower and plan it. A plan is for the shapes of one feed signature.
 
-    A model whose shapes or course only a run tells has no plan as a whole, and runs in segments.
+    A model with shapes or branches that depend on the data has no plan as a whole, and runs in segments.
     """
 
     def __init__(self, model: RunnableModel, fusions: Collection[str] = (), *, native: bool = False) -> None:

@@ -43,6 +43,17 @@ def test_the_python_examples_run(beside_the_checkout: Path, capsys: pytest.Captu
     assert "qkv attention 0 kept" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", ["written-buffers", "native", "training"])
+def test_the_python_example_of_a_guide_runs(
+    page: str, beside_the_checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It prints what the comment after a `print` says."""
+    [example] = blocks(f"docs/how-to/{page}.md", "python")
+    exec(compile(example, page, "exec"), {})
+    written = capsys.readouterr().out
+    assert all(line in written for line in re.findall(r"^print\(.*\)  # (.+)$", example, re.MULTILINE))
+
+
 def test_each_link_of_the_readme_is_absolute_and_names_a_file() -> None:
     """PyPI shows the README without the repository."""
     links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / README).read_text(encoding="utf-8"))

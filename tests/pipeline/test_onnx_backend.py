@@ -26,7 +26,7 @@ STEP = 8
 DECIDED_BY_THE_PROCESSOR = {
     # All weights are equal, so its 1,000 logits are 7.6e11 and equal but for the last bits that a product's kernel
     # rounds at the edge of a block; the softmax of these bits is the expected 0.001 on some processors only.
-    "test_zfnet512_cpu",
+    "test_zfnet512_cpu"
 }
 """Cases whose expected numbers hold or not as torch's kernels for this processor round."""
 

@@ -62,6 +62,22 @@ def test_a_trace_that_keeps_a_number_of_chunks_says_up_to_which_size_it_holds(tm
     assert said.startswith("the export holds for N up to 4, which the ONNX file cannot say")
 
 
+def test_a_default_size_for_which_the_trace_has_no_place_is_left_out_and_said(tmp_path: Path) -> None:
+    events: list[Event] = []
+    settings = config("pairs", X, export={"output_names": ["y"]})
+    report = Pipeline(settings, tmp_path / "out", events.append).run().report
+    assert report.coverage is not None and 2 in report.coverage.sizes["N"] and 3 not in report.coverage.sizes["N"]
+    said = [event.text for event in events if isinstance(event, Note) and "the export does not hold" in event.text]
+    assert len(said) == 1 and said[0].startswith("the export does not hold for N of 3, which the ONNX file cannot say")
+
+
+def test_dims_of_one_name_set_each_other_no_limit(tmp_path: Path) -> None:
+    events: list[Event] = []
+    report = Pipeline(config("masked", TOKENS), tmp_path / "out", events.append).run().report
+    assert report.coverage is not None and max(report.coverage.sizes["S"]) > 4
+    assert not [event.text for event in events if isinstance(event, Note) and "the export" in event.text]
+
+
 def test_masks_of_zeros_for_which_the_export_differs_are_left_out_and_said(tmp_path: Path) -> None:
     """Of attention to nothing torch gives NaN or some number, and the exported model another."""
     inputs = {"x": {"shape": [2, 6, 4]}, "mask": {"shape": [2, 6], "dtype": "int64"}}

@@ -128,9 +128,7 @@ def _is_of_torch(function: Callable[..., Any], name: str) -> bool:
 
 
 def _bind(
-    overloads: Iterator[Overload] | Sequence[Overload],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    overloads: Iterator[Overload] | Sequence[Overload], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> OperatorCall:
     """The first overload that takes these arguments, as torch's own parser takes the first signature that fits."""
     first = None

@@ -118,12 +118,7 @@ class Capture(ProcessBound):
         return self.report.key
 
     def replay(
-        self,
-        feed: Feed,
-        *,
-        copy: bool = True,
-        changed: Collection[str] | None = None,
-        restore: Snapshot | None = None,
+        self, feed: Feed, *, copy: bool = True, changed: Collection[str] | None = None, restore: Snapshot | None = None
     ) -> Mapping[str, torch.Tensor]:
         """Outputs by name for a feed with the signature of the capture; states and generators advance.
 
@@ -268,7 +263,7 @@ class Capture(ProcessBound):
     def _explain_failure(self, part: Recording | None, error: BaseException) -> BaseException:
         """The error to raise for a replay that failed in `part`. States that it may have written lose their value.
 
-        `part.begun` launches were begun, the one that failed included; those after the steps save outputs and states.
+        `part.begun` launches were begun, the failed one included; those after the steps save outputs and states.
         """
         if part is None:
             return (

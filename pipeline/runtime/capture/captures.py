@@ -321,12 +321,7 @@ class Replayable(ProcessBound, ABC):
             return self.captures.capture(feed, self._policy)
 
     def replay(
-        self,
-        feed: Feed,
-        *,
-        copy: bool = True,
-        changed: Collection[str] | None = None,
-        restore: Snapshot | None = None,
+        self, feed: Feed, *, copy: bool = True, changed: Collection[str] | None = None, restore: Snapshot | None = None
     ) -> Mapping[str, torch.Tensor]:
         """Outputs by name as from `run`, by a captured record; a new signature is captured first.
 

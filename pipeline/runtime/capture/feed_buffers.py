@@ -48,10 +48,7 @@ class CapturePolicy:
 
     @classmethod
     def of(
-        cls,
-        mode: str = "inference",
-        static_roles: Iterable[str] | None = None,
-        copy_roles: Iterable[str] | None = None,
+        cls, mode: str = "inference", static_roles: Iterable[str] | None = None, copy_roles: Iterable[str] | None = None
     ) -> CapturePolicy:
         """The policy of a mode, "inference" or "train", with other roles where they are given.
 

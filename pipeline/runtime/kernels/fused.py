@@ -16,14 +16,12 @@ from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
 from pipeline.runtime.kernels.packing import (
     ACTIVATED_FROM,
-    ONTO,
     PRODUCT_FROM,
     PackedWeight,
     Packer,
     Stored,
     is_same_memory,
     launch_convolution,
-    launch_convolution_onto,
     pack_convolution,
     pack_pair,
     pack_product,
@@ -155,14 +153,7 @@ class BlockedKernels:
 
     def launch(self, of: FusedOperands) -> Launch:
         """See `ConvolutionWeight`."""
-        x, out, bias, other, after = of
-        if other is None:
-            return launch_convolution(self.weight, x, bias, out, self.shape, after)
-        if after.name in ONTO:
-            return launch_convolution_onto(self.weight, x, bias, out, self.shape, other, after)
-        return in_turn(
-            launch_convolution_onto(self.weight, x, bias, out, self.shape, other), launch_in_place(after, out)
-        )
+        return launch_convolution(self.weight, of, self.shape)
 
 
 def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ConvolutionWeight | None:

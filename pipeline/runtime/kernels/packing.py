@@ -26,6 +26,8 @@ from pipeline.runtime.kernels.weight_forms import (
     PackedMemory,
     PairWeight,
     ProductWeight,
+    StoredPair,
+    launch_in_place,
 )
 
 PRODUCT_FROM = 2**23
@@ -73,19 +75,8 @@ class PackedWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPair:
+class PackedPair(StoredPair[PackedWeight]):
     """The matrices of two products in a row, as kernels of convolutions over images of one column."""
-
-    first: PackedWeight
-    second: PackedWeight
-
-    @property
-    def nbytes(self) -> int:
-        return self.first.nbytes + self.second.nbytes
-
-    def in_memory(self, memory: PackedMemory) -> PackedPair:
-        """See `ProductWeight`."""
-        return PackedPair(self.first.in_memory(memory), self.second.in_memory(memory))
 
     def launch_pair(
         self,
@@ -155,52 +146,30 @@ def pack_convolution(
     return PackedWeight(tensor, bias)
 
 
-def launch_convolution(
-    packed: PackedWeight,
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    shape: Convolution,
-    after: Activation = PLAIN,
-) -> Launch:
-    """The convolution of `x` with a packed weight.
+def launch_convolution(packed: PackedWeight, of: FusedOperands, shape: Convolution) -> Launch:
+    """The convolution with a packed weight.
 
-    Onto images with channels last oneDNN adds its result, so it is added to zeros, and nothing is allocated; this is
-    faster than a copy. Any other result is copied.
+    Onto images with channels last oneDNN adds its result: to `other`, or to zeros, so that nothing is allocated; this
+    is faster than a copy. Any other result is copied.
     """
-    if after.name in ONTO and out.is_contiguous(memory_format=torch.channels_last):
-        add = torch.ops.mkldnn._convolution_pointwise_.binary
-        return _with_dense_bias(
-            lambda dense: in_turn(
-                out.zero_, OverloadCall.bind(add, out, x, packed.tensor, dense, *_onto(shape, after))
-            ),
-            bias,
-        )
-    convolve = torch.ops.mkldnn._convolution_pointwise.default
-    rest = (*_fixed(shape), *post_op(after))
-    return _with_dense_bias(
-        lambda dense: copy_result(OverloadCall.bind(convolve, x, packed.tensor, dense, *rest), [out]), bias
-    )
+    x, out, bias, other, after = of
+    if other is not None and after.name not in ONTO:
+        onto = launch_convolution(packed, of._replace(after=PLAIN), shape)
+        return in_turn(onto, launch_in_place(after, out))
+    adds = after.name in ONTO and out.is_contiguous(memory_format=torch.channels_last)
+    add, convolve = torch.ops.mkldnn._convolution_pointwise_.binary, torch.ops.mkldnn._convolution_pointwise.default
 
+    def bind(dense: torch.Tensor | None) -> Launch:
+        if adds:
+            begin = out.zero_ if other is None else None if is_same_memory(out, other) else partial(out.copy_, other)
+            return in_turn(begin, OverloadCall.bind(add, out, x, packed.tensor, dense, *_onto(shape, after)))
+        if other is None:
+            rest = (*_fixed(shape), *post_op(after))
+            return copy_result(OverloadCall.bind(convolve, x, packed.tensor, dense, *rest), [out])
+        plain = (*_fixed(shape), "none", (), "")
+        return partial(_convolve_and_add, out, other, after.name, x, packed.tensor, dense, *plain)
 
-def launch_convolution_onto(
-    packed: PackedWeight,
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    shape: Convolution,
-    other: torch.Tensor,
-    after: Activation = PLAIN,
-) -> Launch:
-    """The convolution plus `other`, then a post-op of `ONTO`; `other` may be the memory of `out`."""
-    if not out.is_contiguous(memory_format=torch.channels_last):
-        launch = partial(_convolve_and_add, out, other, after.name, x, packed.tensor)
-        return _with_dense_bias(lambda dense: partial(launch, dense, *_fixed(shape), "none", (), ""), bias)
-    add = torch.ops.mkldnn._convolution_pointwise_.binary
-    copy = None if is_same_memory(out, other) else partial(out.copy_, other)
-    return _with_dense_bias(
-        lambda dense: in_turn(copy, OverloadCall.bind(add, out, x, packed.tensor, dense, *_onto(shape, after))), bias
-    )
+    return _with_dense_bias(bind, bias)
 
 
 POINT = Convolution((1, 1), (0, 0), (1, 1), 1)

@@ -11,9 +11,9 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -129,12 +129,31 @@ class StoredForm(Protocol):
         ...
 
 
+Form = TypeVar("Form", bound=StoredForm)
+
+
 class ProductWeight(StoredForm, Protocol):
     """A stored matrix."""
 
     def launch(self, of: FusedOperands) -> Launch | None:
         """The product of the rows of `x` with the matrix; None where strides cannot show rows."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPair(Generic[Form]):
+    """The matrices of two products in a row."""
+
+    first: Form
+    second: Form
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes
+
+    def in_memory(self, memory: PackedMemory) -> Self:
+        """See `StoredForm`."""
+        return replace(self, first=self.first.in_memory(memory), second=self.second.in_memory(memory))
 
 
 class PairWeight(StoredForm, Protocol):

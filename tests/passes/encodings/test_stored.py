@@ -100,11 +100,11 @@ def test_a_lowest_number_that_a_negative_factor_would_mirror_is_refused() -> Non
 @pytest.mark.parametrize(
     ("array", "sources", "why"),
     [
-        (WEIGHT + np.float32(1e-3), [source(WEIGHT, "int8/channel", 1)], "its numbers are changed"),
+        (WEIGHT + np.float32(1e-3), [source(WEIGHT, "int8/channel", 1)], "its values are changed"),
         (FACTORS[:, None] * WEIGHT, [source(WEIGHT, "int8", 1)], "multiplied by a factor of its own"),
         (FACTORS[:, None] * WEIGHT, [source(WEIGHT, "int8/channel", 1)], "multiplied by a factor of its own"),
         (0 * WEIGHT, [source(WEIGHT, "int8/channel", 1)], "a factor of zero"),
-        (FACTORS * FACTORS, [source(FACTORS, "int8/channel", 0)], "its numbers are changed"),
+        (FACTORS * FACTORS, [source(FACTORS, "int8/channel", 0)], "its values are changed"),
         (np.concatenate([WEIGHT, OTHER], 1), [source(WEIGHT, "int8", 1, "q"), source(OTHER, "int8", 1, "k")],
          "it is joined of 'q', 'k', which have other scales"),
         (np.concatenate([WEIGHT, OTHER], 0),

@@ -63,10 +63,7 @@ def test_a_source_can_be_exchanged(path: str, tmp_path: Path) -> None:
             "passes.recipe.0=x",
             "--set passes.recipe.0=x: passes.recipe is a list, which has no keys; set passes.recipe as a whole",
         ),
-        (
-            "passes.skip=[a",
-            "--set passes.skip=[a: not YAML: expected ',' or ']', but got '<stream end>'",
-        ),
+        ("passes.skip=[a", "--set passes.skip=[a: not YAML: expected ',' or ']', but got '<stream end>'"),
     ],
 )
 def test_messages(path: str, override: str, message: str) -> None:

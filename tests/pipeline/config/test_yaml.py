@@ -216,6 +216,11 @@ export: 3
             "the model is exported with it",
         ),
         (
+            "model: {factory: m:f, dims: {batch: two}}\nexport: {input_names: x}\n",
+            "c.yaml has 2 mistakes:\n  c.yaml:1: model.dims.batch: found 'two', expected a list\n"
+            "  c.yaml:2: export.input_names: found 'x', expected a list: [\"x\"]",
+        ),
+        (
             "model: {factory: m:f}\nverify: {draws: true}\n",
             "c.yaml:2: verify.draws: found true, expected an integer",
         ),

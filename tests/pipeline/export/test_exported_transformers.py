@@ -36,11 +36,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         IDS,
         ("logits", "past_key_values.layers.0.keys", "past_key_values.layers.0.values"),
     ),
-    "LlamaForCausalLM": (
-        {**SMALL, **ENDS, "num_key_value_heads": 1, "use_cache": False},
-        {**IDS, **MASK},
-        ("logits",),
-    ),
+    "LlamaForCausalLM": ({**SMALL, **ENDS, "num_key_value_heads": 1, "use_cache": False}, {**IDS, **MASK}, ("logits",)),
     "ResNetModel": (
         {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
         PIXELS,

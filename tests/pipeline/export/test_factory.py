@@ -277,10 +277,7 @@ def test_the_line_of_the_users_forward_is_named(factory: Factory, tmp_path: Path
     assert f"in module 'inner' ({place}): RuntimeError: mat1 and mat2" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "wrapped",
-    ["nn.DataParallel(Net())", "torch.compile(nn.DataParallel(Net()))"],
-)
+@pytest.mark.parametrize("wrapped", ["nn.DataParallel(Net())", "torch.compile(nn.DataParallel(Net()))"])
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_wrappers_are_taken_off_and_named(factory: Factory, wrapped: str) -> None:
     source = load(factory(f"{NET}\ndef make():\n    return {wrapped}, (torch.ones(2, 4),)\n"))

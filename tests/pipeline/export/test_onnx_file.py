@@ -79,10 +79,7 @@ def test_unnamed_dims_count_as_one(configured: Configured, tmp_path: Path) -> No
     [
         ({"xs": {}}, "model.inputs: m.onnx has no input 'xs'; did you mean 'x'?"),
         ({"weight": {}}, "model.inputs: m.onnx has no input 'weight'; it has: x"),
-        (
-            {"x": {"shape": [2, 5]}},
-            "input 'x' of m.onnx has the shape [N, 4], but model.inputs says [2, 5]",
-        ),
+        ({"x": {"shape": [2, 5]}}, "input 'x' of m.onnx has the shape [N, 4], but model.inputs says [2, 5]"),
         ({"x": {"dtype": "int64"}}, "input 'x' of m.onnx is float32, but model.inputs.x says int64"),
     ],
 )

@@ -272,6 +272,18 @@ def test_distances_of_rows(p: float) -> None:
     )  # the root of a rounding error
 
 
+TAILS = [0.0, -1e-6, 0.7, -2.5, 9.5, -15.0, 30.0, -30.0, 200.0, -200.0, torch.inf, -torch.inf, torch.nan]
+
+
+@pytest.mark.parametrize("function", [torch.special.erfcx, nn.functional.logsigmoid, torch.logaddexp, torch.logaddexp2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tails_that_the_own_form_of_torch_loses(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    x = torch.tensor(TAILS, dtype=dtype)
+    args = (x[:, None], x) if function in (torch.logaddexp, torch.logaddexp2) else (x,)
+    limit = 1e-6 if dtype == torch.float32 else 1e-12
+    np.testing.assert_allclose(run(exported(function, *args), *args), function(*args), rtol=limit, atol=limit)
+
+
 def test_log_of_gamma() -> None:
     x = torch.tensor([0.0, -1.0, -2.5, -0.1, 1e-6, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7, 100.0, 1e8, torch.inf, torch.nan])
     model = exported(torch.lgamma, x)

@@ -20,7 +20,6 @@ from pipeline.runtime.kernels.packing import (
     PackedMemory,
     PackedWeight,
     launch_convolution,
-    launch_convolution_onto,
     pack_convolution,
     pack_product,
 )
@@ -191,10 +190,10 @@ def test_a_packed_convolution_reads_the_strides_of_its_bias(
     expected = torch.conv2d(x, kernels, bias.clone(), padding=1)
     out = torch.ones_like(expected, memory_format=memory_format)
     if added == "nothing":
-        launch_convolution(packed, x, bias, out, CONVOLUTION)()
+        launch_convolution(packed, FusedOperands(x, out, bias), CONVOLUTION)()
     else:
         other = out if added == "its own result" else torch.ones_like(expected)
-        launch_convolution_onto(packed, x, bias, out, CONVOLUTION, other)()
+        launch_convolution(packed, FusedOperands(x, out, bias, other), CONVOLUTION)()
         expected += 1
     torch.testing.assert_close(out, expected, atol=ATOL, rtol=RTOL)
 

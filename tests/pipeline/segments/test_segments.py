@@ -1,4 +1,4 @@
-"""Models whose shapes or course only a run tells, against onnxruntime."""
+"""Models with shapes or branches that depend on the data, against onnxruntime."""
 
 from __future__ import annotations
 

@@ -19,10 +19,7 @@ DEVICES = [
     "cpu",
     pytest.param(
         "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.xfail(raises=Unsupported, strict=True, reason="plans run on the CPU only"),
-        ],
+        marks=[pytest.mark.gpu, pytest.mark.xfail(raises=Unsupported, strict=True, reason="plans run on the CPU only")],
     ),
 ]
 

@@ -48,6 +48,35 @@ def chunked() -> nn.Module:
     return Chunked()
 
 
+class Pairs(nn.Module):
+    """Works on pairs of places, an odd one next to a zero; a trace at an even length drops no place of a zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = x.shape[0]
+        padding = -count % 2
+        x = nn.functional.pad(x, (0, 0, 0, padding)).reshape(-1, 2, 3).cumsum(1).reshape(-1, 3)
+        if padding > 0:
+            x = x[:count]
+        return x.reshape(count, 3)
+
+
+def pairs() -> nn.Module:
+    return Pairs()
+
+
+class Masked(nn.Module):
+    """Compares the lengths of two inputs, which are one named dim."""
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if mask.shape[1] < ids.shape[1]:
+            raise ValueError("the mask is too short")
+        return ids * mask[:, : ids.shape[1]]
+
+
+def masked() -> nn.Module:
+    return Masked()
+
+
 class Best(nn.Module):
     """The six best of equal scores."""
 

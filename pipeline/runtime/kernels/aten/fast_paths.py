@@ -350,7 +350,9 @@ def launch_packed(call: AtenCall, packed: PackedWeight, out: torch.Tensor) -> La
     given = call.given
     if call.kind in CONVOLUTIONS:
         shape = _convolution(given)
-        return launch_convolution(packed, given["input"], given.get("bias"), out, shape) if shape else None
+        return (
+            launch_convolution(packed, FusedOperands(given["input"], out, given.get("bias")), shape) if shape else None
+        )
     bias = given["self"] if call.kind == "aten.addmm.default" else given.get("bias")
     return packed.launch(FusedOperands(given[PRODUCTS[call.kind][0]], out, bias))
 

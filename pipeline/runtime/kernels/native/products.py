@@ -15,7 +15,7 @@ from pipeline.ops.fused import PLAIN, Activation
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, in_turn, planned_threads
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.native.rows import settings_of
-from pipeline.runtime.kernels.weight_forms import FusedOperands, PackedMemory, activation_of
+from pipeline.runtime.kernels.weight_forms import FusedOperands, PackedMemory, StoredPair, activation_of
 
 LARGEST = 2**19
 """Numbers in a second operand. Where one has more (2 MB), panels are as fast."""
@@ -86,19 +86,8 @@ class NativeWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class NativePair:
+class NativePair(StoredPair[NativeWeight]):
     """The matrices of two products in a row."""
-
-    first: NativeWeight
-    second: NativeWeight
-
-    @property
-    def nbytes(self) -> int:
-        return self.first.nbytes + self.second.nbytes
-
-    def in_memory(self, memory: PackedMemory) -> NativePair:
-        """See `ProductWeight`."""
-        return NativePair(self.first.in_memory(memory), self.second.in_memory(memory))
 
     def launch_pair(
         self,

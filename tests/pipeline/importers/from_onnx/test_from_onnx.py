@@ -317,7 +317,7 @@ def test_all_unsupported_ops_are_listed_at_once() -> None:
 
 INVALID = {
     "unsorted": ("y = Relu(a) a = Relu(x)", "(Relu) reads 'a', which nothing before it makes"),
-    "made twice": ("y = Relu(x) y = Relu(x)", "(Relu) makes 'y', and node 'y' (Relu) makes it already"),
+    "made twice": ("y = Relu(x) y = Relu(x)", "(Relu) makes 'y', but node 'y' (Relu) makes it already"),
     "shapes": (
         "w = Constant <value_floats = [1.0, 1.0]> () y = MatMul(x, w)",
         "(MatMul) cannot read ('x': float32[3], 'w': float32[2])",

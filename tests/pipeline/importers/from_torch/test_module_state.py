@@ -194,11 +194,7 @@ INSIDE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("stamp", [False, True])
 @pytest.mark.parametrize(
     "kept",
-    [
-        lambda layer, rows: fill_row(layer.own, rows),
-        beside,
-        *map(within, INSIDE.values()),
-    ],
+    [lambda layer, rows: fill_row(layer.own, rows), beside, *map(within, INSIDE.values())],
     ids=["module", "object", *INSIDE],
 )
 @pytest.mark.filterwarnings("ignore:The tensor attribute", "ignore:Sequential is traced whole")
