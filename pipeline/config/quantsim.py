@@ -10,7 +10,17 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, StrictInt, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_serializer,
+    model_validator,
+)
 
 from passes.encodings.encoding import FLOAT_NAMES, FloatType, Granularity, Precision
 from pipeline.config.paths import is_reference
@@ -156,6 +166,12 @@ class CalibrationConfig(Section):
         if "percentile" in self.model_fields_set and self.method != "percentile":
             raise ValueError(f"found percentile with the method {self.method}, expected it with percentile alone")
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_percentile(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the percentile that another method does not take, so that what is written loads again."""
+        found: dict[str, Any] = dump(self)
+        return found if self.method == "percentile" else {key: found[key] for key in found if key != "percentile"}
 
     @model_validator(mode="after")
     def _check_args(self) -> CalibrationConfig:

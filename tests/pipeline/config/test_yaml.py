@@ -94,6 +94,15 @@ verify: {tolerances: {float32: {atol: 1e-5, rtol: 0}}}
     assert again.to_yaml() == config.to_yaml()
 
 
+@pytest.mark.parametrize(
+    "calibration", ["{}", "{method: percentile}", "{method: percentile, percentile: 99.0}", "{method: mse}"]
+)
+def test_a_calibration_loads_back(calibration: str, write: Write) -> None:
+    text = f"model: {{onnx: m.onnx}}\nquantsim: {{calibration: {calibration}}}\n"
+    config = RunConfig.from_yaml(write("one.yaml", text))
+    assert RunConfig.from_yaml(write("other.yaml", config.to_yaml())) == config
+
+
 def test_paths_are_relative_to_the_file_that_they_are_written_in(write: Write, tmp_path: Path) -> None:
     write(
         "shared/base.yaml",
