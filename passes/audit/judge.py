@@ -27,7 +27,7 @@ BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a pass. If `changed`, its meaning differs, so its numbers have to be compared."""
+    """The result of a pass. If `changed`, it computes something else, so its values have to be compared."""
 
     model: bytes
     changed: bool

@@ -133,16 +133,16 @@ class PassAttempt:
 
 
 def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) -> Generator[PassAttempt]:
-    """Try `subjects` from `start` on. A pass that does not change the model's meaning is not called again."""
+    """Try `subjects` from `start` on. A pass that does not change what the model computes is not called again."""
     source = onnx.load_from_string(model)
     digests = _Digests()
-    meaning = digests.of(model)
+    digest = digests.of(model)
     for place, data in enumerate(subjects):
         if place < start:
             continue
         step = AuditTarget(**data).make_step()
         first = _attempt(step, source, place)
-        changed = not first.raised and digests.of(first.model) != meaning
+        changed = not first.raised and digests.of(first.model) != digest
         small = len(first.model) <= LARGEST
         shipped = first.model if small else b""
         yield PassAttempt(place, first.raised, shipped, changed, len(first.model), followed=changed and small)

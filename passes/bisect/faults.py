@@ -14,7 +14,7 @@ from passes.context import PassContext
 from passes.diff import match_models
 from passes.errors import ModelError, PolicyError, StepFailed, UsageError, check_type
 from passes.graph.op_facts import RANDOM_OPS
-from passes.model.canonical import meanings_of
+from passes.model.canonical import value_digests
 from passes.optimize import plan_draws
 from passes.policy.policy import unknown_structure
 from passes.proof.draw_choice import choose_in_worker
@@ -226,14 +226,14 @@ class Breakdown(Fault):
         """Why the step failed, or why its model does not run."""
         if outcome.failure is not None or not outcome.changed or self.context is None:
             return outcome.failure
-        meaning = meanings_of(outcome.model).whole
-        if meaning not in self.known:
+        digest = value_digests(outcome.model).whole
+        if digest not in self.known:
             try:
                 _outputs(outcome.model, self.feeds, self.context)
-                self.known[meaning] = None
+                self.known[digest] = None
             except StepFailed as failure:
-                self.known[meaning] = failure.with_traceback(None)
-        return self.known[meaning]
+                self.known[digest] = failure.with_traceback(None)
+        return self.known[digest]
 
 
 def _check(source: object, context: object) -> None:
@@ -320,13 +320,13 @@ class Deviation(Fault):
         return self._distance(model).error
 
     def _distance(self, model: DetachedModel) -> Distance:
-        meaning = meanings_of(model).whole
-        if meaning not in self.known:
+        digest = value_digests(model).whole
+        if digest not in self.known:
             try:
-                self.known[meaning] = _distance(self.expected, _outputs(model, self.feeds, self.context))
+                self.known[digest] = _distance(self.expected, _outputs(model, self.feeds, self.context))
             except StepFailed as failure:
-                self.known[meaning] = Distance(math.inf, " ".join(str(failure).split()), refused=True)
-        return self.known[meaning]
+                self.known[digest] = Distance(math.inf, " ".join(str(failure).split()), refused=True)
+        return self.known[digest]
 
     def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
         """The error may have grown over several steps; then the tolerance is half of what this step adds."""

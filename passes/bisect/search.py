@@ -232,7 +232,7 @@ HOPS: Final = range(2, 13)
 def find_neighbourhood(
     model: DetachedModel, values: Collection[str], shows: Callable[[DetachedModel], bool]
 ) -> DetachedModel | None:
-    """The smallest part of `model` around the makers of `values` on which `shows` holds; else `model`, else None."""
+    """The smallest part of `model` around the producers of `values` on which `shows` holds; else `model`, else None."""
     types = types_of(model.proto) if values else {}
     for chosen in _around(model, values):
         if len(chosen) == len(model.proto.graph.node):
@@ -244,20 +244,20 @@ def find_neighbourhood(
 
 
 def _around(model: DetachedModel, values: Collection[str]) -> Iterator[set[int]]:
-    """Growing sets of node positions around the makers of `values`, each with the constants that its nodes read.
+    """Growing sets of node positions around the producers of `values`, each with the constants that its nodes read.
 
     The walk does not cross constants, which many parts of a model share.
     """
     view = GraphView(model)
-    nodes, makers = view.nodes, view.positions
+    nodes, producers = view.nodes, view.positions
     folded = {place for place, node in enumerate(nodes) if view.folded.issuperset(node.output)}
-    before = [{makers[name] for name in reads_of(node) if name in makers} for node in nodes]
+    before = [{producers[name] for name in reads_of(node) if name in producers} for node in nodes]
     neighbours: dict[int, set[int]] = defaultdict(set)
     for place in set(range(len(nodes))) - folded:
-        for maker in before[place] - folded:
-            neighbours[place].add(maker)
-            neighbours[maker].add(place)
-    chosen = {makers[name] for name in values if name in makers}
+        for producer in before[place] - folded:
+            neighbours[place].add(producer)
+            neighbours[producer].add(place)
+    chosen = {producers[name] for name in values if name in producers}
     for hop in range(1, HOPS[-1] + 1 if chosen else 0):
         chosen = chosen.union(*(neighbours[place] for place in chosen))
         if hop in HOPS:

@@ -195,7 +195,7 @@ def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], context: PassContext
 
 
 def fires(before: DetachedModel, after: DetachedModel) -> bool:
-    """Whether a pass changed the meaning of the model."""
+    """Whether a pass changed what the model computes."""
     return canonical_digest(before) != canonical_digest(after)
 
 

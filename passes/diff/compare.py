@@ -20,14 +20,14 @@ from passes.diff.types import AttributeChange, Diff, HeaderChange, InputChange, 
 from passes.graph.formatting import format_attribute, format_type
 from passes.graph.index import GraphIndex, copy_of
 from passes.matching.flat_graph import ABSENT, FlatGraph, Item
-from passes.model.canonical import CanonicalGraph, function_digests
+from passes.model.canonical import CanonicalModel, function_digests
 from passes.weights.detached import DetachedModel, open_model
 
 
 def compare_models(
     before: onnx.ModelProto | DetachedModel | str | PathLike[str],
     after: onnx.ModelProto | DetachedModel | str | PathLike[str],
-    readings: tuple[CanonicalGraph, CanonicalGraph] | None = None,
+    canonical: tuple[CanonicalModel, CanonicalModel] | None = None,
 ) -> Diff:
     """Compare two models: nodes, attributes, edges and stored tensors.
 
@@ -37,7 +37,7 @@ def compare_models(
     Args:
         before: a model or its path.
         after: the model that is compared with it.
-        readings: their canonical graphs, if there are any already.
+        canonical: their canonical forms, if they are known already.
 
     Returns:
         A Diff, the differences of `after` from `before`; `diff_text` writes it out.
@@ -50,7 +50,7 @@ def compare_models(
         >>> onnxline.diff("model.onnx", "model.onnx").is_empty
         True
     """
-    return compare_matched(match_models(open_model(before), open_model(after), readings))
+    return compare_matched(match_models(open_model(before), open_model(after), canonical))
 
 
 def compare_matched(matched: ModelMatching) -> Diff:
@@ -91,7 +91,7 @@ def _replacements(
     """Node that computed a constant → the initializers that hold it now."""
     for old, new in stored:
         if old not in before.tensors and new in after.tensors:
-            names.setdefault(before.makers[old], {})[after.names[new]] = None
+            names.setdefault(before.producers[old], {})[after.names[new]] = None
     for all_olds, news in matched.groups:
         olds = [old for old in all_olds if old not in dequantized]
         others = [new for new in news if new not in quantizing]
@@ -105,7 +105,7 @@ def _replacements(
 
 def attribute_changes(matched: ModelMatching, item: Item, old_item: Item) -> Iterator[AttributeChange]:
     """The attributes and outputs in which `item` of the second model differs from its counterpart `old_item`."""
-    if item.settings != old_item.settings:
+    if item.op_digest != old_item.op_digest:
         yield from _attribute_changes(matched, item, old_item)
     yield from _output_count(item, old_item)
 
@@ -163,12 +163,12 @@ def input_changes(matched: ModelMatching, item: Item, old_item: Item) -> tuple[l
     constants that one model stores and the other computes."""
     same = matched.same
     rewired, stored = [], []
-    for position, (old, new) in enumerate(zip_longest(old_item.needs, item.needs, fillvalue=ABSENT)):
+    for position, (old, new) in enumerate(zip_longest(old_item.inputs, item.inputs, fillvalue=ABSENT)):
         if old in same.before.shapes and new in same.after.shapes:
-            meaning, old_meaning = same.after.value_meanings[new], same.before.value_meanings[old]
-            if meaning == old_meaning:
+            digest, old_digest = same.after.value_digests[new], same.before.value_digests[old]
+            if digest == old_digest:
                 continue
-            if meaning not in matched.old_meanings or same.after.names[new] == same.before.names[old]:
+            if digest not in matched.old_digests or same.after.names[new] == same.before.names[old]:
                 stored.append((old, new))
                 continue
         elif _is_stored_and_computed(matched, old, new):
@@ -189,19 +189,19 @@ def _is_stored_and_computed(matched: ModelMatching, old: int, new: int) -> bool:
     if ABSENT in (old, new) or (old in same.before.shapes) == (new in same.after.shapes):
         return False
     if new in same.after.shapes:
-        return old in same.before.constants and same.is_lost(same.before.makers[old])
-    return new in same.after.constants and same.old_of[same.after.makers[new]] < 0
+        return old in same.before.constants and same.is_lost(same.before.producers[old])
+    return new in same.after.constants and same.old_of[same.after.producers[new]] < 0
 
 
-def _name(wiring: FlatGraph, value: int) -> str:
-    return "" if value == ABSENT else wiring.names[value]
+def _name(flat: FlatGraph, value: int) -> str:
+    return "" if value == ABSENT else flat.names[value]
 
 
 def function_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
     """Model-local functions that were added or removed, or compute something else."""
     old, new = (
-        function_digests(model, reading)
-        for model, reading in zip((matched.before, matched.after), matched.readings, strict=True)
+        function_digests(model, canonical)
+        for model, canonical in zip((matched.before, matched.after), matched.canonical, strict=True)
     )
     for name in dict.fromkeys((*old, *new)):
         if old.get(name) != new.get(name):
@@ -215,39 +215,39 @@ def output_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
     for name, old in same.before.outputs.items():
         new = same.after.outputs.get(name)
         if new is not None and not matched.is_same_value(old, new):
-            yield HeaderChange(f"what output {name} is", _maker(same.before, old), _maker(same.after, new))
+            yield HeaderChange(f"what output {name} is", _producer(same.before, old), _producer(same.after, new))
 
 
-def _maker(wiring: FlatGraph, value: int) -> str:
-    maker = wiring.makers[value]
-    if maker < 0:
-        return wiring.names[value]
-    item = wiring.items[maker]
-    return f"{label_of(item.node)}" + (f", output {item.makes.index(value)}" if len(item.makes) > 1 else "")
+def _producer(flat: FlatGraph, value: int) -> str:
+    producer = flat.producers[value]
+    if producer < 0:
+        return flat.names[value]
+    item = flat.items[producer]
+    return f"{label_of(item.node)}" + (f", output {item.outputs.index(value)}" if len(item.outputs) > 1 else "")
 
 
 def sharing_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
     """For models that are equal node by node: which of several equal values is read."""
-    first, second = matched.readings
-    if first.canonical == second.canonical:
+    first, second = matched.canonical
+    if first.digest == second.digest:
         return
-    reads = [_reads(wiring) for wiring in (matched.same.before, matched.same.after)]
+    reads = [_reads(flat) for flat in (matched.same.before, matched.same.after)]
     shared = reads[0].keys() & reads[1].keys()
-    differing = [meaning for meaning in reads[0] if meaning in shared and reads[0][meaning][1] != reads[1][meaning][1]]
-    for meaning in differing:
-        counts = [", ".join(map(str, values[meaning][1])) for values in reads]
-        yield HeaderChange(f"how often values equal to that of {reads[0][meaning][0]} are read", *counts)
+    differing = [digest for digest in reads[0] if digest in shared and reads[0][digest][1] != reads[1][digest][1]]
+    for digest in differing:
+        counts = [", ".join(map(str, values[digest][1])) for values in reads]
+        yield HeaderChange(f"how often values equal to that of {reads[0][digest][0]} are read", *counts)
     if not differing:
-        yield HeaderChange("digest", f"({first.canonical[:SHOWN]})", f"({second.canonical[:SHOWN]})")
+        yield HeaderChange("digest", f"({first.digest[:SHOWN]})", f"({second.digest[:SHOWN]})")
 
 
-def _reads(wiring: FlatGraph) -> dict[int, tuple[str, list[int]]]:
-    """Meaning → its first value, and how often each of its values is read."""
+def _reads(flat: FlatGraph) -> dict[int, tuple[str, list[int]]]:
+    """Digest → the first value that has it, and how often each value that has it is read."""
     values: dict[int, tuple[str, list[int]]] = {}
-    outputs = Counter(wiring.outputs.values())
-    for value, meaning in enumerate(wiring.value_meanings):
-        values.setdefault(meaning, (wiring.names[value], []))[1].append(len(wiring.users[value]) + outputs[value])
-    return {meaning: (name, sorted(counts, reverse=True)) for meaning, (name, counts) in values.items()}
+    outputs = Counter(flat.outputs.values())
+    for value, digest in enumerate(flat.value_digests):
+        values.setdefault(digest, (flat.names[value], []))[1].append(len(flat.uses[value]) + outputs[value])
+    return {digest: (name, sorted(counts, reverse=True)) for digest, (name, counts) in values.items()}
 
 
 SHOWN: Final = 8
@@ -292,15 +292,15 @@ def renamings(matched: ModelMatching) -> Iterator[Renaming]:
         item, old_item = after.items[new], before.items[old]
         if item.node.name != old_item.node.name:
             yield Renaming("node", old_item.node.name, item.node.name)
-        for new_value, old_value in zip(item.makes, old_item.makes, strict=False):
+        for new_value, old_value in zip(item.outputs, old_item.outputs, strict=False):
             if ABSENT not in (new_value, old_value) and after.names[new_value] != before.names[old_value]:
                 yield Renaming("value", before.names[old_value], after.names[new_value])
-        for new_value, old_value in zip(item.needs, old_item.needs, strict=False):
+        for new_value, old_value in zip(item.inputs, old_item.inputs, strict=False):
             if _is_initializer(after, new_value) and _is_initializer(before, old_value):
-                is_same = after.value_meanings[new_value] == before.value_meanings[old_value]
+                is_same = after.value_digests[new_value] == before.value_digests[old_value]
                 if is_same and after.names[new_value] != before.names[old_value]:
                     yield Renaming("initializer", before.names[old_value], after.names[new_value])
 
 
-def _is_initializer(wiring: FlatGraph, value: int) -> bool:
-    return value in wiring.shapes and wiring.makers[value] < 0
+def _is_initializer(flat: FlatGraph, value: int) -> bool:
+    return value in flat.shapes and flat.producers[value] < 0

@@ -40,10 +40,10 @@ def initializer_changes(matched: ModelMatching, differing: Sequence[Stored]) -> 
     listed = {old for old, _ in pairs} | {old for _, olds in reshaped.values() for old in olds}
     yield from _removals(before, after, [old for old in gone if old not in listed], differing)
     listed = {new for _, new in pairs} | reshaped.keys()
-    makers = {new: _maker(before, old) for old, new in differing if old not in before.tensors}
+    producers = {new: _producer(before, old) for old, new in differing if old not in before.tensors}
     for new in (new for new in come if new not in listed):
         shape = format_tensor_type(after.tensors[new])
-        yield InitializerChange(after.names[new], "", shape, computed_by=makers.get(new, ""))
+        yield InitializerChange(after.names[new], "", shape, computed_by=producers.get(new, ""))
 
 
 def _pairs(
@@ -61,18 +61,18 @@ def _pairs(
 def _removals(
     before: FlatGraph, after: FlatGraph, gone: Sequence[int], differing: Sequence[Stored]
 ) -> Iterator[InitializerChange]:
-    makers = {old: _maker(after, new) for old, new in differing if new not in after.tensors}
-    equals = {after.value_meanings[new]: after.names[new] for new in after.tensors}
+    producers = {old: _producer(after, new) for old, new in differing if new not in after.tensors}
+    equals = {after.value_digests[new]: after.names[new] for new in after.tensors}
     for old in gone:
-        equal = equals.get(before.value_meanings[old], "")
+        equal = equals.get(before.value_digests[old], "")
         how = f"equal to {equal}, which is read in its place" if equal else ""
         shape = format_tensor_type(before.tensors[old])
-        yield InitializerChange(before.names[old], shape, "", how, computed_by=makers.get(old, ""))
+        yield InitializerChange(before.names[old], shape, "", how, computed_by=producers.get(old, ""))
 
 
-def _maker(wiring: FlatGraph, value: int) -> str:
-    maker = wiring.makers[value]
-    return "" if maker < 0 else str(label_of(wiring.items[maker].node))
+def _producer(flat: FlatGraph, value: int) -> str:
+    producer = flat.producers[value]
+    return "" if producer < 0 else str(label_of(flat.items[producer].node))
 
 
 def _forms(
@@ -115,16 +115,16 @@ def _tensors_by_name(before: FlatGraph) -> dict[str, int]:
 
 def _surplus(first: FlatGraph, other: FlatGraph) -> list[int]:
     """The initializers of `one` of which `other` has fewer copies, or none."""
-    counts = Counter(other.value_meanings[value] for value in other.tensors)
-    namesakes = {(other.names[value], other.value_meanings[value]) for value in other.tensors}
+    counts = Counter(other.value_digests[value] for value in other.tensors)
+    namesakes = {(other.names[value], other.value_digests[value]) for value in other.tensors}
     copies: dict[int, list[int]] = defaultdict(list)
     for value in first.tensors:
-        copies[first.value_meanings[value]].append(value)
+        copies[first.value_digests[value]].append(value)
     surplus = []
-    for meaning, values in copies.items():
+    for digest, values in copies.items():
         # Among copies, the tensors without a namesake are surplus.
-        ordered = sorted(values, key=lambda value: (first.names[value], meaning) not in namesakes)
-        surplus.extend(ordered[counts[meaning] :])
+        ordered = sorted(values, key=lambda value: (first.names[value], digest) not in namesakes)
+        surplus.extend(ordered[counts[digest] :])
     return surplus
 
 

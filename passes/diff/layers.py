@@ -122,7 +122,7 @@ def _boundaries(matched: ModelMatching) -> Iterator[_LayerBoundary]:
     places = [module_path_of(item.node) for item in same.before.items]
     by_module = any(place is not None and len(place.paths) > 1 for place in places)
     for item, place in zip(same.before.items, places, strict=True):
-        for value in item.makes:
+        for value in item.outputs:
             name = same.before.names[value]
             if value in same.before.constants or name not in inner[0]:
                 continue
@@ -135,7 +135,7 @@ def _boundaries(matched: ModelMatching) -> Iterator[_LayerBoundary]:
             if not pairs:
                 continue
             if not by_module:
-                if not same.before.weights.isdisjoint(item.needs):
+                if not same.before.weights.isdisjoint(item.inputs):
                     yield _LayerBoundary(str(label_of(item.node)), item.node.op_type, 0, name, pairs)
             elif place is not None and (depth := _depth_left(matched, value, place, places)):
                 yield _LayerBoundary(place.paths[depth], item.node.op_type, depth, name, pairs)
@@ -146,14 +146,15 @@ def _chain(same: NodeMatching, value: int) -> Iterator[int]:
     before = same.before
     while True:
         yield value
-        users = {user for user, _ in before.users[value]}
-        if len(users) != 1 or value in before.outputs.values():
+        consumers = {consumer for consumer, _ in before.uses[value]}
+        if len(consumers) != 1 or value in before.outputs.values():
             return
-        user = users.pop()
-        item = before.items[user]
-        if not same.is_lost(user) or item.op[1] in PRODUCTS or not before.constants.issuperset({*item.needs} - {value}):
+        consumer = consumers.pop()
+        item = before.items[consumer]
+        others = {*item.inputs} - {value}
+        if not same.is_lost(consumer) or item.op[1] in PRODUCTS or not before.constants.issuperset(others):
             return
-        value = item.makes[0]
+        value = item.outputs[0]
 
 
 def _depth_left(matched: ModelMatching, value: int, place: ModulePath, places: Sequence[ModulePath | None]) -> int:
@@ -162,11 +163,9 @@ def _depth_left(matched: ModelMatching, value: int, place: ModulePath, places: S
     if value in before.outputs.values():
         left = list(range(1, len(place.paths)))
     else:
-        readers = [reader.paths for user, _ in before.users[value] if (reader := places[user]) is not None]
+        paths = [module.paths for consumer, _ in before.uses[value] if (module := places[consumer]) is not None]
         left = [
-            depth
-            for depth, path in enumerate(place.paths[1:], start=1)
-            if any(path not in reader for reader in readers)
+            depth for depth, path in enumerate(place.paths[1:], start=1) if any(path not in entry for entry in paths)
         ]
     numbered = (depth for depth in left if place.paths[depth].rpartition(".")[2].isdecimal())
     return next(numbered, left[0] if left else 0)

@@ -11,10 +11,10 @@ from onnx import GraphProto, ValueInfoProto
 
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
-from passes.matching.flat_graph import ABSENT, NodeMatching, NodeMeanings, flatten_graph, is_one_kind, share_name
+from passes.matching.flat_graph import ABSENT, DigestTable, NodeMatching, flatten_graph, is_one_kind, share_name
 from passes.matching.match import match
 from passes.matching.replacements import find_replacements
-from passes.model.canonical import CanonicalGraph, read
+from passes.model.canonical import CanonicalModel, canonicalize
 from passes.weights.detached import DetachedModel
 
 
@@ -28,16 +28,16 @@ class ModelMatching:
 
     before: DetachedModel
     after: DetachedModel
-    readings: tuple[CanonicalGraph, CanonicalGraph]
+    canonical: tuple[CanonicalModel, CanonicalModel]
     inputs: Mapping[str, str]
     """Input of the model after → the input of the model before that it is."""
     same: NodeMatching
     groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
     @cached_property
-    def old_meanings(self) -> frozenset[int]:
-        """The meanings of all values in the model before."""
-        return frozenset(self.same.before.value_meanings)
+    def old_digests(self) -> frozenset[int]:
+        """The digests of all values in the model before."""
+        return frozenset(self.same.before.value_digests)
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Places of the nodes that are in both, as (before, after), in the order of the second model."""
@@ -47,37 +47,37 @@ class ModelMatching:
         """Whether both are one value, or differ because of added or removed nodes, which are listed themselves."""
         same = self.same
         known = same.counterpart(new)
-        if same.before.makers[old] < 0 and same.after.makers[new] < 0:  # inputs, and what is stored
-            return same.before.value_meanings[old] == same.after.value_meanings[new]
+        if same.before.producers[old] < 0 and same.after.producers[new] < 0:  # inputs, and what is stored
+            return same.before.value_digests[old] == same.after.value_digests[new]
         if known >= 0:
             return known == same.representative(old) or known in self._behind_lost(old)
-        maker = same.after.makers[new]
-        return maker >= 0 and same.old_of[maker] < 0
+        producer = same.after.producers[new]
+        return producer >= 0 and same.old_of[producer] < 0
 
     def _behind_lost(self, value: int) -> set[int]:
         """The values that lost nodes computed `value` from: a pass that removes such a node passes one of them on."""
         same, values, front = self.same, set(), [value]
         while front:
-            maker = same.before.makers[front.pop()]
-            if maker >= 0 and same.is_lost(maker):
-                needs = [
+            producer = same.before.producers[front.pop()]
+            if producer >= 0 and same.is_lost(producer):
+                inputs = [
                     value
-                    for value in same.before.items[maker].needs
+                    for value in same.before.items[producer].inputs
                     if value != ABSENT and same.representative(value) not in values
                 ]
-                values.update(map(same.representative, needs))
-                front.extend(needs)
+                values.update(map(same.representative, inputs))
+                front.extend(inputs)
         return values
 
 
 def match_models(
-    before: DetachedModel, after: DetachedModel, readings: tuple[CanonicalGraph, CanonicalGraph] | None = None
+    before: DetachedModel, after: DetachedModel, canonical: tuple[CanonicalModel, CanonicalModel] | None = None
 ) -> ModelMatching:
-    """Match two models; `readings` are their canonical graphs, if there are any already."""
-    first, second = readings or (read(before), read(after))
+    """Match two models; `canonical` are their canonical forms, if they are known already."""
+    first, second = canonical or (canonicalize(before), canonicalize(after))
     inputs = _pair_values(required_inputs(before.proto.graph), required_inputs(after.proto.graph))
-    meanings: NodeMeanings = {}
-    same = match(flatten_graph(before, first, meanings), flatten_graph(after, second, meanings, inputs))
+    table: DigestTable = {}
+    same = match(flatten_graph(before, first, table), flatten_graph(after, second, table, inputs))
     groups = _groups(same)
     for olds, news in groups:
         _pair(same, olds, news)

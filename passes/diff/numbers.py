@@ -182,7 +182,7 @@ def _common_values(matched: ModelMatching) -> Iterator[Pair]:
     same, inner = matched.same, [_inner_values(model) for model in (matched.before, matched.after)]
     read_as = pair_values(matched).read_as
     for old, new in matched.pairs():
-        for old_value, new_value in zip(same.before.items[old].makes, same.after.items[new].makes, strict=False):
+        for old_value, new_value in zip(same.before.items[old].outputs, same.after.items[new].outputs, strict=False):
             pair = (same.before.names[old_value], same.after.names[new_value])
             if ABSENT in (old_value, new_value) or pair[0] not in inner[0] or pair[1] not in inner[1]:
                 continue
@@ -287,12 +287,12 @@ def pair_values(matched: ModelMatching) -> ValuePairs:
         if old_place < 0:
             if item.op[1] in QUANTIZING:  # its results stand for its input
                 for known in (read_as, certain):
-                    known[item.needs[0]] |= known[item.makes[0]]
+                    known[item.inputs[0]] |= known[item.outputs[0]]
             continue
         old_item = before.items[old_place]
-        made = [pair for pair in zip(item.makes, old_item.makes, strict=False) if ABSENT not in pair]
+        made = [pair for pair in zip(item.outputs, old_item.outputs, strict=False) if ABSENT not in pair]
         is_certain = any(same.representative(old) in certain[new] for new, old in made)
-        is_certain = is_certain and item.settings == old_item.settings and _read_same_constants(same, item, old_item)
+        is_certain = is_certain and item.op_digest == old_item.op_digest and _read_same_constants(same, item, old_item)
         for new, old in _read_in_same_place(same, item, old_item):
             read_as[new].add(old)
             if is_certain:
@@ -313,7 +313,7 @@ def _read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> Itera
 
     An unmatched operand of a commutative op pairs with every unmatched operand: their numbers decide which is which.
     """
-    news, olds = ([need for need in node.needs if need != ABSENT] for node in (item, old_item))
+    news, olds = ([value for value in node.inputs if value != ABSENT] for node in (item, old_item))
     pairs = list(zip(news, map(same.representative, olds), strict=False)) if len(news) == len(olds) else []
     if item.op[1] in COMMUTATIVE:
         both = list(itertools.product(news, map(same.representative, olds)))
@@ -328,10 +328,10 @@ def _read_same_constants(same: NodeMatching, item: Item, old_item: Item) -> bool
     """Whether two nodes read the same constants, except weights that were quantized."""
     before, after = same.before, same.after
     olds = Counter(
-        before.value_meanings[need] for need in old_item.needs if need != ABSENT and need in before.constants
+        before.value_digests[value] for value in old_item.inputs if value != ABSENT and value in before.constants
     )
-    news = [need for need in item.needs if need != ABSENT and need in after.constants]
-    others = [need for need in news if after.value_meanings[need] not in olds]
-    makers = [after.makers[need] for need in others]
-    are_quantized = all(place >= 0 and after.items[place].op[1] in QUANTIZING for place in makers)
+    news = [value for value in item.inputs if value != ABSENT and value in after.constants]
+    others = [value for value in news if after.value_digests[value] not in olds]
+    producers = [after.producers[value] for value in others]
+    are_quantized = all(place >= 0 and after.items[place].op[1] in QUANTIZING for place in producers)
     return len(news) == olds.total() and are_quantized

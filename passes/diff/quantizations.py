@@ -58,18 +58,18 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
         chain = _chain_of(matched, place, end)
         if not chain:
             continue
-        value = after.items[chain[0]].needs[0]
-        old = floats.get(end.makes[0], -1)
+        value = after.items[chain[0]].inputs[0]
+        old = floats.get(end.outputs[0], -1)
         if value in after.constants and old < 0:
             continue  # a constant that the first model does not have
         if old >= 0:
             removed.add(before.names[old])
         values.append(_quantization(matched, reader, [after.items[place] for place in chain], old))
         nodes.update(chain)
-    read = {value for place in nodes for value in after.items[place].needs if value != ABSENT}
-    alone = [value for value in read if all(user in nodes for user, _ in after.users[value])]
-    makers = {after.makers[value] for value in alone if value in after.shapes and after.makers[value] >= 0}
-    nodes |= {maker for maker in makers if matched.same.old_of[maker] < 0}  # a Constant that holds a scale
+    read = {value for place in nodes for value in after.items[place].inputs if value != ABSENT}
+    alone = [value for value in read if all(consumer in nodes for consumer, _ in after.uses[value])]
+    producers = {after.producers[value] for value in alone if value in after.shapes and after.producers[value] >= 0}
+    nodes |= {producer for producer in producers if matched.same.old_of[producer] < 0}  # a Constant that holds a scale
     added = frozenset(after.names[value] for value in alone if value in after.tensors)
     return Quantizations(tuple(values), frozenset(nodes), added, frozenset(removed))
 
@@ -79,30 +79,30 @@ def _chain_of(matched: ModelMatching, place: int, end: Item) -> list[int]:
     same, after = matched.same, matched.same.after
     if end.op[1] != DEQUANTIZE or same.old_of[place] >= 0:
         return []
-    if end.needs[0] in after.constants and not _made_by(after, end.needs[0], QUANTIZE):
+    if end.inputs[0] in after.constants and not _made_by(after, end.inputs[0], QUANTIZE):
         return [place]
-    start = after.makers[end.needs[0]]
-    if not _made_by(after, end.needs[0], QUANTIZE) or same.old_of[start] >= 0:
+    start = after.producers[end.inputs[0]]
+    if not _made_by(after, end.inputs[0], QUANTIZE) or same.old_of[start] >= 0:
         return []
     if _encoding(after, after.items[start]) != _encoding(after, end):
         return []
-    bound = after.makers[after.items[start].needs[0]]
+    bound = after.producers[after.items[start].inputs[0]]
     has_bound = bound >= 0 and after.items[bound].op[1] == "Clip" and same.old_of[bound] < 0
     return [bound, start, place] if has_bound else [start, place]
 
 
 def _made_by(after: FlatGraph, value: int, op: str) -> bool:
-    return after.makers[value] >= 0 and after.items[after.makers[value]].op[1] == op
+    return after.producers[value] >= 0 and after.items[after.producers[value]].op[1] == op
 
 
 def _encoding(after: FlatGraph, item: Item) -> list[int]:
-    return [after.value_meanings[value] for value in item.needs[1:3] if value != ABSENT]
+    return [after.value_digests[value] for value in item.inputs[1:3] if value != ABSENT]
 
 
 def _quantization(matched: ModelMatching, reader: QdqReader, chain: Sequence[Item], old: int) -> QuantizedValue:
     """One tensor; `old` is the stored tensor of the first model, negative for a computed value."""
     same, after = matched.same, matched.same.after
-    value = chain[0].needs[0]
+    value = chain[0].inputs[0]
     known = same.counterpart(value)
     name = same.before.names[old if old >= 0 else known] if max(old, known) >= 0 else after.names[value]
     data_type, encoding = reader.read_scales(chain[-1].node)
@@ -129,9 +129,9 @@ def _largest_error(matched: ModelMatching, old: int, whole: TensorProto | None, 
         return ""
     if matched.before.is_unread(tensor) or matched.after.is_unread(whole):
         return ""
-    numbers = matched.after.array(whole).astype(np.float64)
-    zero, scale = (encoding.spread(numbers, part.astype(np.float64)) for part in (encoding.zero_point, encoding.scale))
-    distance = np.abs((numbers - zero) * scale - matched.before.array(tensor).astype(np.float64))
+    integers = matched.after.array(whole).astype(np.float64)
+    zero, scale = (encoding.spread(integers, part.astype(np.float64)) for part in (encoding.zero_point, encoding.scale))
+    distance = np.abs((integers - zero) * scale - matched.before.array(tensor).astype(np.float64))
     return f"off by up to {distance.max():.3g}" if distance.size else ""
 
 
@@ -166,12 +166,12 @@ class Requantizations:
 
 @dataclass(frozen=True, slots=True)
 class _Quantizer:
-    """How one model quantizes a tensor: by the nodes at `places`; `numbers` are the values of a stored tensor."""
+    """How one model quantizes a tensor: by the nodes at `places`; `stored`: the quantized tensor, if it is stored."""
 
     name: str
     encoding: Encoding
     places: tuple[int, ...]
-    numbers: TensorProto | None
+    stored: TensorProto | None
 
 
 def find_requantizations(matched: ModelMatching) -> Requantizations:
@@ -194,7 +194,7 @@ def find_requantizations(matched: ModelMatching) -> Requantizations:
     for place, old in befores.items():
         if place not in seen and same.is_lost(place):
             kind = _format_of(old.encoding)
-            changes.append((QuantizationChange(old.name, kind, "float", old.numbers is not None), old, None))
+            changes.append((QuantizationChange(old.name, kind, "float", old.stored is not None), old, None))
     olds = {place for _, old, _ in changes if old for place in old.places}
     news = {place for _, _, new in changes if new for place in new.places}
     labels = {str(label_of(same.before.items[place].node)) for place in olds}
@@ -223,8 +223,8 @@ def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quant
         except UsageError:
             continue
         if read is not None:
-            numbers = None if is_start else index.tensors.get(item.needs[0])
-            found[place] = _Quantizer(*read, (place, *_surrounding_nodes(index, place)), numbers)
+            stored = None if is_start else index.tensors.get(item.inputs[0])
+            found[place] = _Quantizer(*read, (place, *_surrounding_nodes(index, place)), stored)
     return found
 
 
@@ -232,29 +232,30 @@ def _surrounding_nodes(index: FlatGraph, place: int) -> Iterator[int]:
     """The Clip before a QuantizeLinear, and the DequantizeLinear after it."""
     item = index.items[place]
     if item.op[1] == "QuantizeLinear":
-        yield from (user for user, _ in index.users[item.makes[0]] if index.items[user].op[1] == "DequantizeLinear")
-        bound = index.makers[item.needs[0]]
-        if bound >= 0 and index.items[bound].op[1] == "Clip" and len(index.users[item.needs[0]]) == 1:
+        consumers = (consumer for consumer, _ in index.uses[item.outputs[0]])
+        yield from (place for place in consumers if index.items[place].op[1] == "DequantizeLinear")
+        bound = index.producers[item.inputs[0]]
+        if bound >= 0 and index.items[bound].op[1] == "Clip" and len(index.uses[item.inputs[0]]) == 1:
             yield bound
 
 
 def _own_tensors(index: FlatGraph, places: Collection[int]) -> Iterator[str]:
     """The stored tensors that these nodes alone read."""
-    reads = {value for place in places for value in index.items[place].needs if value in index.tensors}
-    return (index.names[value] for value in reads if all(user in places for user, _ in index.users[value]))
+    reads = {value for place in places for value in index.items[place].inputs if value in index.tensors}
+    return (index.names[value] for value in reads if all(consumer in places for consumer, _ in index.uses[value]))
 
 
 def _compare(matched: ModelMatching, old: _Quantizer, new: _Quantizer) -> QuantizationChange | None:
     """How one tensor is quantized otherwise; None if it is not."""
     before, after = old.encoding, new.encoding
     kinds = _format_of(before), _format_of(after)
-    is_stored = new.numbers is not None
+    is_stored = new.stored is not None
     if kinds[0] == kinds[1] and before.axis != after.axis:
         kinds = f"{kinds[0]} along axis {before.axis}", f"{kinds[1]} along axis {after.axis}"
     if kinds[0] != kinds[1] or before.scale.shape != after.scale.shape:
         return QuantizationChange(new.name, *kinds, is_stored)
     parts = [*_scale_change(before.scale, after.scale), *_zero_change(before.zero_point, after.zero_point)]
-    parts += _number_change(matched, old.numbers, new.numbers)
+    parts += _number_change(matched, old.stored, new.stored)
     return QuantizationChange(new.name, *kinds, is_stored, ", ".join(parts)) if parts else None
 
 

@@ -6,5 +6,5 @@ aimet.py        files of AIMET's encodings, in both directions
 from_qdq.py     the encodings of a model with QuantizeLinear and DequantizeLinear
 carry.py        the encodings of the final model of a run, from those of its source, as data and text: read first
 versions.py     the models of a run in order, and the tensors of the source that a later one has: by nodes, and on draws
-stored.py       the encoding of a stored tensor that was made of others: turned, cut, joined
+stored.py       the encoding of a stored tensor that was made of other tensors: transposed, cut, joined
 """

@@ -238,7 +238,7 @@ class _EncodingCarrier:
         missing = [name for name in self.given if name not in carried]
         stored = self.before.initializers
         present = [name for name in missing if name not in stored and name not in self.traced.gone]
-        changed_by, twins = self._follow(present)
+        changed_by, equals = self._follow(present)
         for name in missing:
             if name in stored:
                 yield self._describe_stored(stored[name])
@@ -247,8 +247,8 @@ class _EncodingCarrier:
                 yield LostEncoding(name, "gone", by, self.traced.fates.get(name, "nothing computes it any more"))
             elif not self.context.draws():
                 yield LostEncoding(name, "unproven", "", "nothing is run, so its values may differ")
-            elif name in twins:
-                yield LostEncoding(name, "gone", "", _twin_reason(twins[name]))
+            elif name in equals:
+                yield LostEncoding(name, "gone", "", _reason_of_equal(equals[name]))
             else:
                 yield LostEncoding(name, "stale", changed_by.get(name, ""), "the tensor in its place has other values")
 
@@ -267,8 +267,8 @@ class _EncodingCarrier:
             ):
                 reason = f"its values are in {heirs[0].name!r} now" if heirs else "nothing reads it any more"
                 return LostEncoding(tensor.name, "gone", version.author, reason)
-        twin = next(stored for stored in self.stored.values() if self._is_content(self.final, stored, tensor, digest))
-        return LostEncoding(tensor.name, "gone", "", _twin_reason(twin.name))
+        equal = next(stored for stored in self.stored.values() if self._is_content(self.final, stored, tensor, digest))
+        return LostEncoding(tensor.name, "gone", "", _reason_of_equal(equal.name))
 
     @staticmethod
     def _is_content(model: DetachedModel, one: TensorProto, tensor: TensorProto, digest: str) -> bool:
@@ -278,7 +278,7 @@ class _EncodingCarrier:
         """(tensor of the source → the first step after which no tensor has its values; for the other tensors of the
         source → the tensor of the final model with the same values)."""
         changed_by: dict[str, str] = {}
-        twins: dict[str, str] = {}
+        equals: dict[str, str] = {}
         open_names = set(names) if self.context.draws() else set[str]()
         for place, version in enumerate(self.versions[1:], start=1):
             pairs = [
@@ -288,10 +288,10 @@ class _EncodingCarrier:
                 if source in open_names
             ]
             same = find_same(self.source, version.model, pairs, self.context)[0]
-            twins = dict(pair for pair in reversed(pairs) if pair in same)  # of several, the first one
-            changed_by |= dict.fromkeys(open_names - twins.keys(), version.author)
-            open_names &= twins.keys()
-        return changed_by, twins
+            equals = dict(pair for pair in reversed(pairs) if pair in same)  # of several, the first one
+            changed_by |= dict.fromkeys(open_names - equals.keys(), version.author)
+            open_names &= equals.keys()
+        return changed_by, equals
 
     def describe_uncovered(self) -> Iterable[UncoveredTensor]:
         """The float tensors of the final model without an encoding, neither their own nor one shared by a move."""
@@ -323,8 +323,8 @@ class _EncodingCarrier:
         return marks.author or next(reversed(marks.changed), "")
 
 
-def _twin_reason(twin: str) -> str:
-    return f"{twin!r} has the same numbers, and stands for both"
+def _reason_of_equal(equal: str) -> str:
+    return f"{equal!r} has the same values, and stands for both"
 
 
 def _biases(model: DetachedModel) -> Iterator[tuple[TensorProto, str, str]]:

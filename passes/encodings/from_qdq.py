@@ -59,14 +59,14 @@ class QdqReader:
         for graph in every_graph(model.proto.graph):
             inner = index if graph is model.proto.graph else GraphIndex(graph)
             self._stored |= {**inner.initializers, **inner.constants}
-        self._makers, self._readers, self._outputs = index.producers, index.consumers, index.outputs
+        self._producers, self._consumers, self._outputs = index.producers, index.consumers, index.outputs
 
     def read_quantizer(self, node: NodeProto) -> tuple[str, Encoding] | None:
         """The tensor that a QuantizeLinear quantizes, with its encoding."""
-        clip = self._makers.get(node.input[0])
+        clip = self._producers.get(node.input[0])
         clip = clip if clip is not None and clip.op_type == "Clip" and node.input[0].endswith(CLIPPED) else None
         value = clip.input[0] if clip is not None else node.input[0]
-        ends = [name for reader in self._readers.get(node.output[0], ()) for name in reader.output]
+        ends = [name for consumer in self._consumers.get(node.output[0], ()) for name in consumer.output]
         output = next((name for name in ends if name in self._outputs), None)
         encoding = self._encoding(node, self._type_of(node, 0))
         if clip is not None:

@@ -18,7 +18,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import COMMUTATIVE
-from passes.matching.flat_graph import ABSENT, FlatGraph, NodeMatching, NodeMeanings, flatten_graph
+from passes.matching.flat_graph import ABSENT, DigestTable, FlatGraph, NodeMatching, flatten_graph
 from passes.matching.match import match
 from passes.matching.replacements import find_replacements
 from passes.model.analysis import AnalyzedModel
@@ -61,14 +61,14 @@ class TracedTensors:
 
 def trace_tensors(versions: Sequence[ModelVersion]) -> TracedTensors:
     """Trace the tensors of the first model through all others."""
-    meanings: NodeMeanings = {}
-    index = source = _index(versions[0], meanings)
+    table: DigestTable = {}
+    index = source = _index(versions[0], table)
     names = _main_values(source)
     origins: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
     alive = origins
     all_candidates, gone, fates = [origins], dict[str, int](), dict[str, str]()
     for place, version in enumerate(versions[1:], start=1):
-        after = _index(version, meanings)
+        after = _index(version, table)
         same = match(index, after)
         replaced = _replaced_values(same)
         before_names, after_names = _main_values(index), _main_values(after)
@@ -88,8 +88,8 @@ def trace_tensors(versions: Sequence[ModelVersion]) -> TracedTensors:
     return TracedTensors(tuple(all_candidates), _equal_values(source, index), gone, fates)
 
 
-def _index(version: ModelVersion, meanings: NodeMeanings) -> FlatGraph:
-    return flatten_graph(version.model, version.analyzed.reading, meanings)
+def _index(version: ModelVersion, table: DigestTable) -> FlatGraph:
+    return flatten_graph(version.model, version.analyzed.canonical, table)
 
 
 def _main_values(index: FlatGraph) -> dict[str, int]:
@@ -114,13 +114,13 @@ def _candidates(
     found = _namesake(same, value, before_names)
     if same.value_of[value] >= 0:
         found += same.values_equal_to(same.value_of[value])
-    for user, position in after.users[value]:
-        old = same.old_of[user]
-        needs = before.items[old].needs if old >= 0 else ()
-        if len(needs) == len(after.items[user].needs):
-            found += needs if after.items[user].op[1] in COMMUTATIVE else [needs[position]]
-    maker = after.makers[value]
-    found += replaced.get(maker, ()) if maker >= 0 else ()
+    for consumer, position in after.uses[value]:
+        old = same.old_of[consumer]
+        inputs = before.items[old].inputs if old >= 0 else ()
+        if len(inputs) == len(after.items[consumer].inputs):
+            found += inputs if after.items[consumer].op[1] in COMMUTATIVE else [inputs[position]]
+    producer = after.producers[value]
+    found += replaced.get(producer, ()) if producer >= 0 else ()
     return [old for old in dict.fromkeys(found) if old != ABSENT and before_names.get(before.names[old]) == old]
 
 
@@ -141,7 +141,7 @@ def _replaced_values(same: NodeMatching) -> dict[int, list[int]]:
     """New node → the outputs of the nodes that it replaces."""
     found: dict[int, list[int]] = {}
     for entry in find_replacements(same):
-        made = [value for old in reversed(entry.lost) for value in same.before.items[old].makes]
+        made = [value for old in reversed(entry.lost) for value in same.before.items[old].outputs]
         found |= dict.fromkeys(entry.news, made)
     return found
 
@@ -159,9 +159,9 @@ def _describe_fates(
         news |= dict.fromkeys(entry.lost, f"is part of {made} now")
     for name, value in _main_values(same.before).items():
         for source in lost.intersection(alive.get(name, ())):
-            maker = same.before.makers[value]
-            if maker >= 0:
-                yield source, f"its {same.before.items[maker].op[1]} {news.get(maker, 'is gone')}"
+            producer = same.before.producers[value]
+            if producer >= 0:
+                yield source, f"its {same.before.items[producer].op[1]} {news.get(producer, 'is gone')}"
             else:
                 yield source, "nothing reads it any more"
 
@@ -171,13 +171,13 @@ SHOWN = 2
 
 
 def _equal_values(source: FlatGraph, final: FlatGraph) -> dict[str, tuple[str, ...]]:
-    """Tensor of the final model → the tensors of the source of the same meaning; a namesake first."""
-    by_meaning: dict[int, list[str]] = {}
+    """Tensor of the final model → the tensors of the source that have the same value; a namesake first."""
+    by_digest: dict[int, list[str]] = {}
     for name, value in _main_values(source).items():
-        by_meaning.setdefault(source.value_meanings[value], []).append(name)
+        by_digest.setdefault(source.value_digests[value], []).append(name)
     found: dict[str, tuple[str, ...]] = {}
     for name, value in _main_values(final).items():
-        names = by_meaning.get(final.value_meanings[value], ())
+        names = by_digest.get(final.value_digests[value], ())
         found[name] = tuple(sorted(names, key=lambda one: one != name))
     return found
 

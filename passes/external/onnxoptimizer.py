@@ -141,9 +141,9 @@ class PassOutput:
     names: Sequence[str]
 
 
-def optimize(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> PassOutput | None:
+def optimize(worker_state: dict[str, Any], model: bytes, names: Sequence[str]) -> PassOutput | None:
     """In the worker: run passes `names` on a serialized `model` with numbered nodes in one call; None: no change."""
-    remembered: dict[bytes, _PreparedModel] = desk.setdefault(NAME, {})
+    remembered: dict[bytes, _PreparedModel] = worker_state.setdefault(NAME, {})
     prepared = remembered.pop(model, None) or _PreparedModel.read(model)
     remembered[model] = prepared
     content = prepared.run(names)

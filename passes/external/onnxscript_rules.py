@@ -18,7 +18,7 @@ FUSIONS: Final[Mapping[str, tuple[str, str]]] = {
     "ort_fusions": ("onnxscript.rewriter.ort_fusions", "optimize_for_ort"),
     "onnx_fusions": ("onnxscript.rewriter.onnx_fusions", "fuse"),
 }
-"""Fusion set → module and function: attention and its kin as operators of onnxruntime, or of ONNX opset 23."""
+"""Fusion set → module and function: attention and its parts as operators of onnxruntime, or of ONNX opset 23."""
 
 PATTERNS: Final = "ORT_PATTERN_REWRITE_RULES"
 """A list of rules that `optimize_for_ort` applies after its fusions."""

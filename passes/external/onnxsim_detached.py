@@ -1,6 +1,6 @@
 """onnxsim without the weights: each large weight is a reference to an empty file of external data.
 
-A model that a pass works on has a stand-in for each weight: a tensor whose few numbers identify the weight
+A model that a pass works on has a stand-in for each weight: a tensor whose few elements identify the weight
 (`passes.weights.stand_ins`). Before onnxsim runs, stand-ins become references, which onnxsim cannot read; after it has
 run, the references become stand-ins again. onnxsim folds no constant computed from a reference; all its other work is
 the same. Afterwards, `FoldConstants` folds these constants with the real values, a weight at a time. To onnxsim all
@@ -57,7 +57,7 @@ ROUNDS: Final = 10
 
 LOCATION: Final = "weights-that-stayed-behind"
 STAND_IN: Final = "onnxline.stand-in"
-"""The key of a reference under which the numbers of its stand-in are kept."""
+"""The key of a reference under which the elements of its stand-in are kept."""
 WHOLE_FIELDS: Final = frozenset({"int32_data", "int64_data", "uint64_data"})
 
 OPTIONAL: Final = ("torch", "sympy")
@@ -141,8 +141,8 @@ def _with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.M
         if (weight.data.nbytes < LARGE and not weight.unread) or tensor.name in with_data:
             inline(tensor, weight.data)
             continue
-        numbers = getattr(tensor, TYPED_FIELDS[tensor.data_type])
-        text = " ".join(repr(number) for number in numbers)
+        elements = getattr(tensor, TYPED_FIELDS[tensor.data_type])
+        text = " ".join(repr(number) for number in elements)
         clear_data(tensor)
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value=LOCATION)
@@ -153,18 +153,18 @@ def _with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.M
 def _resolve_references(proto: onnx.ModelProto, model: DetachedModel) -> DetachedModel:
     """`proto` with stand-ins in place of references; their shape may have been changed, their bytes are the same."""
     known = dict(model.weights)
-    by_numbers = {(data_type, numbers): weight for (_, data_type, numbers), weight in known.items()}
+    by_elements = {(data_type, elements): weight for (_, data_type, elements), weight in known.items()}
     for tensor in proto.graph.initializer:
         text = next((entry.value for entry in tensor.external_data if entry.key == STAND_IN), None)
         if text is None:
             continue
         kind = int if TYPED_FIELDS[tensor.data_type] in WHOLE_FIELDS else float
-        numbers = tuple(kind(word) for word in text.split())
+        elements = tuple(kind(word) for word in text.split())
         clear_data(tensor)
-        getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(numbers)
-        weight = by_numbers[tensor.data_type, numbers]
+        getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(elements)
+        weight = by_elements[tensor.data_type, elements]
         dims = tuple(tensor.dims)
-        known.setdefault((dims, tensor.data_type, numbers), replace(weight, dims=dims))
+        known.setdefault((dims, tensor.data_type, elements), replace(weight, dims=dims))
     _restore_stand_ins(proto, model)
     detached = detach(proto, known=known)
     return DetachedModel(proto, {**model.weights, **detached.weights})

@@ -3,10 +3,10 @@
 The library compares the name of each value that it reads with all others. Its passes look at a node and its
 neighbours, so they find the same in a piece with some neighbourhood as in the whole:
 
-    windows   the graph in its own order, cut where the fewest values cross
-    seams     the nodes around each of these cuts
-    twins     nodes that compute the same, wherever they are: all that `eliminate_common_subexpression` looks at
-    equals    equal initializers: all that `eliminate_duplicate_initializer` looks at
+    windows     the graph in its own order, cut where the fewest values cross
+    seams       the nodes around each of these cuts
+    duplicates  nodes that compute the same, wherever they are: all that `eliminate_common_subexpression` looks at
+    equals      equal initializers: all that `eliminate_duplicate_initializer` looks at
 
 What enters a piece comes out of a node of an operator that no pass knows, and what leaves it goes into one, so a pass
 can do less at a cut than inside, and nothing wrong. In the worker.
@@ -47,7 +47,7 @@ Cut = Callable[[Sequence[int], int], list[range]]
 
 DEAD_END: Final = "eliminate_deadend"
 EXTRACT: Final = "extract_constant_to_initializer"
-TWINS: Final = "eliminate_common_subexpression"
+DUPLICATES: Final = "eliminate_common_subexpression"
 EQUALS: Final = "eliminate_duplicate_initializer"
 
 
@@ -73,8 +73,8 @@ class GraphPieces:
         self._given_cuts = cuts
         self._optimize = optimize
         index = GraphIndex(model.graph)
-        self._nodes, self._makers, self._stored = index.nodes, index.positions, index.initializers
-        self._readers = {name: [place for place, _ in uses] for name, uses in index.uses.items()}
+        self._nodes, self._producers, self._stored = index.nodes, index.positions, index.initializers
+        self._consumers = {name: [place for place, _ in uses] for name, uses in index.uses.items()}
         self._infos = {info.name: info for info in (*model.graph.value_info, *model.graph.output)}
         self._inputs, self._outputs = index.inputs, index.outputs
 
@@ -84,9 +84,9 @@ class GraphPieces:
         for cut in (_windows, _seams):
             pieces = now._pieces(cut, live=DEAD_END in names, borrows=EXTRACT not in names)
             now = now._replace_pieces(pieces, [piece.run(names, self._optimize) for piece in pieces])
-        if TWINS in names:
-            pieces = [now._piece(group, now._nodes_alive(False)) for group in now._group_twins()]
-            now = now._replace_pieces(pieces, [piece.run([TWINS], self._optimize) for piece in pieces])
+        if DUPLICATES in names:
+            pieces = [now._piece(group, now._nodes_alive(False)) for group in now._group_duplicates()]
+            now = now._replace_pieces(pieces, [piece.run([DUPLICATES], self._optimize) for piece in pieces])
         if EQUALS in names:
             now = now._merge_equal_initializers()
         return None if now is self else now
@@ -133,11 +133,11 @@ class GraphPieces:
     def _crossing(self) -> list[int]:
         """For each place, the number of values computed before it and read at it or later."""
         changes = Counter[int]()
-        for name, maker in self._makers.items():
-            readers = self._readers.get(name)
-            if readers and self._nodes[maker].op_type != "Constant":
-                changes[maker + 1] += 1
-                changes[max(readers) + 1] -= 1
+        for name, producer in self._producers.items():
+            consumers = self._consumers.get(name)
+            if consumers and self._nodes[producer].op_type != "Constant":
+                changes[producer + 1] += 1
+                changes[max(consumers) + 1] -= 1
         return list(itertools.accumulate(changes[place] for place in range(len(self._nodes) + 1)))
 
     def _nodes_alive(self, live: bool) -> Collection[int]:
@@ -145,12 +145,12 @@ class GraphPieces:
         if not live:
             return range(len(self._nodes))
         alive: set[int] = set()
-        front = [self._makers[name] for name in self._outputs if name in self._makers]
+        front = [self._producers[name] for name in self._outputs if name in self._producers]
         while front:
             place = front.pop()
             if place not in alive:
                 alive.add(place)
-                front.extend(self._makers[name] for name in self._nodes[place].input if name in self._makers)
+                front.extend(self._producers[name] for name in self._nodes[place].input if name in self._producers)
         return alive
 
     def _piece(
@@ -163,7 +163,7 @@ class GraphPieces:
         inside = set(places)
 
         def is_read_elsewhere(name: str) -> bool:
-            return any(place not in inside and place in alive for place in self._readers.get(name, ()))
+            return any(place not in inside and place in alive for place in self._consumers.get(name, ()))
 
         read = values_read(nodes)
         for name in read:
@@ -172,7 +172,7 @@ class GraphPieces:
             proto.graph.initializer.extend(
                 tensor
                 for name, tensor in self._stored.items()
-                if name not in self._readers and name not in self._outputs
+                if name not in self._consumers and name not in self._outputs
             )
         proto.graph.node.extend(nodes)
         # How often a value is read decides what some passes do, so the others that read it are there, too.
@@ -196,41 +196,41 @@ class GraphPieces:
             proto.graph.input.append(self._inputs[name])
         if name in self._stored:
             proto.graph.initializer.append(self._stored[name])
-        maker = self._nodes[self._makers[name]] if name in self._makers else None
-        if maker is None:
+        producer = self._nodes[self._producers[name]] if name in self._producers else None
+        if producer is None:
             return
-        if borrows and maker.op_type == "Constant":
-            borrow(proto, maker)
+        if borrows and producer.op_type == "Constant":
+            borrow(proto, producer)
             return
         let_in(proto, name)
         if name in self._infos:
             proto.graph.value_info.append(self._infos[name])
 
-    def _group_twins(self) -> list[list[int]]:
+    def _group_duplicates(self) -> list[list[int]]:
         """Nodes that compute the same as others, each group with those that it is computed from among them."""
         numbers: dict[object, int] = {}
-        meaning: dict[str, int] = {}
+        value_numbers: dict[str, int] = {}
         classes: dict[int, list[int]] = defaultdict(list)
         for name, tensor in self._stored.items():
-            meaning[name] = numbers.setdefault(_content(tensor), len(numbers))
+            value_numbers[name] = numbers.setdefault(_content(tensor), len(numbers))
         for place, node in enumerate(self._nodes):
             attributes = tuple(sorted(attribute.SerializeToString(deterministic=True) for attribute in node.attribute))
-            read = tuple(meaning.get(name, name) for name in node.input)
+            read = tuple(value_numbers.get(name, name) for name in node.input)
             number = numbers.setdefault((node.domain, node.op_type, attributes, read, len(node.output)), len(numbers))
-            meaning.update({name: (number, index) for index, name in enumerate(node.output)})  # type: ignore[misc]
+            value_numbers.update({name: (number, index) for index, name in enumerate(node.output)})  # type: ignore[misc]
             classes[number].append(place)
-        twins = {place for places in classes.values() if len(places) > 1 for place in places}
+        duplicates = {place for places in classes.values() if len(places) > 1 for place in places}
         links = [places for places in classes.values() if len(places) > 1]
-        for place in twins:
-            makers = (self._makers.get(name, -1) for name in self._nodes[place].input)
-            links.append([place, *(maker for maker in makers if maker in twins)])
+        for place in duplicates:
+            producers = (self._producers.get(name, -1) for name in self._nodes[place].input)
+            links.append([place, *(producer for producer in producers if producer in duplicates)])
         return [[place for group in batch for place in group] for batch in _batches(group_linked(links), WINDOW)]
 
     def _merge_equal_initializers(self) -> GraphPieces:
         """Ask the library which of equal initializers stays: each is read by a node of its own."""
         groups: dict[bytes, list[TensorProto]] = defaultdict(list)
         for name, tensor in self._stored.items():
-            if name in self._readers and name not in self._inputs and name not in self._outputs:
+            if name in self._consumers and name not in self._inputs and name not in self._outputs:
                 groups[_content(tensor)].append(tensor)
         stays: dict[str, str] = {}
         waiting = [tensors for tensors in groups.values() if len(tensors) > 1]

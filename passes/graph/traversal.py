@@ -67,19 +67,19 @@ def _from_outside(graph: GraphProto) -> list[str]:
     return [name for name in (*read, *(output.name for output in graph.output)) if name not in own]
 
 
-def live_nodes(graph: GraphProto, *, by_numbers: bool = False) -> list[NodeProto]:
+def live_nodes(graph: GraphProto, *, by_values: bool = False) -> list[NodeProto]:
     """The nodes that an output depends on, last first. onnxoptimizer's fusions do not remove the others.
 
     Args:
-        by_numbers: leave out nodes of which only the shape matters, or whose result does not (times zero).
+        by_values: leave out nodes of which only the shape matters, or whose result does not (times zero).
     """
     wanted = {output.name for output in graph.output}
-    zeros = _zeros(graph) if by_numbers else set()
+    zeros = _zeros(graph) if by_values else set()
     live = []
     for node in reversed(list(graph.node)):  # indexing the protobuf field is slower
         if not wanted.isdisjoint(node.output):
             live.append(node)
-            if not (by_numbers and (node.op_type in SIZES or _is_constant(node, zeros))):
+            if not (by_values and (node.op_type in SIZES or _is_constant(node, zeros))):
                 wanted.update(reads_of(node))
     return live
 
@@ -152,23 +152,23 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:
     """The indices of `nodes` in topological order, smallest first; nodes on a cycle or after one are left out."""
-    makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
-    needs = [{makers[name] for name in reads_of(node) if name in makers} for node in nodes]
-    if all(max(before, default=-1) < place for place, before in enumerate(needs)):
-        return list(range(len(needs)))
-    waiting, readers = Counter({place: len(before) for place, before in enumerate(needs)}), defaultdict(list)
-    for place, before in enumerate(needs):
-        for maker in before:
-            readers[maker].append(place)
-    ready = [place for place, before in enumerate(needs) if not before]
+    producers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    producers_of = [{producers[name] for name in reads_of(node) if name in producers} for node in nodes]
+    if all(max(before, default=-1) < place for place, before in enumerate(producers_of)):
+        return list(range(len(producers_of)))
+    waiting, consumers = Counter({place: len(before) for place, before in enumerate(producers_of)}), defaultdict(list)
+    for place, before in enumerate(producers_of):
+        for producer in before:
+            consumers[producer].append(place)
+    ready = [place for place, before in enumerate(producers_of) if not before]
     order = []
     while ready:
         place = heapq.heappop(ready)
         order.append(place)
-        for reader in readers[place]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
+        for consumer in consumers[place]:
+            waiting[consumer] -= 1
+            if not waiting[consumer]:
+                heapq.heappush(ready, consumer)
     return order
 
 
@@ -214,7 +214,7 @@ class NearestSources(Generic[Place, Source]):
         return self._open[place][1]
 
     def _order(self, place: Place) -> list[Place]:
-        """`place` and the places that it is made from whose sources are not known yet, makers first."""
+        """`place` and the places that it is made from whose sources are not known yet, producers first."""
         order, entered = [], {place}
         stack = [(place, iter(self._before(place)))]
         while stack:

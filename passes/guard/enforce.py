@@ -20,7 +20,7 @@ from passes.graph.index import required_inputs
 from passes.guard.call_log import Returned
 from passes.guard.calls.base import CallPlan, InterceptedCall
 from passes.guard.settings import CombinedPolicy
-from passes.model.canonical import CanonicalGraph
+from passes.model.canonical import CanonicalModel
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
 from passes.proof.numeric import NumericProver
@@ -196,9 +196,11 @@ class NumbersProver(NumericProver):
 
     _has_looked = False
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
+    def watch(
+        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
+    ) -> None:
         if not self._has_looked:
-            super().watch(model, instances, reading)
+            super().watch(model, instances, canonical)
         self._has_looked = True
 
 

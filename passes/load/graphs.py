@@ -126,7 +126,7 @@ class GraphCheck:
         self, nodes: Sequence[NodeProto], own: set[str], outer: Sequence[set[str]], taken: Sequence[set[str]]
     ) -> set[str]:
         """Check `nodes`, and add their outputs to `own`; returns the names that they read from outside."""
-        makers: dict[str, int] = {}
+        producers: dict[str, int] = {}
         for place, node in enumerate(nodes):
             check_node(node, self.operators)
             for name in node.output:
@@ -134,15 +134,15 @@ class GraphCheck:
                     continue
                 if name in own or any(name in names for names in taken):
                     other = (
-                        f"{describe_node(nodes[makers[name]])} makes it"
-                        if name in makers
+                        f"{describe_node(nodes[producers[name]])} makes it"
+                        if name in producers
                         else "an input, an initializer or an outer graph has it"
                     )
                     raise ModelError(
                         f"{describe_node(node)} makes {name!r}, but {other} already; expected a name of its own"
                     )
                 own.add(name)
-                makers[name] = place
+                producers[name] = place
         free: set[str] = set()
         is_sorted = True
         for place, node in enumerate(nodes):
@@ -156,7 +156,7 @@ class GraphCheck:
             elif node.attribute:
                 self._check_inside(node, (), ())
             free |= reads - own
-            is_sorted = is_sorted and all(makers.get(name, -1) < place for name in reads)
+            is_sorted = is_sorted and all(producers.get(name, -1) < place for name in reads)
         if not is_sorted:
             _refuse_cycle(nodes)
         return free

@@ -17,7 +17,7 @@ from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
 from passes.graph.index import initializers_of
 from passes.graph.op_facts import COMMUTATIVE, domain_of, first_output
 from passes.graph.traversal import bodies_of
-from passes.model.canonical import CanonicalGraph, GraphReading, NodeReading
+from passes.model.canonical import CanonicalGraph, CanonicalModel, CanonicalNode
 from passes.weights.detached import DetachedModel
 
 ABSENT: Final = -1
@@ -26,37 +26,39 @@ ABSENT: Final = -1
 TELLING: Final = 16
 """The fewest elements of a weight; smaller tensors are shapes, axes and scalars, which many nodes share."""
 
-NodeMeanings = dict[Hashable, int]
-"""Computation → its number. Two indices that share one can be compared: equal numbers mean equal results."""
+DigestTable = dict[Hashable, int]
+"""Computation → its digest, a small integer. Two graphs that share the table can be compared: equal digests mean
+equal results."""
 
 
 class Item(NamedTuple):
-    """One node. `needs` are the value ids of its inputs, then of its bodies' results; `makes` those of its outputs."""
+    """One node. `inputs`: the ids of the values that it reads, then of its bodies' results. `outputs`: ids too."""
 
     node: NodeProto
     op: tuple[str, str]
-    settings: str
+    op_digest: str
     """A digest of the op and the attributes, without the bodies of If, Loop and Scan."""
-    needs: tuple[int, ...]
-    makes: tuple[int, ...]
-    meaning: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    digest: int
+    """Equal for nodes that compute the same."""
 
 
 class FlatGraph:
-    """All nodes of a model, inner ones before the node that holds them, with the maker and the users of each value.
+    """All nodes of a model, inner ones before the node that holds them, with the producer and the uses of each value.
 
     Names are resolved to value ids once, in their scope: two branches may use one name for two values.
     """
 
-    def __init__(self, meanings: NodeMeanings) -> None:
+    def __init__(self, table: DigestTable) -> None:
         self.items: list[Item] = []
         self.names: list[str] = []
         """Value id → its name."""
-        self.value_meanings: list[int] = []
-        self.makers: list[int] = []
-        """Value id → index of the item that makes it; -1 for inputs and initializers."""
-        self.users: list[list[tuple[int, int]]] = []
-        """Value id → (index of an item that needs it, position among its needs)."""
+        self.value_digests: list[int] = []
+        self.producers: list[int] = []
+        """Value id → index of the item that produces it; -1 for inputs and initializers."""
+        self.uses: list[list[tuple[int, int]]] = []
+        """Value id → (index of an item that consumes it, position among its inputs)."""
         self.shapes: dict[int, tuple[int, ...]] = {}
         """Value id → shape, of stored tensors."""
         self.tensors: dict[int, TensorProto] = {}
@@ -70,32 +72,33 @@ class FlatGraph:
         """Index of an item → the metadata and the doc string that were carried to its node, serialized.
 
         Most nodes survive many passes, and to copy them entry by entry takes longer than everything else."""
-        self._meanings = meanings
+        self._table = table
 
     def intern(self, computation: Hashable) -> int:
-        return self._meanings.setdefault(computation, len(self._meanings))
+        return self._table.setdefault(computation, len(self._table))
 
-    def value(self, name: str, meaning: Hashable) -> int:
+    def value(self, name: str, computation: Hashable) -> int:
+        """Add a value, and return its id."""
         self.names.append(name)
-        self.value_meanings.append(self.intern(meaning))
-        self.makers.append(-1)
-        self.users.append([])
+        self.value_digests.append(self.intern(computation))
+        self.producers.append(-1)
+        self.uses.append([])
         return len(self.names) - 1
 
     def add(self, item: Item) -> None:
         index = len(self.items)
         self.items.append(item)
-        if all(map(self.constants.__contains__, item.needs)):
-            self.constants.update(item.makes)
-            if not self.weights.isdisjoint(item.needs):
-                self.weights.update(item.makes)
-        for position, value in enumerate(item.needs):
+        if all(map(self.constants.__contains__, item.inputs)):
+            self.constants.update(item.outputs)
+            if not self.weights.isdisjoint(item.inputs):
+                self.weights.update(item.outputs)
+        for position, value in enumerate(item.inputs):
             if value != ABSENT:
-                self.users[value].append((index, position))
-        for place, value in enumerate(item.makes):
+                self.uses[value].append((index, position))
+        for place, value in enumerate(item.outputs):
             if value != ABSENT:
-                self.makers[value] = index
-                self.value_meanings[value] = self.intern((item.meaning, place))
+                self.producers[value] = index
+                self.value_digests[value] = self.intern((item.digest, place))
 
     def store(self, value: int, shape: tuple[int, ...]) -> None:
         self.shapes[value] = shape
@@ -106,84 +109,84 @@ class FlatGraph:
 
 def flatten_graph(
     model: DetachedModel,
-    reading: CanonicalGraph,
-    meanings: NodeMeanings,
+    canonical: CanonicalModel,
+    table: DigestTable,
     called: Mapping[str, str] = MappingProxyType({}),
 ) -> FlatGraph:
-    """Index `model`; `meanings` numbers what its nodes and values compute.
+    """Index `model`; `table` holds the digests of what its nodes and values compute.
 
     Args:
-        reading: the canonical graph of `model`, whose names and metadata may have changed since.
+        canonical: the canonical form of `model`, whose names and metadata may have changed since.
         called: input → its name in the other model of a comparison, where the names differ.
     """
-    wiring = FlatGraph(meanings)
-    walk = _GraphFlattener(wiring, called)
-    values = walk.graph(model.proto.graph, reading.graph, {}, None)
-    wiring.outputs = {info.name: value for info, value in zip(model.proto.graph.output, values, strict=True)}
-    for function, body in zip(model.proto.functions, reading.functions, strict=True):
+    flat = FlatGraph(table)
+    walk = _GraphFlattener(flat, called)
+    values = walk.graph(model.proto.graph, canonical.graph, {}, None)
+    flat.outputs = {info.name: value for info, value in zip(model.proto.graph.output, values, strict=True)}
+    for function, body in zip(model.proto.functions, canonical.functions, strict=True):
         walk.function(function, body)
-    return wiring
+    return flat
 
 
 @dataclass(frozen=True, slots=True)
 class _GraphFlattener:
-    wiring: FlatGraph
+    flat: FlatGraph
     called: Mapping[str, str]
 
     def graph(
-        self, graph: GraphProto, reading: GraphReading, outer: dict[str, int], owner: Hashable
+        self, graph: GraphProto, canonical: CanonicalGraph, outer: dict[str, int], owner: Hashable
     ) -> tuple[int, ...]:
         """Add the nodes of `graph` and return the ids of its outputs. `owner` identifies the node whose body it is."""
         scope = dict(outer)
         for index, info in enumerate(graph.input):
             formal = ("input", self.called.get(info.name, info.name)) if owner is None else (owner, index)
-            scope[info.name] = self.wiring.value(info.name, formal)
+            scope[info.name] = self.flat.value(info.name, formal)
         tensors = initializers_of(graph)
-        for name, digest in reading.stored:
-            scope[name] = self.wiring.value(name, digest)
+        for name, digest in canonical.stored:
+            scope[name] = self.flat.value(name, digest)
             if name in tensors:
-                self.wiring.store(scope[name], tuple(tensors[name].dims))
-                self.wiring.tensors[scope[name]] = tensors[name]
-        self._nodes(graph.node, reading.nodes, scope)
+                self.flat.store(scope[name], tuple(tensors[name].dims))
+                self.flat.tensors[scope[name]] = tensors[name]
+        self._nodes(graph.node, canonical.nodes, scope)
         return tuple(self._read(info.name, scope) for info in graph.output)
 
-    def function(self, function: FunctionProto, reading: GraphReading) -> None:
+    def function(self, function: FunctionProto, canonical: CanonicalGraph) -> None:
         key = (function.domain, function.name, getattr(function, "overload", ""))
-        scope = {name: self.wiring.value(name, (key, index)) for index, name in enumerate(function.input)}
-        self._nodes(function.node, reading.nodes, scope)
+        scope = {name: self.flat.value(name, (key, index)) for index, name in enumerate(function.input)}
+        self._nodes(function.node, canonical.nodes, scope)
 
-    def _nodes(self, nodes: Iterable[NodeProto], readings: Sequence[NodeReading], scope: dict[str, int]) -> None:
-        for reading in readings:  # all outputs first, since a node may come before its producer
-            scope.update({name: self.wiring.value(name, ("made", name)) for name in reading.outputs if name})
-        for node, reading in zip(nodes, readings, strict=True):
-            self._node(node, reading, scope)
+    def _nodes(self, nodes: Iterable[NodeProto], canonicals: Sequence[CanonicalNode], scope: dict[str, int]) -> None:
+        for canonical in canonicals:  # all outputs first, since a node may come before its producer
+            scope.update({name: self.flat.value(name, ("made", name)) for name in canonical.outputs if name})
+        for node, canonical in zip(nodes, canonicals, strict=True):
+            self._node(node, canonical, scope)
 
-    def _node(self, node: NodeProto, reading: NodeReading, scope: dict[str, int]) -> None:
-        wiring = self.wiring
-        meanings = wiring.value_meanings
-        needs = [self._read(name, scope) if name else ABSENT for name in reading.inputs]
-        makes = tuple([scope[name] if name else ABSENT for name in reading.outputs])
-        known = tuple([ABSENT if value == ABSENT else meanings[value] for value in needs])
-        meaning = wiring.intern((reading.says, reading.shape, known))
-        if reading.bodies:
+    def _node(self, node: NodeProto, canonical: CanonicalNode, scope: dict[str, int]) -> None:
+        flat = self.flat
+        digests = flat.value_digests
+        inputs = [self._read(name, scope) if name else ABSENT for name in canonical.inputs]
+        outputs = tuple([scope[name] if name else ABSENT for name in canonical.outputs])
+        known = tuple([ABSENT if value == ABSENT else digests[value] for value in inputs])
+        digest = flat.intern((canonical.op_digest, canonical.arity, known))
+        if canonical.bodies:
             bodies = [
                 body for attribute in sorted(node.attribute, key=attrgetter("name")) for body in bodies_of(attribute)
             ]
-            for index, (body, inner) in enumerate(zip(bodies, reading.bodies, strict=True)):
-                results = self.graph(body, inner, scope, (meaning, index))
-                needs.extend(results)
-            meaning = wiring.intern((meaning, tuple([meanings[value] for value in needs[len(known) :]])))
+            for index, (body, inner) in enumerate(zip(bodies, canonical.bodies, strict=True)):
+                results = self.graph(body, inner, scope, (digest, index))
+                inputs.extend(results)
+            digest = flat.intern((digest, tuple([digests[value] for value in inputs[len(known) :]])))
         op = (domain_of(node), node.op_type)
-        wiring.add(Item(node, op, reading.says, tuple(needs), makes, meaning))
-        if reading.is_identity:
-            meanings[makes[0]] = known[0]
-        elif reading.constant:
-            meanings[makes[0]] = wiring.intern(reading.constant)
-            wiring.store(makes[0], tuple(node.attribute[0].t.dims))
+        flat.add(Item(node, op, canonical.op_digest, tuple(inputs), outputs, digest))
+        if canonical.is_identity:
+            digests[outputs[0]] = known[0]
+        elif canonical.constant:
+            digests[outputs[0]] = flat.intern(canonical.constant)
+            flat.store(outputs[0], tuple(node.attribute[0].t.dims))
 
     def _read(self, name: str, scope: dict[str, int]) -> int:
         if name not in scope:  # other checks report an invalid model
-            scope[name] = self.wiring.value(name, ("missing", name))
+            scope[name] = self.flat.value(name, ("missing", name))
         return scope[name]
 
 
@@ -195,33 +198,31 @@ class NodeMatching:
         self.old_of = [-1] * len(after.items)
         self.new_of = [-1] * len(before.items)
         self.value_of = [-1] * len(after.names)
-        self.twins: dict[int, set[int]] = {}
-        """Meaning → the unmatched old nodes that have it, where several nodes of a model have it."""
+        self.duplicates: dict[int, set[int]] = {}
+        """Digest → the unmatched old nodes that have it, where several nodes of a model have it."""
         first: dict[int, int] = {}
         # Equal values are one value, under all their names; the first represents them.
-        self._representatives = [
-            first.setdefault(meaning, value) for value, meaning in enumerate(before.value_meanings)
-        ]
+        self._representatives = [first.setdefault(digest, value) for value, digest in enumerate(before.value_digests)]
 
     def is_lost(self, old: int) -> bool:
         return self.new_of[old] < 0
 
     def claim(self, new: int, old: int) -> None:
         self.old_of[new], self.new_of[old] = old, new
-        self.twins.get(self.before.items[old].meaning, set()).discard(old)
-        for value, old_value in zip(self.after.items[new].makes, self.before.items[old].makes, strict=False):
+        self.duplicates.get(self.before.items[old].digest, set()).discard(old)
+        for value, old_value in zip(self.after.items[new].outputs, self.before.items[old].outputs, strict=False):
             if value != ABSENT and old_value != ABSENT:
                 self.value_of[value] = old_value
 
     def may_match(self, new: int, old: int) -> bool:
-        """Whether both are unmatched, and `old` is among the twins of `new` if it has any."""
+        """Whether both are unmatched, and `old` computes the same as `new` if several unmatched old nodes do."""
         if self.old_of[new] >= 0 or not self.is_lost(old):
             return False
-        twins = self.open_twins(new)
-        return not twins or old in twins
+        duplicates = self.open_duplicates(new)
+        return not duplicates or old in duplicates
 
-    def open_twins(self, new: int) -> set[int]:
-        return self.twins.get(self.after.items[new].meaning, set())
+    def open_duplicates(self, new: int) -> set[int]:
+        return self.duplicates.get(self.after.items[new].digest, set())
 
     def open_new(self) -> list[int]:
         return [new for new, old in enumerate(self.old_of) if old < 0]
@@ -251,11 +252,11 @@ class NodeMatching:
     # The tables below are built on first use, after the matching by digests, and cover the nodes still unmatched then.
 
     @cached_property
-    def olds_by_reading(self) -> dict[Hashable, list[int]]:
+    def olds_by_inputs(self) -> dict[Hashable, list[int]]:
         olds: dict[Hashable, list[int]] = defaultdict(list)
         for old in self.open_old():
             item = self.before.items[old]
-            olds[reading_of(item, [self.representative(value) for value in item.needs])].append(old)
+            olds[input_key_of(item, [self.representative(value) for value in item.inputs])].append(old)
         return dict(olds)
 
     @cached_property
@@ -283,15 +284,15 @@ def result_of(item: Item) -> str:
     return first_output(item.node)
 
 
-def handle_of(wiring: FlatGraph, place: int, handle: Handle) -> Hashable:
+def handle_of(flat: FlatGraph, place: int, handle: Handle) -> Hashable:
     """The node's op and name, or None if it has no name."""
-    name = handle(wiring.items[place])
-    return (wiring.items[place].op, name) if name else None
+    name = handle(flat.items[place])
+    return (flat.items[place].op, name) if name else None
 
 
-def reading_of(item: Item, needs: list[int]) -> Hashable:
-    """A key of op, attributes and the values `needs`; the order of a commutative op's operands does not count."""
-    return (item.op, item.settings, *(sorted(needs) if item.op[1] in COMMUTATIVE else needs))
+def input_key_of(item: Item, inputs: list[int]) -> Hashable:
+    """A key of op, attributes and the values `inputs`; the order of a commutative op's operands does not count."""
+    return (item.op, item.op_digest, *(sorted(inputs) if item.op[1] in COMMUTATIVE else inputs))
 
 
 def index_unique(places: Iterable[int], key_of: Callable[[int], Hashable]) -> dict[Hashable, int]:
@@ -309,7 +310,7 @@ def is_one_kind(same: NodeMatching, item: Item, old_item: Item) -> bool:
     if item.op != old_item.op:
         return False
     after, before = same.after, same.before
-    pairs = zip(item.needs, old_item.needs, strict=False)
+    pairs = zip(item.inputs, old_item.inputs, strict=False)
     stored = [(new, old) for new, old in pairs if new in after.shapes and old in before.shapes]
     weights = (pair for pair in stored if pair[0] in after.weights or pair[1] in before.weights)
     return all(after.shapes[new] == before.shapes[old] for new, old in weights)

@@ -29,19 +29,19 @@ from passes.matching.flat_graph import (
     NodeMatching,
     handle_of,
     index_unique,
+    input_key_of,
     is_namesake,
     is_one_kind,
     name_of,
-    reading_of,
     result_of,
 )
-from passes.matching.replacements import PRODUCTS, find_weight_readers
+from passes.matching.replacements import PRODUCTS, find_weight_consumers
 
 
 def match(before: FlatGraph, after: FlatGraph) -> NodeMatching:
     """Match the nodes and values of two graphs whose digests were numbered in one table, so that they compare."""
     same = NodeMatching(before, after)
-    _match_by_meaning(same)
+    _match_by_digest(same)
     _match_by_weights(same)
     _match_neighbours(same)
     while any(rule(same) for rule in NAMING):
@@ -49,26 +49,26 @@ def match(before: FlatGraph, after: FlatGraph) -> NodeMatching:
     return same
 
 
-def _match_by_meaning(same: NodeMatching) -> None:
+def _match_by_digest(same: NodeMatching) -> None:
     """Match nodes that compute the same, where each model has one such node; then equal values, and outputs by name."""
     before, after = same.before, same.after
     olds: dict[int, list[int]] = defaultdict(list)
     news: dict[int, list[int]] = defaultdict(list)
     for old, item in enumerate(before.items):
-        olds[item.meaning].append(old)
+        olds[item.digest].append(old)
     for new, item in enumerate(after.items):
-        news[item.meaning].append(new)
-    for meaning in news.keys() & olds.keys():
-        if len(news[meaning]) == len(olds[meaning]) == 1:
-            same.claim(news[meaning][0], olds[meaning][0])
+        news[item.digest].append(new)
+    for digest in news.keys() & olds.keys():
+        if len(news[digest]) == len(olds[digest]) == 1:
+            same.claim(news[digest][0], olds[digest][0])
         else:
-            same.twins[meaning] = set(olds[meaning])
+            same.duplicates[digest] = set(olds[digest])
     values: dict[int, int] = {}
-    for value, meaning in enumerate(before.value_meanings):
-        values.setdefault(meaning, value)
-    for value, meaning in enumerate(after.value_meanings):
+    for value, digest in enumerate(before.value_digests):
+        values.setdefault(digest, value)
+    for value, digest in enumerate(after.value_digests):
         if same.value_of[value] < 0:
-            same.value_of[value] = values.get(meaning, -1)
+            same.value_of[value] = values.get(digest, -1)
     for name, value in after.outputs.items():
         if same.value_of[value] < 0:
             same.value_of[value] = before.outputs.get(name, -1)
@@ -85,8 +85,8 @@ def _match_by_weights(same: NodeMatching) -> None:
 
 def _key_by_weights(graph: FlatGraph, item: Item) -> Hashable:
     """Operator, attributes and weights of a node; None if it reads no weight."""
-    read = tuple(graph.value_meanings[need] if need in graph.weights else ABSENT for need in item.needs)
-    return (item.op, item.settings, read) if any(meaning != ABSENT for meaning in read) else None
+    read = tuple(graph.value_digests[value] if value in graph.weights else ABSENT for value in item.inputs)
+    return (item.op, item.op_digest, read) if any(digest != ABSENT for digest in read) else None
 
 
 def _match_neighbours(same: NodeMatching) -> None:
@@ -103,19 +103,19 @@ def _match_downwards(same: NodeMatching) -> int:
     count = 0
     for new in same.open_new():
         item = same.after.items[new]
-        key = None if same.open_twins(new) else _known_reading(same, item)
-        olds = [old for old in same.olds_by_reading.get(key, ()) if same.is_lost(old)]
+        key = None if same.open_duplicates(new) else _known_input_key(same, item)
+        olds = [old for old in same.olds_by_inputs.get(key, ()) if same.is_lost(old)]
         if olds:
             same.claim(new, _namesake(same, item, olds))
             count += 1
     return count
 
 
-def _known_reading(same: NodeMatching, item: Item) -> Hashable:
-    needs = [same.counterpart(value) for value in item.needs]
-    if not item.needs or any(old < 0 and value != ABSENT for old, value in zip(needs, item.needs, strict=True)):
+def _known_input_key(same: NodeMatching, item: Item) -> Hashable:
+    inputs = [same.counterpart(value) for value in item.inputs]
+    if not item.inputs or any(old < 0 and value != ABSENT for old, value in zip(inputs, item.inputs, strict=True)):
         return None
-    return reading_of(item, needs)
+    return input_key_of(item, inputs)
 
 
 def _namesake(same: NodeMatching, item: Item, olds: list[int]) -> int:
@@ -127,23 +127,23 @@ def _namesake(same: NodeMatching, item: Item, olds: list[int]) -> int:
 
 
 def _match_upwards(same: NodeMatching) -> int:
-    """Match nodes that make a value for the same reader at the same place. If several do, a namesake goes first."""
+    """Match nodes that make a value for the same consumer at the same place. If several do, a namesake goes first."""
     count = 0
     for new in reversed(same.open_new()):
-        for place, value in enumerate(same.after.items[new].makes):
+        for place, value in enumerate(same.after.items[new].outputs):
             candidates = sorted(
                 set(_values_replaced_by(same, value)), key=lambda old: (not _is_made_by_namesake(same, new, old), old)
             )
             for old_value in candidates:
                 if same.value_of[value] < 0:
                     same.value_of[value] = old_value
-                count += _match_maker(same, new, place, old_value)
+                count += _match_producer(same, new, place, old_value)
     return count
 
 
 def _is_made_by_namesake(same: NodeMatching, new: int, old_value: int) -> bool:
-    maker = same.before.makers[old_value]
-    return maker >= 0 and is_namesake(same, new, maker)
+    producer = same.before.producers[old_value]
+    return producer >= 0 and is_namesake(same, new, producer)
 
 
 def _values_replaced_by(same: NodeMatching, value: int) -> list[int]:
@@ -152,46 +152,47 @@ def _values_replaced_by(same: NodeMatching, value: int) -> list[int]:
         return []
     output = same.before.outputs.get(same.after.names[value], ABSENT)
     replaced = [output] if output != ABSENT and same.after.outputs.get(same.after.names[value]) == value else []
-    for user, _ in same.after.users[value]:
-        if same.old_of[user] >= 0:
-            pairs = _values_read_in_same_place(same, same.after.items[user], same.before.items[same.old_of[user]])
+    for consumer, _ in same.after.uses[value]:
+        old = same.old_of[consumer]
+        if old >= 0:
+            pairs = _values_read_in_same_place(same, same.after.items[consumer], same.before.items[old])
             replaced.extend(old for new, old in pairs if new == value)
     return replaced
 
 
 def _values_read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> list[tuple[int, int]]:
     """The values (new, old) that two matched nodes read at the same position; commutative operands in any order."""
-    if len(item.needs) != len(old_item.needs):
+    if len(item.inputs) != len(old_item.inputs):
         return []
     if item.op[1] not in COMMUTATIVE:
-        pairs = zip(item.needs, old_item.needs, strict=True)
+        pairs = zip(item.inputs, old_item.inputs, strict=True)
         return [(new, old) for new, old in pairs if ABSENT not in (new, old)]
-    # Known operands are paired by value, the others by the operator and attributes of their maker.
-    both = itertools.product(item.needs, old_item.needs)
+    # Known operands are paired by value, the others by the operator and attributes of their producer.
+    both = itertools.product(item.inputs, old_item.inputs)
     pairs = [(new, old) for new, old in both if same.counterpart(new) == same.representative(old) != ABSENT]
     paired = {old for _, old in pairs}
-    news = [value for value in item.needs if same.counterpart(value) < 0]
-    olds = [value for value in old_item.needs if value not in paired]
+    news = [value for value in item.inputs if same.counterpart(value) < 0]
+    olds = [value for value in old_item.inputs if value not in paired]
     if len(news) == len(olds) == 1:
         return [*pairs, (news[0], olds[0])]
-    kinds = index_unique(news, lambda value: _settings_of_maker(same.after, value))
-    old_kinds = index_unique(olds, lambda value: _settings_of_maker(same.before, value))
+    kinds = index_unique(news, lambda value: _op_of_producer(same.after, value))
+    old_kinds = index_unique(olds, lambda value: _op_of_producer(same.before, value))
     return [*pairs, *((new, old_kinds[kind]) for kind, new in kinds.items() if kind in old_kinds)]
 
 
-def _settings_of_maker(graph: FlatGraph, value: int) -> Hashable:
+def _op_of_producer(graph: FlatGraph, value: int) -> Hashable:
     """Op and attributes of the node that makes `value`."""
-    maker = graph.makers[value]
-    return None if maker < 0 else (graph.items[maker].op, graph.items[maker].settings)
+    producer = graph.producers[value]
+    return None if producer < 0 else (graph.items[producer].op, graph.items[producer].op_digest)
 
 
-def _match_maker(same: NodeMatching, new: int, place: int, old_value: int) -> int:
-    """Match `new`, whose output at `place` replaces `old_value`, with the maker of `old_value` if the two are alike."""
-    old = same.before.makers[old_value]
+def _match_producer(same: NodeMatching, new: int, place: int, old_value: int) -> int:
+    """Match `new`, whose output at `place` replaces `old_value`, with the producer of that value if both are alike."""
+    old = same.before.producers[old_value]
     if old < 0 or not same.may_match(new, old):
         return 0
     item, old_item = same.after.items[new], same.before.items[old]
-    if place != old_item.makes.index(old_value) or item.settings != old_item.settings:
+    if place != old_item.outputs.index(old_value) or item.op_digest != old_item.op_digest:
         return 0
     if not is_one_kind(same, item, old_item):
         return 0
@@ -200,7 +201,7 @@ def _match_maker(same: NodeMatching, new: int, place: int, old_value: int) -> in
 
 
 def _match_related_namesakes(same: NodeMatching) -> int:
-    """Match nodes of one name that also share an input or a reader."""
+    """Match nodes of one name that also share an input or a consumer."""
     return _match_by_name(same, _share_neighbour)
 
 
@@ -230,25 +231,25 @@ def _have_both_names(same: NodeMatching, new: int, old: int) -> bool:
 
 def _share_neighbour(same: NodeMatching, new: int, old: int) -> bool:
     before, after = same.before, same.after
-    read = {same.representative(value) for value in before.items[old].needs if not _is_plain_constant(before, value)}
-    if any(same.counterpart(value) in read for value in after.items[new].needs if not _is_plain_constant(after, value)):
+    read = {same.representative(value) for value in before.items[old].inputs if not _is_plain(before, value)}
+    if any(same.counterpart(value) in read for value in after.items[new].inputs if not _is_plain(after, value)):
         return True
-    readers = {user for value in before.items[old].makes if value != ABSENT for user, _ in before.users[value]}
-    users = (user for value in after.items[new].makes if value != ABSENT for user, _ in after.users[value])
-    return any(same.old_of[user] in readers for user in users)
+    olds = {consumer for value in before.items[old].outputs if value != ABSENT for consumer, _ in before.uses[value]}
+    news = (consumer for value in after.items[new].outputs if value != ABSENT for consumer, _ in after.uses[value])
+    return any(same.old_of[consumer] in olds for consumer in news)
 
 
-def _is_plain_constant(graph: FlatGraph, value: int) -> bool:
+def _is_plain(graph: FlatGraph, value: int) -> bool:
     """Whether `value` is a constant but no weight: many nodes share an axis, say, by chance."""
     return value in graph.constants and value not in graph.weights
 
 
 def _match_values_by_name(same: NodeMatching) -> int:
-    """Match values whose maker was replaced and whose name was kept."""
+    """Match values whose producer was replaced and whose name was kept."""
     count = 0
     for value, old in enumerate(same.value_of):
         old_value = same.old_values_by_name.get(same.after.names[value], -1) if old < 0 else -1
-        if old_value >= 0 and (same.before.makers[old_value] < 0 or same.is_lost(same.before.makers[old_value])):
+        if old_value >= 0 and (same.before.producers[old_value] < 0 or same.is_lost(same.before.producers[old_value])):
             same.value_of[value] = old_value
             count += 1
     return count
@@ -264,24 +265,25 @@ def _match_values_by_weights(same: NodeMatching) -> int:
         item = same.after.items[new]
         if item.op[1] not in PRODUCTS:
             continue
-        kin = find_weight_readers(same, item)
-        count += _equate(same, item.makes, _outputs_of_group(same, kin))
-        if all(same.value_of[value] >= 0 for value in item.needs if value in same.after.weights):
-            # If a weight is unknown, `kin` lacks the old node that read it, and the inputs of the group are not known.
-            data = [value for value in item.needs if value not in same.after.constants]
-            count += _equate(same, data, _inputs_of_group(same, kin))
+        group = find_weight_consumers(same, item)
+        count += _equate(same, item.outputs, _outputs_of_group(same, group))
+        if all(same.value_of[value] >= 0 for value in item.inputs if value in same.after.weights):
+            # If a weight is unknown, `group` lacks the old node that read it, and the group's inputs are not known.
+            data = [value for value in item.inputs if value not in same.after.constants]
+            count += _equate(same, data, _inputs_of_group(same, group))
     return count
 
 
-def _inputs_of_group(same: NodeMatching, kin: set[int]) -> set[int]:
-    needs = {value for old in kin for value in same.before.items[old].needs}
-    return {value for value in needs if value not in same.before.constants and same.before.makers[value] not in kin}
+def _inputs_of_group(same: NodeMatching, group: set[int]) -> set[int]:
+    inputs = {value for old in group for value in same.before.items[old].inputs}
+    constants, producers = same.before.constants, same.before.producers
+    return {value for value in inputs if value not in constants and producers[value] not in group}
 
 
-def _outputs_of_group(same: NodeMatching, kin: set[int]) -> set[int]:
-    makes = {value for old in kin for value in same.before.items[old].makes if value != ABSENT}
-    inner = {value for value in makes if any(user in kin for user, _ in same.before.users[value])}
-    return makes - inner
+def _outputs_of_group(same: NodeMatching, group: set[int]) -> set[int]:
+    outputs = {value for old in group for value in same.before.items[old].outputs if value != ABSENT}
+    inner = {value for value in outputs if any(consumer in group for consumer, _ in same.before.uses[value])}
+    return outputs - inner
 
 
 def _equate(same: NodeMatching, values: Sequence[int], old_values: set[int]) -> int:
@@ -292,13 +294,13 @@ def _equate(same: NodeMatching, values: Sequence[int], old_values: set[int]) -> 
     return 1
 
 
-def _match_twins_in_order(same: NodeMatching) -> int:
-    """Match nodes that compute the same and that neither a reader nor a name distinguishes, in order."""
+def _match_duplicates_in_order(same: NodeMatching) -> int:
+    """Match nodes that compute the same and that neither a consumer nor a name distinguishes, in order."""
     count = 0
     for new in same.open_new():
-        twins = same.open_twins(new)
-        if twins:
-            same.claim(new, min(twins))
+        duplicates = same.open_duplicates(new)
+        if duplicates:
+            same.claim(new, min(duplicates))
             count += 1
     return count
 
@@ -308,7 +310,7 @@ NAMING: Final = (
     _match_by_both_names,
     _match_values_by_name,
     _match_values_by_weights,
-    _match_twins_in_order,
+    _match_duplicates_in_order,
 )
 """Rules for what neighbours leave open, the most certain first. They are tried in turn until a rule matches
 something."""

@@ -1,4 +1,4 @@
-"""Find what a new node replaces: the lost nodes between its inputs and the values that its readers read before."""
+"""Find what a new node replaces: the lost nodes between its inputs and the values that its consumers read before."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def _replaced_by(same: NodeMatching, share: set[int]) -> ReplacedNodes:
     entries = _entries(same, share)
     exits = {_without_identities(same, value) for value in _exits(same, share)}
     ends = {equal for value in entries for equal in same.values_equal_to(value)}
-    back = _reach(exits - ends, ends, lambda value: _lost_maker(same, value), lambda old: items[old].needs)
-    forth = _reach(ends, exits, lambda value: _lost_readers(same, value), lambda old: items[old].makes)
-    makers = (same.before.makers[value] for value in entries)
-    readers = (user for value in exits for user, _ in same.before.users[value])
-    around = {old for old in (*makers, *readers) if old >= 0}
+    back = _reach(exits - ends, ends, lambda value: _lost_producer(same, value), lambda old: items[old].inputs)
+    forth = _reach(ends, exits, lambda value: _lost_consumers(same, value), lambda old: items[old].outputs)
+    producers = (same.before.producers[value] for value in entries)
+    consumers = (consumer for value in exits for consumer, _ in same.before.uses[value])
+    around = {old for old in (*producers, *consumers) if old >= 0}
     return ReplacedNodes(frozenset(share), tuple(sorted(back & forth or back)), tuple(sorted(around)))
 
 
@@ -93,71 +93,71 @@ def _products_among(same: NodeMatching, replacement: ReplacedNodes) -> list[Repl
         item = same.after.items[new]
         if item.op[1] not in PRODUCTS:
             continue
-        readers = find_weight_readers(same, item, among=set(replacement.lost))
-        if readers:
-            lost = [old for old in replacement.lost if old in readers or _feeds_constant(same, old, readers)]
+        consumers = find_weight_consumers(same, item, among=set(replacement.lost))
+        if consumers:
+            lost = [old for old in replacement.lost if old in consumers or _feeds_constant(same, old, consumers)]
             products.append(ReplacedNodes(frozenset({new}), tuple(lost), replacement.around))
     return products
 
 
-def _feeds_constant(same: NodeMatching, old: int, readers: set[int]) -> bool:
-    """Whether a node makes a constant that one of `readers` reads, such as a transposed weight."""
+def _feeds_constant(same: NodeMatching, old: int, consumers: set[int]) -> bool:
+    """Whether a node makes a constant that one of `consumers` reads, such as a transposed weight."""
     before = same.before
-    front = [value for value in before.items[old].makes if value in before.constants]
+    front = [value for value in before.items[old].outputs if value in before.constants]
     while front:
-        for user, _ in before.users[front.pop()]:
-            if user in readers:
+        for consumer, _ in before.uses[front.pop()]:
+            if consumer in consumers:
                 return True
-            front.extend(value for value in before.items[user].makes if value in before.constants)
+            front.extend(value for value in before.items[consumer].outputs if value in before.constants)
     return False
 
 
 def _without_identities(same: NodeMatching, old_value: int) -> int:
     """The value before the lost identities that passed it on: nothing has to replace them."""
-    maker = same.before.makers[old_value]
-    while maker >= 0 and same.is_lost(maker):
-        passed = same.before.items[maker].needs
+    producer = same.before.producers[old_value]
+    while producer >= 0 and same.is_lost(producer):
+        passed = same.before.items[producer].inputs
         if not passed or passed[0] == ABSENT or same.representative(passed[0]) != same.representative(old_value):
             break
         old_value = passed[0]
-        maker = same.before.makers[old_value]
+        producer = same.before.producers[old_value]
     return old_value
 
 
 def _entries(same: NodeMatching, share: set[int]) -> set[int]:
     """The old values that new nodes read, directly or through other new nodes."""
-    places = _through_new(same, share, lambda item: _unknown_makers(same, item))
-    read = (value for place in places for value in same.after.items[place].needs if value != ABSENT)
+    places = _through_new(same, share, lambda item: _unknown_producers(same, item))
+    read = (value for place in places for value in same.after.items[place].inputs if value != ABSENT)
     return {same.value_of[value] for value in read if same.value_of[value] >= 0}
 
 
 def _exits(same: NodeMatching, share: set[int]) -> set[int]:
     """The old values that outputs of new nodes replace, directly or through other new nodes."""
     after = same.after
-    places = _through_new(same, share, lambda item: _unknown_readers(same, item))
-    values = {value for place in places for value in after.items[place].makes if value != ABSENT}
+    places = _through_new(same, share, lambda item: _unknown_consumers(same, item))
+    values = {value for place in places for value in after.items[place].outputs if value != ABSENT}
     exits = {same.value_of[value] for value in values if same.value_of[value] >= 0}
-    for user, position in (pair for value in values if same.value_of[value] < 0 for pair in after.users[value]):
-        needs = same.before.items[same.old_of[user]].needs if same.old_of[user] >= 0 else ()
-        if len(needs) == len(after.items[user].needs) and needs[position] != ABSENT:
-            exits.add(needs[position])
+    for consumer, position in (pair for value in values if same.value_of[value] < 0 for pair in after.uses[value]):
+        inputs = same.before.items[same.old_of[consumer]].inputs if same.old_of[consumer] >= 0 else ()
+        if len(inputs) == len(after.items[consumer].inputs) and inputs[position] != ABSENT:
+            exits.add(inputs[position])
     return exits
 
 
-def _unknown_makers(same: NodeMatching, item: Item) -> list[int]:
-    """The makers of the unknown values that a node reads."""
-    makers = (same.after.makers[value] for value in item.needs if value != ABSENT and same.value_of[value] < 0)
-    return [maker for maker in makers if maker >= 0]
+def _unknown_producers(same: NodeMatching, item: Item) -> list[int]:
+    """The producers of the unknown values that a node reads."""
+    producers = (same.after.producers[value] for value in item.inputs if value != ABSENT and same.value_of[value] < 0)
+    return [producer for producer in producers if producer >= 0]
 
 
-def _unknown_readers(same: NodeMatching, item: Item) -> list[int]:
-    """The readers of the unknown values that a node makes."""
-    unknown = (value for value in item.makes if value != ABSENT and same.value_of[value] < 0)
-    return [user for value in unknown for user, _ in same.after.users[value]]
+def _unknown_consumers(same: NodeMatching, item: Item) -> list[int]:
+    """The consumers of the unknown values that a node makes."""
+    unknown = (value for value in item.outputs if value != ABSENT and same.value_of[value] < 0)
+    return [consumer for value in unknown for consumer, _ in same.after.uses[value]]
 
 
 def _unknown_neighbours(same: NodeMatching, item: Item) -> list[int]:
-    return [*_unknown_makers(same, item), *_unknown_readers(same, item)]
+    return [*_unknown_producers(same, item), *_unknown_consumers(same, item)]
 
 
 def _through_new(same: NodeMatching, start: set[int], onwards: Callable[[Item], Iterable[int]]) -> set[int]:
@@ -187,45 +187,46 @@ def _reach(
     return seen
 
 
-def _lost_maker(same: NodeMatching, value: int) -> list[int]:
-    maker = same.before.makers[value]
-    return [maker] if maker >= 0 and same.is_lost(maker) else []
+def _lost_producer(same: NodeMatching, value: int) -> list[int]:
+    producer = same.before.producers[value]
+    return [producer] if producer >= 0 and same.is_lost(producer) else []
 
 
-def _lost_readers(same: NodeMatching, value: int) -> list[int]:
-    """The lost readers of a value, without those that only ask for its shape."""
-    readers = [user for user, _ in same.before.users[value] if same.is_lost(user)]
-    return [user for user in readers if same.before.items[user].op[1] not in ASKS_FOR_SHAPE]
+def _lost_consumers(same: NodeMatching, value: int) -> list[int]:
+    """The lost consumers of a value, without those that only ask for its shape."""
+    consumers = [consumer for consumer, _ in same.before.uses[value] if same.is_lost(consumer)]
+    return [consumer for consumer in consumers if same.before.items[consumer].op[1] not in ASKS_FOR_SHAPE]
 
 
-def find_weight_readers(same: NodeMatching, item: Item, among: AbstractSet[int] | None = None) -> set[int]:
+def find_weight_consumers(same: NodeMatching, item: Item, among: AbstractSet[int] | None = None) -> set[int]:
     """The lost nodes that read the weights of `item`, a node after the pass; empty where that is ambiguous.
 
-    A weight with one reader, under all its names, is certain. Layers may share a weight, and a pass merges equal
-    weights, such as biases of zeros: of several readers, the right reader is the only neighbour of
-    the certain readers. With
-    `among`, only these nodes count.
+    A weight that has one consumer, under all its names, is certain. Layers may share a weight, and a pass merges equal
+    weights, such as biases of zeros: of several consumers, the right one is the only neighbour of the certain
+    consumers. With `among`, only these nodes count.
     """
-    weights = (same.value_of[value] for value in item.needs if value in same.after.weights)
-    readings = [_readers_of(same, value) for value in weights if value >= 0]
+    weights = (same.value_of[value] for value in item.inputs if value in same.after.weights)
+    consumer_sets = [_consumers_of(same, value) for value in weights if value >= 0]
     if among is not None:
-        readings = [readers & among for readers in readings]
-    certain = {old for readers in readings if len(readers) == 1 for old in readers}
-    readers_of_all = set(certain)
-    for readers in readings:
-        beside = {
-            old for old in readers if old in certain or any(_is_beside(same, old, neighbour) for neighbour in certain)
+        consumer_sets = [consumers & among for consumers in consumer_sets]
+    certain = {old for consumers in consumer_sets if len(consumers) == 1 for old in consumers}
+    all_consumers = set(certain)
+    for consumers in consumer_sets:
+        near = {
+            old
+            for old in consumers
+            if old in certain or any(_are_adjacent(same, old, neighbour) for neighbour in certain)
         }
-        if len(beside) != 1:
+        if len(near) != 1:
             return set()
-        readers_of_all |= beside
-    return readers_of_all if all(map(same.is_lost, readers_of_all)) else set()
+        all_consumers |= near
+    return all_consumers if all(map(same.is_lost, all_consumers)) else set()
 
 
-def _readers_of(same: NodeMatching, old_value: int) -> set[int]:
+def _consumers_of(same: NodeMatching, old_value: int) -> set[int]:
     """The nodes that compute with a weight, under any of its names or through constants computed from it."""
     before = same.before
-    users: set[int] = set()
+    consumers: set[int] = set()
     seen: set[int] = set()
     front = [old_value]
     while front:
@@ -233,16 +234,16 @@ def _readers_of(same: NodeMatching, old_value: int) -> set[int]:
             if value in seen:
                 continue
             seen.add(value)
-            for user, _ in before.users[value]:
-                makes = [result for result in before.items[user].makes if result != ABSENT]
-                if all(result in before.constants for result in makes):
-                    front.extend(makes)
+            for consumer, _ in before.uses[value]:
+                outputs = [result for result in before.items[consumer].outputs if result != ABSENT]
+                if all(result in before.constants for result in outputs):
+                    front.extend(outputs)
                 else:
-                    users.add(user)
-    return users
+                    consumers.add(consumer)
+    return consumers
 
 
-def _is_beside(same: NodeMatching, old: int, other: int) -> bool:
-    """Whether one of the two nodes reads what the other one makes."""
+def _are_adjacent(same: NodeMatching, old: int, other: int) -> bool:
+    """Whether one of the two nodes reads an output of the other node."""
     first, second = same.before.items[old], same.before.items[other]
-    return not set(first.makes).isdisjoint(second.needs) or not set(second.makes).isdisjoint(first.needs)
+    return not set(first.outputs).isdisjoint(second.inputs) or not set(second.outputs).isdisjoint(first.inputs)

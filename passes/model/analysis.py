@@ -11,7 +11,7 @@ from onnx import NodeProto, ValueInfoProto
 
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
 from passes.graph.traversal import reads_of
-from passes.model.canonical import CanonicalGraph, read
+from passes.model.canonical import CanonicalModel, canonicalize
 from passes.weights.detached import DetachedModel
 
 
@@ -27,8 +27,8 @@ class AnalyzedModel:
         return len(self.model.proto.graph.node), len(self.model.proto.graph.initializer)
 
     @cached_property
-    def reading(self) -> CanonicalGraph:
-        return read(self.model)
+    def canonical(self) -> CanonicalModel:
+        return canonicalize(self.model)
 
     @cached_property
     def invalid(self) -> str:

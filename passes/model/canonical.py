@@ -1,6 +1,6 @@
 """Digests of what graphs compute: names, metadata and the order of independent nodes do not count.
 
-A model is read once (`read`); the digests of its values, under known equalities, are then computed from that.
+A model is read once (`canonicalize`); the digests of its values, under known equalities, are then computed from that.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def _as_it_is(_: str, digest: str) -> str:
 
 
 @dataclass(frozen=True)
-class CanonicalGraph:
+class CanonicalModel:
     """A model without the names that do not matter; later changes of the model do not show in it."""
 
     header: str
-    graph: GraphReading
-    functions: tuple[GraphReading, ...]
+    graph: CanonicalGraph
+    functions: tuple[CanonicalGraph, ...]
     """The bodies of the model's own functions."""
 
     @cached_property
-    def canonical(self) -> str:
+    def digest(self) -> str:
         """A digest of what the model computes: ops, attributes, edges and values.
 
         Every value is identified by its computation, so names and order do not count. Dead nodes and unused
@@ -62,11 +62,11 @@ class CanonicalGraph:
         """
         return _mix(self.header, _walk(self.graph, {}, False, _as_it_is))
 
-    def meanings(self, substitute: Substitute = _as_it_is) -> ValueDigests:
+    def value_digests(self, substitute: Substitute = _as_it_is) -> ValueDigests:
         """The digest of every value; `substitute` may replace a digest by that of a value known to be equal."""
-        meaning: dict[str, str] = {}
-        whole = _walk(self.graph, meaning, True, substitute)
-        return ValueDigests(meaning, _mix(self.header, whole))
+        digests: dict[str, str] = {}
+        whole = _walk(self.graph, digests, True, substitute)
+        return ValueDigests(digests, _mix(self.header, whole))
 
 
 TensorKey = Callable[[DetachedModel, TensorProto], str]
@@ -76,7 +76,7 @@ def _content(model: DetachedModel, tensor: TensorProto) -> str:
     return model.digest(tensor)
 
 
-def read(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalGraph:
+def canonicalize(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalModel:
     """Read `model`: its attributes and constants, which is most of the work.
 
     Args:
@@ -86,52 +86,53 @@ def read(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalGra
     own = frozenset((function.domain, function.name) for function in model.proto.functions)
     reader = _GraphReader(model, own, "", tensor_key)
     bodies = tuple(
-        GraphReading((), (), reader.nodes(function.node), tuple(function.output)) for function in model.proto.functions
+        CanonicalGraph((), (), reader.nodes(function.node), tuple(function.output))
+        for function in model.proto.functions
     )
     functions = sorted(_function_digest(*pair) for pair in zip(model.proto.functions, bodies, strict=True))
     graph = replace(reader, bodies=_hash(functions) if functions else "").graph(model.proto.graph)
-    return CanonicalGraph(_hash(opsets, functions), graph, bodies)
+    return CanonicalModel(_hash(opsets, functions), graph, bodies)
 
 
-def function_digests(model: DetachedModel, reading: CanonicalGraph) -> dict[str, str]:
+def function_digests(model: DetachedModel, canonical: CanonicalModel) -> dict[str, str]:
     """`domain::name` (and overload) of each of the model's own functions → a digest of its computation."""
     found = {}
-    for function, body in zip(model.proto.functions, reading.functions, strict=True):
+    for function, body in zip(model.proto.functions, canonical.functions, strict=True):
         overload = getattr(function, "overload", "")
         name = f"{function.domain}::{function.name}" + (f":{overload}" if overload else "")
         found[name] = _function_digest(function, body)
     return found
 
 
-def _function_digest(function: FunctionProto, body: GraphReading) -> str:
+def _function_digest(function: FunctionProto, body: CanonicalGraph) -> str:
     """Digest of a function; the names of its values and nodes do not count."""
-    meaning = {name: _hash("input", place) for place, name in enumerate(function.input)}
-    _walk(body, meaning, True, _as_it_is)
+    digests = {name: _hash("input", place) for place, name in enumerate(function.input)}
+    _walk(body, digests, True, _as_it_is)
     defaults = sorted(attribute.SerializeToString(deterministic=True).hex() for attribute in function.attribute_proto)
     opsets = sorted((entry.domain, entry.version) for entry in function.opset_import)
-    computed = [meaning.get(name, "missing") for name in function.output]
+    computed = [digests.get(name, "missing") for name in function.output]
     called = (function.domain, function.name, getattr(function, "overload", ""))
     return _hash(called, len(function.input), sorted(function.attribute), defaults, opsets, computed)
 
 
 def canonical_digest(model: DetachedModel) -> str:
-    """`CanonicalGraph.canonical` of a model."""
-    return read(model).canonical
+    """`CanonicalModel.digest` of a model."""
+    return canonicalize(model).digest
 
 
-def meanings_of(model: DetachedModel) -> ValueDigests:
-    """`CanonicalGraph.meanings` of a model."""
-    return read(model).meanings()
+def value_digests(model: DetachedModel) -> ValueDigests:
+    """`CanonicalModel.value_digests` of a model."""
+    return canonicalize(model).value_digests()
 
 
-class NodeReading(NamedTuple):
-    """A node: `says` is a digest of op and plain attributes, `shape` the number of inputs and which outputs exist."""
+class CanonicalNode(NamedTuple):
+    """A node: `op_digest`: of op and plain attributes; `arity`: the number of inputs, and which outputs exist."""
 
-    says: str
-    shape: str
+    op_digest: str
+    arity: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    bodies: tuple[GraphReading, ...]
+    bodies: tuple[CanonicalGraph, ...]
     """In the order of the attributes' names."""
     is_identity: bool
     constant: str
@@ -141,26 +142,26 @@ class NodeReading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GraphReading:
+class CanonicalGraph:
     """A graph without its node names; `nodes` are in the graph's order."""
 
     inputs: tuple[tuple[str, str], ...]
     """Name and digest: names of a graph's inputs and outputs are its signature, so they count."""
     stored: tuple[tuple[str, str], ...]
-    nodes: tuple[NodeReading, ...]
+    nodes: tuple[CanonicalNode, ...]
     outputs: tuple[str, ...]
     is_body: bool = False
     """Whether it is the body of a node: then inputs and outputs go by order, and their names do not count."""
 
 
-def _walk(graph: GraphReading, meaning: dict[str, str], live: bool, substitute: Substitute) -> str:
-    """Digest of `graph`; adds the digests of its values to those of outer values in `meaning`."""
-    meaning[""] = "absent"
-    meaning.update(graph.inputs)
-    meaning.update(graph.stored)
-    steps = [_step(node, meaning, live, substitute) for node in graph.nodes]
-    outputs = [(graph.is_body or name, meaning.get(name, "missing")) for name in graph.outputs]
-    inputs = [meaning[name] for name, _ in graph.inputs]
+def _walk(graph: CanonicalGraph, digests: dict[str, str], live: bool, substitute: Substitute) -> str:
+    """Digest of `graph`; adds the digests of its values to those of outer values in `digests`."""
+    digests[""] = "absent"
+    digests.update(graph.inputs)
+    digests.update(graph.stored)
+    steps = [_step(node, digests, live, substitute) for node in graph.nodes]
+    outputs = [(graph.is_body or name, digests.get(name, "missing")) for name in graph.outputs]
+    inputs = [digests[name] for name, _ in graph.inputs]
     if live:
         return _hash(outputs, inputs)
     reads = _reads(graph)
@@ -171,7 +172,7 @@ def _walk(graph: GraphReading, meaning: dict[str, str], live: bool, substitute: 
     return _hash(stored, nodes, outputs, inputs)
 
 
-def _reads(graph: GraphReading) -> Counter[str]:
+def _reads(graph: CanonicalGraph) -> Counter[str]:
     """How often each value is read, in the bodies of its nodes too; outputs are read once more."""
     reads = Counter(graph.outputs)
     for node in graph.nodes:
@@ -181,25 +182,25 @@ def _reads(graph: GraphReading) -> Counter[str]:
     return reads
 
 
-def _step(node: NodeReading, meaning: dict[str, str], live: bool, substitute: Substitute) -> str:
-    """Digest of `node`; adds the digests of its outputs to `meaning`."""
+def _step(node: CanonicalNode, digests: dict[str, str], live: bool, substitute: Substitute) -> str:
+    """Digest of `node`; adds the digests of its outputs to `digests`."""
     if live and node.is_identity:
-        meaning[node.outputs[0]] = meaning.get(node.inputs[0], node.inputs[0])
+        digests[node.outputs[0]] = digests.get(node.inputs[0], node.inputs[0])
         return ""
     if live and node.constant:
-        meaning[node.outputs[0]] = node.constant
+        digests[node.outputs[0]] = node.constant
         return ""
-    inner = [_walk(body, dict(meaning), live, substitute) for body in node.bodies]
+    inner = [_walk(body, dict(digests), live, substitute) for body in node.bodies]
     digest = _mix(
-        node.says,
-        node.shape,
+        node.op_digest,
+        node.arity,
         node.draw if live else "",
         *inner,
-        *[meaning.get(name) or _hash("missing", name) for name in node.inputs],
+        *[digests.get(name) or _hash("missing", name) for name in node.inputs],
     )
     for index, name in enumerate(node.outputs):
         if name:
-            meaning[name] = substitute(name, f"{digest}.{index}")
+            digests[name] = substitute(name, f"{digest}.{index}")
     return digest
 
 
@@ -214,7 +215,7 @@ class _GraphReader:
     known: dict[Hashable, str] = field(default_factory=dict)
     """Digests by their parts."""
 
-    def graph(self, graph: GraphProto, *, is_body: bool = False) -> GraphReading:
+    def graph(self, graph: GraphProto, *, is_body: bool = False) -> CanonicalGraph:
         inputs = [
             (info.name, _hash("input", index, is_body or info.name, info.type.SerializeToString(deterministic=True)))
             for index, info in enumerate(graph.input)
@@ -225,12 +226,12 @@ class _GraphReader:
             bare.values.ClearField("name")
             stored.append((sparse.values.name, _hash("sparse", bare.SerializeToString(deterministic=True))))
         outputs = tuple(info.name for info in graph.output)
-        return GraphReading(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs, is_body)
+        return CanonicalGraph(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs, is_body)
 
-    def nodes(self, nodes: Iterable[NodeProto]) -> tuple[NodeReading, ...]:
+    def nodes(self, nodes: Iterable[NodeProto]) -> tuple[CanonicalNode, ...]:
         return tuple([self.node(node, place) for place, node in enumerate(nodes)])
 
-    def node(self, node: NodeProto, place: int) -> NodeReading:
+    def node(self, node: NodeProto, place: int) -> CanonicalNode:
         plain, bodies, constant = [], [], ""
         for attribute in sorted(node.attribute, key=attrgetter("name")):
             inner = bodies_of(attribute)
@@ -240,13 +241,13 @@ class _GraphReader:
         if op == "Constant" and node.domain == "" and node.attribute and node.attribute[0].name == "value":
             constant = self.tensor(node.attribute[0].t)
         draw = f"#{place}" if op in RANDOM_OPS else ""  # equal random nodes draw different numbers
-        shape = f"{len(inputs)}:{''.join(['1' if name else '0' for name in outputs])}"
+        arity = f"{len(inputs)}:{''.join(['1' if name else '0' for name in outputs])}"
         domain = "" if node.domain == "ai.onnx" else node.domain
         is_identity = op == "Identity" and domain == "" and len(inputs) == len(outputs) == 1
         overload = getattr(node, "overload", "")
         domain += f":{overload}" if overload else ""  # which of several functions is called
-        says = self.digest_op(domain, op, tuple(plain), self.bodies if (node.domain, op) in self.own else "")
-        return NodeReading(says, shape, inputs, outputs, tuple(bodies), is_identity, constant, draw)
+        op_digest = self.digest_op(domain, op, tuple(plain), self.bodies if (node.domain, op) in self.own else "")
+        return CanonicalNode(op_digest, arity, inputs, outputs, tuple(bodies), is_identity, constant, draw)
 
     def digest_op(self, domain: str, op: str, plain: tuple[tuple[str, object], ...], bodies: str) -> str:
         """The digest of op and attributes, cached: many nodes of a model have the same."""
@@ -290,10 +291,10 @@ LENGTH: Final = 12
 def structure_fingerprint(model: DetachedModel) -> str:
     """12 hex digits that change when an op, an attribute, an edge, or the shape or dtype of a weight does.
 
-    As for `CanonicalGraph.canonical`, names and the order of independent nodes do not count. Weights count by shape and
+    As for `CanonicalModel.digest`, names and the order of independent nodes do not count. Weights count by shape and
     dtype; tensors of fewer than 16 elements by value.
     """
-    return read(model, _small_values_key).canonical[:LENGTH]
+    return canonicalize(model, _small_values_key).digest[:LENGTH]
 
 
 def _small_values_key(model: DetachedModel, tensor: TensorProto) -> str:

@@ -20,7 +20,7 @@ from onnx import NodeProto, TensorProto
 from passes.graph.index import GraphIndex, computed_values, copy_of, extract
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import PRODUCTS, first_output, is_opaque
-from passes.model.canonical import CanonicalGraph, ValueDigests
+from passes.model.canonical import CanonicalModel, ValueDigests
 from passes.proof.prover import Measurement
 from passes.proof.tables import NEW, tensor_of
 from passes.weights.detached import DetachedModel
@@ -66,12 +66,12 @@ class Claims:
 
 
 def make_claims(
-    before: ProvenModel, after: DetachedModel, reading: CanonicalGraph, equal: Mapping[str, str]
+    before: ProvenModel, after: DetachedModel, canonical: CanonicalModel, equal: Mapping[str, str]
 ) -> Claims | None:
     """Claim that every value that is computed in a new way under its old name is still the same value.
 
     Args:
-        reading: the canonical graph of `after`.
+        canonical: the canonical form of `after`.
         equal: value digests → the digest of a value that was proven to be equal.
 
     Returns:
@@ -86,7 +86,7 @@ def make_claims(
         names[name] = digest
         return before.digests.values[name]
 
-    digests = reading.meanings(substitute)
+    digests = canonical.value_digests(substitute)
     return Claims(after, digests, names) if digests.whole == before.digests.whole else None
 
 

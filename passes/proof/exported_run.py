@@ -13,7 +13,7 @@ from typing import Final
 
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
 from passes.graph.traversal import reads_of
-from passes.model.canonical import CanonicalGraph, ValueDigests, read
+from passes.model.canonical import CanonicalModel, ValueDigests, canonicalize
 from passes.proof.gauges import Readings, gauges_of
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import DRAWN, Tolerance, tolerance_for
@@ -90,8 +90,8 @@ class ExportedRun:
         source: the exported model.
         instances: structures whose values are compared, and whose weights get the fault, all at once.
         source_types: the floating types that the source of the model computes in; None: all floating types in `source`.
-        digest: gives the digests of the values of a canonical graph.
-        reading: the canonical graph of `source`, where the caller has it already.
+        digest: gives the digests of the values of a canonical form.
+        canonical: the canonical form of `source`, where the caller has it already.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class ExportedRun:
         source: DetachedModel,
         instances: Sequence[Instance],
         source_types: Collection[str] | None,
-        digest: Callable[[CanonicalGraph], ValueDigests],
-        reading: CanonicalGraph | None,
+        digest: Callable[[CanonicalModel], ValueDigests],
+        canonical: CanonicalModel | None,
     ) -> None:
         self.noise = FixedNoise.of(source)
         self.model = self.noise.apply(source) if self.noise.nodes else source
         """The exported model, with its noise fixed."""
         self.gauges = gauges_of(source)
         self.fault = build_fault(self.model, instances)
-        self.digests = digest(reading if reading is not None and self.model is source else read(self.model))
+        self.digests = digest(canonical if canonical is not None and self.model is source else canonicalize(self.model))
         self.outputs = tuple(info.name for info in source.proto.graph.output)
         self.own_outputs: tuple[str, ...] = ()
         """Outputs that become the expected outputs."""

@@ -208,7 +208,7 @@ def rows_by_input(model: DetachedModel) -> dict[str, int]:
     return sizes
 
 
-def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
+def _inputs_behind(name: str, producers: Mapping[str, NodeProto]) -> set[str]:
     """The values from which ops that only move or cast elements compute `name`."""
     sources, front, seen = set(), [name], set()
     while front:
@@ -216,7 +216,7 @@ def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
         if name in seen:
             continue
         seen.add(name)
-        node = makers.get(name)
+        node = producers.get(name)
         if node is None:
             sources.add(name)
         elif node.op_type in ("Concat", "Equal"):

@@ -185,7 +185,7 @@ def _group_scales(magnitude: np.ndarray) -> np.ndarray:
     if not _may_leave_a_gap(magnitude):
         return magnitude.max(initial=0.0)
     ordered = np.sort(magnitude[magnitude > 0])
-    # The least values of a computation may leave gaps by chance, so a group needs company below the gap.
+    # The least values of a computation may leave gaps by chance, so a group needs other elements below the gap.
     many = ordered.size >= 2 * MANY
     below = max(MANY, ordered.size // 100) if many else (ordered.size + 1) // 2
     gaps = np.flatnonzero(ordered[1:] / ordered[:-1] >= (GAP if many else GAP**2))

@@ -18,7 +18,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import InferenceStopped, ModelError, StepCrashed, StepFailed, StepTimedOut
-from passes.model.canonical import CanonicalGraph, ValueDigests, read
+from passes.model.canonical import CanonicalModel, ValueDigests, canonicalize
 from passes.proof.claims import ProvenModel, make_claims, part_of, small_values
 from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
@@ -107,7 +107,9 @@ class NumericProver:
     def start(self) -> None:
         self._context.start()
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
+    def watch(
+        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
+    ) -> None:
         """Compare the values at `instances` too, and measure whether a fault in their weights is detected.
 
         `model` is the exported model, whose outputs have been compared with the reference.
@@ -119,7 +121,7 @@ class NumericProver:
         if not self._references and self._plan is None:
             return
         self._power = None
-        run = self._exported = ExportedRun(model, instances, self._source_types, self._digests, reading)
+        run = self._exported = ExportedRun(model, instances, self._source_types, self._digests, canonical)
         self._probes = run.probes
         self._judge_by(run.model, run.inner)
         own, left = run.random_outputs(self._client.criteria.computed_in)
@@ -145,11 +147,13 @@ class NumericProver:
             self._exported = None
             raise ModelError(f"the model does not run as it is: {failure}{advice_on(failure)}") from failure
 
-    def _fix_noise(self, model: DetachedModel, reading: CanonicalGraph | None) -> tuple[DetachedModel, CanonicalGraph]:
-        """`model` with the noise of the exported model, and its reading."""
+    def _fix_noise(
+        self, model: DetachedModel, canonical: CanonicalModel | None
+    ) -> tuple[DetachedModel, CanonicalModel]:
+        """`model` with the noise of the exported model, and its canonical form."""
         noise = self._exported.noise if self._exported is not None else FixedNoise(())
         fixed = noise.apply(model) if noise.nodes else model
-        return fixed, reading if reading is not None and fixed is model else read(fixed)
+        return fixed, canonical if canonical is not None and fixed is model else canonicalize(fixed)
 
     def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
         """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
@@ -185,25 +189,25 @@ class NumericProver:
                     self._power = fault.unseen()
         return replace(self._power, weak=tuple(dict.fromkeys(term.name for term in self._weak)))
 
-    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
+    def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
         """Compare every draw. A model that computes the same as one before is not run again.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
         """
-        fixed, reading = self._fix_noise(model, reading)
-        digests = self._digests(reading)
+        fixed, canonical = self._fix_noise(model, canonical)
+        digests = self._digests(canonical)
         if digests.whole not in self._measured:
             wrong = self._wrong_tables(model, digests)
             if wrong:
                 return Measurement({}, {}, wrong)
-            known = self._prove_equal(fixed, reading)
-            self._measured[digests.whole] = known or self.run(model, reading)
+            known = self._prove_equal(fixed, canonical)
+            self._measured[digests.whole] = known or self.run(model, canonical)
         return self._measured[digests.whole]
 
-    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
-        fixed, reading = self._fix_noise(model, reading)
-        digests = self._digests(reading)
+    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
+        fixed, canonical = self._fix_noise(model, canonical)
+        digests = self._digests(canonical)
         computed = fixed.index.live_values
         inner = [name for name in self._probes if name in computed]
         held = self._client.held()
@@ -216,11 +220,11 @@ class NumericProver:
     def has_run(self, model: DetachedModel) -> bool:
         return self._ran is model.proto
 
-    def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
+    def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
         draws = [reference.draw for reference in self._references if reference.draw is not None]
         labels = [reference.label for reference in self._references]
-        fixed, reading = self._fix_noise(model, reading)
-        self._wrong_tables(model, self._digests(reading))
+        fixed, canonical = self._fix_noise(model, canonical)
+        self._wrong_tables(model, self._digests(canonical))
         tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
         computed = fixed.index.live_values
         lost = [term for term in self._weak if computed.intersection(self._probes).isdisjoint(term.compared)]
@@ -302,13 +306,13 @@ class NumericProver:
             self._measured[digests.whole] = measurement
         return measurement
 
-    def _digests(self, reading: CanonicalGraph) -> ValueDigests:
-        return reading.meanings(lambda _, digest: self._equal.get(digest, digest))
+    def _digests(self, canonical: CanonicalModel) -> ValueDigests:
+        return canonical.value_digests(lambda _, digest: self._equal.get(digest, digest))
 
-    def _prove_equal(self, model: DetachedModel, reading: CanonicalGraph) -> Measurement | None:
+    def _prove_equal(self, model: DetachedModel, canonical: CanonicalModel) -> Measurement | None:
         """The measurement of the model before, if every claim that makes `model` equal to it holds; else None."""
         before = self._before
-        claims = make_claims(before, model, reading, self._equal) if before is not None and self._references else None
+        claims = make_claims(before, model, canonical, self._equal) if before is not None and self._references else None
         if before is None or claims is None or not claims.cover(before, self._probes):
             return None
         if claims.names:
@@ -320,7 +324,7 @@ class NumericProver:
                 return None
         self._equal |= {digest: before.digests.values[name] for name, digest in claims.names.items()}
         self._before = ProvenModel(model, claims.digests, before.measurement)
-        self._measured[self._digests(reading).whole] = before.measurement
+        self._measured[self._digests(canonical).whole] = before.measurement
         return before.measurement
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Final, Protocol
 import numpy as np
 
 from passes.context import PassContext
-from passes.model.canonical import CanonicalGraph
+from passes.model.canonical import CanonicalModel
 from passes.proof.coverage import Coverage
 from passes.proof.draws import Draw
 from passes.proof.numbers import Errors, only_compared
@@ -114,13 +114,15 @@ NOTHING: Final[Measurement] = Measurement({}, {})
 class Prover(Protocol):
     """Decides for each model that a pass returns whether it still computes what the exported model computes.
 
-    `reading` is the canonical graph of `model`, where the caller has it already.
+    `canonical` is the canonical form of `model`, where the caller has it already.
     """
 
     def start(self) -> None:
         """Start the workers ahead of the first call."""
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
+    def watch(
+        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
+    ) -> None:
         """Take `model` as the exported model, and compare the values at `instances` too.
 
         Raises:
@@ -132,11 +134,11 @@ class Prover(Protocol):
         """The inputs of all draws; none where nothing is run."""
         ...
 
-    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
+    def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
         """How far `model` is from the reference."""
         ...
 
-    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
         """`measure` by running the whole model; with `hold`, keep values that later proofs compare with."""
         ...
 
@@ -148,7 +150,7 @@ class Prover(Protocol):
         """Whether a fault in the kept weights would be detected."""
         ...
 
-    def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
+    def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
         """What the proof covered of the exported model; `model` is the final result."""
         ...
 
@@ -167,16 +169,16 @@ class StructureProver:
         self._context.worker.start()
 
     def watch(
-        self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None
+        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
     ) -> None: ...
 
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
         return ()
 
-    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
+    def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
         return NOTHING
 
-    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
         return NOTHING
 
     def has_run(self, model: DetachedModel) -> bool:
@@ -185,5 +187,5 @@ class StructureProver:
     def power(self) -> Sensitivity:
         return Sensitivity(math.inf, ())
 
-    def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
+    def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
         return Coverage()

@@ -182,7 +182,7 @@ class TablesPart:
     news: tuple[tuple[str, Lookup], ...]
 
 
-def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[LookupTable]:
+def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, digests: ValueDigests) -> list[LookupTable]:
     """The tables of the source, with the number of rows that the draws have read."""
     tables = []
     dims = {name: tuple(tensor.dims) for name, tensor in model.index.initializers.items()}
@@ -198,14 +198,14 @@ def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings
         shape = dims.get(lookup.data, ()) if lookup.stored is None else tuple(lookup.stored.dims)
         count = len(rows) if rows is not None else shape[lookup.axis] if lookup.axis < len(shape) else 0
         read = None if rows is None else int(rows.sum())
-        tables.append(LookupTable(lookup, _key(lookup, model, meanings), count, read, varies))
+        tables.append(LookupTable(lookup, _key(lookup, model, digests), count, read, varies))
     return tables
 
 
-def _key(lookup: Lookup, model: DetachedModel, meanings: ValueDigests) -> Key:
+def _key(lookup: Lookup, model: DetachedModel, digests: ValueDigests) -> Key:
     if lookup.stored is not None:
         return model.digest(lookup.stored), lookup.axis
-    return meanings.values.get(lookup.data, lookup.data), lookup.axis
+    return digests.values.get(lookup.data, lookup.data), lookup.axis
 
 
 def match_tables(
@@ -234,7 +234,7 @@ class TableCheck:
     uncovered: tuple[str, ...] = ()
     """Sentences on the rows of the last model that could not be compared."""
 
-    def fault_of(self, model: DetachedModel, meanings: ValueDigests, ask: Ask) -> str:
+    def fault_of(self, model: DetachedModel, digests: ValueDigests, ask: Ask) -> str:
         """The fault in the tables of `model`; empty where none was found.
 
         Raises:
@@ -245,7 +245,7 @@ class TableCheck:
         if not partial:
             return ""
         known = {table.key for table in self.tables}
-        lookups = {_key(lookup, model, meanings): lookup for lookup in find_lookups(model)}
+        lookups = {_key(lookup, model, digests): lookup for lookup in find_lookups(model)}
         fresh = {key: lookup for key, lookup in lookups.items() if key not in known}
         unseen = {key: lookup for key, lookup in fresh.items() if key not in self.matches}
         if unseen:

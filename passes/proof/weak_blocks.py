@@ -58,20 +58,20 @@ def find_terms(graph: GraphProto, constant: AbstractSet[str], single: Collection
         single: values of one element; a term may be weak next to these too.
     """
     index = GraphIndex(graph)
-    makers, terms = index.producers, list[SumTerm]()
+    producers, terms = index.producers, list[SumTerm]()
     for node in live_nodes(graph)[::-1]:
         if node.op_type not in ("Add", "Sub") or node.domain not in ONNX_DOMAINS:
             continue
         ways = tuple(node.input), tuple(node.input)[::-1]
         if constant.isdisjoint(node.input):
-            residual = next((way for way in ways if _reaches(way[0], way[1], makers)), None)
+            residual = next((way for way in ways if _reaches(way[0], way[1], producers)), None)
             chosen = [residual] if residual else [] if _is_masked(node, index) else ways
         else:
             chosen = [way for way in ways if way[1] in single and way[0] not in constant]
         for added, trunk in chosen:
-            if added in makers:
-                value = _before_factors(added, makers, constant)
-                terms.append(SumTerm(module_of([makers[value]]) or value, added, trunk, value))
+            if added in producers:
+                value = _before_factors(added, producers, constant)
+                terms.append(SumTerm(module_of([producers[value]]) or value, added, trunk, value))
     return tuple(terms)
 
 
@@ -80,18 +80,18 @@ def _is_masked(node: NodeProto, index: GraphIndex) -> bool:
     front, seen = [node], 0
     while front and seen < MOST_READERS:
         seen += 1
-        for reader in index.consumers[front.pop().output[0]]:
-            if reader.op_type in ("Softmax", "LogSoftmax"):
+        for consumer in index.consumers[front.pop().output[0]]:
+            if consumer.op_type in ("Softmax", "LogSoftmax"):
                 return True
-            if reader.op_type in MASKING or reader.op_type in LAYOUT_OPS:
-                front.append(reader)
+            if consumer.op_type in MASKING or consumer.op_type in LAYOUT_OPS:
+                front.append(consumer)
     return False
 
 
-def _reaches(start: str, end: str, makers: Mapping[str, NodeProto]) -> bool:
+def _reaches(start: str, end: str, producers: Mapping[str, NodeProto]) -> bool:
     front, seen = [start], {start}
     while front and len(seen) < MOST_VISITED:
-        node = makers.get(front.pop())
+        node = producers.get(front.pop())
         for name in node.input if node is not None else ():
             if name == end:
                 return True
@@ -101,11 +101,11 @@ def _reaches(start: str, end: str, makers: Mapping[str, NodeProto]) -> bool:
     return False
 
 
-def _before_factors(name: str, makers: Mapping[str, NodeProto], constant: Collection[str]) -> str:
-    while (node := makers[name]).domain in ONNX_DOMAINS:
+def _before_factors(name: str, producers: Mapping[str, NodeProto], constant: Collection[str]) -> str:
+    while (node := producers[name]).domain in ONNX_DOMAINS:
         moving = [operand for operand in node.input if operand not in constant]
         is_factor = node.op_type in ("Mul", "Div") and len(moving) == 1
-        if not (is_factor or node.op_type in LAYOUT_OPS) or moving[0] not in makers:
+        if not (is_factor or node.op_type in LAYOUT_OPS) or moving[0] not in producers:
             break
         name = moving[0]
     return name

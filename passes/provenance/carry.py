@@ -8,7 +8,7 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto
 
-from passes.matching.flat_graph import ABSENT, FlatGraph, NodeMatching, NodeMeanings, flatten_graph
+from passes.matching.flat_graph import ABSENT, DigestTable, FlatGraph, NodeMatching, flatten_graph
 from passes.matching.match import match
 from passes.matching.replacements import ReplacedNodes, find_replacements
 from passes.model.analysis import AnalyzedModel
@@ -29,7 +29,7 @@ class Carrier:
     """Carries metadata through the passes of one run; keeps the index of a model for the next pass."""
 
     def __init__(self) -> None:
-        self._meanings: NodeMeanings = {}
+        self._table: DigestTable = {}
         self._indices: list[tuple[ModelProto, FlatGraph]] = []
 
     def carry(self, before: AnalyzedModel, after: AnalyzedModel, author: str) -> None:
@@ -53,7 +53,7 @@ class Carrier:
         """The index of a model, cached by identity."""
         found = next((index for proto, index in self._indices if proto is analyzed.model.proto), None)
         if found is None:
-            found = flatten_graph(analyzed.model, analyzed.reading, self._meanings)
+            found = flatten_graph(analyzed.model, analyzed.canonical, self._table)
             self._indices = [*self._indices, (analyzed.model.proto, found)][-REMEMBERED:]
         return found
 
@@ -119,10 +119,10 @@ def _give_back(same: NodeMatching, new: int, old: int) -> None:
 def _is_changed(same: NodeMatching, new: int, old: int) -> bool:
     """Whether the pass changed the attributes, the number of inputs, or the constants of the node."""
     item, old_item = same.after.items[new], same.before.items[old]
-    if item.meaning == old_item.meaning:
+    if item.digest == old_item.digest:
         return False
-    pairs = zip_longest(item.needs, old_item.needs, fillvalue=ABSENT)
-    return item.settings != old_item.settings or any(_is_other(same, one, other) for one, other in pairs)
+    pairs = zip_longest(item.inputs, old_item.inputs, fillvalue=ABSENT)
+    return item.op_digest != old_item.op_digest or any(_is_other(same, one, other) for one, other in pairs)
 
 
 def _is_other(same: NodeMatching, value: int, old_value: int) -> bool:
@@ -130,7 +130,7 @@ def _is_other(same: NodeMatching, value: int, old_value: int) -> bool:
         return value != old_value
     if value not in same.after.shapes or old_value not in same.before.shapes:
         return False
-    return same.after.value_meanings[value] != same.before.value_meanings[old_value]
+    return same.after.value_digests[value] != same.before.value_digests[old_value]
 
 
 def _carry_model(before: DetachedModel, after: DetachedModel) -> None:

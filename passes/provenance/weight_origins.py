@@ -110,12 +110,12 @@ def _find_unchanged(same: NodeMatching, value: int) -> TensorProto | None:
     """The stored tensor of the model before that has the same content; of several, the namesake."""
     if same.value_of[value] < 0:
         return None
-    meaning = same.after.value_meanings[value]
+    digest = same.after.value_digests[value]
     before = same.before
     olds = [
         old
         for old in same.values_equal_to(same.value_of[value])
-        if old in before.tensors and before.value_meanings[old] == meaning
+        if old in before.tensors and before.value_digests[old] == digest
     ]
     name = same.after.names[value]
     return next((before.tensors[old] for old in sorted(olds, key=lambda old: before.names[old] != name)), None)
@@ -135,56 +135,58 @@ def _sources_of(
     before, beside = same.before, []
     known = same.value_of[value]
     olds = [known] if known in before.constants and known != ABSENT else []
-    for user, position in same.after.users[value]:
-        old = same.old_of[user]
+    for consumer, position in same.after.uses[value]:
+        old = same.old_of[consumer]
         if old >= 0:
-            olds.extend(_constants_read_before(same, user, old, position))
+            olds.extend(_constants_read_before(same, consumer, old, position))
             beside.extend(_lost_beside(same, old))
         else:
-            beside.extend(lost_by.get(user, ()))
+            beside.extend(lost_by.get(consumer, ()))
     known_chains = [chains[constant] for constant in dict.fromkeys(olds) if constant in chains]
     weights = [tensor for chain in known_chains for tensor in chain.weights]
     if len(weights) == 1:
         tensor, form = weights[0], known_chains[0].form
         if math.prod(tensor.dims) == math.prod(same.after.tensors[value].dims) and form not in ("", "folded"):
             return _Chain((tensor,), form)
-    read = (need for old in dict.fromkeys(beside) for need in before.items[old].needs if need in chains)
+    read = (operand for old in dict.fromkeys(beside) for operand in before.items[old].inputs if operand in chains)
     weights.extend(tensor for constant in read for tensor in chains[constant].weights)
-    if any(same.after.items[user].op[1] in PRODUCTS and position == BIAS for user, position in same.after.users[value]):
+    if any(
+        position == BIAS and same.after.items[index].op[1] in PRODUCTS for index, position in same.after.uses[value]
+    ):
         weights.sort(key=lambda tensor: not "".join(_names_of(tensor)[:1]).endswith("bias"))  # a bias goes first
     return _Chain(tuple({tensor.name: tensor for tensor in weights}.values()))
 
 
-def _constants_read_before(same: NodeMatching, user: int, old: int, position: int) -> list[int]:
+def _constants_read_before(same: NodeMatching, consumer: int, old: int, position: int) -> list[int]:
     """The old constants that a node read where it now reads a new tensor."""
-    item, needs = same.after.items[user], same.before.items[old].needs
+    item, inputs = same.after.items[consumer], same.before.items[old].inputs
     if item.op[1] in COMMUTATIVE:
-        kept = {same.counterpart(need) for need in item.needs}
-        places = [need for need in needs if same.representative(need) not in kept]
+        kept = {same.counterpart(value) for value in item.inputs}
+        read = [value for value in inputs if same.representative(value) not in kept]
     else:
-        places = [needs[position]] if position < len(needs) else []
-    return [need for need in places if need != ABSENT and need in same.before.constants]
+        read = [inputs[position]] if position < len(inputs) else []
+    return [value for value in read if value != ABSENT and value in same.before.constants]
 
 
 def _lost_beside(same: NodeMatching, old: int) -> list[int]:
-    """The lost nodes that read what a node made, or made what it read."""
+    """The lost nodes that consume an output of `old`, or produce one of its inputs."""
     before = same.before
     item = before.items[old]
-    readers = [user for value in item.makes if value != ABSENT for user, _ in before.users[value]]
-    makers = [before.makers[value] for value in item.needs if value != ABSENT and value not in before.constants]
-    return [index for index in (*readers, *makers) if index >= 0 and same.is_lost(index)]
+    consumers = [consumer for value in item.outputs if value != ABSENT for consumer, _ in before.uses[value]]
+    producers = [before.producers[value] for value in item.inputs if value != ABSENT and value not in before.constants]
+    return [index for index in (*consumers, *producers) if index >= 0 and same.is_lost(index)]
 
 
 def _chains(before: FlatGraph) -> dict[int, _Chain]:
     """Constant value → the weights that it is computed from, in the order in which they are read."""
     chains = {value: _Chain((tensor,)) for value, tensor in before.tensors.items() if _is_weight(tensor)}
     for item in before.items:
-        if all(value in before.constants for value in item.makes):
-            known = [chains[need] for need in item.needs if need in chains]
+        if all(value in before.constants for value in item.outputs):
+            known = [chains[value] for value in item.inputs if value in chains]
             weights = {tensor.name: tensor for chain in known for tensor in chain.weights}
             form = _strongest([*(chain.form for chain in known), FORM_BY_OP.get(item.op[1], "folded")])
             if weights:
-                chains |= dict.fromkeys(item.makes, _Chain(tuple(weights.values()), form))
+                chains |= dict.fromkeys(item.outputs, _Chain(tuple(weights.values()), form))
     return chains
 
 

@@ -43,7 +43,7 @@ class Rotary:
     cosine: str
     sine: str
     width: int
-    """How many elements of a head are turned."""
+    """How many elements of a head are rotated."""
     interleaved: bool
     positions: str
 
@@ -107,9 +107,9 @@ def write_core(core: AttentionCore, writer: NodeWriter) -> None:
     probabilities = _softmax(core, masked, hidden_rows, writer)
     mixed = writer.add("MatMul", probabilities, value, label="mixed")
     if core.merged_output:
-        turned = writer.add("Transpose", mixed, label="merged", perm=[0, 2, 1, 3])
+        transposed = writer.add("Transpose", mixed, label="merged", perm=[0, 2, 1, 3])
         shape = writer.ints([0, 0, core.query.count * core.value.size], "output_shape")
-        mixed = writer.add("Reshape", turned, shape, label="output")
+        mixed = writer.add("Reshape", transposed, shape, label="output")
     writer.give(mixed, core.output)
     if core.scores:
         writer.give((scaled, capped, masked, probabilities)[core.scores_at], core.scores)
@@ -272,7 +272,7 @@ def _query_positions(core: AttentionCore, query: str, writer: NodeWriter) -> str
 
 
 def _turn(core: AttentionCore, value: str, heads: Heads, label: str, writer: NodeWriter) -> str:
-    """`value` turned by its positions, if the operator does that."""
+    """`value` rotated by its positions, if the operator does that."""
     rotary = core.rotary
     if rotary is None:
         return value
@@ -296,16 +296,16 @@ def _turn(core: AttentionCore, value: str, heads: Heads, label: str, writer: Nod
     def combine(op: str, left: str, right: str, name: str) -> str:
         by_cosine = writer.add("Mul", left, cosine, label=f"{label}_{name}_cosine")
         by_sine = writer.add("Mul", right, sine, label=f"{label}_{name}_sine")
-        return writer.add(op, by_cosine, by_sine, label=f"{label}_{name}_turned")
+        return writer.add(op, by_cosine, by_sine, label=f"{label}_{name}_rotated")
 
-    turned = [combine("Sub", first, second, "first"), combine("Add", second, first, "second")]
+    rotated = [combine("Sub", first, second, "first"), combine("Add", second, first, "second")]
     if rotary.interleaved:
-        names = (f"{label}_even_turned", f"{label}_odd_turned")
-        columns = [writer.add("Unsqueeze", part, last, label=name) for part, name in zip(turned, names, strict=True)]
-        pairs = writer.add("Concat", *columns, label=f"{label}_turned_pairs", axis=-1)
-        shape = writer.ints([0, heads.count, -1, rotary.width], "turned_shape")
-        turned = [writer.add("Reshape", pairs, shape, label=f"{label}_turned")]
-    parts = [*turned, *parts[1:]]
+        names = (f"{label}_even_rotated", f"{label}_odd_rotated")
+        columns = [writer.add("Unsqueeze", part, last, label=name) for part, name in zip(rotated, names, strict=True)]
+        pairs = writer.add("Concat", *columns, label=f"{label}_rotated_pairs", axis=-1)
+        shape = writer.ints([0, heads.count, -1, rotary.width], "rotated_shape")
+        rotated = [writer.add("Reshape", pairs, shape, label=f"{label}_rotated")]
+    parts = [*rotated, *parts[1:]]
     return writer.add("Concat", *parts, label=f"{label}_rotary", axis=-1) if len(parts) > 1 else parts[0]
 
 

@@ -42,7 +42,7 @@ class ChannelValue:
     """What makes it; None for the product's own output."""
     nexts: tuple[ChannelValue, ...] = ()
     """The values computed from this value."""
-    readers: tuple[NodeProto, ...] = ()
+    consumers: tuple[NodeProto, ...] = ()
     """The nodes that read it and do something else."""
 
     def walk(self) -> Iterator[ChannelValue]:
@@ -61,14 +61,14 @@ def channel_values(view: GraphView, product: MergedProduct) -> ChannelValue:
 
 def _expand(view: GraphView, value: ChannelValue) -> ChannelValue:
     nexts: list[ChannelValue] = []
-    readers: list[NodeProto] = []
+    consumers: list[NodeProto] = []
     for node in view.consumers.get(value.name, []):
         made = _follow(view, node, value)
         if made is None:
-            readers.append(node)
+            consumers.append(node)
         else:
             nexts += [_expand(view, result) for result in made]
-    return replace(value, nexts=tuple(nexts), readers=tuple(readers))
+    return replace(value, nexts=tuple(nexts), consumers=tuple(consumers))
 
 
 def _follow(view: GraphView, node: NodeProto, value: ChannelValue) -> list[ChannelValue] | None:
@@ -118,7 +118,7 @@ def _transpose(_: GraphView, node: NodeProto, layout: ChannelLayout) -> ChannelL
 
 def _reshape(view: GraphView, node: NodeProto, layout: ChannelLayout) -> ChannelLayout | None:
     known = view.dims(node.output[0])
-    written = view.numbers(node.input[1]) if node.op_type == "Reshape" else None
+    written = view.small_constant(node.input[1]) if node.op_type == "Reshape" else None
     if written is not None:
         sizes: list[Size] = [int(size) for size in written]
         if attribute_of(node, "allowzero", 0) and 0 in sizes:
@@ -153,15 +153,15 @@ def _gather_nd(view: GraphView, node: NodeProto, layout: ChannelLayout) -> Chann
 
 
 def _slice(view: GraphView, node: NodeProto, layout: ChannelLayout) -> ChannelLayout | None:
-    numbers: list[list[int] | None] = []
+    bounds: list[list[int] | None] = []
     for at, name in enumerate(("starts", "ends", "axes", "steps"), start=1):
         given = attribute_of(node, name)
         array = constant_array(view, node.input[at]) if len(node.input) > at and node.input[at] else None
         if given is None and array is None and (at < 3 or (len(node.input) > at and node.input[at])):
             return None
-        numbers.append(list(given) if given is not None else None if array is None else array.ravel().tolist())
-    starts, ends = numbers[0] or [], numbers[1] or []
-    axes, steps = numbers[2] or list(range(len(starts))), numbers[3] or [1] * len(starts)
+        bounds.append(list(given) if given is not None else None if array is None else array.ravel().tolist())
+    starts, ends = bounds[0] or [], bounds[1] or []
+    axes, steps = bounds[2] or list(range(len(starts))), bounds[3] or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         taken = _slice_axis(layout, slice(start, end, step), axis)
         if taken is None:
@@ -193,11 +193,11 @@ def _split(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_NodeO
     ends = np.cumsum(sizes)
     results: list[_NodeOutput] = []
     for at, target in reads:
-        name, reader = (target, node) if isinstance(target, str) else (target.output[0], target)
+        name, consumer = (target, node) if isinstance(target, str) else (target.output[0], target)
         layout = value.layout.take(axis, np.arange(ends[at] - sizes[at], ends[at]))
         if layout is not None and node.op_type == "SplitToSequence" and not attribute_of(node, "keepdims", 1):
             layout = layout.squeeze([axis]) if len(node.input) < 2 or not node.input[1] else layout
-        results.append(_NodeOutput(name, layout, value.ops, reader))
+        results.append(_NodeOutput(name, layout, value.ops, consumer))
     return results
 
 
@@ -220,11 +220,11 @@ def _split_sizes(view: GraphView, node: NodeProto, count: int) -> list[int] | No
 
 def _reads_of_sequence(view: GraphView, node: NodeProto) -> list[tuple[int, NodeProto]] | None:
     found: list[tuple[int, NodeProto]] = []
-    for reader in view.consumers.get(node.output[0], []):
-        place = view.scalar(reader.input[1]) if op_of(reader) == "SequenceAt" else None
+    for consumer in view.consumers.get(node.output[0], []):
+        place = view.scalar(consumer.input[1]) if op_of(consumer) == "SequenceAt" else None
         if place is None:
             return None
-        found.append((int(place), reader))
+        found.append((int(place), consumer))
     return found
 
 

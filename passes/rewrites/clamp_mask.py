@@ -162,7 +162,7 @@ def _select_scores(graph: MaskedGraph) -> MaskedGraph:
         select = graph.nodes[use.node]
         if not graph.is_choice_of_zero(use) or not graph.depends_on_input(select.input[0]):
             continue
-        for place in graph.readers[select.output[0]]:
+        for place in graph.consumers[select.output[0]]:
             add = proto.graph.node[place]
             if is_op(add, "Add") and len(set(add.input)) == 2:
                 scores = next(name for name in add.input if name != select.output[0])
@@ -223,7 +223,7 @@ def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
         by_name[graph.constant_name(use)].append(use)
     for name, uses in by_name.items():
         spots = {(use.node, use.slot) for use in uses}
-        reads = [(place, slot) for place in graph.readers[name] for slot in range(len(graph.nodes[place].input))]
+        reads = [(place, slot) for place in graph.consumers[name] for slot in range(len(graph.nodes[place].input))]
         others = [(place, slot) for place, slot in reads if graph.nodes[place].input[slot] == name]
         is_shared = name in graph.outputs or not spots.issuperset(others) or graph.is_read_in_bodies(name)
         new = take_name(f"{name}_clamped", taken) if is_shared else name

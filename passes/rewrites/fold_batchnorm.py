@@ -1,7 +1,7 @@
 """Put each BatchNormalization into the weight and the bias of the product before it.
 
 In the inference form a BatchNormalization multiplies each channel by a constant factor and adds a constant shift. The
-product keeps its name and its weight keeps its name; the result has the numbers of the BatchNormalization's output, and
+product keeps its name and its weight keeps its name; the result has the values of the BatchNormalization's output, and
 so takes the name of that output.
 """
 
@@ -88,7 +88,7 @@ def _refuse_training(model: DetachedModel, node: NodeProto) -> None:
     if is_training or [name for name in node.output[1:] if name]:
         raise _NotFolded("is in training mode")
     if not attribute_of(node, "spatial", 1):
-        raise _NotFolded("has numbers for each place, not for each channel")
+        raise _NotFolded("has values for each place, not for each channel")
 
 
 def _path_to_product(view: GraphView, norm: NodeProto, fixed: Mapping[str, str]) -> list[NodeProto]:
@@ -101,8 +101,8 @@ def _path_to_product(view: GraphView, norm: NodeProto, fixed: Mapping[str, str])
             raise _NotFolded(
                 f"follows {'an input' if node is None else op_of(node)}, which is no product with a weight"
             )
-        readers = [reader for reader in view.consumers.get(value, ()) if op_of(reader) != "Shape"]
-        if value in fixed or len(readers) > 1:
+        consumers = [consumer for consumer in view.consumers.get(value, ()) if op_of(consumer) != "Shape"]
+        if value in fixed or len(consumers) > 1:
             raise _NotFolded(f"follows a value that {fixed.get(value) or 'others'} read{'s' * (value in fixed)} too")
         path.append(node)
         if op_of(node) in FOLDERS:
@@ -122,7 +122,7 @@ def _norm_params(view: GraphView, norm: NodeProto) -> tuple[Array, ...]:
     arrays = [None if name in view.inputs else constant_array(view, name) for name in norm.input[1:5]]
     found = [array.astype(np.float64) for array in arrays if array is not None]
     if len(found) != 4:
-        raise _NotFolded("has numbers that are computed, fed, or unread")
+        raise _NotFolded("has values that are computed, fed, or unread")
     return tuple(found)
 
 
@@ -156,8 +156,8 @@ def _fold_into_conv(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto])
     _end(edit, norm, path, {id(conv): [conv.input[0], weight, bias]})
 
 
-def _along(numbers: Array, rank: int, axis: int) -> Array:
-    return numbers.reshape([-1 if at == axis % rank else 1 for at in range(rank)])
+def _along(values: Array, rank: int, axis: int) -> Array:
+    return values.reshape([-1 if at == axis % rank else 1 for at in range(rank)])
 
 
 def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto]) -> None:
@@ -174,9 +174,9 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
         raise _NotFolded(f"has other channels than the {op_of(node)} before it")
     _norm_params(view, norm)  # refuses what is fed
 
-    def by_channel(numbers: Array) -> Array:
+    def by_channel(values: Array) -> Array:
         found = np.empty(count)
-        found[channels] = numbers.reshape(-1)
+        found[channels] = values.reshape(-1)
         return found
 
     params = [by_channel(value.layout.params[own.params[place]]) for place in range(1, 5)]
@@ -216,9 +216,9 @@ def _end(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto], inputs: Ma
         if place == 0 or id(node) in inputs:
             output = norm.output[0] if place == 0 else node.output[0]
             edit.replace_node(node, op_of(node), inputs.get(id(node), list(node.input)), output)
-    for reader in edit.view.consumers.get(norm.input[0], ()):
-        if op_of(reader) == "Shape":
-            edit.replace_node(reader, "Shape", [norm.output[0]], reader.output[0])
+    for consumer in edit.view.consumers.get(norm.input[0], ()):
+        if op_of(consumer) == "Shape":
+            edit.replace_node(consumer, "Shape", [norm.output[0]], consumer.output[0])
 
 
 def _stored_weight(view: GraphView, name: str, axis: int) -> StoredChannels:
@@ -245,8 +245,8 @@ def _scaled_weight(edit: GraphEdit, stored: StoredChannels, scale: Callable[[Arr
     if view.model.is_unread(tensor):
         raise _NotFolded(f"follows a product with {tensor.name}, which stays unread")
     array = view.model.array(tensor)
-    numbers = _round_to(scale(array.astype(np.float64)), array.dtype)
-    name = edit.renew_tensor(tensor.name, numbers, [node.output[0] for node, _ in stored.nodes])
+    values = _round_to(scale(array.astype(np.float64)), array.dtype)
+    name = edit.renew_tensor(tensor.name, values, [node.output[0] for node, _ in stored.nodes])
     if name == tensor.name and stored.nodes:
         return stored.nodes[0][0].output[0]
     for node, _ in reversed(stored.nodes):
@@ -254,9 +254,9 @@ def _scaled_weight(edit: GraphEdit, stored: StoredChannels, scale: Callable[[Arr
     return name
 
 
-def _round_to(numbers: Array, dtype: np.dtype[Any]) -> Array:
+def _round_to(values: Array, dtype: np.dtype[Any]) -> Array:
     with np.errstate(over="ignore"):
-        rounded = numbers.astype(dtype)
+        rounded = values.astype(dtype)
     if not np.isfinite(rounded.astype(np.float64)).all():
         raise _NotFolded("would make a weight that its dtype cannot hold")
     return rounded
@@ -276,8 +276,8 @@ def _bias(edit: GraphEdit, norm: NodeProto, node: NodeProto, dtype: np.dtype[Any
     array = constant_array(view, name)
     if array is None or array.size not in (1, len(factor)):
         raise _NotFolded(f"follows a product with {name}, which is no stored bias of one number per channel")
-    numbers = np.broadcast_to(array.astype(np.float64).reshape(-1), (len(factor),))
-    return edit.renew_tensor(name, _round_to(numbers * factor + more, dtype))
+    values = np.broadcast_to(array.astype(np.float64).reshape(-1), (len(factor),))
+    return edit.renew_tensor(name, _round_to(values * factor + more, dtype))
 
 
 def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: Array, more: Array) -> list[str]:
@@ -289,15 +289,15 @@ def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: 
         raise _NotFolded(f"follows an Add of {node.input[at]}, which is fed or unread")
     count, channels = len(factor), layout.channels.reshape(-1)
     given = np.broadcast_to(array.reshape(-1), (count,)) if at not in add.params else layout.params[add.params[at]]
-    numbers = np.empty(count)
-    numbers[channels] = given.astype(np.float64).reshape(-1)
-    laid = _round_to(_laid_out(layout, numbers * factor + more), array.dtype)
+    values = np.empty(count)
+    values[channels] = given.astype(np.float64).reshape(-1)
+    laid = _round_to(_laid_out(layout, values * factor + more), array.dtype)
     inputs = list(node.input)
     inputs[at] = edit.renew_tensor(node.input[at], laid)
     return inputs
 
 
-def _laid_out(layout: ChannelLayout, numbers: Array) -> Array:
+def _laid_out(layout: ChannelLayout, values: Array) -> Array:
     """One number for each channel, as they broadcast to a value of this layout."""
     shape: list[int] = []
     for axis in layout.axes:
@@ -305,7 +305,7 @@ def _laid_out(layout: ChannelLayout, numbers: Array) -> Array:
             raise _NotFolded("has its channels and places along one axis")
         shape.append(prod(int(factor.size) for factor in axis if factor.is_channel))
     first = next((at for at, size in enumerate(shape) if size > 1), len(shape) - 1)
-    return numbers[layout.channels].reshape(shape[first:])
+    return values[layout.channels].reshape(shape[first:])
 
 
 FOLDERS: Final[Mapping[str, Callable[[GraphEdit, NodeProto, Sequence[NodeProto]], None]]] = {

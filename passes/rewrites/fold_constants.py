@@ -173,11 +173,11 @@ def _groups(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
             leaders[index] = index = leaders[leaders[index]]
         return index
 
-    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     for index, node in enumerate(nodes):
         for name in node.input:
-            if name in makers:
-                leaders[leader_of(makers[name])] = leader_of(index)
+            if name in producers:
+                leaders[leader_of(producers[name])] = leader_of(index)
     groups: dict[int, list[NodeProto]] = {}
     for index, node in enumerate(nodes):
         groups.setdefault(leader_of(index), []).append(node)
@@ -238,5 +238,5 @@ def _transposed_digests(model: DetachedModel, nodes: Sequence[NodeProto]) -> dic
         tensor = stored.get(node.input[0]) if node.op_type == "Transpose" else None
         if tensor is not None and model.is_unread(tensor):
             axes = attribute_of(node, "perm", range(len(tensor.dims))[::-1])
-            digests[node.output[0]] = model.turned_digest(tensor, tuple(axes))
+            digests[node.output[0]] = model.transposed_digest(tensor, tuple(axes))
     return digests

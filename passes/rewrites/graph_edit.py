@@ -82,11 +82,11 @@ class GraphEdit(NewTensors):
         return self._store_array(array, self.free(name), whole, part)
 
     def replace_tensor(self, name: str, array: Array) -> None:
-        """Give the stored tensor `name` new values, which all its readers get."""
+        """Give the stored tensor `name` new values, which all its consumers get."""
         self.replaced.add(name)
         self._store_array(array, name, None, "")
 
-    def renew_tensor(self, name: str, numbers: Array, on_the_way: Sequence[str] = ()) -> str:
+    def renew_tensor(self, name: str, values: Array, on_the_way: Sequence[str] = ()) -> str:
         """Store new values for the tensor `name`, and return the name of the stored tensor: `name` if the old tensor
         has no other consumer.
 
@@ -96,8 +96,8 @@ class GraphEdit(NewTensors):
         view = self.view
         shared = any(len(view.consumers.get(value, ())) > 1 or value in view.outputs for value in (name, *on_the_way))
         if shared or name not in view.initializers or name in self.replaced:
-            return self.store(numbers, name)
-        self.replace_tensor(name, numbers)
+            return self.store(values, name)
+        self.replace_tensor(name, values)
         return name
 
     def _store_array(self, array: Array, name: str, whole: TensorProto | None, part: str) -> str:

@@ -37,14 +37,14 @@ class MaskedGraph:
     def __init__(self, model: DetachedModel) -> None:
         self.model = model
         index = model.index
-        self.nodes, self.outputs, self._makers = index.nodes, index.outputs, index.positions
+        self.nodes, self.outputs, self._producers = index.nodes, index.outputs, index.positions
         stored = index.initializers.items()
         self._stored = {name: tensor for name, tensor in stored if name not in index.inputs}
         self._fed = index.required_inputs
-        self.readers = defaultdict[str, set[int]](set)
+        self.consumers = defaultdict[str, set[int]](set)
         for place, node in enumerate(self.nodes):
             for name in reads_of(node):
-                self.readers[name].add(place)
+                self.consumers[name].add(place)
         self._softmaxes = [place for place, node in enumerate(self.nodes) if is_op(node, "Softmax")]
 
     @cached_property
@@ -77,7 +77,7 @@ class MaskedGraph:
         """Whether the body of an If, Loop or Scan reads a value."""
         return any(
             reads_of(self.nodes[place]).count(name) > list(self.nodes[place].input).count(name)
-            for place in self.readers[name]
+            for place in self.consumers[name]
         )
 
     def _trace(self, value: str) -> Iterator[MaskUse]:
@@ -85,10 +85,10 @@ class MaskedGraph:
         pending, seen = [(value, 1.0)], set[tuple[str, float]]()
         while pending:
             state = pending.pop()
-            if state in seen or state[0] not in self._makers:
+            if state in seen or state[0] not in self._producers:
                 continue
             seen.add(state)
-            place, factor = self._makers[state[0]], state[1]
+            place, factor = self._producers[state[0]], state[1]
             for slot, scale in self._inputs_to_follow(self.nodes[place], factor):
                 name = self.nodes[place].input[slot]
                 array = self.constant(name)
@@ -129,14 +129,14 @@ class MaskedGraph:
     def constant(self, name: str) -> np.ndarray | None:
         """The values of a stored float, of a Constant, or of what ConstantOfShape fills."""
         tensor = self._stored.get(name)
-        if tensor is None and name in self._makers:
-            tensor = tensor_in(self.nodes[self._makers[name]])
+        if tensor is None and name in self._producers:
+            tensor = tensor_in(self.nodes[self._producers[name]])
         if tensor is None or tensor.data_type not in FLOATS or self.model.is_unread(tensor):
             return None
         return self.model.array(tensor)
 
     def _ends_in_softmax(self, use: MaskUse, found: Mapping[int, Collection[MaskUse]]) -> bool:
-        """Whether no other reader sees the values between the constant and the Softmax."""
+        """Whether no other consumer sees the values between the constant and the Softmax."""
         spot = (use.node, use.slot)
         reached = {
             place for place, uses in found.items() if spot in {(mask_use.node, mask_use.slot) for mask_use in uses}
@@ -149,7 +149,7 @@ class MaskedGraph:
             seen.add(value)
             if value in self.outputs:
                 return False
-            for place in self.readers[value] - reached:
+            for place in self.consumers[value] - reached:
                 node = self.nodes[place]
                 if node.op_type in SHAPES:
                     continue
@@ -160,7 +160,7 @@ class MaskedGraph:
 
     def value_names(self) -> set[str]:
         """The names of all values."""
-        return {*self._stored, *self._fed, *self._makers}
+        return {*self._stored, *self._fed, *self._producers}
 
     def depends_on_input(self, value: str) -> bool:
         """Whether the elements of an input determine `value`, and not only its shape."""
@@ -169,7 +169,7 @@ class MaskedGraph:
             name = pending.pop()
             if name in self._fed:
                 return True
-            place = self._makers.get(name)
+            place = self._producers.get(name)
             if name not in seen and place is not None and self.nodes[place].op_type not in SHAPES:
                 seen.add(name)
                 pending += reads_of(self.nodes[place])
@@ -199,7 +199,7 @@ class MaskedGraph:
             node = self.nodes[place]
             if place not in found and place not in self._softmaxes and node.op_type not in SHAPES:
                 found.add(place)
-                pending += [reader for name in node.output for reader in self.readers[name]]
+                pending += [consumer for name in node.output for consumer in self.consumers[name]]
         return sorted(found)
 
     def is_choice_of_zero(self, use: MaskUse) -> bool:

@@ -94,7 +94,7 @@ def _join_names(names: Sequence[str]) -> str:
 def _find_parts(
     product: MergedProduct, root: ChannelValue, roles: Roles, fixed: Mapping[str, str]
 ) -> Iterator[ChannelPart]:
-    """The nearest values that have the channels of a single role; joined roles where a reader takes several at once.
+    """The nearest values that have the channels of a single role; joined roles where a consumer takes several at once.
 
     Raises:
         NotSplit: the product's output is read whole.
@@ -104,21 +104,21 @@ def _find_parts(
         value = front.pop()
         own = [role for role, reached in roles.items() if value.name in reached]
         sized = value.layout.axes == root.layout.axes and product.has_sizes_of_data
-        readers = [op_of(node) for node in value.readers if len(own) < 2 or not (sized and node.op_type == "Shape")]
-        readers += [fixed[value.name]] if value.name in fixed else []
-        if not value.nexts and not readers:
+        consumers = [op_of(node) for node in value.consumers if len(own) < 2 or not (sized and node.op_type == "Shape")]
+        consumers += [fixed[value.name]] if value.name in fixed else []
+        if not value.nexts and not consumers:
             continue  # an output of Split that nothing reads
-        if len(own) > 1 and not readers:
+        if len(own) > 1 and not consumers:
             front += reversed(value.nexts)
         elif value is root:
-            raise NotSplit(f"is read whole by {readers[0]}" if readers else "has channels of one role only")
+            raise NotSplit(f"is read whole by {consumers[0]}" if consumers else "has channels of one role only")
         else:
             yield ChannelPart("".join(own) or REST, _behind_squeeze(value, fixed))
 
 
 def _behind_squeeze(value: ChannelValue, fixed: Mapping[str, str]) -> ChannelValue:
     """The output of a Squeeze or an Identity that is the only consumer of `value`."""
-    while len(value.nexts) == 1 and not value.readers and value.name not in fixed:
+    while len(value.nexts) == 1 and not value.consumers and value.name not in fixed:
         (following,) = value.nexts
         if following.node is None or following.node.op_type not in ("Squeeze", "Identity"):
             break
@@ -204,7 +204,7 @@ class _Splitter:
             orders = [_positions_first(order, product) for order in orders]
         steps = [layout_steps(order, part.value.layout.axes) for order, part in zip(orders, parts, strict=True)]
         nodes = [product.node, *(op.node for op in ops)]
-        # The last of the nodes makes the value that the readers know, if that is all there is to do.
+        # The last of the nodes makes the value that the consumers know, if that is all there is to do.
         known = {id(nodes[-1]): parts[0].value.name} if len(parts) == 1 and not steps[0] else {}
         names = [known.get(id(node)) or self.edit.free(f"{node.output[0]}.{role}") for node in nodes]
         inputs = list(product.node.input)
@@ -233,18 +233,18 @@ class _Splitter:
         inputs = list(op.node.input)
         inputs[op.data] = value
         for at, place in op.params.items():
-            numbers = np.concatenate([part.value.layout.params[place].reshape(-1) for part in pieces])
+            values = np.concatenate([part.value.layout.params[place].reshape(-1) for part in pieces])
             ones = 0 if op.node.op_type == "BatchNormalization" else trailing
             matrix = matrix_of(self.edit.view, inputs[at])
             whole = None if matrix is None else matrix.stored
             part = _part_name(inputs[at], role, op.node)
-            inputs[at] = self.edit.store(numbers.reshape(-1, *[1] * ones), part, whole, role)
+            inputs[at] = self.edit.store(values.reshape(-1, *[1] * ones), part, whole, role)
         return self.edit.copy_node(op.node, inputs, name, role)
 
     def _split_pieces(
         self, value: str, pieces: Sequence[ChannelPart], names: Mapping[bytes, str], axis: int, role: str
     ) -> dict[bytes, str]:
-        """Take the channels of one role apart again, where its readers take them in several pieces, by `names`."""
+        """Take the channels of one role apart again, where its consumers take them in several pieces, by `names`."""
         keys = [part.channels.tobytes() for part in pieces]
         names = {key: names.get(key) or self.edit.free(f"{value}.{at}") for at, key in enumerate(keys)}
         sizes = [len(part.channels) for part in pieces]
@@ -253,14 +253,14 @@ class _Splitter:
         else:
             given = [value, self.edit.ints(sizes, f"{value}.sizes")]
             node = onnx.helper.make_node("Split", given, list(names.values()), axis=axis)
-        self.edit.add(node, _maker(pieces[0]), role)
+        self.edit.add(node, _producer(pieces[0]), role)
         return dict(names)
 
     def _lay_out(
         self, source: str, order: Sequence[Group], steps: Sequence[LayoutStep], part: ChannelPart, role: str
     ) -> None:
-        """Give the channels in `source` the layout in which the readers of `part` take them, by its name."""
-        groups, template = list(order), _maker(part)
+        """Give the channels in `source` the layout in which the consumers of `part` take them, by its name."""
+        groups, template = list(order), _producer(part)
         if not steps:
             self.edit.add_node("Identity", [source], part.value.name, template, role)
         for at, step in enumerate(steps):
@@ -286,9 +286,9 @@ class _Splitter:
         unknown = [at for at, size in enumerate(sizes) if isinstance(size, tuple)]
         if len(unknown) == 1:
             sizes[unknown[0]] = -1
-        numbers = [size for size in sizes if isinstance(size, int)]
-        if len(numbers) == len(sizes):
-            return self.edit.ints(numbers, f"{name}.shape")
+        known = [size for size in sizes if isinstance(size, int)]
+        if len(known) == len(sizes):
+            return self.edit.ints(known, f"{name}.shape")
         return self._shape_at_run_time(sizes, name)
 
     def _shape_at_run_time(self, sizes: Sequence[int | tuple[str, int]], name: str) -> str:
@@ -312,11 +312,11 @@ class _Splitter:
             edit.add_bare("Gather", [source, place], edit.made[size], axis=0)
         return edit.made[size]
 
-    def _cut_weight(self, stored: StoredChannels, channels: Array, role: str, reader: NodeProto) -> str:
+    def _cut_weight(self, stored: StoredChannels, channels: Array, role: str, consumer: NodeProto) -> str:
         """The channels of a stored tensor, as the product reads them."""
         key, whole = (stored.tensor.name, stored.axis, channels.tobytes()), stored.tensor
         if key not in self.edit.made:
-            model, name = self.edit.view.model, _part_name(whole.name, role, reader)
+            model, name = self.edit.view.model, _part_name(whole.name, role, consumer)
             weight = model.weight(whole)
             if weight is not None and weight.unread:
                 rows = _unread_rows(weight, stored.axis, stored.places(channels))
@@ -369,7 +369,7 @@ SPLIT_TAKES_SIZES: Final = 13
 """The first opset where the sizes of Split are an input."""
 
 
-def _maker(part: ChannelPart) -> NodeProto:
+def _producer(part: ChannelPart) -> NodeProto:
     assert part.value.node is not None  # a part is never the whole output
     return part.value.node
 
@@ -381,7 +381,7 @@ def _positions_first(order: Sequence[Group], product: MergedProduct) -> tuple[Gr
     return tuple(factor for axis in order[:-1] for factor in axis), order[-1]
 
 
-STEP_NAMES: Final = ("heads", "turned", "whole")
+STEP_NAMES: Final = ("heads", "transposed", "whole")
 
 
 def _nodes_between(root: ChannelValue, ends: set[str]) -> Iterator[NodeProto]:
@@ -395,17 +395,17 @@ def _nodes_between(root: ChannelValue, ends: set[str]) -> Iterator[NodeProto]:
 
 def _shapes_between(root: ChannelValue, ends: set[str]) -> Iterator[NodeProto]:
     """The consumers of the sizes of `root` and of the values after `root`, up to `ends`."""
-    yield from (node for node in root.readers if node.op_type == "Shape")
+    yield from (node for node in root.consumers if node.op_type == "Shape")
     for value in root.nexts:
         if value.name not in ends:
             yield from _shapes_between(value, ends)
 
 
-def _part_name(origin: str, role: str, reader: NodeProto) -> str:
+def _part_name(origin: str, role: str, consumer: NodeProto) -> str:
     """`attn.c_attn.q.weight` for `attn.c_attn.weight`; one that an exporter has counted is called by its module."""
-    modules = modules_of(reader)
+    modules = modules_of(consumer)
     if modules and ANONYMOUS.fullmatch(origin):
-        return f"{modules[-1]}.{role}.{'weight' if reader.input[1:2] == [origin] else 'bias'}"
+        return f"{modules[-1]}.{role}.{'weight' if consumer.input[1:2] == [origin] else 'bias'}"
     return part_name(origin, role)
 
 

@@ -33,7 +33,7 @@ class Untie(Step):
     """Copy each float weight for every module that reads it but the first; the names are `NAME_2`, `NAME_3`, ….
 
     A node without a module counts as one, and with `each_node` so does every node. Nodes with a body keep what they
-    read, and so do all nodes a scalar. The names follow the order of readers in the graph.
+    read, and so do all nodes a scalar. The names follow the order of consumers in the graph.
     """
 
     each_node: bool = False
@@ -55,7 +55,7 @@ class Untie(Step):
                 continue
             for slot, name in enumerate(node.input):
                 if name in tied:
-                    node.input[slot] = _name_for(name, names[name], self._reader_of(node), taken)
+                    node.input[slot] = _name_for(name, names[name], self._consumer_of(node), taken)
         copies = [(tied[name], copy) for name, known in names.items() for copy in known.values() if copy != name]
         for tensor, name in copies:
             copied = graph.initializer.add()
@@ -65,7 +65,7 @@ class Untie(Step):
             return PassResult(model, changed=False)
         return PassResult(model.with_proto(proto), why=f"{plural(len(copies), 'copy', 'copies')} of tied weights")
 
-    def _reader_of(self, node: NodeProto) -> Hashable:
+    def _consumer_of(self, node: NodeProto) -> Hashable:
         """The innermost module around a node, or the node itself, by what it computes."""
         place = None if self.each_node else module_path_of(node)
         return place.paths[-1] if place is not None and place.paths else tuple(node.output)
@@ -73,7 +73,7 @@ class Untie(Step):
 
 @dataclass(frozen=True, slots=True)
 class Tie(Step):
-    """Let all readers of equal float matrices read the first; a copy that is its transpose becomes a Transpose of it.
+    """Let all consumers of equal float matrices read the first; a copy that is its transpose becomes a Transpose of it.
 
     Equal bit for bit, in dtype and in shape. A matrix whose elements are all equal says nothing, as one of zeros in an
     adapter that is not trained, so such matrices stay apart; and so do vectors, and what is an output of the model.
@@ -98,8 +98,8 @@ class Tie(Step):
             if key not in first:
                 first[key] = name, False
                 if len(tensor.dims) == 2:
-                    turned = tensor.data_type, *reversed(tensor.dims), model.turned_digest(tensor, (1, 0))
-                    first.setdefault(turned, (name, True))
+                    key_of_transpose = tensor.data_type, *reversed(tensor.dims), model.transposed_digest(tensor, (1, 0))
+                    first.setdefault(key_of_transpose, (name, True))
             elif not _is_uniform(model, tensor):
                 source, is_transposed = first[key]
                 (transposed if is_transposed else same)[name] = source
@@ -123,12 +123,12 @@ def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
     return not model.is_unread(tensor) and np.ptp(model.array(tensor)) == 0
 
 
-def _name_for(name: str, known: dict[Hashable, str], reader: Hashable, taken: set[str]) -> str:
+def _name_for(name: str, known: dict[Hashable, str], consumer: Hashable, taken: set[str]) -> str:
     """What a module or a node calls the weight `name`: the first one as before."""
-    if reader not in known:
-        known[reader] = free_name(name, taken) if known else name
-        taken.add(known[reader])
-    return known[reader]
+    if consumer not in known:
+        known[consumer] = free_name(name, taken) if known else name
+        taken.add(known[consumer])
+    return known[consumer]
 
 
 def _is_weight(tensor: TensorProto) -> bool:

@@ -256,7 +256,7 @@ class Trial:
         """`attempt` with its numbers judged, if it has changed the model and its structure is right."""
         if attempt.why or not attempt.changed:
             return attempt
-        measurement = self.prover.measure(attempt.model, attempt.after.reading)
+        measurement = self.prover.measure(attempt.model, attempt.after.canonical)
         return replace(attempt, measurement=measurement, why=measurement.why and f"differs: {measurement.why}")
 
     def _receive(
@@ -267,7 +267,7 @@ class Trial:
         after = AnalyzedModel(self.remove_pins(made, narrows=step.narrows))
         if after.invalid and not self.before.invalid:  # sources are; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
-        is_same = after.size == self.before.size and after.reading.canonical == self.before.reading.canonical
+        is_same = after.size == self.before.size and after.canonical.digest == self.before.canonical.digest
         if is_same and not step.annotates:
             return None
         self.carrier.carry(start, after, step.name)

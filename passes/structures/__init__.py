@@ -1,4 +1,5 @@
-"""Structures that a policy can keep: subgraphs with a meaning, found by pattern and judged by independent checkers.
+"""Structures that a policy can keep: subgraphs that users know by a name, found by pattern and judged by independent
+checkers.
 
 kinds.py        the table of kinds: read this first; types.py, the data that finders and checkers share
 view.py         an index over a graph, for finders

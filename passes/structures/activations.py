@@ -109,10 +109,10 @@ MOST_VALUES: Final = 12
 def find_swiglus(view: GraphView) -> Iterator[Candidate]:
     """silu(gate)·up, with bounds on both and a factor in the sigmoid too, as in gpt-oss."""
     for curve in view.by_op.get("Sigmoid", ()):
-        scaled = view.maker(curve.input[0], "Mul")
+        scaled = view.find_producer(curve.input[0], "Mul")
         reads = [] if scaled is None else [name for name in scaled.input if view.scalar(name) is None]
         inside = {view.source(name) for name in (curve.input[0], *(reads if len(reads) == 1 else ()))}
-        for silu in view.readers(curve.output[0], "Mul"):
+        for silu in view.find_consumers(curve.output[0], "Mul"):
             gate = view.source(view.other_operand(silu, curve.output[0]))
             if gate in inside:
                 yield from _find_gated(view, gate, (curve, silu))
@@ -129,7 +129,7 @@ def find_geglus(view: GraphView) -> Iterator[Candidate]:
 def _find_gated(view: GraphView, x: str, curve: tuple[NodeProto, ...]) -> Iterator[Candidate]:
     """The products of the value of `curve`, which is made from `x`, with another part or product of the same input."""
     gate, value = _product_behind(view, x), curve[-1].output[0]
-    for product in view.readers(value, "Mul"):
+    for product in view.find_consumers(value, "Mul"):
         other = view.source(view.other_operand(product, value))
         up = _product_behind(view, other)
         if gate is None or up is None or other == x or view.source(gate.input[0]) != view.source(up.input[0]):

@@ -252,9 +252,9 @@ def _find_weighted_values(view: GraphView, division: NodeProto) -> Iterator[Oper
     """
     total = {division.input[1], *(name for node in _summands(view, division.input[1]) for name in node.input)}
     beside = {
-        view.other_operand(reader, name)
-        for reader, name in view.downstream(division.output[0], AFTER)
-        if reader.op_type == "Mul"
+        view.other_operand(consumer, name)
+        for consumer, name in view.downstream(division.output[0], AFTER)
+        if consumer.op_type == "Mul"
     }
     weighted: list[tuple[str, str]] = []
     for node in _summands(view, division.input[0]):

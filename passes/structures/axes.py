@@ -100,7 +100,7 @@ def join_of(view: GraphView, node: NodeProto) -> Product | None:
 
 
 def _summed_mul(view: GraphView, node: NodeProto) -> Product | None:
-    mul = view.maker(node.input[0], "Mul") if node.op_type == "ReduceSum" else None
+    mul = view.find_producer(node.input[0], "Mul") if node.op_type == "ReduceSum" else None
     terms, axes = (None, []) if mul is None else (_broadcast_terms(view, mul), axes_of(view, node))
     if mul is None or terms is None or not axes:
         return None
@@ -112,7 +112,7 @@ def _summed_mul(view: GraphView, node: NodeProto) -> Product | None:
 
 def _outer_mul(view: GraphView, node: NodeProto) -> Product | None:
     terms = _broadcast_terms(view, node) if op_of(node) == "Mul" else None
-    if terms is None or "+" not in terms[0] or "-" not in terms[1] or view.readers(node.output[0], "ReduceSum"):
+    if terms is None or "+" not in terms[0] or "-" not in terms[1] or view.find_consumers(node.output[0], "ReduceSum"):
         return None  # a sum after it is the product
     return Product(node, (node.input[0], node.input[1]), terms[:2], terms[2])
 
@@ -297,8 +297,8 @@ def axes_of(view: GraphView, node: NodeProto) -> list[int]:
     given = attribute_of(node, "axes")
     if given:
         return list(given)
-    numbers = view.numbers(node.input[1]) if len(node.input) > 1 and node.input[1] else None
-    return [] if numbers is None else [int(number) for number in numbers]
+    axes = view.small_constant(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+    return [] if axes is None else [int(axis) for axis in axes]
 
 
 RULES: Final[Mapping[str, Callable[[GraphView, NodeProto, str, int], int | None]]] = {

@@ -141,25 +141,25 @@ class _InstanceBuilder:
         return [members[name] for name in reached if name in members]
 
     def _behind_layout(self, name: str, members: Mapping[str, NodeProto]) -> str:
-        maker = self._view.producers.get(name)
-        while maker is not None and name not in members:
-            before = maker.input[0] if maker.op_type in LAYOUT else self._view.before_pair(name)
+        producer = self._view.producers.get(name)
+        while producer is not None and name not in members:
+            before = producer.input[0] if producer.op_type in LAYOUT else self._view.before_pair(name)
             if before is None:
                 break
             name = before
-            maker = self._view.producers.get(name)
+            producer = self._view.producers.get(name)
         return name
 
     def _far_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
         seen, reached, front = {node.output[0]}, [], [node]
         for _ in range(MOST_HOPS):
-            names = [self._before_pairs(name, members) for reader in front for name in reader.input]
+            names = [self._before_pairs(name, members) for consumer in front for name in consumer.input]
             front = []
-            for maker in map(self._view.producers.get, names):
-                if maker is None or maker.output[0] in seen:
+            for producer in map(self._view.producers.get, names):
+                if producer is None or producer.output[0] in seen:
                     continue
-                seen.add(maker.output[0])
-                (reached if maker.output[0] in members else front).append(maker)
+                seen.add(producer.output[0])
+                (reached if producer.output[0] in members else front).append(producer)
         return reached
 
     def _before_pairs(self, name: str, members: Mapping[str, NodeProto]) -> str:
@@ -189,12 +189,12 @@ class _InstanceBuilder:
 
     def _ways(self, name: str, may_turn: bool) -> Iterator[str]:
         view, way, whole = self._view, [], name
-        maker = view.producers.get(name)
-        while maker is not None and maker.op_type in LAYOUT:
-            way.insert(0, maker)
-            name = maker.input[0]
-            maker = view.producers.get(name)
-        tensor = view.initializers.get(name) if maker is None else constant_of(maker)
+        producer = view.producers.get(name)
+        while producer is not None and producer.op_type in LAYOUT:
+            way.insert(0, producer)
+            name = producer.input[0]
+            producer = view.producers.get(name)
+        tensor = view.initializers.get(name) if producer is None else constant_of(producer)
         if tensor is None and whole in view.folded:
             yield from self._computed_digests(whole, may_turn)
             return
@@ -205,14 +205,14 @@ class _InstanceBuilder:
         yield view.model.digest(tensor) + "".join(f"{CAST_TO}{dtype}" for dtype in casts)
         if view.model.is_unread(tensor):
             if may_turn and len(tensor.dims) == 2:
-                yield view.model.turned_digest(tensor, (1, 0))
+                yield view.model.transposed_digest(tensor, (1, 0))
         elif "Cast" in ops or ("Transpose" in ops and not may_turn):
             array = view.model.array(tensor)
             for node in way:
                 array = _rearrange(node, array)
             yield digest_of(array)
         elif may_turn and len(tensor.dims) == 2 and min(tensor.dims) > 1:
-            yield view.model.turned_digest(tensor, (1, 0))
+            yield view.model.transposed_digest(tensor, (1, 0))
 
     def _computed_digests(self, name: str, may_turn: bool) -> Iterator[str]:
         """The digest that a small computed constant, such as `1 + w`, will have once it is folded.

@@ -54,7 +54,7 @@ def find_lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict
             groups[instance.kind, instance.core.last].append((instance, instance.core))
     reasons: dict[tuple[str, str], str] = {}
     for (kind, last), group in groups.items():
-        unnamed = [(instance, core) for instance, core in group if not index.makes(last, core.value)]
+        unnamed = [(instance, core) for instance, core in group if not index.computes(last, core.value)]
         if not unnamed:
             continue  # the usual case; a search of the whole model is slow
         no_instances = group[0][1].copies - len(group)
@@ -65,18 +65,20 @@ def find_lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict
 
 
 class CoreIndex:
-    """The live nodes of a model by number: their ops, the makers of their inputs, and the weights among these."""
+    """The live nodes of a model by number: their ops, the producers of their inputs, and the weights among these."""
 
     def __init__(self, model: DetachedModel) -> None:
         self._model = model
         self._whole = model.index
-        self._live = GraphIndex(model.proto.graph, live_nodes(model.proto.graph, by_numbers=True))
+        self._live = GraphIndex(model.proto.graph, live_nodes(model.proto.graph, by_values=True))
         """Without dead nodes, which keep no structure."""
-        self._nodes, self._makers = self._live.nodes, self._live.positions
+        self._nodes, self._producers = self._live.nodes, self._live.positions
         self._ops = [op_of(node) for node in self._nodes]
         self._inputs = [[name for name in node.input if name] for node in self._nodes]
         self._outputs = [first_output(node) for node in self._nodes]
-        self._makers_of = [[self._makers[name] for name in names if name in self._makers] for names in self._inputs]
+        self._producers_of = [
+            [self._producers[name] for name in names if name in self._producers] for names in self._inputs
+        ]
         self._by_op: dict[str, list[int]] = defaultdict(list)
         for index, op in enumerate(self._ops):
             self._by_op[op].append(index)
@@ -85,11 +87,11 @@ class CoreIndex:
         self._known: dict[tuple[int, int], bool] = {}
         self._before: dict[int, dict[str, list[int]]] = {}
 
-    def makes(self, last: CoreNode, value: str) -> bool:
+    def computes(self, last: CoreNode, value: str) -> bool:
         """Whether `value` is made by a node that looks like `last`, from nodes like those of `last`."""
         self._known.clear()  # its keys are identities, which hold for one call
-        maker = self._makers.get(value)
-        return maker is not None and self._outputs[maker] == value and self._matches(last, maker)
+        producer = self._producers.get(value)
+        return producer is not None and self._outputs[producer] == value and self._matches(last, producer)
 
     def values_of(self, last: CoreNode) -> set[str]:
         """All values that are made by such a node."""
@@ -100,10 +102,10 @@ class CoreIndex:
     def why(self, core: Core) -> str:
         """The reason for the loss: what the model has in the place of `core`."""
         chain = " → ".join(dict.fromkeys(_names_of(core.last)))
-        maker = self._makers.get(core.value)
-        if maker is None:
+        producer = self._producers.get(core.value)
+        if producer is None:
             return f"nothing makes {core.value!r} any more by {chain}"
-        return f"{core.value!r} is made by {self._ops[maker]}, and no more by {chain} with the same weights"
+        return f"{core.value!r} is made by {self._ops[producer]}, and no more by {chain} with the same weights"
 
     def _matches(self, core: CoreNode, index: int) -> bool:
         if self._ops[index] not in core.ops:
@@ -137,8 +139,8 @@ class CoreIndex:
         if core.allow_gaps:
             before = self._upstream(index)
             return any(self._matches(wanted, up) for op in wanted.ops for up in before.get(op, ()))
-        makers = (maker for name in self._inputs[index] for maker in self._makers_behind(name))
-        return any(self._matches(wanted, maker) for maker in makers)
+        producers = (producer for name in self._inputs[index] for producer in self._producers_upstream(name))
+        return any(self._matches(wanted, producer) for producer in producers)
 
     def _upstream(self, index: int) -> dict[str, list[int]]:
         """The nodes at most `MOST_HOPS` before a node, by op, nearest first; none before a product of two values."""
@@ -147,44 +149,44 @@ class CoreIndex:
             by_op: dict[str, list[int]] = defaultdict(list)
             for _ in range(MOST_HOPS):
                 front = self._hop(front, seen)
-                for maker in front:
-                    by_op[self._ops[maker]].append(maker)
-                front = [maker for maker in front if not self._is_barrier(maker)]
+                for producer in front:
+                    by_op[self._ops[producer]].append(producer)
+                front = [producer for producer in front if not self._is_barrier(producer)]
             self._before[index] = by_op
         return self._before[index]
 
     def _hop(self, front: Sequence[int], seen: set[int]) -> list[int]:
         """The nodes that make the inputs of `front` and are not in `seen`; adds them to `seen`.
 
-        Nodes that only round a value, such as QuantizeLinear and DequantizeLinear, are no hop: their own makers are
+        Nodes that only round a value, such as QuantizeLinear and DequantizeLinear, are no hop: their own producers are
         returned as well.
         """
         reached: list[int] = []
         while front:
-            new = list({maker for reader in front for maker in self._makers_of[reader]} - seen)
+            new = list({producer for consumer in front for producer in self._producers_of[consumer]} - seen)
             seen.update(new)
             reached += new
-            front = [maker for maker in new if self._ops[maker] in ROUNDING]
+            front = [producer for producer in new if self._ops[producer] in ROUNDING]
         return reached
 
     def _is_barrier(self, index: int) -> bool:
         """Whether what comes before a node belongs to another structure: a product with weights may mix heads."""
         return self._ops[index] in BARRIERS and not any(map(self._digest, self._inputs[index]))
 
-    def _makers_behind(self, name: str) -> Iterator[int]:
-        """The maker of `name`, and the makers before it through layout ops and quantization, nearest first."""
-        maker = self._makers.get(name)
-        while maker is not None:
-            yield maker
-            op = self._ops[maker]
-            if op not in LAYOUT and op not in ROUNDING and not self._is_bound(maker):
+    def _producers_upstream(self, name: str) -> Iterator[int]:
+        """The producer of `name`, and the producers before it through layout ops and quantization, nearest first."""
+        producer = self._producers.get(name)
+        while producer is not None:
+            yield producer
+            op = self._ops[producer]
+            if op not in LAYOUT and op not in ROUNDING and not self._is_bound(producer):
                 return
-            maker = self._makers.get(self._inputs[maker][0])
+            producer = self._producers.get(self._inputs[producer][0])
 
     def _is_bound(self, index: int) -> bool:
         """Whether a node clips a value to the range of a quantized format, before its quantization."""
         uses = self._live.uses[self._outputs[index]]
-        return self._ops[index] == "Clip" and all(self._ops[reader] in QUANTIZING for reader, _ in uses)
+        return self._ops[index] == "Clip" and all(self._ops[consumer] in QUANTIZING for consumer, _ in uses)
 
     def _digest(self, name: str) -> str:
         """The digest of the stored tensor that `name` is made of, up to its shape, with the types that it is cast to.
@@ -197,15 +199,15 @@ class CoreIndex:
 
     def _digest_of(self, name: str) -> str:
         casts, whole = "", name
-        maker = self._makers.get(name)
-        while maker is not None and self._ops[maker] in ARRANGING:
-            if self._ops[maker] == "Cast":  # it changes the bits, so it is part of the digest
-                casts = f"{CAST_TO}{attribute_of(self._nodes[maker], 'to')}{casts}"
-            name = self._inputs[maker][0]
-            maker = self._makers.get(name)
+        producer = self._producers.get(name)
+        while producer is not None and self._ops[producer] in ARRANGING:
+            if self._ops[producer] == "Cast":  # it changes the bits, so it is part of the digest
+                casts = f"{CAST_TO}{attribute_of(self._nodes[producer], 'to')}{casts}"
+            name = self._inputs[producer][0]
+            producer = self._producers.get(name)
         tensor = self._stored.get(name)
-        if tensor is None and maker is not None and self._ops[maker] == "Constant":
-            tensor = constant_of(self._nodes[maker])
+        if tensor is None and producer is not None and self._ops[producer] == "Constant":
+            tensor = constant_of(self._nodes[producer])
         return self._computed_digest(whole) if tensor is None else self._model.digest(tensor) + casts
 
     @cached_property
@@ -217,7 +219,7 @@ class CoreIndex:
         large and quantized; else `LARGE`."""
         if name not in self._constants:
             return ""
-        if _most_numbers(name, self._whole.producers, self._stored) > MOST_COMPUTED:
+        if _most_elements(name, self._whole.producers, self._stored) > MOST_COMPUTED:
             return self._quantized_digest(name) or LARGE
         values = computed_constant(self._model, name, self._whole)
         return LARGE if values is None else digest_of(values)
@@ -245,7 +247,7 @@ class CoreIndex:
         return "" if tensor is None else self._model.digest(tensor)
 
 
-def _most_numbers(name: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]) -> int:
+def _most_elements(name: str, producers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]) -> int:
     """The size of the largest tensor that a constant is computed from."""
     seen: set[str] = set()
     front, most = [name], 0
@@ -256,8 +258,8 @@ def _most_numbers(name: str, makers: Mapping[str, NodeProto], stored: Mapping[st
         seen.add(value)
         if value in stored:
             most = max(most, math.prod(stored[value].dims))
-        elif value in makers:
-            front.extend(makers[value].input)
+        elif value in producers:
+            front.extend(producers[value].input)
     return most
 
 
@@ -339,9 +341,9 @@ def _sources(boundary: Boundary, index: GraphIndex) -> set[str]:
         if name in seen:
             continue
         seen.add(name)
-        maker = index.producer(name)
+        producer = index.producer(name)
         if name in index.inputs:
             sources.add(name)
-        elif maker is not None and maker.op_type not in SIZES:
-            front.extend(reads_of(maker))
+        elif producer is not None and producer.op_type not in SIZES:
+            front.extend(reads_of(producer))
     return sources

@@ -98,8 +98,8 @@ def is_rotation(view: GraphView, matrix: Matrix) -> bool:
 
 def _stored_square(view: GraphView, matrix: Matrix) -> np.ndarray | None:
     """The stored numbers of a matrix that is read as it is stored, or transposed; None for other matrices."""
-    maker = view.producers.get(matrix.value)
-    is_stored = maker is None or (maker.op_type == "Transpose" and maker.input[0] == matrix.stored.name)
+    producer = view.producers.get(matrix.value)
+    is_stored = producer is None or (producer.op_type == "Transpose" and producer.input[0] == matrix.stored.name)
     dims = matrix.stored.dims
     if not is_stored or matrix.stored.name not in view.initializers or len(dims) != 2 or dims[0] != dims[1]:
         return None
@@ -108,8 +108,8 @@ def _stored_square(view: GraphView, matrix: Matrix) -> np.ndarray | None:
 
 def _may_be_rotation(matrix: np.ndarray) -> bool:
     """Whether the first row of a square matrix stands at a right angle to the others, and so does its first column."""
-    numbers = matrix.astype(np.float32, copy=False)
-    for first, others in ((numbers[0], numbers[1:]), (numbers[:, 0], numbers[:, 1:].T)):
+    values = matrix.astype(np.float32, copy=False)
+    for first, others in ((values[0], values[1:]), (values[:, 0], values[:, 1:].T)):
         if np.abs(others @ first).max(initial=0.0) > 2 * NEARLY * float(first @ first):
             return False
     return True

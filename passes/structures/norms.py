@@ -79,8 +79,8 @@ def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
             ends = scale_and_bias(view, division[-1])
             differences = [node for node in division if node.op_type == "Sub"]
             nodes = dict.fromkeys(node.output[0] for node in (*differences, *spread.nodes, root, *division, *ends))
-            makers = tuple(view.producers[name] for name in nodes if name not in {end.output[0] for end in ends})
-            yield NormPattern(spread.x, spread.centred, (*makers, *ends), division[-1].output[0])
+            producers = tuple(view.producers[name] for name in nodes if name not in {end.output[0] for end in ends})
+            yield NormPattern(spread.x, spread.centred, (*producers, *ends), division[-1].output[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _spread(view: GraphView, name: str) -> Spread | None:
     nodes: list[NodeProto] = []
     count = 1.0
     for _ in range(MOST_BETWEEN):
-        node = _maker(view, name)
+        node = _producer(view, name)
         if node is None:
             return None
         if node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare"):
@@ -127,7 +127,7 @@ def _factor(view: GraphView, node: NodeProto) -> float:
 
 def _mean_square(view: GraphView, mean: NodeProto, after: list[NodeProto], count: float) -> Spread | None:
     """The mean of a square, or its sum where `count` is the number of the elements (or one less, or computed)."""
-    square = mean if mean.op_type == "ReduceSumSquare" else view.maker(mean.input[0], "Mul", "Pow")
+    square = mean if mean.op_type == "ReduceSumSquare" else view.find_producer(mean.input[0], "Mul", "Pow")
     if square is None or not _is_over_features(view, mean):
         return None
     size = _count(view, mean)
@@ -149,7 +149,7 @@ def _is_square(view: GraphView, node: NodeProto) -> bool:
 
 def _difference_of_moments(view: GraphView, node: NodeProto, after: list[NodeProto]) -> Spread | None:
     """E[x²] - E[x]²."""
-    of_square, square = _spread(view, node.input[0]), _maker(view, node.input[1])
+    of_square, square = _spread(view, node.input[0]), _producer(view, node.input[1])
     if of_square is None or of_square.centred or square is None or not _is_square(view, square):
         return None
     mean = _mean_of(view, square.input[0])
@@ -175,19 +175,19 @@ def _is_count(number: float, size: int) -> bool:
     return any(math.isclose(number, wanted, rel_tol=1e-3) for wanted in (size, size - 1))
 
 
-def _maker(view: GraphView, name: str) -> NodeProto | None:
+def _producer(view: GraphView, name: str) -> NodeProto | None:
     """The node that computes a statistic."""
     return view.producers.get(view.origin_of(name, STATISTIC_OPS, pairs=True))
 
 
 def _mean_of(view: GraphView, name: str) -> tuple[str, tuple[NodeProto, ...]] | None:
     """The x of which `name` is the mean over its features, with the nodes that compute that."""
-    node = _maker(view, name)
+    node = _producer(view, name)
     last: tuple[NodeProto, ...] = ()
     if node is not None and node.op_type in ("Div", "Mul") and not view.folded.isdisjoint(node.input):
         count = _factor(view, node)
         data = next((operand for operand in node.input if operand not in view.folded), None)
-        last, node = (node,), None if data is None else _maker(view, data)
+        last, node = (node,), None if data is None else _producer(view, data)
         if node is None or node.op_type != "ReduceSum":
             return None
         size = _count(view, node)
@@ -208,7 +208,7 @@ def _divisions(view: GraphView, root: NodeProto, spread: Spread) -> Iterator[lis
         return
     for name, between in _sums(view, root.output[0]):
         scaled = math.prod(_factor(view, node) for node in between if node.op_type in ("Mul", "Div"))
-        for node in _readers(view, name, "Div"):
+        for node in _consumers(view, name, "Div"):
             numerator = _numerator(view, node.input[0], spread) if _reads(view, node.input[1], name) else None
             if numerator is not None:
                 after = _root_of_size(view, node, spread.size) if scaled == 1.0 else []
@@ -216,7 +216,7 @@ def _divisions(view: GraphView, root: NodeProto, spread: Spread) -> Iterator[lis
                     yield [*numerator, *between, node, *(after or ())]
             elif view.scalar(node.input[0]) == 1.0 and spread.size == 1:
                 yield from _products_with(view, node.output[0], [*between, node], spread)
-        for node in _readers(view, name, "Reciprocal") if spread.size == 1 else ():
+        for node in _consumers(view, name, "Reciprocal") if spread.size == 1 else ():
             yield from _products_with(view, node.output[0], [*between, node], spread)
 
 
@@ -224,7 +224,7 @@ def _root_of_size(view: GraphView, quotient: NodeProto, size: int) -> list[NodeP
     """The product with √n after a vector was divided by its length; None where that product is needed and missing."""
     if size == 1:
         return []
-    for node in view.readers(quotient.output[0], "Mul"):
+    for node in view.find_consumers(quotient.output[0], "Mul"):
         numbers = [number for number in map(view.scalar, node.input) if number is not None]
         if numbers and math.isclose(numbers[0] ** 2, size, rel_tol=1e-2):
             return [node]
@@ -237,22 +237,22 @@ def _sums(view: GraphView, name: str) -> Iterator[tuple[str, list[NodeProto]]]:
     for value, nodes in front:
         yield value, nodes
         if len(nodes) < 2:
-            for node in _readers(view, value, *SCALARS):
+            for node in _consumers(view, value, *SCALARS):
                 if sum(operand not in view.folded for operand in node.input if operand) == 1 and (
                     node.op_type != "Div" or _reads(view, node.input[0], value)
                 ):
                     front.append((node.output[0], [*nodes, node]))
 
 
-def _readers(view: GraphView, name: str, *ops: str) -> list[NodeProto]:
-    """The readers of a statistic that are one of `ops`."""
-    readers = []
-    for node in view.readers(name):
+def _consumers(view: GraphView, name: str, *ops: str) -> list[NodeProto]:
+    """The consumers of a statistic that are one of `ops`."""
+    consumers = []
+    for node in view.find_consumers(name):
         if node.op_type in STATISTIC_OPS and node.input[0] == name:
-            readers += _readers(view, node.output[0], *ops)
+            consumers += _consumers(view, node.output[0], *ops)
         elif op_of(node) in ops:
-            readers.append(node)
-    return readers
+            consumers.append(node)
+    return consumers
 
 
 def _reads(view: GraphView, read: str, name: str) -> bool:
@@ -260,7 +260,7 @@ def _reads(view: GraphView, read: str, name: str) -> bool:
 
 
 def _products_with(view: GraphView, inverse: str, before: list[NodeProto], spread: Spread) -> Iterator[list[NodeProto]]:
-    for node in _readers(view, inverse, "Mul"):
+    for node in _consumers(view, inverse, "Mul"):
         for name in node.input:
             numerator = None if _reads(view, name, inverse) else _numerator(view, name, spread)
             if numerator is not None:
@@ -272,7 +272,7 @@ def _numerator(view: GraphView, name: str, spread: Spread) -> list[NodeProto] | 
 
     None for another value.
     """
-    scale = view.maker(name, "Mul")
+    scale = view.find_producer(name, "Mul")
     weights = [] if scale is None else [operand for operand in scale.input if operand in view.folded]
     if scale is not None and len(weights) == 1 and view.source(name) != spread.x:
         inner = _numerator(view, view.other_operand(scale, view.source(weights[0])), spread)
@@ -286,7 +286,7 @@ def _numerator(view: GraphView, name: str, spread: Spread) -> list[NodeProto] | 
 
 def _without_mean(view: GraphView, name: str) -> tuple[str, list[NodeProto]]:
     """If `name` is x - mean(x), x and the nodes of the difference; otherwise `name` and no nodes."""
-    difference = view.maker(name, "Sub")
+    difference = view.find_producer(name, "Sub")
     mean = _mean_of(view, difference.input[1]) if difference is not None else None
     if difference is None or mean is None or view.source(difference.input[0]) != mean[0]:
         return name, []
@@ -297,10 +297,10 @@ def scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
     """The product with a weight, and then the sum with a weight, each the only consumer of the value before."""
     ends = []
     for op in ("Mul", "Add"):
-        readers = view.readers(last.output[0])
-        if len(readers) != 1 or readers[0].op_type != op:
+        consumers = view.find_consumers(last.output[0])
+        if len(consumers) != 1 or consumers[0].op_type != op:
             continue
-        node = readers[0]
+        node = consumers[0]
         if not any(name in view.folded and view.scalar(name) is None for name in node.input):
             continue
         ends.append(node)
@@ -313,17 +313,17 @@ def reshape_back(view: GraphView, x: str, last: NodeProto) -> NodeProto | None:
 
     Axis 1 of `x` has fewer elements than there are channels. None where channels are not grouped.
     """
-    into, readers = view.maker(x, "Reshape"), view.readers(last.output[0])
-    if into is None or len(readers) != 1 or readers[0].op_type != "Reshape":
+    into, consumers = view.find_producer(x, "Reshape"), view.find_consumers(last.output[0])
+    if into is None or len(consumers) != 1 or consumers[0].op_type != "Reshape":
         return None
-    before, after, matrix = view.dims(into.input[0]), view.dims(readers[0].output[0]), matrix_of(view, into.input[1])
+    before, after, matrix = view.dims(into.input[0]), view.dims(consumers[0].output[0]), matrix_of(view, into.input[1])
     sizes = None if matrix is None else matrix_values(view, matrix)
     if before is None or before != after or len(before) < 2:
         return None
     channels, count = before[1], sizes[1] if sizes is not None and sizes.size > 1 else (view.dims(x) or ("", ""))[1]
     if not isinstance(channels, int) or isinstance(count, str) or count < 1:
         return None
-    return readers[0] if count < channels and channels % count == 0 else None
+    return consumers[0] if count < channels and channels % count == 0 else None
 
 
 ROOTS: Final = ("Sqrt", "Pow", "ReduceL2")
@@ -332,7 +332,7 @@ SCALARS: Final = ("Add", "Mul", "Div", "Max", "Clip")
 """What may treat a mean square, or its root, with a constant: ε, a bound, the number of elements."""
 
 STATISTIC_OPS: Final = PASSING_OPS | {"Expand"}
-"""What may be between a statistic and its reader: torch writes the axis that a mean has taken away, and an Expand."""
+"""What may be between a statistic and its consumer: torch writes the axis that a mean has taken away, and an Expand."""
 
 MOST_BETWEEN: Final = 5
 """The most nodes between a root and its mean square."""

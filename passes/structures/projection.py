@@ -153,9 +153,9 @@ class ProjectionSearch:
             passed = place.passed + 1
             on = [place._replace(value=projection.data, axis=before, passed=passed)] if passed <= MOST_PASSED else []
             return {}, on
-        return {maker.value: maker for maker in self._turned_heads(projection) or [projection]}, []
+        return {producer.value: producer for producer in self._rotated_heads(projection) or [projection]}, []
 
-    def _turned_heads(self, projection: Projection) -> list[Projection]:
+    def _rotated_heads(self, projection: Projection) -> list[Projection]:
         """The projections whose heads `projection` rotates, each head by itself; none if it rotates no heads.
 
         Its matrix is smaller than the width of the projections before it, since heads are split off in between.

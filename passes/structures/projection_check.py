@@ -20,7 +20,7 @@ from passes.graph.index import GraphIndex, extract
 from passes.graph.inference import evaluate
 from passes.graph.op_facts import CONTRIB_FACTORS, FACTORS, attribute_of
 from passes.graph.traversal import bodies_of, live_nodes
-from passes.model.canonical import meanings_of
+from passes.model.canonical import value_digests
 from passes.structures.types import PACKED, Instance, KeptWeight, sums_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
@@ -94,15 +94,15 @@ class ProductOperands:
     @cached_property
     def _computed(self) -> dict[str, set[str]]:
         """Digest of how a matrix is computed from constants → the products that read it."""
-        meanings = meanings_of(self._model).values
+        digests = value_digests(self._model).values
         values: dict[str, set[str]] = defaultdict(set)
         for operand in self._operands:
             if (
                 not operand.scope.path
-                and operand.name in meanings
+                and operand.name in digests
                 and operand.scope.index.tensor_at(operand.name) is None
             ):
-                values[meanings[operand.name] + operand.suffix].add(operand.value)
+                values[digests[operand.name] + operand.suffix].add(operand.value)
         return values
 
     @cached_property
@@ -140,7 +140,7 @@ def computed_constant(model: DetachedModel, name: str, index: GraphIndex) -> np.
 
 
 def _scopes(graph: GraphProto, path: str, outer: GraphIndex | None, model: DetachedModel) -> Iterator[_GraphScope]:
-    live = live_nodes(graph, by_numbers=True)  # a dead product keeps no structure
+    live = live_nodes(graph, by_values=True)  # a dead product keeps no structure
     index = GraphIndex(graph, outer=outer)
     scope = _GraphScope(path, live, index)
     yield scope

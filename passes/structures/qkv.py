@@ -19,7 +19,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.graph.op_facts import PASSING_OPS, attribute_of
 from passes.graph.traversal import bodies_of
-from passes.model.canonical import ValueDigests, meanings_of
+from passes.model.canonical import ValueDigests, value_digests
 from passes.structures.attention import Operands, attention_operands
 from passes.structures.matrices import Matrix, matrix_of, matrix_values
 from passes.structures.projection import Projection, ProjectionSearch, as_projection
@@ -115,12 +115,12 @@ def _in_turn(search: ProjectionSearch, triple: Triple) -> bool:
 def _instances(view: GraphView, triples: Sequence[Triple], pinnable: Set[str]) -> list[Instance]:
     """`pinnable` are the values of the model's own graph that a pin can hold."""
     computed = any(not projection.matrix.is_plain for triple in triples for projection in triple)
-    meanings = meanings_of(view.model) if computed else None
+    exported = value_digests(view.model) if computed else None
     # Each matrix is hashed in all layouts that an optimizer may leave it in; hashing releases the interpreter lock.
     with ThreadPoolExecutor() as pool:
         weights = list(
             pool.map(
-                lambda role, projection: _kept_weight(view, role, projection, meanings),
+                lambda role, projection: _kept_weight(view, role, projection, exported),
                 *zip(*_with_roles(triples), strict=True),
             )
         )
@@ -157,27 +157,27 @@ def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], 
 
 
 def _behind_bias(view: GraphView, name: str) -> str:
-    """The sum with a constant that is the only reader of `name`, else `name`: product and sum may become one node."""
-    readers = view.consumers.get(name, [])
-    if len(readers) == 1 and readers[0].op_type == "Add" and any(map(view.is_constant, readers[0].input)):
-        return readers[0].output[0]
+    """The sum with a constant that is the only consumer of `name`, else `name`: product and sum may become one node."""
+    consumers = view.consumers.get(name, [])
+    if len(consumers) == 1 and consumers[0].op_type == "Add" and any(map(view.is_constant, consumers[0].input)):
+        return consumers[0].output[0]
     return name
 
 
 def _behind_reshape(view: GraphView, name: str) -> str:
-    """The output of the Reshape that is the only reader of `name`, else `name`.
+    """The output of the Reshape that is the only consumer of `name`, else `name`.
 
     A product with a bias takes matrices. For other ranks a pass puts it between two Reshapes, and may merge the second
     with this Reshape.
     """
-    readers = view.consumers.get(name, [])
-    if len(readers) == 1 and readers[0].op_type == "Reshape" and view.dims(readers[0].output[0]) is not None:
-        return readers[0].output[0]
+    consumers = view.consumers.get(name, [])
+    if len(consumers) == 1 and consumers[0].op_type == "Reshape" and view.dims(consumers[0].output[0]) is not None:
+        return consumers[0].output[0]
     return name
 
 
-def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: ValueDigests | None) -> KeptWeight:
-    """The matrix of `projection` in that `role`; `meanings` are those of the exported model, if they are needed.
+def _kept_weight(view: GraphView, role: str, projection: Projection, exported: ValueDigests | None) -> KeptWeight:
+    """The matrix of `projection` in that `role`; `exported`: those of the exported model, if they are needed.
 
     A matrix computed from stored tensors may be folded by a tool that computes in another order. So it is also
     identified by its elements up to rounding.
@@ -187,11 +187,11 @@ def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: V
         return _with_scale(view, role, projection, frozenset(_plain_digests(view, matrix)), None)
     values = matrix_values(view, matrix)
     digests = set() if values is None else {digest_of(values), *map(digest_of, _transposes(values))}
-    if meanings is not None and matrix.value in meanings.values:
-        digests.add(meanings.values[matrix.value])
+    if exported is not None and matrix.value in exported.values:
+        digests.add(exported.values[matrix.value])
     if _is_quantized(view, matrix):  # a pass may multiply with the stored tensor and scale afterwards
         digests.add(view.model.digest(matrix.stored))
-        digests.update(view.model.turned_digest(matrix.stored, axes) for axes in _orders(matrix.stored.dims))
+        digests.update(view.model.transposed_digest(matrix.stored, axes) for axes in _orders(matrix.stored.dims))
     return _with_scale(view, role, projection, frozenset(digests), None if values is None else sums_of(values))
 
 
@@ -218,7 +218,7 @@ def _plain_digests(view: GraphView, matrix: Matrix) -> Iterator[str]:
     stored = matrix.stored
     yield view.model.digest(stored)
     if view.model.is_unread(stored):  # a cast cannot be digested without the data
-        yield from map(partial(view.model.turned_digest, stored), _orders(stored.dims))
+        yield from map(partial(view.model.transposed_digest, stored), _orders(stored.dims))
         return
     array = view.model.array(stored)
     yield from map(digest_of, _transposes(array))

@@ -99,14 +99,14 @@ def _crossings(view: GraphView, values: Iterable[str], inside: set[str], *, inwa
 
 
 def _reads(view: GraphView, name: str, inside: set[str]) -> Iterator[tuple[str, bool]]:
-    """`name` after layout ops, in each form that a node reads, each with whether the reader is inside the part."""
+    """`name` after layout ops, in each form that a node reads, each with whether the consumer is inside the part."""
     if name in view.outputs:
         yield name, False
-    for reader in view.consumers.get(name, []):
-        if reader.op_type in PASSING_OPS and reader.input[0] == name:
-            yield from _reads(view, reader.output[0], inside)
+    for consumer in view.consumers.get(name, []):
+        if consumer.op_type in PASSING_OPS and consumer.input[0] == name:
+            yield from _reads(view, consumer.output[0], inside)
         else:
-            yield name, not inside.isdisjoint(reader.output)
+            yield name, not inside.isdisjoint(consumer.output)
 
 
 def _pin_sites(view: GraphView, boundary: Boundary) -> tuple[PinSite, ...]:

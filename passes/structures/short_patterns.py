@@ -165,8 +165,8 @@ def _find_whole(view: GraphView, turn: NodeProto) -> Iterator[Candidate]:
         ]
         common = set.intersection(*wholes)
         for rotated, _ in view.downstream(joined.output[0], BETWEEN):
-            for total in view.readers(rotated.output[0], "Add") if rotated.op_type == "Mul" else ():
-                straight = view.maker(view.other_operand(total, rotated.output[0]), "Mul")
+            for total in view.find_consumers(rotated.output[0], "Add") if rotated.op_type == "Mul" else ():
+                straight = view.find_producer(view.other_operand(total, rotated.output[0]), "Mul")
                 x = common.intersection(map(view.source, straight.input)) if straight is not None else ()
                 if straight is not None and len(x) == 1:
                     nodes = (turn, joined, rotated, straight, total)
@@ -175,7 +175,7 @@ def _find_whole(view: GraphView, turn: NodeProto) -> Iterator[Candidate]:
 
 def _by_parts(view: GraphView, difference: NodeProto) -> Iterator[Candidate]:
     """concat(a·cos - b·sin, b·cos + a·sin), where a and b are parts of x."""
-    left, right = (view.maker(name, "Mul") for name in difference.input)
+    left, right = (view.find_producer(name, "Mul") for name in difference.input)
     if left is None or right is None:
         return
     for a in left.input:
@@ -192,13 +192,13 @@ def _crossed_sums(
 ) -> Iterator[tuple[NodeProto, tuple[NodeProto, NodeProto]]]:
     """Sums b·cos + a·sin, given that left = a·cos and right = b·sin."""
     cos = view.source(view.other_operand(left, view.source(a)))
-    for product in view.readers(view.source(a), "Mul"):
+    for product in view.find_consumers(view.source(a), "Mul"):
         sin = view.source(view.other_operand(product, view.source(a)))
         if product.output[0] == left.output[0] or sin not in {view.source(name) for name in right.input}:
             continue
         b = view.source(view.other_operand(right, sin))
-        for total in view.readers(product.output[0], "Add"):
-            second = view.maker(view.other_operand(total, product.output[0]), "Mul")
+        for total in view.find_consumers(product.output[0], "Add"):
+            second = view.find_producer(view.other_operand(total, product.output[0]), "Mul")
             if second is not None and {view.source(name) for name in second.input} == {b, cos}:
                 yield total, (product, second)
 
@@ -255,8 +255,8 @@ def _pair_of(view: GraphView, end: NodeProto) -> tuple[NodeProto, ...]:
     start = view.quantizer_of(end)
     if start is None:
         return (end,) if end.input[0] in view.folded else ()
-    maker = view.producers.get(view.origin_of(start.input[0], ARRANGING))
-    return (start, end) if maker is None or op_of(maker) not in MULTIPLYING else (maker, start, end)
+    producer = view.producers.get(view.origin_of(start.input[0], ARRANGING))
+    return (start, end) if producer is None or op_of(producer) not in MULTIPLYING else (producer, start, end)
 
 
 def _ends_of_pair(view: GraphView, end: NodeProto) -> tuple[str, ...]:

@@ -43,8 +43,8 @@ def is_data(node: NodeProto, view: GraphView) -> bool:
 def nodes_between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) -> list[NodeProto]:
     """`nodes`, and the data nodes on paths of at most `hops` nodes from one of them to another, in graph order."""
     chosen = {first_output(node): node for node in nodes if is_data(node, view)}
-    ahead = _reach(chosen.values(), lambda node: _readers(node, view), hops)
-    behind = _reach(chosen.values(), lambda node: _makers(node, view), hops)
+    ahead = _reach(chosen.values(), lambda node: _consumers(node, view), hops)
+    behind = _reach(chosen.values(), lambda node: _producers(node, view), hops)
     linked = {key: node for key, node in ahead.items() if key in behind and is_data(node, view)}
     return _sort((chosen | linked).values(), view)
 
@@ -75,7 +75,7 @@ def _core(core: CoreNode, node: NodeProto | None, view: GraphView) -> list[NodeP
         return []
     nodes = [node]
     for read in core.reads:
-        back = _reach([node], lambda maker: _makers(maker, view), HOPS).values()
+        back = _reach([node], lambda producer: _producers(producer, view), HOPS).values()
         nearest = next(
             (candidate for candidate in back if candidate is not node and op_of(candidate) in read.ops), None
         )
@@ -87,7 +87,7 @@ def _meeting(starts: list[NodeProto], view: GraphView) -> list[NodeProto]:
     """The first node that depends on all of `starts`, with the layout ops after it; none if it is far away."""
     if len(starts) < 2:
         return []
-    reached = [set(_reach([start], lambda node: _readers(node, view), HOPS)) for start in starts]
+    reached = [set(_reach([start], lambda node: _consumers(node, view), HOPS)) for start in starts]
     common = set.intersection(*reached)
     nodes = _sort((view.producers[name] for name in common if name), view)[:1]
     while nodes and (behind := _only_reader(nodes[-1], view)) is not None and behind.op_type in ARRANGING:
@@ -110,13 +110,13 @@ def _reach(
 
 
 def _only_reader(node: NodeProto, view: GraphView) -> NodeProto | None:
-    readers = [reader for reader in _readers(node, view) if is_data(reader, view)]
-    return readers[0] if len(readers) == 1 else None
+    consumers = [consumer for consumer in _consumers(node, view) if is_data(consumer, view)]
+    return consumers[0] if len(consumers) == 1 else None
 
 
-def _makers(node: NodeProto, view: GraphView) -> list[NodeProto]:
+def _producers(node: NodeProto, view: GraphView) -> list[NodeProto]:
     return [view.producers[name] for name in node.input if name in view.producers]
 
 
-def _readers(node: NodeProto, view: GraphView) -> list[NodeProto]:
-    return [reader for name in node.output for reader in view.consumers.get(name, [])]
+def _consumers(node: NodeProto, view: GraphView) -> list[NodeProto]:
+    return [consumer for name in node.output for consumer in view.consumers.get(name, [])]

@@ -103,13 +103,13 @@ class Boundary:
 class Wiring:
     """How the kept matrices of an instance reach the products of two computed values, in the exported model.
 
-    `company`: for each matrix, and each operand of such a product that the matrix reaches, the number of matrices
-    outside every instance that also reach the operand. `strangers`: the number of operands in the whole model that no
-    kept matrix reaches.
+    `other_weights`: for each matrix, and each operand of such a product that the matrix reaches, the number of matrices
+    outside every instance that also reach the operand. `unreached_operands`: the number of operands in the whole model
+    that no kept matrix reaches.
     """
 
-    company: tuple[tuple[int, ...], ...]
-    strangers: int
+    other_weights: tuple[tuple[int, ...], ...]
+    unreached_operands: int
 
 
 class PinSite(NamedTuple):

@@ -1,4 +1,4 @@
-"""A read-only index over a graph, for finders: the maker and consumers of a value, and the constant it is made of.
+"""A read-only index over a graph, for finders: the producer and consumers of a value, and the constant it is made of.
 
 A weight may be stored as integers with scales; checkers read such weights with code of their own. In ONNX's form
 DequantizeLinear makes the weight, for the tensor as a whole, for each channel or for each block. In onnxruntime's form
@@ -164,11 +164,11 @@ class GraphView(GraphIndex):
 
     def _is_bound_of_pair(self, node: NodeProto) -> bool:
         """Whether a Clip only keeps a value within the range of the format that it is quantized to."""
-        readers = self.consumers.get(node.output[0], [])
+        consumers = self.consumers.get(node.output[0], [])
         return (
             op_of(node) == "Clip"
-            and len(readers) == 1
-            and readers[0].op_type == QUANTIZE
+            and len(consumers) == 1
+            and consumers[0].op_type == QUANTIZE
             and self.folded.issuperset(node.input[1:])
         )
 
@@ -184,27 +184,27 @@ class GraphView(GraphIndex):
         """The operand of a binary `node` that is not `name`."""
         return node.input[0] if self.source(node.input[1]) == name else node.input[1]
 
-    def maker(self, name: str, *ops: str) -> NodeProto | None:
+    def find_producer(self, name: str, *ops: str) -> NodeProto | None:
         """The node that makes `self.source(name)`, if its op is in `ops` of the default domain."""
         node = self.producers.get(self.source(name))
         return node if node is not None and op_of(node) in ops else None
 
-    def readers(self, name: str, *ops: str) -> list[NodeProto]:
+    def find_consumers(self, name: str, *ops: str) -> list[NodeProto]:
         """The nodes that read `name`, or the same value in another type; only `ops` of the default domain, if given."""
-        readers = []
+        consumers = []
         for node in self.consumers.get(name, []):
             if node.op_type in SAME_OPS or self._is_bound_of_pair(node):
-                readers.extend(self.readers(node.output[0], *ops) if node.input[0] == name else ())
+                consumers.extend(self.find_consumers(node.output[0], *ops) if node.input[0] == name else ())
             elif self.quantizer_of(node) is not None or (node.op_type == QUANTIZE and self._begins_pair(node)):
-                readers.extend(self.readers(node.output[0], *ops))
+                consumers.extend(self.find_consumers(node.output[0], *ops))
             elif not ops or op_of(node) in ops:
-                readers.append(node)
-        return readers
+                consumers.append(node)
+        return consumers
 
     def _begins_pair(self, node: NodeProto) -> bool:
-        return any(self.quantizer_of(reader) is node for reader in self.consumers.get(node.output[0], []))
+        return any(self.quantizer_of(consumer) is node for consumer in self.consumers.get(node.output[0], []))
 
-    def numbers(self, name: str) -> np.ndarray | None:
+    def small_constant(self, name: str) -> np.ndarray | None:
         """The values of a small constant, seen through layout, casts and quantization; None if computed or large."""
         name = self.origin_of(name, PASSING_OPS, pairs=True)
         node = self.producers.get(name)
@@ -217,18 +217,18 @@ class GraphView(GraphIndex):
 
     def _dequantize(self, node: NodeProto) -> np.ndarray | None:
         """The values of a small constant that is quantized as a whole."""
-        whole, scale = self.numbers(node.input[0]), self.numbers(node.input[1])
+        whole, scale = self.small_constant(node.input[0]), self.small_constant(node.input[1])
         if whole is None or scale is None or scale.size != 1:
             return None
-        zero = self.numbers(node.input[2]) if len(node.input) > 2 else np.zeros(1)
+        zero = self.small_constant(node.input[2]) if len(node.input) > 2 else np.zeros(1)
         return None if zero is None else (whole.astype(scale.dtype) - zero.astype(scale.dtype)) * scale
 
     def scalar(self, name: str) -> float | None:
         """The value of the constant `name`; None if it is computed, or has more than one element."""
-        numbers = self.numbers(name)
-        if numbers is None or numbers.size != 1 or numbers.dtype.kind not in "fiu":
+        values = self.small_constant(name)
+        if values is None or values.size != 1 or values.dtype.kind not in "fiu":
             return None
-        return float(numbers[0])
+        return float(values[0])
 
     def upstream(self, name: str, through: frozenset[str], until: Stop = lambda _: False) -> Iterator[NodeProto]:
         """Nodes that `name` is computed from, nearest first.

@@ -33,7 +33,7 @@ from passes.graph.op_facts import (
     is_opaque,
 )
 from passes.graph.traversal import bodies_in, every_node, reads_of
-from passes.model.canonical import meanings_of
+from passes.model.canonical import value_digests
 from passes.structures.projection_check import computed_constant, packing_suffix
 from passes.structures.types import Instance, Wiring
 from passes.weights.detached import DetachedModel
@@ -45,10 +45,11 @@ def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
     if not instances:
         return ()
     joins = _Joins(model, _digests(instances))
-    strangers = len(joins.strangers())
+    unreached = len(joins.unreached_operands())
     return tuple(
         replace(
-            instance, wiring=Wiring(tuple(joins.company_of(weight.digests) for weight in instance.weights), strangers)
+            instance,
+            wiring=Wiring(tuple(joins.other_weights_of(weight.digests) for weight in instance.weights), unreached),
         )
         for instance in instances
     )
@@ -67,21 +68,24 @@ def find_bypassed_projections(
     reasons: dict[str, str] = {}
     for instance, wiring in standing:
         missing = []
-        for weight, before in zip(instance.weights, wiring.company, strict=True):
+        for weight, before in zip(instance.weights, wiring.other_weights, strict=True):
             least = min(before, default=0)
             wanted = min(needed[weight.digests], before.count(least))
-            if sum(others <= least for others in joins.company_of(weight.digests)) < wanted:
+            if sum(others <= least for others in joins.other_weights_of(weight.digests)) < wanted:
                 missing.append(f"{weight.role} ({weight.name})")
         if missing:
             reasons[instance.name] = (
                 f"attention does not read the product with the matrix of {', '.join(missing)} by itself"
             )
     gone = sum(
-        len(before) for instance, wiring in wired if instance.name in {*lost, *reasons} for before in wiring.company
+        len(before)
+        for instance, wiring in wired
+        if instance.name in {*lost, *reasons}
+        for before in wiring.other_weights
     )
-    strangers = joins.strangers()
-    if len(strangers) > standing[0][1].strangers + gone:
-        fed = {name for mask in strangers for name in joins.sources_of(mask)}
+    unreached = joins.unreached_operands()
+    if len(unreached) > standing[0][1].unreached_operands + gone:
+        fed = {name for mask in unreached for name in joins.sources_of(mask)}
         beside = [instance for instance, _ in standing if fed & joins.sources_of(joins.mask_of(_digests([instance])))]
         for instance in beside or [instance for instance, _ in standing]:
             reasons.setdefault(instance.name, "attention reads products with more matrices than those of Q, K and V")
@@ -104,7 +108,7 @@ class _Joins:
         proto = self._model.proto
         self._wanted = set(digests)
         self._index = index = GraphIndex(proto.graph, self._model.index.live[::-1])
-        nodes, self._makers, self._stored = index.nodes, index.producers, index.initializers
+        nodes, self._producers, self._stored = index.nodes, index.producers, index.initializers
         self._constants = {"", *self._stored}
         self._bits: dict[str, int] = {}
         self._sources: dict[int, set[str]] = {}
@@ -117,7 +121,7 @@ class _Joins:
             else:
                 self._near.update(dict.fromkeys(filter(None, node.output), near))  # outputs left out share the name ''
         self._kept = self.mask_of(self._wanted)
-        self._company = self._count_company()
+        self._other_weights = self._count_other_weights()
 
     def mask_of(self, digests: Iterable[str]) -> int:
         """The bits of the matrices with these digests; a matrix that no product reads has none."""
@@ -126,24 +130,24 @@ class _Joins:
             mask |= self._bits.get(digest, 0)
         return mask
 
-    def company_of(self, digests: Iterable[str]) -> tuple[int, ...]:
+    def other_weights_of(self, digests: Iterable[str]) -> tuple[int, ...]:
         """For each operand that the matrix with one of `digests` reaches, how many matrices that are not kept reach it
         too."""
         bits = {self._bits[digest] for digest in digests if digest in self._bits}
-        return tuple(others for bit in bits for others in self._company.get(bit, ()))
+        return tuple(others for bit in bits for others in self._other_weights.get(bit, ()))
 
-    def _count_company(self) -> dict[int, list[int]]:
+    def _count_other_weights(self) -> dict[int, list[int]]:
         """Bit of a kept matrix → for each operand that it reaches, how many matrices that are not kept reach it too."""
-        company: dict[int, list[int]] = defaultdict(list)
+        other_weights: dict[int, list[int]] = defaultdict(list)
         for operand in self._operands:
             own = operand & self._kept
             while own:
                 bit = own & -own
-                company[bit].append((operand & ~self._kept).bit_count())
+                other_weights[bit].append((operand & ~self._kept).bit_count())
                 own ^= bit
-        return company
+        return other_weights
 
-    def strangers(self) -> list[int]:
+    def unreached_operands(self) -> list[int]:
         """The operands that no kept matrix reaches."""
         return [operand for operand in self._operands if not operand & self._kept]
 
@@ -185,8 +189,10 @@ class _Joins:
         """
         if node.op_type in PRODUCTS or node.domain not in ONNX_DOMAINS or "Attention" in node.op_type:
             return node
-        maker = self._makers.get(self._index.origin_of(node.input[0], ARRANGING)) if node.op_type in SUMS else None
-        return maker if maker is not None and maker.op_type == "Mul" and len(set(maker.input)) > 1 else None
+        producer = (
+            self._producers.get(self._index.origin_of(node.input[0], ARRANGING)) if node.op_type in SUMS else None
+        )
+        return producer if producer is not None and producer.op_type == "Mul" and len(set(producer.input)) > 1 else None
 
     def _matrix_of(self, node: NodeProto) -> int:
         """The bit of the constant matrix that `node` multiplies with; 0 if there is none."""
@@ -199,13 +205,13 @@ class _Joins:
     def _digest_of_matrix(self, node: NodeProto, name: str) -> str:
         """Empty for a vector, and for a filter of each channel by itself, which mix no features."""
         whole, name = name, self._index.origin_of(name, ARRANGING)
-        maker = self._makers.get(name)
+        producer = self._producers.get(name)
         tensor = self._stored.get(name)
-        if tensor is None and maker is not None and maker.op_type == "Constant":
-            tensor = constant_of(maker)
+        if tensor is None and producer is not None and producer.op_type == "Constant":
+            tensor = constant_of(producer)
             if tensor is None:
                 return ""
-        if tensor is None and maker is not None and maker.op_type == "DequantizeLinear":
+        if tensor is None and producer is not None and producer.op_type == "DequantizeLinear":
             return self._digest_of_quantized(whole)
         if tensor is None:
             return f"computed {name}"
@@ -224,16 +230,16 @@ class _Joins:
 
         A scale counts: bits are compared, since integers times a scale leave no choice of rounding.
         """
-        meaning = self._meanings.get(name, "")
-        if meaning in self._wanted:
-            return meaning
+        computed = self._value_digests.get(name, "")
+        if computed in self._wanted:
+            return computed
         values = computed_constant(self._model, name, self._index)
         digest = "" if values is None else digest_of(values)
-        return digest if digest in self._wanted else f"dequantized {meaning or name}"
+        return digest if digest in self._wanted else f"dequantized {computed or name}"
 
     @cached_property
-    def _meanings(self) -> Mapping[str, str]:
-        return meanings_of(self._model).values
+    def _value_digests(self) -> Mapping[str, str]:
+        return value_digests(self._model).values
 
     def _multiplied_inside(self, node: NodeProto) -> int:
         """The bits of the constants that products in the bodies of `node` read."""

@@ -1,6 +1,6 @@
 """Take the large initializers out of a model, so that a pass costs milliseconds whatever the model weighs.
 
-A stand-in (`stand_ins.py`) replaces a detached tensor: it has the same name, shape and dtype, but only a few numbers.
+A stand-in (`stand_ins.py`) replaces a detached tensor: it has the same name, shape and dtype, but only a few elements.
 Stand-ins are for tools that never compute with the data (onnxoptimizer does not: its Conv + BatchNormalization fusion
 writes the arithmetic as nodes). Other tools get the attached model.
 """
@@ -37,7 +37,7 @@ from passes.weights.stand_ins import (
     digest_of_texts,
     inline,
     key_of,
-    numbers_of,
+    stand_in_elements,
 )
 
 MOST_READ_BYTES: Final = 2**20
@@ -100,18 +100,18 @@ class DetachedModel:
             return digest_of_texts(tensor.string_data)
         return weight.digest if weight else digest_of(onnx.numpy_helper.to_array(tensor))
 
-    def turned_digest(self, tensor: TensorProto, axes: Sequence[int]) -> str:
+    def transposed_digest(self, tensor: TensorProto, axes: Sequence[int]) -> str:
         """`digest` of a detached or inline initializer with its axes in another order."""
         weight, order = self.weight(tensor), tuple(axes)
         if weight is None:
             return digest_of(self.array(tensor).transpose(order))
-        if order not in weight.turned:
-            weight.turned[order] = (
+        if order not in weight.digests_by_order:
+            weight.digests_by_order[order] = (
                 derived_digest(weight.digest, "Transpose", order)
                 if weight.unread
                 else digest_of(weight.array().transpose(order))
             )
-        return weight.turned[order]
+        return weight.digests_by_order[order]
 
     def is_unread(self, tensor: TensorProto) -> bool:
         weight = self.weight(tensor)
@@ -180,28 +180,28 @@ def detach(
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL
         found = partial(_weight, unread=unread)
         weights = list(pool.map(found, *zip(*large, strict=True))) if large else []
-    for (tensor, data), (weight, numbers) in zip(large, weights, strict=True):
-        if numbers is None:
+    for (tensor, data), (weight, elements) in zip(large, weights, strict=True):
+        if elements is None:
             inline(tensor, data)
             continue
-        key = (weight.dims, weight.data_type, numbers)
+        key = (weight.dims, weight.data_type, elements)
         store[key] = known.get(key, weight)
         clear_data(tensor)
-        getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(numbers)
+        getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(elements)
     return DetachedModel(model, store)
 
 
 def _weight(tensor: TensorProto, data: np.ndarray, *, unread: bool) -> tuple[Weight, tuple[float, ...] | None]:
-    """The weight, and the numbers of its stand-in."""
+    """The weight, and the elements of its stand-in."""
     place = find_file_range(data) if unread and data.nbytes >= DETACH_FROM_BYTES else None
     if place is not None:
         digest = derived_digest(place.path, "place", (place.offset, place.nbytes))
         weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest, unread=True)
-        return weight, numbers_of(weight)
+        return weight, stand_in_elements(weight)
     weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest_of_bytes(data.data))
-    numbers = numbers_of(weight)
+    elements = stand_in_elements(weight)
     release(data)
-    return weight, numbers
+    return weight, elements
 
 
 def attach(model: DetachedModel, *, limit: int | None = PROTOBUF_LIMIT) -> onnx.ModelProto:

@@ -231,4 +231,4 @@ class TensorForms:
         for key, tensor in self._by_dims[other.data_type, *sorted(other.dims)].items():
             for order in orders_of(len(tensor.dims)):
                 if [tensor.dims[axis] for axis in order] == list(other.dims):
-                    yield self._model.turned_digest(tensor, order), key
+                    yield self._model.transposed_digest(tensor, order), key

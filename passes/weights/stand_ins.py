@@ -1,12 +1,12 @@
-"""Digests of tensors, and stand-ins: a few numbers in place of a tensor, made from its digest.
+"""Digests of tensors, and stand-ins: a few elements in place of a tensor, made from its digest.
 
-Optimizers compare and hash tensors by those numbers, so two stand-ins are equal exactly when their tensors are equal,
-and the stand-in of a tensor of only 0 or only 1 is all 0 or all 1. Other stand-ins hold numbers that no format reads as
-NaN, 0 or 1, since a NaN would make a tensor unequal to itself.
+Optimizers compare and hash tensors by these elements, so two stand-ins are equal exactly when their tensors are equal,
+and the stand-in of a tensor of only 0 or only 1 is all 0 or all 1. The elements of other stand-ins are never 0 or 1,
+nor NaN in any format, since a NaN would make a tensor unequal to itself.
 
 **Unread** weights are identified by their place instead: their digest is computed from file, offset and length. Equal
 places are equal tensors; but two copies of one tensor count as different, and a tensor of only 0 or 1 is not
-recognized. So a model of terabytes is detached without reading any of its numbers.
+recognized. So a model of terabytes is detached without reading any of its elements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK: Final = 64
 """Columns that are copied together."""
 
 Key = tuple[tuple[int, ...], int, tuple[float, ...]]
-"""Shape, ONNX dtype and stand-in numbers: what identifies a detached tensor wherever a pass has moved or renamed it."""
+"""Shape, ONNX dtype and elements of a stand-in: they identify a detached tensor that a pass has moved or renamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Weight:
     digest: str
     unread: bool = False
     """Whether its digest is computed from its place, and not from its content."""
-    turned: dict[tuple[int, ...], str] = field(default_factory=dict, init=False, compare=False, repr=False)
+    digests_by_order: dict[tuple[int, ...], str] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Order of axes → the digest of the transposed tensor, where it was asked for."""
 
     def array(self) -> np.ndarray:
@@ -54,13 +54,13 @@ def key_of(tensor: TensorProto) -> Key | None:
     return None if field is None else (tuple(tensor.dims), tensor.data_type, tuple(getattr(tensor, field)))
 
 
-def numbers_of(weight: Weight) -> tuple[float, ...] | None:
-    """The numbers of a tensor's stand-in; None if no numbers identify it, so that it has to stay.
+def stand_in_elements(weight: Weight) -> tuple[float, ...] | None:
+    """The elements of a tensor's stand-in; None if no elements identify it, so that it has to stay.
 
     An unread weight is not read.
     """
     if weight.unread:
-        return _numbers_from_digest(weight.digest)
+        return _elements_from_digest(weight.digest)
     if weight.data.nbytes < DETACH_FROM_BYTES:
         return None
     array = weight.array()
@@ -69,18 +69,18 @@ def numbers_of(weight: Weight) -> tuple[float, ...] | None:
             # -0.0 among zeros: equal to a pass, not equal as bytes, so it may not share a stand-in with plain zeros.
             uniform = not weight.data.reshape(array.size, -1).view(np.uint8).any() if unit == 0 else True
             return _unit_number(weight, unit) if uniform else None
-    return _numbers_from_digest(weight.digest)
+    return _elements_from_digest(weight.digest)
 
 
 def initializer_of(name: str, weight: Weight) -> tuple[TensorProto, Key | None]:
     """A stand-in for `weight`, with its key; or an initializer that holds the data, and None, if it has no stand-in."""
     tensor = TensorProto(name=name, data_type=weight.data_type, dims=weight.dims)
-    numbers = numbers_of(weight) if weight.data_type in TYPED_FIELDS else None
-    if numbers is None:
+    elements = stand_in_elements(weight) if weight.data_type in TYPED_FIELDS else None
+    if elements is None:
         inline(tensor, weight.data)
         return tensor, None
-    getattr(tensor, TYPED_FIELDS[weight.data_type]).extend(numbers)
-    return tensor, (weight.dims, weight.data_type, numbers)
+    getattr(tensor, TYPED_FIELDS[weight.data_type]).extend(elements)
+    return tensor, (weight.dims, weight.data_type, elements)
 
 
 def clear_data(tensor: TensorProto) -> None:
@@ -109,7 +109,7 @@ def inline(tensor: TensorProto, data: np.ndarray) -> None:
     tensor.raw_data = data.tobytes()
 
 
-def _numbers_from_digest(digest: str) -> tuple[float, ...]:
+def _elements_from_digest(digest: str) -> tuple[float, ...]:
     """Numbers that no format reads as NaN, 0 or 1, as values or as bits."""
     return tuple(2 + int(digit, 16) for digit in digest)
 
@@ -139,9 +139,9 @@ def to_contiguous(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-def derived_digest(source: str, how: str, numbers: Iterable[int]) -> str:
+def derived_digest(source: str, how: str, elements: Iterable[int]) -> str:
     """128 bits, in hex, of a tensor identified by its origin; no digest of content is equal."""
-    return digest_of_bytes(repr(("unread", source, how, tuple(numbers))).encode())
+    return digest_of_bytes(repr(("unread", source, how, tuple(elements))).encode())
 
 
 def digest_of_texts(texts: Iterable[bytes]) -> str:
@@ -161,7 +161,7 @@ TYPED_FIELDS: Final[Mapping[int, str]] = {
         *(TensorProto.UINT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64),
     )
 }
-"""The dtypes that can be detached, with the field of TensorProto that their stand-in's numbers go to. A bool stand-in
+"""The dtypes that can be detached, with the field of TensorProto that their stand-in's elements go to. A bool stand-in
 could only say "all true"."""
 
 

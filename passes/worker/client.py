@@ -63,7 +63,7 @@ class Worker:
         preload: modules that the process imports when it starts.
         cores: numbers of the cores that it and its children run on, one thread each; none: any core, and one thread.
         alone: each call has a process of its own, and nothing of it is left for the next call; for code of the user's.
-            Such a call is no generator, and keeps nothing on a desk.
+            Such a call is no generator, and keeps no worker state.
     """
 
     def __init__(

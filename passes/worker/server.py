@@ -33,14 +33,14 @@ from passes.worker.platforms import adopt_orphans, connection_of, end_descendant
 def serve(channel: Channel, *, lifeline: int = -1, alone: bool = False) -> None:
     """Answer requests until the other side closes the pipe.
 
-    A function with a parameter `desk` is given a dict in which it may leave things for the next call. What a generator
-    yields is sent as it comes, but for None: there it can be stopped, and has nothing to say.
+    A function with a parameter `worker_state` is given a dict in which it may leave things for the next call. What
+    a generator yields is sent as it comes, but for None: there it can be stopped, and has nothing to say.
 
     Args:
         lifeline: the file descriptor that a fork closes, as well as the pipe.
         alone: make each call in a fork of this process.
     """
-    desk: dict[str, Any] = {}
+    worker_state: dict[str, Any] = {}
     process = os.getpid()
     while True:
         try:
@@ -53,14 +53,14 @@ def serve(channel: Channel, *, lifeline: int = -1, alone: bool = False) -> None:
         if alone:
             reply = answer_in_fork(lambda: make_call(content, {}), (channel.fileno(), lifeline))  # noqa: B023 - called at once
         else:
-            reply = make_call(content, desk, lambda items: _stream(items, channel, number))  # noqa: B023
+            reply = make_call(content, worker_state, lambda items: _stream(items, channel, number))  # noqa: B023
         if os.getpid() != process:  # the call forked, and came back in the fork as well
             os._exit(0)
         channel.send(number, reply)
 
 
 def make_call(
-    content: bytes, desk: dict[str, Any], drain: Callable[[Generator[Any, None, Any]], Any] | None = None
+    content: bytes, worker_state: dict[str, Any], drain: Callable[[Generator[Any, None, Any]], Any] | None = None
 ) -> bytes:
     """Make the call of a pickled request; returns the pickled answer.
 
@@ -70,8 +70,8 @@ def make_call(
     try:
         request = pickle.loads(content)
         arguments = dict(request.arguments)
-        if "desk" in inspect.signature(request.function).parameters:
-            arguments["desk"] = desk
+        if "worker_state" in inspect.signature(request.function).parameters:
+            arguments["worker_state"] = worker_state
         result: Any = request.function(**arguments)
         if drain is not None and isinstance(result, Generator):
             result = drain(result)

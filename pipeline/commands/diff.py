@@ -187,7 +187,7 @@ def _node_lines(origin: Origin) -> list[str]:
         "outputs": ", ".join(name or "(none)" for name in origin.outputs),
         "module": _module(origin),
         "code": origin.code,
-        "made by": _maker(origin),
+        "made by": _producer(origin),
         "changed by": ", ".join(origin.changed_by),
     }
     return [f"{origin.op} {origin.name or '(no name)'}", *_lines(said)]
@@ -225,7 +225,7 @@ def _module(origin: Origin) -> str:
     return f"{origin.module} ({kinds})" if kinds else origin.module
 
 
-def _maker(origin: Origin) -> str:
+def _producer(origin: Origin) -> str:
     if not origin.made_by:
         return "no pass: it comes from the " + ("source" if origin.module is None else "export")
     if not origin.replaced:

@@ -181,7 +181,7 @@ def _load_weights(module: nn.Module, state: dict[str, torch.Tensor], path: Path)
     if unknown:
         raise UsageError(f"{path} has {unknown[0]!r}, and the model has no such weight; is it of another model?")
     others = tied_names(module) if missing else {}
-    if lacking := [name for name in missing if not any(twin in state for twin in others.get(name, ()))]:
+    if lacking := [name for name in missing if not any(alias in state for alias in others.get(name, ()))]:
         raise UsageError(f"{path} lacks {', '.join(map(repr, lacking))}; is it whole, and of this model?")
 
 

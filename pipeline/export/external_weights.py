@@ -74,7 +74,7 @@ def names_of(module: nn.Module) -> Names:
     by_tensor: dict[int, list[str]] = {}
     for name, tensor in [*module.named_parameters(remove_duplicate=False), *_persistent_buffers(module)]:
         by_tensor.setdefault(id(tensor), []).append(name)
-    return {name: (name, *(twin for twin in names if twin != name)) for names in by_tensor.values() for name in names}
+    return {name: (name, *(tied for tied in names if tied != name)) for names in by_tensor.values() for name in names}
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, object]]:

@@ -124,10 +124,10 @@ def _check_memory(source: TorchSource) -> None:
     for name in sorted(source.written_buffers & stored.keys()):
         memory = memory_of(stored[name])
         shared = (key for key, tensor in stored.items() if key != name and memory_of(tensor) == memory is not None)
-        twin = next(shared, None)
-        if twin is not None:
+        alias = next(shared, None)
+        if alias is not None:
             raise Unsupported(
-                f"forward writes to the buffer {name!r}, which shares its memory with {twin!r}: torch.export loses "
+                f"forward writes to the buffer {name!r}, which shares its memory with {alias!r}: torch.export loses "
                 f"such a write; keep one of the two as a buffer, and take the other from it in forward"
             )
 

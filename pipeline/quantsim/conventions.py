@@ -195,10 +195,10 @@ class _ConventionReader:
         if first.op_type != row[0] or _is_depthwise_or_3d(first, self._view):
             return []
         for op in row[1:]:
-            reader = self._only_reader(found[-1])
-            if reader is None or reader.op_type != op:
+            consumer = self._only_consumer(found[-1])
+            if consumer is None or consumer.op_type != op:
                 return []
-            found.append(reader)
+            found.append(consumer)
         return found
 
     def _read_inputs_and_outputs(self) -> None:
@@ -229,7 +229,7 @@ class _ConventionReader:
             return
         constants = self._view.initializers
         for node in self._view.by_op.get("MatMul", ()):
-            add = self._only_reader(node)
+            add = self._only_consumer(node)
             if add is None or add.op_type != "Add" or not self._parameters_of(node):
                 continue
             biases = [name for name in add.input if name in constants and len(constants[name].dims) == 1]
@@ -369,11 +369,11 @@ class _ConventionReader:
         granularity = "channel" if decision.is_per_channel and site.role == "weight" else "tensor"
         return Precision(decision.bits, is_symmetric, is_symmetric, granularity)
 
-    def _only_reader(self, node: NodeProto) -> NodeProto | None:
+    def _only_consumer(self, node: NodeProto) -> NodeProto | None:
         """The one node that reads the only result of `node`, where that is no output of the model."""
-        readers = [reader for name in node.output for reader in self._view.consumers.get(name, ())]
+        consumers = [consumer for name in node.output for consumer in self._view.consumers.get(name, ())]
         is_output = not set(self._outputs).isdisjoint(node.output)
-        return readers[0] if len(readers) == 1 and not is_output else None
+        return consumers[0] if len(consumers) == 1 and not is_output else None
 
 
 @dataclass(frozen=True, slots=True)

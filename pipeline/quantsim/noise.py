@@ -109,14 +109,14 @@ QUANTIZED: Final = "quantized/"
 def _combine(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: Sequence[str]) -> DetachedModel:
     """One model with the float model, the quantized one, and each step alone, quantized and fed with floats."""
     outputs = {info.name for info in model.proto.graph.output}
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    producers = {name: node for node in model.proto.graph.node for name in node.output}
     both, steps = _put_side_by_side(model, encodings)
     graph = both.proto.graph
     for name in tensors:
         is_renamed = name in encodings and name not in outputs
         whole = steps.name_of(name) if is_renamed else f"{QUANTIZED}{name}"
         _add_sum(graph, f"{name}{SIGNAL}", name)
-        for part, value in ((LOCAL, steps.add([makers[name]])[name]), (TOTAL, whole)):
+        for part, value in ((LOCAL, steps.add([producers[name]])[name]), (TOTAL, whole)):
             graph.node.append(helper.make_node("Sub", [name, value], [f"{name}{part}/difference"]))
             _add_sum(graph, f"{name}{part}", f"{name}{part}/difference")
     return both
@@ -264,16 +264,16 @@ def find_layers(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tupl
     graph = model.proto.graph
     constants = {tensor.name for tensor in graph.initializer}
     outputs = {info.name for info in graph.output}
-    readers: dict[str, list[NodeProto]] = {}
+    consumers: dict[str, list[NodeProto]] = {}
     for node in graph.node:
         for name in reads_of(node):
-            readers.setdefault(name, []).append(node)
+            consumers.setdefault(name, []).append(node)
     sources = {value: site.tensor for site in find_sites(model) for value in site.moved_to}
     layers: list[Layer] = []
     for node in graph.node:
         if node.op_type not in WEIGHTED:
             continue
-        behind = readers.get(node.output[0], [])
+        behind = consumers.get(node.output[0], [])
         is_biased = len(behind) == 1 and behind[0].op_type == "Add" and not constants.isdisjoint(behind[0].input)
         nodes = (node, behind[0]) if is_biased and node.output[0] not in outputs else (node,)
         layer = Layer(nodes, tuple(sources[name] for name in node.input if name in sources))

@@ -106,11 +106,11 @@ class Placement:
         formats = self.formats()
         for placed in self.quantized():
             site, bits = placed.site, formats[placed.site.tensor].bits
-            readers = [name for name in site.lent_to if name not in formats or formats[name].bits > bits]
-            if readers:
+            consumers = [name for name in site.lent_to if name not in formats or formats[name].bits > bits]
+            if consumers:
                 yield (
-                    f"{site.tensor} has {bits} bits as the weight of {site.node}, and {' and '.join(readers)} is made "
-                    f"of the same numbers; {UNTIE}"
+                    f"{site.tensor} has {bits} bits as the weight of {site.node}, and {' and '.join(consumers)} is "
+                    f"made of the same values; {UNTIE}"
                 )
         coarser = [placed for placed in self.sites if placed.asked is not None]
         for placed in coarser:

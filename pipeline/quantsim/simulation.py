@@ -235,16 +235,16 @@ def _find_dropped(quantized: DetachedModel, optimized: GraphProto) -> Iterator[D
     """The Relu operators that are not in the optimized graph, before a quantizer that has negative numbers. One
     that is fused into the operator before it still makes the same value."""
     made = {name for node in optimized.node for name in node.output}
-    makers = {name: node for node in quantized.proto.graph.node for name in node.output}
+    producers = {name: node for node in quantized.proto.graph.node for name in node.output}
     for quantizer, zero_point in _quantizers(quantized):
-        maker = makers.get(quantizer.input[0])
-        is_limited = maker is not None and maker.op_type == "Relu" and maker.output[0] not in made
-        if maker is None or not is_limited or zero_point.data_type not in UNKNOWN_LIMITS:
+        producer = producers.get(quantizer.input[0])
+        is_limited = producer is not None and producer.op_type == "Relu" and producer.output[0] not in made
+        if producer is None or not is_limited or zero_point.data_type not in UNKNOWN_LIMITS:
             continue
         dtype = helper.tensor_dtype_to_np_dtype(zero_point.data_type)
         limits = ml_dtypes.iinfo(dtype) if zero_point.data_type in WHOLE_TYPES else ml_dtypes.finfo(dtype)
         if float(quantized.array(zero_point).min()) > float(limits.min):
-            yield DroppedOperator(maker.op_type, maker.output[0], dtype.name)
+            yield DroppedOperator(producer.op_type, producer.output[0], dtype.name)
 
 
 CLIP_FUSION: Final = "ClipQuantRewrite"

@@ -181,10 +181,10 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
             if name in stored and name not in read_outside:
                 found = replace(_constant_site(inner, index, moved, constants), modules=modules, body_of=node.op_type)
                 sites.setdefault(name, found)
-        for name, maker in _values_in_bodies(node):
+        for name, producer in _values_in_bodies(node):
             if name in floats or name in stored:
                 role: Role = "constant" if name in stored else "activation"
-                sites.setdefault(name, replace(maker, role=role, modules=modules))
+                sites.setdefault(name, replace(producer, role=role, modules=modules))
         for name in node.output:
             value = moved.get(name)
             if name not in floats or (value is not None and (name in whole or value.source in moved_weights)):
@@ -196,7 +196,7 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
         del sites[name]
     shared = share_encodings(replace(site, dtype=_dtype_of(types[name])) for name, site in sites.items())
     groups = {site.tensor: site.group for site in shared}
-    differences = {name: _compare_products(readers, groups) for name, readers in products.items()}
+    differences = {name: _compare_products(consumers, groups) for name, consumers in products.items()}
     return tuple(
         replace(
             site,
@@ -272,8 +272,8 @@ def _values_in_bodies(node: NodeProto) -> Iterator[tuple[str, Site]]:
         for body in bodies_in(owner):
             made = [(name, inner) for inner in body.node for name in inner.output]
             at_ends = [[(info.name, owner) for info in infos] for infos in (body.input, body.output)]
-            for name, maker in (*at_ends[0], *made, *at_ends[1]):
-                yield name, Site(name, "activation", "", maker.op_type, _name_of(maker), body_of=node.op_type)
+            for name, producer in (*at_ends[0], *made, *at_ends[1]):
+                yield name, Site(name, "activation", "", producer.op_type, _name_of(producer), body_of=node.op_type)
 
 
 def _constants_in_bodies(graph: GraphProto) -> dict[str, TensorProto]:
@@ -289,17 +289,17 @@ def _constants_in_bodies(graph: GraphProto) -> dict[str, TensorProto]:
 
 
 def _agree_on_axes(known: Site, found: Site) -> Site:
-    """The site of a weight that is read once more: along axes on which its readers differ it has no scales."""
+    """The site of a weight that is read once more: along axes on which its consumers differ it has no scales."""
     if (known.channel_axis, known.summed_axis) == (found.channel_axis, found.summed_axis):
         return known
     why = f"{known.node} and {found.node} have their channels along different axes of it; {UNTIE}"
     return replace(known, channel_axis=None, summed_axis=None, disagreement=known.disagreement or why)
 
 
-def _compare_products(readers: Sequence[Site], groups: Mapping[str, str]) -> str:
+def _compare_products(consumers: Sequence[Site], groups: Mapping[str, str]) -> str:
     """Why no scale suits a bias, which has that of the products that it is added to; empty where these have one."""
     scales = {
-        (groups.get(data := site.bias_of[0], data), site.bias_of[1]): site.node for site in readers if site.bias_of
+        (groups.get(data := site.bias_of[0], data), site.bias_of[1]): site.node for site in consumers if site.bias_of
     }
     first, *others = scales.values()
     return (

@@ -183,7 +183,7 @@ class Backward:
         self._outputs = [info.name for info in graph.output if info.name in self._reached]
         if not self._outputs:
             raise Unsupported("no output of floats depends on a layer that is quantized")
-        self._makers = {name: node.op_type for node in nodes for name in node.output}
+        self._op_of = {name: node.op_type for node in nodes for name in node.output}
         self._nodes = TorchNodes(nodes, model.proto.opset_import, self.computed, read_stored(model))
         self.reads = tuple(sorted({*self._nodes.reads, *self._starts}))
 
@@ -198,7 +198,7 @@ class Backward:
             given[name].requires_grad_()
         with torch.enable_grad():
             found = {**given, **self._nodes.compute(given, self._names)}
-        cut = sorted({self._makers[name] for name in self._reached & self._makers.keys() if _is_cut(found.get(name))})
+        cut = sorted({self._op_of[name] for name in self._reached & self._op_of.keys() if _is_cut(found.get(name))})
         if cut:
             shown = ", ".join(cut)
             raise Unsupported(f"no gradient goes through {plural(len(cut), 'operator')} of the model: {shown}", cut)

@@ -175,5 +175,5 @@ def _region_panels(plan: ExecutionPlan, everyone: dict[int, Occupant]) -> Iterat
 
 def _name(plan: ExecutionPlan, one: Occupant) -> str:
     slot = plan.slots[one.root]
-    maker = Kind(plan.calls[one.life.first].kind_id).name
-    return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}, {bytes_text(one.nbytes)}, made by {maker}"
+    producer = Kind(plan.calls[one.life.first].kind_id).name
+    return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}, {bytes_text(one.nbytes)}, made by {producer}"

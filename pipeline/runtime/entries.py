@@ -173,8 +173,8 @@ def compile_graphs(
     """
     if not graphs:
         raise UsageError("compile_graphs: found no graphs, expected {name of the entry point: graph}")
-    strangers = [*graphs.values()] if isinstance(graphs, Mapping) else [graphs]
-    if strange := [type(item).__name__ for item in strangers if not isinstance(item, Graph)]:
+    items = [*graphs.values()] if isinstance(graphs, Mapping) else [graphs]
+    if strange := [type(item).__name__ for item in items if not isinstance(item, Graph)]:
         raise UsageError(f"compile_graphs: found a {strange[0]}, expected {{name of the entry point: graph}}")
     known = {name: frozenset(sum(graph.weight_names().values(), ())) for name, graph in graphs.items()}
     every = frozenset[str]().union(*known.values())

@@ -25,7 +25,7 @@ class Cell:
     """One direction of a cell: what its steps read except the input, whose product is taken for all steps at once."""
 
     of_state: torch.Tensor
-    """The weights of the state, turned: [hidden, gates · hidden]."""
+    """The weights of the state, transposed: [hidden, gates · hidden]."""
     bias: torch.Tensor
     """That of the state."""
     peepholes: torch.Tensor | None

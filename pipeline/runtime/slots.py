@@ -86,20 +86,20 @@ def _with_named(graph: Graph, tensors: Weights, vids: Mapping[str, int]) -> Grap
     if not tensors:
         return graph
     wrong = [problem for name, tensor in tensors.items() if (problem := _wrong(graph, vids, name, tensor))]
-    if wrong := wrong or [*_other_twins(vids, tensors)]:
+    if wrong := wrong or [*_differing_aliases(vids, tensors)]:
         listed = "\n".join(f"  - {problem}" for problem in wrong)
         raise SourceError(f"weights that do not belong to graph {graph.name!r}:\n{listed}")
     given = {vids[name]: TensorPayload(tensor) for name, tensor in tensors.items()}
     return replace(graph, payloads={**graph.payloads, **given})
 
 
-def _other_twins(vids: Mapping[str, int], tensors: Weights) -> Iterator[str]:
+def _differing_aliases(vids: Mapping[str, int], tensors: Weights) -> Iterator[str]:
     """Names of one weight under which different tensors are given: either could be meant."""
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
-        twin = first.setdefault(vids[name], name)
-        if twin != name and not _is_same(tensors[twin], tensor):
-            yield f"{twin!r} and {name!r} are names of one weight, and the two tensors differ: leave one of them out"
+        alias = first.setdefault(vids[name], name)
+        if alias != name and not _is_same(tensors[alias], tensor):
+            yield f"{alias!r} and {name!r} are names of one weight, and the two tensors differ: leave one of them out"
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -304,8 +304,8 @@ class ScanNode:
             for row, value in zip(rows, made[self._states :], strict=True):
                 row.append(np.asarray(value))
         types = self._body.output_types[self._states :]
-        turned = [row[::-1] if back else row for row, back in zip(rows, self._out_back, strict=True)]
-        return states + [stack(row, kind, axis) for row, kind, axis in zip(turned, types, self._out_axes, strict=True)]
+        rows = [row[::-1] if back else row for row, back in zip(rows, self._out_back, strict=True)]
+        return states + [stack(row, kind, axis) for row, kind, axis in zip(rows, types, self._out_axes, strict=True)]
 
 
 class SequenceMapNode:

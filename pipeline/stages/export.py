@@ -301,7 +301,7 @@ def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:
         if tensor.name in names:
             digests.add(key_of_parameter(tensor, model.digest(tensor)))
             if len(tensor.dims) == 2:
-                digests.add(key_of_parameter(tensor, model.turned_digest(tensor, (1, 0))))
+                digests.add(key_of_parameter(tensor, model.transposed_digest(tensor, (1, 0))))
     return frozenset(digests)
 
 

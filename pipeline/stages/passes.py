@@ -282,7 +282,7 @@ def _write_diff(
     """Write a diff by structure against the model before the pass, and by numbers against the reference."""
     numbers = Numbers(row.errors) if row.errors else None
     why = "" if row.errors else row.reason or why_not_compared or "there is no output to compare"
-    diff = compare_models(before.model, after.model, (before.reading, after.reading))
+    diff = compare_models(before.model, after.model, (before.canonical, after.canonical))
     (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
     text = diff_text(diff, most=None) + numbers_text(numbers, why, title="numbers, against the reference")
     workspace.write_text(f"{folder}/diff.txt", text)

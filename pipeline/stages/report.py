@@ -353,8 +353,10 @@ class _Sketch:
         for node in nodes:
             for name in filter(None, node.output):
                 everyone = self._view.consumers.get(name, [])
-                readers = [node for node in everyone if inside.isdisjoint(node.output) and self._reads_data(node, name)]
-                label = _reader_label(readers, name in ends)
+                consumers = [
+                    node for node in everyone if inside.isdisjoint(node.output) and self._reads_data(node, name)
+                ]
+                label = _consumer_label(consumers, name in ends)
                 if label:
                     end = self._add(Box(BoxKind.OUTPUT, label, shape_text(self._view, name), name=name))
                     self.wires.append(Wire(self._sources[name], end, shape_text(self._view, name)))
@@ -366,8 +368,8 @@ class _Sketch:
         return node.op_type != "CastLike" or node.input[0] == name
 
 
-def _reader_label(readers: Sequence[NodeProto], is_output: bool) -> str:
-    labels = [*(["output"] if is_output else []), *map(op_name, readers)]
+def _consumer_label(consumers: Sequence[NodeProto], is_output: bool) -> str:
+    labels = [*(["output"] if is_output else []), *map(op_name, consumers)]
     ops: list[str] = list(dict.fromkeys(labels))
     return ", ".join(ops[:2]) + (" …" if len(ops) > 2 else "")
 

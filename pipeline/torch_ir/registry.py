@@ -140,7 +140,7 @@ def _convert_graph(graph: Graph, registry: Registry) -> Graph:
         bodies = tuple(_convert_graph(body, registry) for body in op.bodies)
         op = replace(op, bodies=bodies) if bodies else op
         ops.append(_convert_op(op, node, vids, specs, registry))
-    _refuse_twins(ops)
+    _refuse_duplicates(ops)
     stubs = [
         ValueDecl(value.name, spec, value.role, value.strides if spec.shape == value.spec.shape else None)
         for value, spec in zip(graph.values, specs, strict=True)
@@ -203,7 +203,7 @@ def _attrs(whose: str, op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[st
     return {**(tensors if inputs == op.inputs else {}), **own}
 
 
-def _refuse_twins(ops: list[Op]) -> None:
+def _refuse_duplicates(ops: list[Op]) -> None:
     names: set[str] = set()
     for op in ops:
         if op.name in names:

@@ -83,7 +83,7 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
             bound.tensors[value.name] = tensor
             kind = "constant" if any(name in constants for name in names) else _kind(value)
             wrong = [*misfit(f"{kind} {key_of(graph, value)!r}", tensor, value, value.spec.shape)]
-            bound.wrong.extend(wrong or _other_twins(names, weights))
+            bound.wrong.extend(wrong or _differing_aliases(names, weights))
     bound.wrong.extend(_unknown(graph, constants))
     bound.missing.extend(missing_message(graph, value) for value in lacking)
     keys = {key_of(graph, value): _kind(value) for value in lacking}
@@ -159,7 +159,7 @@ def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
             yield f"constant {name!r}: the IR has no such constant, buffer or weight"
 
 
-def _other_twins(names: Sequence[str], weights: Tensors) -> Iterator[str]:
+def _differing_aliases(names: Sequence[str], weights: Tensors) -> Iterator[str]:
     """Report a tied weight whose names have different tensors in `weights`: either could be meant."""
     first, *others = [name for name in names if name in weights] or [""]
     for name in others:
@@ -288,12 +288,12 @@ def merge_tied(graph: Graph) -> Graph:
 
     States that the graph updates are not merged: each update belongs to one name.
     """
-    twins = _twins(graph)
-    if not twins:
+    aliases = _find_aliases(graph)
+    if not aliases:
         return graph
-    kept = [value for value in graph.values if value.vid not in twins]
+    kept = [value for value in graph.values if value.vid not in aliases]
     places = {value.vid: place for place, value in enumerate(kept)}
-    new = {value.vid: places[twins.get(value.vid, value.vid)] for value in graph.values}
+    new = {value.vid: places[aliases.get(value.vid, value.vid)] for value in graph.values}
     payloads: dict[str, Payload] = {
         value.name: graph.payloads[value.vid] for value in kept if value.vid in graph.payloads
     }
@@ -309,30 +309,30 @@ def merge_tied(graph: Graph) -> Graph:
         payloads,
         facts=GraphFacts(
             {new[vid]: new[after] for vid, after in graph.updates.items()},
-            {new[vid]: names for vid, names in graph.sources.items() if vid not in twins},
+            {new[vid]: names for vid, names in graph.sources.items() if vid not in aliases},
             graph.dims,
             graph.guards,
         ),
     )
 
 
-def _twins(graph: Graph) -> dict[int, int]:
+def _find_aliases(graph: Graph) -> dict[int, int]:
     """{vid of a further placeholder: the first of the same tensor}."""
     first: dict[object, int] = {}
-    twins: dict[int, int] = {}
+    aliases: dict[int, int] = {}
     for value in stored_values(graph):
         names = graph.sources.get(value.vid, ())
         if len(names) < 2 or value.vid in graph.updates:
             continue
         look = (frozenset(names), value.role, value.spec, value.strides)
         if first.setdefault(look, value.vid) != value.vid:
-            twins[value.vid] = first[look]
-    return twins
+            aliases[value.vid] = first[look]
+    return aliases
 
 
 def _others(names: Mapping[int, list[str]]) -> dict[str, list[str]]:
     groups = [group for group in names.values() if len(group) > 1]
-    return {name: [twin for twin in group if twin != name] for group in groups for name in group}
+    return {name: [alias for alias in group if alias != name] for group in groups for name in group}
 
 
 def _find_shared(model: nn.Module) -> set[int]:

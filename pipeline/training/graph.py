@@ -102,7 +102,7 @@ def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
     region.read()
     leaving = [traced.loss, *traced.gradients, *traced.updates.values(), *([traced.norm] if traced.norm else [])]
     for node in leaving:
-        vid = region.meaning(node)
+        vid = region.result_of(node)
         assert isinstance(vid, int)
         vids[node] = vid
     inputs = [vids[node] for node in traced.batch]

@@ -60,10 +60,10 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
         )
     refuse_optimizer_hooks(optimizer)
     names = {id(tensor): name for name, tensor in module.named_parameters()}
-    strangers = [param for group in optimizer.param_groups for param in group["params"] if id(param) not in names]
-    if strangers:
+    unknown = [param for group in optimizer.param_groups for param in group["params"] if id(param) not in names]
+    if unknown:
         raise UsageError(
-            f"the optimizer has a parameter of shape {list(strangers[0].shape)} that the module has not; "
+            f"the optimizer has a parameter of shape {list(unknown[0].shape)} that the module has not; "
             "make the optimizer from module.parameters()"
         )
     groups, moments, steps = [], {}, set[int]()

@@ -71,19 +71,19 @@ def read_quantizers(proto: onnx.ModelProto) -> QdqModel:
     """
     graph = proto.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    makers = {name: node for node in graph.node for name in node.output}
-    taken = {*tensors, *makers, *(info.name for info in graph.input)}
+    producers = {name: node for node in graph.node for name in node.output}
+    taken = {*tensors, *producers, *(info.name for info in graph.input)}
     stored: dict[str, StoredWeight] = {}
     narrow = []
     for node in graph.node:
         source = node.input[0] if node.input else ""
-        if node.op_type == DEQUANTIZE and makers.get(source) is not None and makers[source].op_type == "Constant":
+        if node.op_type == DEQUANTIZE and producers.get(source) is not None and producers[source].op_type == "Constant":
             raise Unsupported(f"{node.name or source!r} reads integers of a Constant; make it an initializer")
         if node.op_type == DEQUANTIZE and source in tensors and source not in stored:
             name, encoding = _encoding_of(node, tensors)
             name = name if name not in taken else f"{source}_as_float"
             stored[source] = StoredWeight(name, source, node.input[1], encoding)
-        clip = makers.get(source)
+        clip = producers.get(source)
         if node.op_type == QUANTIZE and clip is not None and _narrows(clip, node, tensors):
             narrow.append(_narrow_quantizer(clip, node, tensors))
     return QdqModel(proto, tuple(stored.values()), tuple(narrow))

@@ -65,7 +65,7 @@ def _find_weights(graph: Graph, *, filled_in: bool) -> frozenset[int]:
         and any(
             _is_weight(graph, op, place, value)
             and not (filled_in and value.role is Role.CONST and place in OPTIONAL.get(op.kind, ()))
-            for op, place in _readers(graph, value)
+            for op, place in _uses(graph, value)
         )
     )
 
@@ -81,7 +81,7 @@ def scales_of(graph: Graph) -> Mapping[int, Op]:
 
 def find_candidates(graph: onnx.GraphProto) -> list[str]:
     """Float initializers that may become params: no shape, and nothing else that has to be known, follows from them."""
-    makers = {name: node for node in graph.node for name in node.output}
+    producers = {name: node for node in graph.node for name in node.output}
     fixed: set[str] = set()
     todo = [
         name for node in graph.node for place, name in enumerate(node.input) if place in FIXED.get(node.op_type, ())
@@ -91,9 +91,9 @@ def find_candidates(graph: onnx.GraphProto) -> list[str]:
         if name in fixed:
             continue
         fixed.add(name)
-        maker = makers.get(name)
-        if maker is not None and maker.op_type not in ("Shape", "Size"):
-            todo += [source for source in maker.input if source]
+        producer = producers.get(name)
+        if producer is not None and producer.op_type not in ("Shape", "Size"):
+            todo += [source for source in producer.input if source]
     scales = {node.input[1] for node in graph.node if node.op_type == "QuantizeLinear"}
     listed = {info.name for info in graph.input}
     return [
@@ -105,7 +105,7 @@ def find_candidates(graph: onnx.GraphProto) -> list[str]:
     ]
 
 
-def _readers(graph: Graph, value: Value) -> Iterator[tuple[Op, int]]:
+def _uses(graph: Graph, value: Value) -> Iterator[tuple[Op, int]]:
     """The ops that read `value` or what only moves or quantizes it, with the place of the operand."""
     todo = [value]
     while todo:

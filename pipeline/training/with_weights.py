@@ -140,15 +140,15 @@ def _bias_scales(
     tensors: dict[str, onnx.TensorProto],
 ) -> dict[str, np.ndarray]:
     """New scales of biases that had the product of the scales of a product's operands, by name."""
-    makers = {name: node for node in proto.graph.node for name in node.output}
+    producers = {name: node for node in proto.graph.node for name in node.output}
     biases = {weight.numbers: weight.scale for weight in stored if weight.encoding.precision.bits == BIAS_BITS}
     found: dict[str, np.ndarray] = {}
     for node in proto.graph.node:
         for name in node.input:
-            bias, product = makers.get(name), _product_beside(node, name, makers)
+            bias, product = producers.get(name), _product_beside(node, name, producers)
             if product is None or bias is None or bias.op_type != DEQUANTIZE or bias.input[0] not in biases:
                 continue
-            operands = [makers.get(operand) for operand in product.input[:2]]
+            operands = [producers.get(operand) for operand in product.input[:2]]
             scales = [node.input[1] for node in operands if node is not None and node.op_type == DEQUANTIZE]
             if len(scales) < 2 or not all(scale in tensors for scale in scales):
                 continue
@@ -160,11 +160,11 @@ def _bias_scales(
     return found
 
 
-def _product_beside(node: onnx.NodeProto, bias: str, makers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+def _product_beside(node: onnx.NodeProto, bias: str, producers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """The product that `node` adds `bias` to."""
     if node.op_type in BIASED:
         return node if list(node.input).index(bias) == BIAS else None
-    others = [makers.get(name) for name in node.input if name != bias] if node.op_type == "Add" else []
+    others = [producers.get(name) for name in node.input if name != bias] if node.op_type == "Add" else []
     return others[0] if others and others[0] is not None and others[0].op_type == "MatMul" else None
 
 

@@ -332,9 +332,9 @@ class Resolver:
 
     def _is_read_by_places(self, sequence: str) -> bool:
         """Whether every consumer of the sequence takes one tensor out of it, at a known index."""
-        readers = [node for node in self._scope.nodes if sequence in node.proto.input]
+        consumers = [node for node in self._scope.nodes if sequence in node.proto.input]
         return sequence not in self._scope.outputs and all(
-            node.key == "SequenceAt" and self._found.constant(node.proto.input[1]) is not None for node in readers
+            node.key == "SequenceAt" and self._found.constant(node.proto.input[1]) is not None for node in consumers
         )
 
     def _pick(self, node: onnx.NodeProto) -> None:

@@ -217,11 +217,11 @@ def distances_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[st
 def product_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
     """FusedMatMul, whose operands may be transposed."""
     read = Attributes(node)
-    turned = {}
+    types = {}
     for name, flag in zip(node.input, ("transA", "transB"), strict=False):
         shape, dtype = specs[name].shape, specs[name].dtype
-        turned[flag] = TensorSpec((*shape[:-2], *shape[:-3:-1]) if read.flag(flag) and len(shape) > 1 else shape, dtype)
-    return infer(helper.make_node("MatMul", list(turned), [node.output[0]]), {"": 13}, turned, {})
+        types[flag] = TensorSpec((*shape[:-2], *shape[:-3:-1]) if read.flag(flag) and len(shape) > 1 else shape, dtype)
+    return infer(helper.make_node("MatMul", list(types), [node.output[0]]), {"": 13}, types, {})
 
 
 def unpacked_product_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:

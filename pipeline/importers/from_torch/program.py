@@ -72,7 +72,7 @@ def _leaving(program: ExportedProgram, region: Region, targets: Mapping[str, int
     for spec, item in zip(program.graph_signature.output_specs, _several(results), strict=True):
         if spec.kind is OutputKind.TOKEN or not isinstance(spec.arg, TensorArgument):
             continue
-        vid = region.meaning(item)
+        vid = region.result_of(item)
         if type(vid) is not int:
             raise Unsupported(f"the output {spec.arg.name!r} is no tensor; the IR gives back tensors")
         if spec.kind in UPDATES and spec.target is not None:

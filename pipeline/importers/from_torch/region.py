@@ -33,18 +33,18 @@ class Number:
     item: Attr
 
 
-Meaning: TypeAlias = int | Several | Graph | Number
+NodeResult: TypeAlias = int | Several | Graph | Number
 """What a node of the traced graph evaluates to: a vid, several, the body of an op, or a number."""
 
 
 class Arguments:
     """The inputs and bodies of one op, collected while its arguments are read."""
 
-    def __init__(self, meaning: Callable[[Any], Meaning]) -> None:
-        """`meaning`: of a node, or of a tensor where a call is read that no graph of torch has."""
+    def __init__(self, result_of: Callable[[Any], NodeResult]) -> None:
+        """`result_of`: of a node, or of a tensor where a call is read that no graph of torch has."""
         self.inputs: list[int] = []
         self.bodies: list[Graph] = []
-        self._meaning = meaning
+        self._result_of = result_of
 
     def read(self, node: Any, operator: Operator) -> dict[str, Attr]:
         """The arguments of `node` by name, in the order of the schema; an argument that is None by default and None
@@ -64,7 +64,7 @@ class Arguments:
     def _item(self, item: Any) -> Attr:
         kind = type(item)
         if kind is Node or isinstance(item, torch.Tensor):
-            return self._of(self._meaning(item))
+            return self._of(self._result_of(item))
         if kind in AS_THEY_ARE:
             return item
         if isinstance(item, list | tuple):
@@ -76,16 +76,16 @@ class Arguments:
                 return TorchConst(word, str(item).removeprefix("torch."))
         raise Unsupported(f"an argument of type {kind.__name__} ({item!r}); the IR holds tensors, numbers and names")
 
-    def _of(self, meaning: Meaning) -> Attr:
-        if type(meaning) is int:
-            self.inputs.append(meaning)
+    def _of(self, result: NodeResult) -> Attr:
+        if type(result) is int:
+            self.inputs.append(result)
             return InputRef(len(self.inputs) - 1)
-        if isinstance(meaning, Graph):
-            self.bodies.append(meaning)
+        if isinstance(result, Graph):
+            self.bodies.append(result)
             return BodyRef(len(self.bodies) - 1)
-        if isinstance(meaning, Several):
-            return tuple(None if vid is None else self._of(vid) for vid in meaning.vids)
-        return meaning.item if isinstance(meaning, Number) else None
+        if isinstance(result, Several):
+            return tuple(None if vid is None else self._of(vid) for vid in result.vids)
+        return result.item if isinstance(result, Number) else None
 
 
 AS_THEY_ARE = frozenset({bool, int, float, complex, str, type(None)})
@@ -115,19 +115,19 @@ class Region:
         self._stubs: list[ValueDecl] = []
         self._ops: list[Op] = []
         self._payloads: dict[str, Payload] = {}
-        self._meanings: dict[Node, Meaning] = {}
+        self._node_results: dict[Node, NodeResult] = {}
 
     def declare(self, node: Node, role: Role, payload: Payload | None = None) -> int:
         """Declare the placeholder `node` as a tensor of this role. Returns its vid."""
         name = self._given[node.name]
         if payload is not None:
             self._payloads[name] = payload
-        vid = self._meanings[node] = self._stub(name, node.meta["val"], role)
+        vid = self._node_results[node] = self._stub(name, node.meta["val"], role)
         return vid
 
     def declare_number(self, node: Node) -> None:
         """Declare the placeholder `node` as a number."""
-        self._meanings[node] = self._number(node.meta.get("val"))
+        self._node_results[node] = self._number(node.meta.get("val"))
 
     def read(self) -> None:
         """Read all calls and attributes.
@@ -138,22 +138,22 @@ class Region:
         for node in self._module.graph.nodes:
             if node.op in ("call_function", "get_attr"):
                 try:
-                    self._meanings[node] = self._call(node) if node.op == "call_function" else self._attribute(node)
+                    self._node_results[node] = self._call(node) if node.op == "call_function" else self._attribute(node)
                 except Unsupported as error:
                     place = " · ".join(filter(None, (module_of(node), line_of(node))))
                     raise Unsupported(f"{node.target} {node.name!r} ({place or 'no place known'}): {error}") from error
 
-    def meaning(self, node: Any) -> Meaning:
-        """The meaning of `node`, or of a plain Python number."""
-        return self._meanings[node] if isinstance(node, Node) else Number(node)
+    def result_of(self, node: Any) -> NodeResult:
+        """The result of `node`, or that of a plain Python number."""
+        return self._node_results[node] if isinstance(node, Node) else Number(node)
 
     def graph(self, name: str, inputs: Sequence[int], outputs: Sequence[int], facts: GraphFacts | None = None) -> Graph:
         return assemble(name, self._stubs, self._ops, inputs, outputs, self._payloads, facts=facts)
 
-    def _call(self, node: Node) -> Meaning:
+    def _call(self, node: Node) -> NodeResult:
         target: Any = node.target
         value = node.meta.get("val")
-        if target is getitem and isinstance(source := self._meanings[node.args[0]], Several):  # type: ignore[index]
+        if target is getitem and isinstance(source := self._node_results[node.args[0]], Several):  # type: ignore[index]
             vid = source.vids[node.args[1]]  # type: ignore[index]
             return Number(None) if vid is None else vid
         if isinstance(value, NUMBERS):
@@ -162,13 +162,13 @@ class Region:
         if operator.nothing:
             return Number(None)
         if operator.same:
-            return self.meaning(node.args[0])
+            return self.result_of(node.args[0])
         if any(name.endswith("_storage_offset") for name in node.kwargs):
             _refuse_other_orders(node)
-        arguments = Arguments(self.meaning)
+        arguments = Arguments(self.result_of)
         attrs = {**arguments.read(node, operator), **_default_dtype(node, operator)}
         name = self._names.new(operator.base)
-        outputs, meaning = self._results(name, value)
+        outputs, result = self._results(name, value)
         self._ops.append(
             Op(
                 oid=len(self._ops),
@@ -182,13 +182,13 @@ class Region:
                 bodies=tuple(_name_bodies(arguments.bodies, attrs)),
             )
         )
-        return meaning
+        return result
 
     def spec(self, vid: int) -> TensorSpec:
         """Shape and dtype of a value."""
         return self._stubs[vid].spec
 
-    def _results(self, name: str, value: Any) -> tuple[tuple[int, ...], Meaning]:
+    def _results(self, name: str, value: Any) -> tuple[tuple[int, ...], NodeResult]:
         if isinstance(value, torch.Tensor):
             vid = self._stub(name, value, Role.TMP)
             return (vid,), vid
@@ -200,7 +200,7 @@ class Region:
         ]
         return tuple(vid for vid in vids if vid is not None), Several(tuple(vids))
 
-    def _attribute(self, node: Node) -> Meaning:
+    def _attribute(self, node: Node) -> NodeResult:
         """Read a body, or a tensor that torch keeps outside of the graph."""
         held = attrgetter(str(node.target))(self._module)
         if isinstance(held, GraphModule):
@@ -225,7 +225,7 @@ class Region:
         region.read()
         output = module.graph.output_node().args[0]
         leaving = output if isinstance(output, list | tuple) else (output,)
-        vids = [meaning for item in leaving if type(meaning := region.meaning(item)) is int]
+        vids = [result for item in leaving if type(result := region.result_of(item)) is int]
         if len(vids) != len(leaving):
             raise Unsupported(f"the body {name!r} gives back something that is no tensor")
         return region.graph(name, inputs, vids)

@@ -21,7 +21,7 @@ class Scores:
     added."""
 
     query: int
-    turned_key: int
+    transposed_key: int
     scale: float
     mask: int | None
 
@@ -58,11 +58,11 @@ def fuse_attention(graph: Graph) -> Graph:
 def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
     """The fused kernels make (batch, tokens, heads, width), so that joining the heads needs no copy."""
     values = rewrite.graph.values
-    batch, heads, width, tokens = values[scores.turned_key].spec.sizes
+    batch, heads, width, tokens = values[scores.transposed_key].spec.sizes
     key = rewrite.declare(
-        f"{values[scores.turned_key].name} turned", TensorSpec((batch, heads, tokens, width), "float32")
+        f"{values[scores.transposed_key].name} transposed", TensorSpec((batch, heads, tokens, width), "float32")
     )
-    rewrite.replace(after, "aten.permute.default", [scores.turned_key], [key], {"dims": (0, 1, 3, 2)})
+    rewrite.replace(after, "aten.permute.default", [scores.transposed_key], [key], {"dims": (0, 1, 3, 2)})
     if scores.mask is None and math.prod(values[scores.query].spec.sizes[:3]) * tokens <= SMALL:
         _put_small(rewrite, after, (scores.query, key, after.inputs[1]), scores.scale)
         return
@@ -109,7 +109,7 @@ SMALL = 2**15
 
 def _fits(graph: Graph, scores: Scores, value: int) -> bool:
     """Whether query, key and value are of one batch, with one number of heads and one width."""
-    specs = [graph.values[vid].spec for vid in (scores.query, scores.turned_key, value)]
+    specs = [graph.values[vid].spec for vid in (scores.query, scores.transposed_key, value)]
     if not all(spec.rank == 4 and spec.is_static and spec.dtype == "float32" for spec in specs):
         return False
     query, key, value_spec = (spec.sizes for spec in specs)

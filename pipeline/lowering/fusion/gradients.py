@@ -46,8 +46,8 @@ def join_parts(graph: Graph) -> Graph:
 
 def _is_inner_sum(graph: Graph, op: Op) -> bool:
     """Whether the only user of `op` is another sum of the same shape; then `op` is handled with that sum."""
-    reader = only_user(graph, op.outputs[0])
-    return reader is not None and read_sum(reader) is not None and _keeps_shape(graph, reader)
+    user = only_user(graph, op.outputs[0])
+    return user is not None and read_sum(user) is not None and _keeps_shape(graph, user)
 
 
 def _keeps_shape(graph: Graph, op: Op) -> bool:
@@ -68,11 +68,11 @@ def _parts_of(graph: Graph, total: Op) -> list[Part] | None:
                 return None
             parts.append(part)
             continue
-        makers = [producer(graph, vid) for vid in terms]
+        producers = [producer(graph, vid) for vid in terms]
         if not _keeps_shape(graph, op) or any(only_user(graph, vid) is None for vid in terms):
             return None
-        todo += [maker for maker in makers if maker is not None]
-        if None in makers:
+        todo += [term for term in producers if term is not None]
+        if None in producers:
             return None
     return parts
 
@@ -206,12 +206,14 @@ def sum_rows_by_product(graph: Graph) -> Graph:
             ones[key] = rewrite.declare(f"{rows} ones", TensorSpec((rows,), matrix.dtype, matrix.device))
             attrs: dict[str, Attr] = {"size": (rows,), "dtype": TorchConst("dtype", matrix.dtype), "device": CPU}
             rewrite.replace(op, "aten.ones.default", (), [ones[key]], attrs)
-        turned, total = (
+        transposed, total = (
             rewrite.declare(f"{out.name} {what}", TensorSpec(shape, matrix.dtype, matrix.device))
-            for what, shape in (("turned", (columns, rows)), ("in one axis", (columns,)))
+            for what, shape in (("transposed", (columns, rows)), ("in one axis", (columns,)))
         )
-        rewrite.replace(op, "aten.t.default", op.inputs, [turned], {"self": InputRef(0)})
-        rewrite.replace(op, "aten.mv.default", [turned, ones[key]], [total], {"self": InputRef(0), "vec": InputRef(1)})
+        rewrite.replace(op, "aten.t.default", op.inputs, [transposed], {"self": InputRef(0)})
+        rewrite.replace(
+            op, "aten.mv.default", [transposed, ones[key]], [total], {"self": InputRef(0), "vec": InputRef(1)}
+        )
         rewrite.replace(op, "aten.view.default", [total], op.outputs, {"self": InputRef(0), "size": out.spec.shape})
     return rewrite.build()
 

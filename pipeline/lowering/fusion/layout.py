@@ -1,9 +1,9 @@
-"""The order of axes in memory: images with their channels last, and results in the order that their readers need.
+"""The order of axes in memory: images with their channels last, and results in the order that their users need.
 
 `channels-last` keeps images as (batch, row, column, channel) between packed convolutions, which are fastest in this
 order. A convolution then reads its input permuted and makes a value with its axes in this order; the permutation of
 that value to the old order has the old vid, and costs nothing. Pointwise ops, pools and `cat` between two convolutions
-follow, so that nothing is copied from one order to the other; every other reader sees the strides of a permuted tensor.
+follow, so that nothing is copied from one order to the other; every other user sees the strides of a permuted tensor.
 
 `images` stores images with their channels last between torch's convolutions, in both directions of a train step.
 torch's kernels for convolutions, pools and normalisations on the CPU are faster in this order. Only the strides of
@@ -12,9 +12,9 @@ graph: an operator whose operand is in this order writes its result in this orde
 into this order when it is fed. An operator that depends on strides, and is not in `FOLLOWERS`, reads an alias with the
 strides of the trace; the runtime copies the image for it if the image has other strides.
 
-`order` chooses the memory order of results so that their readers need no copy. The strides of a value say in which
+`order` chooses the memory order of results so that their users need no copy. The strides of a value say in which
 order its axes lie in memory, and `pipeline.lowering.lower` stores the value in that order. The order changes neither
-what the operator computes nor what its readers see.
+what the operator computes nor what its users see.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class _Order:
         same = op.kind == CAT or all(spec == specs[0] for spec in specs)
         return same and all(vid in self._last for vid in op.inputs)
 
-    def turn_channels_last(self, vid: int, reader: Op) -> int:
-        """The vid of `vid` with its channels last; an op before `reader` permutes it where no op makes it so."""
+    def turn_channels_last(self, vid: int, user: Op) -> int:
+        """The vid of `vid` with its channels last; an op before `user` permutes it where no op makes it so."""
         if vid not in self._last:
             self._last[vid] = self._declare(vid)
-            self.rewrite.replace(reader, "aten.permute.default", [vid], [self._last[vid]], {"dims": LAST})
+            self.rewrite.replace(user, "aten.permute.default", [vid], [self._last[vid]], {"dims": LAST})
         return self._last[vid]
 
     def compute(self, op: Op, ins: Sequence[int], attrs: Mapping[str, Attr]) -> None:
@@ -128,8 +128,8 @@ def store_as_copied(graph: Graph) -> Graph:
             continue
         way = _way_to(graph, op)
         source = way[0].inputs[0]
-        maker = producer(graph, source)
-        if maker is None or source in chosen or not _may_choose(graph, maker, source):
+        source_op = producer(graph, source)
+        if source_op is None or source in chosen or not _may_choose(graph, source_op, source):
             continue
         layout = _find_layout(graph, source, way)
         if layout is None:
@@ -162,12 +162,12 @@ def _way_to(graph: Graph, copy: Op) -> tuple[Op, ...]:
         way.append(before)
 
 
-def _may_choose(graph: Graph, maker: Op, source: int) -> bool:
-    """Whether `maker` computes `source`, for one reader, and may write it in any order."""
+def _may_choose(graph: Graph, source_op: Op, source: int) -> bool:
+    """Whether `source_op` computes `source`, for one user, and may write it in any order."""
     return (
-        maker.kind.startswith("aten.")
-        and maker.kind not in IN_ROWS
-        and not _moves(graph, maker)
+        source_op.kind.startswith("aten.")
+        and source_op.kind not in IN_ROWS
+        and not _moves(graph, source_op)
         and only_user(graph, source) is not None
         and graph.values[source].spec.is_static
         and graph.values[source].spec.rank <= MOST_AXES
@@ -260,7 +260,7 @@ class _Images:
     def __init__(self, graph: Graph) -> None:
         self._graph, self._rewrite = graph, Rewrite(graph)
         self._vids: set[int] = set()
-        self._turned: dict[int, int] = {}
+        self._copies: dict[int, int] = {}
         """{value in rows: its copy with the channels last}."""
         self._replaced: dict[int, dict[int, int]] = {}
         """{oid: {operand: the value that is read in its place}}, for operators that read images in any order, and for
@@ -278,19 +278,19 @@ class _Images:
             self._vids.add(vid)
             self._rewrite.store(vid, _strides(self._graph.values[vid].spec))
 
-    def bring(self, reader: Op, vids: Iterable[int]) -> None:
-        """Let `reader` find `vids` with their channels last; an input is fed so, anything else is copied."""
-        places = self._replaced.setdefault(reader.oid, {})
+    def bring(self, user: Op, vids: Iterable[int]) -> None:
+        """Let `user` find `vids` with their channels last; an input is fed so, anything else is copied."""
+        places = self._replaced.setdefault(user.oid, {})
         for vid in vids:
-            value, maker = self._graph.values[vid], producer(self._graph, vid)
+            value, source_op = self._graph.values[vid], producer(self._graph, vid)
             if vid in self._vids or not self.is_image(vid) or value.strides == _strides(value.spec):
                 continue
-            if maker is not None and maker.kind == "aten.expand.default" and takes_any_order(reader.kind):
+            if source_op is not None and source_op.kind == "aten.expand.default" and takes_any_order(user.kind):
                 continue
             if value.role is Role.INPUT:
                 self.add(vid)
-            elif maker is not None:
-                places[vid] = self._turned.get(vid) or self._turn(reader, vid)
+            elif source_op is not None:
+                places[vid] = self._copies.get(vid) or self._copy_channels_last(user, vid)
 
     def build(self) -> Graph:
         graph = self._graph
@@ -310,23 +310,23 @@ class _Images:
         ins, outs = ([self._rewrite.spec(vid) for vid in vids] for vids in (op.inputs, op.outputs))
         return is_call(op.kind) and not takes_any_order(op.kind) and as_view(op.kind, op.attrs, ins, outs) is None
 
-    def _as_traced(self, reader: Op, vid: int) -> int:
+    def _as_traced(self, user: Op, vid: int) -> int:
         """An alias of the image `vid`, with the strides that the image had in the trace."""
         value = self._graph.values[vid]
         traced = self._rewrite.declare(f"{value.name} as traced", value.spec)
         if value.strides is not None:
             self._rewrite.store(traced, [int(stride) for stride in value.strides])
-        self._rewrite.replace(reader, "aten.alias.default", [vid], [traced], {"self": InputRef(0)})
+        self._rewrite.replace(user, "aten.alias.default", [vid], [traced], {"self": InputRef(0)})
         return traced
 
-    def _turn(self, reader: Op, vid: int) -> int:
+    def _copy_channels_last(self, user: Op, vid: int) -> int:
         value = self._graph.values[vid]
-        self._turned[vid] = turned = self._rewrite.declare(f"{value.name} channels last", value.spec)
-        self._rewrite.store(turned, _strides(value.spec))
+        self._copies[vid] = copy = self._rewrite.declare(f"{value.name} channels last", value.spec)
+        self._rewrite.store(copy, _strides(value.spec))
         self._rewrite.replace(
-            reader, "aten.clone.default", [vid], [turned], {"self": InputRef(0), "memory_format": CHANNELS_LAST}
+            user, "aten.clone.default", [vid], [copy], {"self": InputRef(0), "memory_format": CHANNELS_LAST}
         )
-        return turned
+        return copy
 
 
 def _strides(spec: TensorSpec) -> tuple[int, int, int, int]:

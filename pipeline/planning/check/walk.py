@@ -327,8 +327,8 @@ class _Memory:
         for count, (vid, mine) in enumerate(places.items()):
             if mine.region != ARENA:
                 self.found.append(f"output {self._name(vid)} shares the storage of {self._name(mine.region)}")
-            twins = [twin for twin in computed[:count] if places[twin].overlaps(mine)]
-            self.found += [f"outputs {self._name(twin)} and {self._name(vid)} share storage" for twin in twins]
+            shared = [output for output in computed[:count] if places[output].overlaps(mine)]
+            self.found += [f"outputs {self._name(output)} and {self._name(vid)} share storage" for output in shared]
 
     def _strike(self, vid: int, index: int, call: KernelCall, where: str, *, allowed: int | None) -> None:
         if self.plan.slots[vid].role in GIVEN and not self._is_changed(vid):

@@ -196,7 +196,7 @@ def test_what_is_gone_names_the_step_and_what_stands_for_it() -> None:
     _, carried = carry(model, recipe, encode_model(model))
     lost = {lost.tensor: (lost.kind, lost.by, lost.reason) for lost in carried.lost}
     assert lost == {
-        "a": ("gone", "", "'x' has the same numbers, and stands for both"),
+        "a": ("gone", "", "'x' has the same values, and stands for both"),
         "w": ("gone", "eliminate_unused_initializer", "nothing reads it any more"),
         "b": ("gone", "eliminate_deadend", "its Abs is gone"),
         "dead": ("gone", "eliminate_deadend", "its MatMul is gone"),

@@ -59,10 +59,10 @@ def number_copy(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def changes(model: onnx.ModelProto, names: Sequence[str]) -> dict[int, PassOutput]:
     """By place in `names`, what the passes that change something make, each of what the one before has made."""
-    desk: dict = {}
+    worker_state: dict = {}
     stands, outputs = number_copy(model).SerializeToString(), {}
     for place, name in enumerate(names):
-        changed = optimize(desk, stands, [name])
+        changed = optimize(worker_state, stands, [name])
         if changed is not None:
             outputs[place], stands = changed, changed.model
     return outputs

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from passes.model.canonical import canonical_digest, meanings_of
+from passes.model.canonical import canonical_digest, value_digests
 from passes.weights.detached import DetachedModel
 from tests.support.onnx_models import attention, detached, matrix, model_of
 
@@ -59,7 +59,7 @@ def test_names_in_a_branch_or_a_loop_say_nothing() -> None:
     first = detached(model_of(text.format(a="a", v="v", go="go", w="w")))
     other = detached(model_of(text.format(a="p", v="q", go="r", w="s")))
     assert canonical_digest(first) == canonical_digest(other)
-    assert meanings_of(first).whole == meanings_of(other).whole
+    assert value_digests(first).whole == value_digests(other).whole
 
 
 @pytest.mark.parametrize("change", [rename, swap_constants], ids=["renamed", "reordered"])
@@ -89,7 +89,7 @@ def other_op(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize("change", [other_attribute, other_weight, other_edge, other_op])
 def test_what_computes_another_thing_digests_differently(change: Change) -> None:
     assert canonical_digest(change_attention(change)) != canonical_digest(detached(attention()))
-    assert meanings_of(change_attention(change)).whole != meanings_of(detached(attention())).whole
+    assert value_digests(change_attention(change)).whole != value_digests(detached(attention())).whole
 
 
 PLAIN = "g (float[2] x) => (float[2] y) { y = Add (x, c) }"
@@ -102,7 +102,7 @@ def test_live_digest_looks_through_what_does_not_matter(text: str) -> None:
     c = matrix(1, 2, 0).ravel()
     plain, other = detached(model_of(PLAIN, c=c)), detached(model_of(text, c=c))
     assert canonical_digest(plain) != canonical_digest(other)
-    assert meanings_of(plain).whole == meanings_of(other).whole
+    assert value_digests(plain).whole == value_digests(other).whole
 
 
 TWICE = "g (float[2] x) => (float[2] y) { a = Neg (x) b = Neg (x) y = Add (a, b) }"
@@ -112,7 +112,7 @@ ONCE = "g (float[2] x) => (float[2] y) { a = Neg (x) b = Neg (x) y = Add (a, a) 
 def test_to_read_one_of_two_equal_values_for_the_other_is_a_change() -> None:
     """It leaves the other one dead: what is called common subexpression elimination."""
     assert canonical_digest(detached(model_of(TWICE))) != canonical_digest(detached(model_of(ONCE)))
-    assert meanings_of(detached(model_of(TWICE))).whole == meanings_of(detached(model_of(ONCE))).whole
+    assert value_digests(detached(model_of(TWICE))).whole == value_digests(detached(model_of(ONCE))).whole
 
 
 def test_so_it_is_where_a_branch_reads_it() -> None:
@@ -137,7 +137,7 @@ def test_live_digest_sees_into_subgraphs() -> None:
     }}
     """
     first, other = (detached(model_of(text.format(op=op))) for op in ("Neg", "Abs"))
-    assert meanings_of(first).whole != meanings_of(other).whole
+    assert value_digests(first).whole != value_digests(other).whole
 
 
 @given(st.permutations(["a", "b", "c"]))
@@ -156,7 +156,7 @@ def test_two_random_draws_are_not_one() -> None:
     second = (
         "g () => (float[2] y) { a = RandomNormal <shape = [2]> () b = RandomNormal <shape = [2]> () y = Sub (a, b) }"
     )
-    assert meanings_of(detached(model_of(first))).whole != meanings_of(detached(model_of(second))).whole
+    assert value_digests(detached(model_of(first))).whole != value_digests(detached(model_of(second))).whole
 
 
 def test_sparse_initializers_count() -> None:
@@ -167,5 +167,5 @@ def test_sparse_initializers_count() -> None:
         model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [2]))
         return model
 
-    assert meanings_of(detached(sparse(1.0))).whole != meanings_of(detached(sparse(2.0))).whole
+    assert value_digests(detached(sparse(1.0))).whole != value_digests(detached(sparse(2.0))).whole
     assert canonical_digest(detached(sparse(1.0))) != canonical_digest(detached(sparse(2.0)))

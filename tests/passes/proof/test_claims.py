@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from passes.context import PassContext
-from passes.model.canonical import CanonicalGraph, meanings_of, read
+from passes.model.canonical import CanonicalModel, canonicalize, value_digests
 from passes.proof.claims import Claims, ProvenModel, make_claims, part_of
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import Measurement
@@ -37,8 +37,8 @@ def model(text: str = BEFORE, **old_to_new: str) -> DetachedModel:
 
 
 def claims_of(before: DetachedModel, after: DetachedModel) -> tuple[ProvenModel, Claims | None]:
-    proven = ProvenModel(before, meanings_of(before), Measurement({}, {}))
-    return proven, make_claims(proven, after, read(after), {})
+    proven = ProvenModel(before, value_digests(before), Measurement({}, {}))
+    return proven, make_claims(proven, after, canonicalize(after), {})
 
 
 def test_a_value_that_is_computed_anew_is_claimed_to_be_itself() -> None:
@@ -73,9 +73,9 @@ class Counting(NumericProver):
 
     runs = 0
 
-    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
+    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
         self.runs += 1
-        return super().run(model, reading)
+        return super().run(model, canonical)
 
 
 @pytest.fixture

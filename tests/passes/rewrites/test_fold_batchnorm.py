@@ -194,7 +194,7 @@ LEFT = {
             a = Conv (x, w)
             y = BatchNormalization (a, fed, bn.bias, mean, bn.var)
         }""",
-        "y has numbers that are computed, fed, or unread",
+        "y has values that are computed, fed, or unread",
     ),
     "channels along another axis": (
         """g (float[2, 4, 3] x) => (float[2, 4, 8] y) <float[3, 8] w, NORM> {

@@ -159,16 +159,16 @@ FORMS = {
         """
             product.q = MatMul (x, qkv.q.weight)
             q.heads = Reshape (product.q, [2,8,4,8])
-            q.turned = Transpose <perm = [0, 2, 1, 3]> (q.heads)
-            q = Reshape (q.turned, [1,8,8,8])
+            q.transposed = Transpose <perm = [0, 2, 1, 3]> (q.heads)
+            q = Reshape (q.transposed, [1,8,8,8])
             product.k = MatMul (x, qkv.k.weight)
             k.heads = Reshape (product.k, [2,8,4,8])
-            k.turned = Transpose <perm = [0, 2, 1, 3]> (k.heads)
-            k = Reshape (k.turned, [1,8,8,8])
+            k.transposed = Transpose <perm = [0, 2, 1, 3]> (k.heads)
+            k = Reshape (k.transposed, [1,8,8,8])
             product.v = MatMul (x, qkv.v.weight)
             v.heads = Reshape (product.v, [2,8,4,8])
-            v.turned = Transpose <perm = [0, 2, 1, 3]> (v.heads)
-            v = Reshape (v.turned, [1,8,8,8])""",
+            v.transposed = Transpose <perm = [0, 2, 1, 3]> (v.heads)
+            v = Reshape (v.transposed, [1,8,8,8])""",
     ),
     "a 1×1 Conv, and Split of its channels": (
         """g (float[2, 32, 8] x) => (float[2, 1, 8, 32] y) <float[96, 32, 1] to_qkv.weight, float[96] to_qkv.bias> {

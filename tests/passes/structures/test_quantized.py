@@ -126,7 +126,7 @@ def test_projections_are_found(form: str) -> None:
     (instance,) = found("qkv", model)
     assert [weight.name for weight in instance.weights] == ["wq", "wk", "wv"]
     assert instance.wiring is not None
-    assert instance.wiring.company == ((0,), (0,), (0,))
+    assert instance.wiring.other_weights == ((0,), (0,), (0,))
     assert lost("qkv", (instance,), model) == {}
 
 

@@ -55,10 +55,10 @@ def test_scalars_behind_layout_and_casts(view: GraphView, name: str, number: flo
 
 
 def test_small_constants(view: GraphView) -> None:
-    numbers = view.numbers("axes")
+    numbers = view.small_constant("axes")
     assert numbers is not None
     np.testing.assert_array_equal(numbers, [1, 2])
-    assert view.numbers("v") is None
+    assert view.small_constant("v") is None
 
 
 def test_what_may_be_folded(view: GraphView) -> None:
@@ -68,11 +68,11 @@ def test_what_may_be_folded(view: GraphView) -> None:
 
 def test_the_same_value_and_who_reads_it(view: GraphView) -> None:
     assert view.source("x2") == "x"
-    assert {node.output[0] for node in view.readers("x")} == {"fixed", "a", "b"}
-    assert [node.output[0] for node in view.readers("x", "Neg", "Abs")] == ["b"]
-    maker = view.maker("y", "Mul")
-    assert maker is not None
-    assert view.maker("y", "Add") is None
+    assert {node.output[0] for node in view.find_consumers("x")} == {"fixed", "a", "b"}
+    assert [node.output[0] for node in view.find_consumers("x", "Neg", "Abs")] == ["b"]
+    producer = view.find_producer("y", "Mul")
+    assert producer is not None
+    assert view.find_producer("y", "Add") is None
 
 
 def test_sizes(view: GraphView) -> None:

@@ -75,7 +75,11 @@ def test_a_turned_weight_is_known_by_where_it_comes_from(tmp_path: Path) -> None
     path = pointing(tmp_path / "m.onnx", {"a": ("one", 0), "b": ("one", 2**14)})
     model = read_model(path, unread=True)
     a, b = model.proto.graph.initializer
-    turned = {model.turned_digest(a, (1, 0)), model.turned_digest(b, (1, 0)), model.turned_digest(a, (0, 1))}
+    turned = {
+        model.transposed_digest(a, (1, 0)),
+        model.transposed_digest(b, (1, 0)),
+        model.transposed_digest(a, (0, 1)),
+    }
     assert len(turned | {model.digest(a), model.digest(b)}) == 5
 
 

@@ -186,8 +186,8 @@ def launch_threshold_gradient(
 def in_one_order(first: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor] | None:
     """The tensors with axes in the order in which `first` lies without gaps; None where one does not lie so."""
     order = sorted(range(first.dim()), key=lambda axis: -first.stride(axis))
-    turned = [tensor.permute(order) for tensor in (first, *others)]
-    return turned if all(tensor.is_contiguous() and tensor.shape == turned[0].shape for tensor in turned) else None
+    views = [tensor.permute(order) for tensor in (first, *others)]
+    return views if all(tensor.is_contiguous() and tensor.shape == views[0].shape for tensor in views) else None
 
 
 def launch_row_sum(library: NativeLibrary, x: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> Launch | None:

@@ -199,7 +199,7 @@ def test_the_gradient_of_a_bias_is_a_product_with_ones() -> None:
           %3 "8 ones": float32[8] = aten.ones.default() {
             size: [8], dtype: word("dtype", "float32"), device: word("device", "cpu")
           }
-          %4 "sum turned": float32[5, 8] = aten.t.default(%0) {self: $0}
+          %4 "sum transposed": float32[5, 8] = aten.t.default(%0) {self: $0}
           %5 "sum in one axis": float32[5] = aten.mv.default(%4, %3) {self: $0, vec: $1}
           %1 "sum": float32[1, 5] = aten.view.default(%5) {self: $0, size: [1, 5]}
           %2 "y": float32[5] = aten.view.default(%1) {self: $0, size: [5]}
