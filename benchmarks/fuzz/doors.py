@@ -166,13 +166,7 @@ def _lend(context: PassContext, place: Path) -> Iterator[None]:
             vars(module)["open_context"] = its_own
 
 
-OPEN_BENCHES = (
-    "pipeline.commands.bisect",
-    "pipeline.commands.diff",
-    "pipeline.run",
-    "pipeline.stages.export",
-    "pipeline.stages.passes",
-)
+OPEN_BENCHES = ("pipeline.commands.bisect", "pipeline.commands.diff", "pipeline.model_run")
 DOORS: Mapping[str, Callable[[Doors, Path, Path], str]] = {
     "load": Doors.load,
     "from_onnx": Doors.from_onnx,
