@@ -24,6 +24,7 @@ from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import has_loops, rows_by_input
+from passes.proof.masks import independent_dims
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe import DEFAULT_RECIPE
@@ -206,9 +207,12 @@ def _choose_prover(
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The names of the dims of inputs without a fixed size; all dims without a name share the empty name."""
+    """The names of the dims of inputs without a fixed size; all dims without a name share the empty name.
+
+    A dim that is the sum of others by its name, such as `total_sequence_length`, is left out.
+    """
     dims = [dim for info in required_inputs(model.graph) for dim in info.type.tensor_type.shape.dim]
-    return tuple(dict.fromkeys(dim.dim_param for dim in dims if not dim.HasField("dim_value")))
+    return independent_dims(dim.dim_param for dim in dims if not dim.HasField("dim_value"))
 
 
 def second_sizes(names: Sequence[str]) -> tuple[Mapping[str, int], ...]:

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from passes.load import check_drawn, check_drawn_together
-from passes.proof.masks import Mask, MaskForm, mask_of, suggested_range
+from passes.proof.masks import Mask, MaskForm, mask_of, size_of, suggested_range
 
 FURTHER_SIZES: Final = (1, 8)
 """Further sizes of every named dim: batch 1 is what is deployed, and 8 is larger than the first sizes."""
@@ -147,7 +147,7 @@ class DrawnInput:
         return frozenset(({Trait.ONES, Trait.ZEROS} if self.is_mask else set()) | wide)
 
     def sizes_in(self, draw: Draw) -> list[int]:
-        return [draw.sizes[dim] if isinstance(dim, str) else dim for dim in self.shape]
+        return [size_of(dim, draw.sizes) if isinstance(dim, str) else dim for dim in self.shape]
 
     def draw(self, draw: Draw) -> np.ndarray:
         shape, identity = self.sizes_in(draw), f"{draw.seed}:{self.identity}"
@@ -299,8 +299,9 @@ class DrawPlan:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The named dims, each once."""
-        return tuple(dict.fromkeys(dim for known in self.inputs for dim in known.shape if isinstance(dim, str)))
+        """The named dims that have a size of their own, each once."""
+        named = dict.fromkeys(dim for known in self.inputs for dim in known.shape if isinstance(dim, str))
+        return tuple(dim for dim in named if dim in self.needed[0])
 
     def further_sizes(self) -> Mapping[str, tuple[int, ...]]:
         """Named dim → further sizes to draw it at. If a dim had to be drawn larger, its further sizes are near that

@@ -1,4 +1,4 @@
-"""What the name and the dtype of an input suggest: masks, integers over a range, noise levels.
+"""What names suggest: an input is a mask, an integer over a range or a noise level, and a dim the sum of others.
 
 An attention mask holds zeros and ones, or 0 and a number far below zero. No row of a mask hides every position, since
 runtimes differ in the result of attention to no position. A sliding window sees a few positions only. So one of two
@@ -7,7 +7,7 @@ neighbouring positions is visible, and in a mask of queries by keys each query s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -54,6 +54,36 @@ class Mask:
 def words_of(name: str) -> frozenset[str]:
     """The words of a name: `model.encoder_attention_mask` has `encoder`, `attention` and `mask`."""
     return frozenset("".join(sign if sign.isalnum() else " " for sign in name.lower()).split())
+
+
+def summands_of(dim: str, dims: Collection[str]) -> tuple[str, ...]:
+    """The names in `dims`, and integers, whose sum `dim` is by its name; empty if it is a size of its own.
+
+    These are `past_sequence_length + 1`, as optimum names the dims of decoders, and `total_sequence_length`, the sum of
+    `past_sequence_length` and `sequence_length` in models for onnxruntime-genai.
+    """
+    terms = [term.strip() for term in dim.split("+")]
+    if dim.startswith("total_"):
+        rest = dim.removeprefix("total_")
+        terms = [f"past_{rest}", rest]
+    is_sum = len(terms) > 1 and all(term.isdecimal() or term in dims for term in terms)
+    return tuple(terms) if is_sum else ()
+
+
+def independent_dims(dims: Iterable[str]) -> tuple[str, ...]:
+    """The dims, each once, without those that are the sum of others."""
+    named = dict.fromkeys(dims)
+    return tuple(dim for dim in named if not summands_of(dim, named))
+
+
+def size_of(dim: str, sizes: Mapping[str, int]) -> int:
+    """The size of a dim: that in `sizes`, or the sum that its name says.
+
+    Raises:
+        KeyError: `sizes` has neither the dim nor its summands.
+    """
+    terms = () if dim in sizes else summands_of(dim, sizes)
+    return sum(int(term) if term.isdecimal() else sizes[term] for term in terms) if terms else sizes[dim]
 
 
 def mask_of(name: str, dtype: str, rank: int, low: float, high: float, *, is_assumed: bool) -> Mask | None:

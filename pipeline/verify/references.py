@@ -16,6 +16,7 @@ from passes.optimize import second_sizes
 from passes.proof.draw_choice import ChosenDraw, choose_draws, choose_in_worker, sampler_of
 from passes.proof.draws import DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.lookups import has_loops, rows_by_input
+from passes.proof.masks import independent_dims
 from passes.proof.numbers import DRAWN
 from passes.proof.numeric import advice_on
 from passes.proof.precision import computed_types
@@ -64,6 +65,9 @@ def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: 
     if not verify.draws:
         return DrawPlan(drawn_inputs(source.inputs), (), (), (), verify.seed, given=tuple(given))
     named = named_dims(source.inputs)
+    if not isinstance(source, TorchSource):  # a dim that is the sum of others follows from them, if no size is given
+        independent = independent_dims(named)
+        named = tuple(name for name in named if name in independent or name in model.dims)
     unsized = () if isinstance(source, TorchSource) else tuple(name for name in named if name not in model.dims)
     proposed = source.dims if isinstance(source, TorchSource) else {}
     dims = {name: model.dims.get(name) or proposed.get(name, DEFAULT_SIZES) for name in named}

@@ -23,6 +23,10 @@ FIXED = (
 )
 NEVER = f"{HEADER} g (float[N] x) => (float y) <float[5] w = {{1, 2, 3, 4, 5}}> {{ y = MatMul (x, w) }}"
 
+CACHED = f"""{HEADER} g (float[2,past_length] past, float[2,length] x, float[2,total_length] mask) => (float[2,n] y) {{
+    both = Concat <axis = 1> (past, x) y = Mul (both, mask)
+}}"""
+
 EMPTY = f"""{HEADER} g (int64[2] lengths, float[2] x) => (float[2] y) {{
     n = Cast <to = 1> (lengths) m = Mul (x, n) y = Div (m, n)
 }}"""
@@ -60,6 +64,23 @@ def test_dims_of_one_name_are_drawn_alike() -> None:
     drawn = draw_feeds(model, 1, sizes={"N": 3, "M": 4})
     assert {name: array.shape for name, array in drawn.items()} == {"x": (3, 3), "i": (4, 3)}
     assert {name: array.shape for name, array in draw_feeds(model, 0).items()} == {"x": (2, 3), "i": (2, 2)}
+
+
+@pytest.mark.parametrize("total", ["total_length", "past_length + length", "length+past_length"])
+def test_a_dim_that_is_the_sum_of_others_by_its_name(total: str, context: PassContext) -> None:
+    model = onnx.parser.parse_model(CACHED)
+    model.graph.input[2].type.tensor_type.shape.dim[1].dim_param = total
+    assert open_dims(model) == ("past_length", "length")
+    drawn = draw_feeds(detached(model), 1, sizes={"past_length": 3, "length": 4})
+    assert {name: array.shape for name, array in drawn.items()} == {"past": (2, 3), "x": (2, 4), "mask": (2, 7)}
+    run = passes.optimize(model, recipe=["eliminate_identity"], context=context)
+    assert list(run.coverage.sizes) == ["past_length", "length"]
+    assert all({1, 2, 7, 8} <= set(sizes) for sizes in run.coverage.sizes.values())
+
+
+def test_a_name_without_its_summands_is_a_dim_of_its_own() -> None:
+    model = onnx.parser.parse_model(CACHED.replace("past_length", "before"))
+    assert open_dims(model) == ("before", "length", "total_length")
 
 
 @pytest.mark.parametrize(
