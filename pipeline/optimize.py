@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,11 +16,11 @@ import onnx
 from passes.policy.policy import check_lists
 from passes.recipe.recipe import RecipeItem
 from passes.run.result import OptimizeResult, PassRow, PassRun
-from passes.suggest import nearest
+from passes.suggest import nearest, plural
 from pipeline.argument_checks import FUNCTION, expects
 from pipeline.config import RunConfig, check_passes
 from pipeline.errors import ConfigError, SourceError, UsageError
-from pipeline.events import Observer, PassEnded, Progress, StageStarted, show_progress
+from pipeline.events import Observer, PassEnded, Progress, StageEnded, StageStarted, show_progress
 from pipeline.result import RunResult
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
@@ -122,6 +123,7 @@ def optimize(
             raise UsageError(f"optimize: found {unknown[0]!r}, which is no option for an ONNX model{hint}")
         with show_progress(progress) as show:
             show(StageStarted("passes"))
+            begun = time.perf_counter()
             own = policy.pop("observer", None)
 
             def observe(name: str, index: int, total: int, row: PassRow | None) -> None:
@@ -129,9 +131,11 @@ def optimize(
                 if own is not None:
                     own(name, index, total, row)
 
-            return optimize_onnx(
+            found = optimize_onnx(
                 model if isinstance(model, onnx.ModelProto) else Path(model), observer=observe, **policy
             )
+            show(StageEnded("passes", time.perf_counter() - begun, False, plural(len(found.rows), "step")))
+            return found
     with show_progress(progress, observer) as show:
         return _optimize_module(model, args, kwargs, policy, settings or {}, out, show)
 

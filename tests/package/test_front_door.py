@@ -135,6 +135,8 @@ def test_progress_goes_to_stderr_and_elsewhere_than_on_a_terminal_only_where_it_
         "passes",
         "runtime",
     ][:lines]
+    onnxline.optimize(tmp_path / "in.onnx", recipe=["nop"], progress=progress)
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == ["passes"][:lines]
     with pytest.raises(onnxline.UsageError, match="progress is 'yes', expected True, False or None"):
         onnxline.run(tmp_path / "run.yaml", progress="yes")  # pyright: ignore[reportArgumentType]
 
