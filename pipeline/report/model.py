@@ -361,7 +361,11 @@ class RuntimeReport:
     backends: tuple[BackendReport, ...]
     ops: int = 0
     values: int = 0
+    device: str = "cpu"
+    """Where the plan runs, and has its arena."""
     arena_bytes: int = 0
+    live_bytes: int = 0
+    """Bytes of the values that are alive at once at most: no arena can be smaller."""
     aliases: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     """An older name of `generic_calls`, which scripts may read."""
