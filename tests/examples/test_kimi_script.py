@@ -32,9 +32,10 @@ def test_verify_runs_the_saved_files(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_verify_fails_when_a_state_goes_to_the_wrong_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from pipeline.export.static_cache import wrappers
+    from pipeline.export.parts import states
+    from pipeline.export.parts.pair import masked
 
-    monkeypatch.setattr(wrappers.FixedLayer, "update", wrappers.FreshLayer.update)  # the new states alone, no cache
+    monkeypatch.setattr(states.FixedLength, "update", masked.FreshLayer.update)  # the new states alone, no cache
     assert script.main(["--output-dir", str(tmp_path), "--verify", "--layers", "2"]) != 0
     assert capsys.readouterr().err
 

@@ -49,7 +49,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     "passes/graph/test_inference.py::test_a_constant_that_doubles_ends_in_one_sentence": ("integers",),
     # whole_runs/test_parts.py exports a Llama.
     "pipeline/export/parts/test_families.py::test_the_graph_is_the_model": (),
-    "pipeline/export/static_cache/test_model_families.py::test_same_tokens_and_logits_as_the_whole_model": (
+    "pipeline/export/parts/test_pair.py::test_same_tokens_and_logits_as_the_whole_model": (
         "DeepseekV3-as_it_is", "Llama-export_and_load", "GPT2-in_onnxruntime",
     ),
     "pipeline/export/test_exported_transformers.py::test_agrees_with_onnxruntime": (
