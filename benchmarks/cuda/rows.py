@@ -32,7 +32,7 @@ class BenchRow:
 
 
 def check(name: str, bench: Bench) -> Figures:
-    return {"found": CHECKS[name](bench.device)}
+    return {"shows": CHECKS[name](bench.device)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from pipeline.runtime.kernels import (
     prepare_kernel,
 )
 from pipeline.runtime.kernels.aten.call import Strides, strides_in_trace
+from pipeline.runtime.kernels.aten.indices import CURRENT, IndexFlags
 from pipeline.runtime.kernels.base import (
     ResultMismatch,
     data_error,
@@ -41,7 +42,6 @@ from pipeline.runtime.kernels.base import (
     kernels_for_threads,
     place_of,
 )
-from pipeline.runtime.kernels.indices import CURRENT, IndexFlags
 from pipeline.runtime.slots import Lenders, bind_weights, lenders_of, refuse_moved
 from pipeline.runtime.states import States
 

@@ -10,20 +10,19 @@ was freed, and where two streams touch the same memory in no order.
 
 from __future__ import annotations
 
-import bisect
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.runtime.devices import CUDA_ALIGNMENT, Device, GraphFailure, LateValue, Launches, StreamOrder
+from pipeline.runtime.recording_memory import DeviceMemory, Pool
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
 Clock = Counter[int]
@@ -32,26 +31,6 @@ Clock = Counter[int]
 HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
-
-
-@dataclass(eq=False)
-class Pool:
-    """Memory that only the graphs of one session use; it is given back when the last of them is gone."""
-
-    graphs: int = 0
-    free: list[tuple[int, int]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Block:
-    """The bytes [first, last), allocated once; who wrote and read them last, by (stream, number of the launch)."""
-
-    first: int
-    last: int
-    pool: Pool | None
-    is_live: bool = True
-    written: tuple[int, int] | None = None
-    read: dict[int, int] = field(default_factory=dict)
 
 
 class RecordingDevice(Device):
@@ -65,13 +44,7 @@ class RecordingDevice(Device):
 
     def __init__(self, nbytes: int = 2**30) -> None:
         super().__init__("cuda:0", "cpu:0", CUDA_ALIGNMENT)
-        unaligned = np.empty(nbytes + CUDA_ALIGNMENT, np.uint8)
-        skipped = -unaligned.ctypes.data % CUDA_ALIGNMENT
-        self._bytes = unaligned[skipped : skipped + nbytes]
-        self._base = self._bytes.ctypes.data
-        self._free = [(0, nbytes)]
-        self._firsts: list[int] = []
-        self._blocks: dict[int, Block] = {}
+        self.memory = DeviceMemory(nbytes)
         self._clocks: dict[int, Clock] = {}
         self.stream = 0
         """The current stream; see `on_stream`."""
@@ -83,33 +56,15 @@ class RecordingDevice(Device):
         """How often the host waited for the device."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        at = tensor.untyped_storage().data_ptr() - self._base
-        return tensor.is_cpu and (0 <= at < len(self._bytes) or not tensor.untyped_storage().nbytes())
+        return self.memory.holds(tensor)
 
     def limit(self) -> int:
-        return len(self._bytes)
-
-    @property
-    def used(self) -> int:
-        """Bytes of live tensors, and of the pools of live graphs."""
-        return len(self._bytes) - sum(last - first for first, last in self._free)
+        return self.memory.nbytes
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         if self.is_replaying:
             raise RuntimeError("a replay allocates memory of the device")
-        pool = self.capture.pool if self.capture is not None else None
-        size = max(-(-nbytes // CUDA_ALIGNMENT), 1) * CUDA_ALIGNMENT
-        first = _take(pool.free, size) if pool else None
-        first = _take(self._free, size) if first is None else first
-        if first is None:
-            raise RuntimeError(f"CUDA out of memory: {nbytes} bytes of the recording device")
-        block = Block(first, first + size, pool)
-        self._forget(first, first + size)
-        bisect.insort(self._firsts, first)
-        self._blocks[first] = block
-        part = self._bytes[first : first + nbytes]
-        weakref.finalize(part, self._release, block)
-        return torch.from_numpy(part)
+        return self.memory.allocate(nbytes, self.capture.pool if self.capture is not None else None)
 
     def empty(self, sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
         wanted = torch.empty(sizes, device="meta").stride() if strides is None else tuple(strides)
@@ -175,8 +130,7 @@ class RecordingDevice(Device):
     def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> GraphRecord:
         assert isinstance(pool, Pool)
         graph, at = GraphRecord(self, pool), -1
-        used = max((block.last for block in self._blocks.values()), default=0)
-        before = self._bytes[:used].copy()
+        before = self.memory.save()
         self.capture = graph
         try:
             with DeviceMode(self):
@@ -186,7 +140,7 @@ class RecordingDevice(Device):
             raise GraphFailure(max(at, 0), error) from error
         finally:
             self.capture = None
-            self._bytes[:used] = before  # CUDA records launches without doing them
+            self.memory.restore(before)  # CUDA records launches without doing them
         return graph
 
     def touch(self, tensors: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
@@ -198,7 +152,7 @@ class RecordingDevice(Device):
         clock = self._clock(self.stream)
         clock[self.stream] += 1
         for tensor in tensors:
-            block, changes = self.block_of(tensor), any(tensor is one for one in written)
+            block, changes = self.memory.block_of(tensor), any(tensor is one for one in written)
             if block is None:
                 continue
             before = ([block.written] if block.written else []) + ([*block.read.items()] if changes else [])
@@ -211,49 +165,12 @@ class RecordingDevice(Device):
             else:
                 block.read[self.stream] = clock[self.stream]
 
-    def block_of(self, tensor: torch.Tensor) -> Block | None:
-        """The block that `tensor` lies in, also where it was freed; None for memory of the host."""
-        if not tensor.numel() or not self.holds(tensor):
-            return None
-        first = tensor.data_ptr() - self._base
-        return self._blocks[self._firsts[bisect.bisect_right(self._firsts, first) - 1]]
-
-    def raw(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` by its address alone: nothing keeps its memory."""
-        if self.block_of(tensor) is None:
-            return tensor
-        first = tensor.data_ptr() - self._base
-        span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        memory = torch.from_numpy(self._bytes[first : first + span * tensor.element_size()])
-        return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-
-    def drop(self, pool: Pool) -> None:
-        """A graph of `pool` is gone."""
-        pool.graphs -= 1
-        if not pool.graphs:
-            for first, last in pool.free:
-                self._bytes[first:last] = POISON
-                _give(self._free, first, last)
-            pool.free.clear()
-
     def _clock(self, stream: int) -> Clock:
         return self._clocks.setdefault(stream, Clock())
 
     def _refuse_while_capturing(self, does: str) -> None:
         if self.capture is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: it {does}")
-
-    def _release(self, block: Block) -> None:
-        block.is_live = False
-        keeps = block.pool is not None and block.pool.graphs
-        _give(block.pool.free if keeps and block.pool else self._free, block.first, block.last)
-
-    def _forget(self, first: int, last: int) -> None:
-        """Blocks that were freed, in whose place another one is."""
-        low, high = bisect.bisect_left(self._firsts, first), bisect.bisect_left(self._firsts, last)
-        for known in self._firsts[low:high]:
-            del self._blocks[known]
-        del self._firsts[low:high]
 
     def call(self, mode: DeviceMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operator: a launch, or while a graph is recorded an entry of it."""
@@ -307,8 +224,6 @@ class RecordingDevice(Device):
 SIDE = -1
 """The number of the stream of warm-ups."""
 
-POISON = 0xA5
-
 
 class DeviceMode(TorchDispatchMode):
     """What torch calls is done on the device where its operands are there, or where it says so."""
@@ -341,7 +256,7 @@ class GraphRecord:
         self._device, self.pool = device, pool
         self._calls: list[RecordedCall] = []
         pool.graphs += 1
-        weakref.finalize(self, device.drop, pool)
+        weakref.finalize(self, device.memory.drop, pool)
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -350,7 +265,7 @@ class GraphRecord:
         self, func: Any, args: Any, kwargs: Any, written: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
     ) -> None:
         raw = {
-            id(leaf): self._device.raw(leaf)
+            id(leaf): self._device.memory.raw(leaf)
             for leaf in (*tree_leaves((args, kwargs)), *fresh)
             if isinstance(leaf, torch.Tensor)
         }
@@ -393,7 +308,7 @@ class GraphRecord:
     def _refuse_freed(self, tensors: Sequence[torch.Tensor], own: set[int] | None) -> None:
         """`own`: addresses that this replay has written, where what is read has to be."""
         for tensor in tensors:
-            block = self._device.block_of(tensor)
+            block = self._device.memory.block_of(tensor)
             if block is None or block.is_live:
                 continue
             if block.pool is not self.pool or (own is not None and tensor.data_ptr() not in own):
@@ -450,23 +365,3 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
             given = args[at] if at < len(args) else kwargs.get(item.name)
             found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     return found
-
-
-def _take(free: list[tuple[int, int]], size: int) -> int | None:
-    """The first place for `size` bytes, taken out of `free`."""
-    for at, (first, last) in enumerate(free):
-        if last - first >= size:
-            free[at : at + 1] = [(first + size, last)] if last - first > size else []
-            return first
-    return None
-
-
-def _give(free: list[tuple[int, int]], first: int, last: int) -> None:
-    """Put [first, last) back into `free`, joined with its neighbours."""
-    at = bisect.bisect_left(free, (first, last))
-    if at < len(free) and free[at][0] == last:
-        last = free.pop(at)[1]
-    if at and free[at - 1][1] == first:
-        first = free.pop(at - 1)[0]
-        at -= 1
-    free.insert(at, (first, last))

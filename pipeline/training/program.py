@@ -320,13 +320,13 @@ class TrainProgram(ProcessBound):
     def _refuse_broken_step(self, late: LateSum) -> None:
         """
         Raises:
-            NotFinite: the device has told by now of a step that was not valid.
+            NotFinite: the host knows by now of a step that was not valid.
         """
         if late.is_finite():
             return
         number, device = self.steps_done + 1, self._compiled.device.name
         raise NotFinite(
-            f"a step up to step {number}: the loss or a gradient is not finite, which {device} tells "
+            f"a step up to step {number}: the loss or a gradient is not finite, which {device} shows "
             "after the step. That step changed nothing, and later ones went on from the state before it",
             number,
             self.snapshot(),
@@ -356,7 +356,7 @@ class LateSum:
         self._value.start()
 
     def is_finite(self) -> bool:
-        """Whether all numbers are finite that the device has told of; a number that is not is told once."""
+        """Whether all numbers are finite that the host knows by now; False once after one that is not."""
         found = self._value.poll()
         if found is None or math.isfinite(found.item()):
             return True

@@ -49,7 +49,7 @@ def test_a_run_writes_results_and_does_not_repeat_them(tmp_path: Path) -> None:
     assert "check-indices: measured already" in second.stdout
     found = json.loads((tmp_path / "check-indices.json").read_text())
     assert (found["status"], found["card"]) == ("ran", "dry run on the CPU")
-    assert "| check-indices | dry run on the CPU | ran | found told late" in (tmp_path / "rows.md").read_text()
+    assert "| check-indices | dry run on the CPU | ran | shows found late" in (tmp_path / "rows.md").read_text()
 
 
 def test_what_reads_the_host_on_cuda_has_an_obstacle_and_nothing_else() -> None:

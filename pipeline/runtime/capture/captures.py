@@ -18,7 +18,7 @@ from pipeline.errors import UsageError
 from pipeline.runtime.capture.capture import Capture
 from pipeline.runtime.capture.feed_buffers import CaptureKey, CapturePolicy, as_tensors, copied_names, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
-from pipeline.runtime.kernels.indices import IndexFlags
+from pipeline.runtime.kernels.aten.indices import IndexFlags
 from pipeline.runtime.program import ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.torch_state import has_plain_defaults, plain_state

@@ -14,10 +14,10 @@ from pipeline.ops import Kind
 from pipeline.ops.aten import DRAWING, TYPED, untyped_call
 from pipeline.runtime.kernels.aten.call import bring_in_order, launch_draw, make_and_copy, read_call, write_out
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS, launch_packed, may_pack, pack_call
+from pipeline.runtime.kernels.aten.indices import check_indices
 from pipeline.runtime.kernels.aten.native import launch_native
 from pipeline.runtime.kernels.aten.regions import higher_order
 from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs, in_turn
-from pipeline.runtime.kernels.indices import check_indices
 from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored
 from pipeline.runtime.kernels.weight_forms import ProductWeight
 

@@ -198,15 +198,15 @@ def test_dropped_captures_give_their_memory_back(device: RecordingDevice) -> Non
     program = compile_graph(mixed_graph(), device=device)
     program.run(FEED)
     gc.collect()
-    before = device.used
+    before = device.memory.used
     program.capture(FEED)
-    assert device.used > before
+    assert device.memory.used > before
     program.drop_captures()
     gc.collect()
-    assert device.used == before
+    assert device.memory.used == before
     del program
     gc.collect()
-    assert device.used == 0
+    assert device.memory.used == 0
 
 
 def test_a_replay_runs_on_the_stream_of_its_caller_after_what_ran_on_another(device: RecordingDevice) -> None:
@@ -230,7 +230,7 @@ def test_two_contexts_on_two_streams_share_weights_and_need_no_order(device: Rec
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_a_wrong_index_selects_a_row_and_is_told_by_a_later_run(device: RecordingDevice) -> None:
+def test_a_wrong_index_selects_a_row_and_fails_a_later_run(device: RecordingDevice) -> None:
     """On CUDA a kernel that reads it would end the context."""
     program = compile_graph(mixed_graph(), device=device)
     wrong = {**FEED, "ids": torch.tensor([0, 9, 1, 1])}
@@ -256,7 +256,7 @@ def test_debug_says_at_once_which_launch_failed(device: RecordingDevice) -> None
     assert program.capture(FEED).report.is_whole
 
 
-def test_an_error_that_cuda_tells_late_says_how_to_find_its_launch(device: RecordingDevice) -> None:
+def test_an_error_that_cuda_reports_late_says_how_to_find_its_launch(device: RecordingDevice) -> None:
     bound = compile_graph(mixed_graph(), device=device).context.bound
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     failure = bound.failure(bound.steps[0], error)
@@ -292,7 +292,7 @@ def test_a_recorded_step_is_that_of_torch(optimizer: Any, device: RecordingDevic
     assert device.synchronizations == waited
     broken = (torch.full((5, 6), torch.nan), batch[1])
     program.step(broken)
-    with pytest.raises(NotFinite, match="which cuda:0 tells after the step"):
+    with pytest.raises(NotFinite, match="which cuda:0 shows after the step"):
         program.step(batch)
     torch.testing.assert_close(program.step(batch), plain.step(batch))
 

@@ -61,7 +61,7 @@ class IndexFlags:
         self._device.synchronize()
 
     def poll(self) -> int | None:
-        """The index of a call with a wrong index, if the host knows of one by now. It is told once."""
+        """The place of a call that had a wrong index, if the host knows of one by now; each is given once."""
         found = self._late.poll()
         if found is None or not found.any():
             return None
