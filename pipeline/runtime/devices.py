@@ -385,13 +385,13 @@ def device_of(graph: Graph) -> Device:
     Raises:
         Unsupported: values on several devices, or on one that is not there (see `find_device`).
     """
-    names = devices_of(graph) or (CPU.name,)
+    names = devices_of(graph)
     if len(names) > 1:
         raise Unsupported(
             f"graph {graph.name!r} has values on {', '.join(names)}, and a plan runs on one device: move it, by "
             "compile_graph(graph, device=…)"
         )
-    return find_device(names[0])
+    return find_device(names[0]) if names else CPU
 
 
 def alignment_of(graph: Graph) -> int:

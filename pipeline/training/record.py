@@ -129,7 +129,7 @@ def record_step(
     )
 
 
-def _attention_for(module: nn.Module, place: Device) -> AbstractContextManager[None]:
+def _attention_for(module: nn.Module, place: Device) -> AbstractContextManager[object]:
     """Where a module on the CPU is trained elsewhere, its attention is recorded as products and a softmax: torch has an
     operator of its own for it on the CPU, which no other device runs."""
     moves = not place.is_host and all(parameter.is_cpu for parameter in module.parameters())
