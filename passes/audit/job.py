@@ -72,7 +72,7 @@ def run_job(
         memory_gib: memory limit of each of the two workers.
 
     Returns:
-        `findings`: lists of name, kind, case and why; `unjudged`: case → why its numbers were not judged; `unread`:
+        `findings`: lists of name, kind, case and why; `unjudged`: case → why its outputs were not judged; `unread`:
         case → why the model cannot be read.
     """
     tried = [AuditTarget(**data) for data in subjects]

@@ -23,7 +23,7 @@ a constant that one model stores and the other computes."""
 
 def initializer_changes(matched: ModelMatching, differing: Sequence[Stored]) -> Iterator[InitializerChange]:
     """Tensors that changed, that have another form, or were added or removed. Copies count, names do not."""
-    before, after = matched.same.before, matched.same.after
+    before, after = matched.nodes.before, matched.nodes.after
     gone, come = _surplus(before, after), _surplus(after, before)
     differing = list(dict.fromkeys(differing))
     pairs = _pairs(before, after, gone, come, differing)
@@ -83,7 +83,7 @@ def _forms(
     The weight of a reshaped or transposed tensor is found by its content: it is the tensor `paired` with the new one or
     any tensor of its size. The weights of a merged or folded tensor are read from its annotations, if onnxline made it.
     """
-    before, after = matched.same.before, matched.same.after
+    before, after = matched.nodes.before, matched.nodes.after
     by_name = _tensors_by_name(before)
     forms = TensorForms(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
     tensors: dict[int, tuple[str, tuple[int, ...]]] = {}

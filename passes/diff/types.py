@@ -234,6 +234,6 @@ class Diff:
 
 
 def label_of(node: NodeProto) -> NodeLabel:
-    place = module_path_of(node)
+    module = module_path_of(node)
     name = node.name or first_output(node)
-    return NodeLabel(op_name(node), name, place.paths[-1] if place is not None and place.paths else "")
+    return NodeLabel(op_name(node), name, module.paths[-1] if module is not None and module.paths else "")

@@ -191,13 +191,13 @@ def find_moved_constants(
         if shape is None or any(size < 0 for size in shape):
             continue
         before = found[source]
-        places = _places(node, known[source], shape)
-        found[name] = MovedConstant(before.source, tuple(before.axis_of_source(place) for place in places))
+        axes = _axes_of_result(node, known[source], shape)
+        found[name] = MovedConstant(before.source, tuple(before.axis_of_source(axis) for axis in axes))
         known[name] = shape
     return found
 
 
-def _places(node: NodeProto, shape: Shape, result: Shape) -> list[int | None]:
+def _axes_of_result(node: NodeProto, shape: Shape, result: Shape) -> list[int | None]:
     """For each axis of the result of a layout operator, the input axis with the same elements; None if there is
     none."""
     if node.op_type == "Transpose":
@@ -211,4 +211,4 @@ def axis_in_shape(shape: Sequence[int], other: Sequence[int], axis: int) -> int 
     """The axis of `other` with the same elements as `axis` of `shape`, where both are shapes of one sequence of
     elements; None where that axis is merged or split."""
     wanted = math.prod(shape[:axis]), shape[axis]
-    return next((place for place in range(len(other)) if (math.prod(other[:place]), other[place]) == wanted), None)
+    return next((index for index in range(len(other)) if (math.prod(other[:index]), other[index]) == wanted), None)

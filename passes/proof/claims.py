@@ -45,7 +45,7 @@ class ProvenModel:
     measurement: Measurement
 
     @cached_property
-    def places(self) -> Mapping[str, str]:
+    def first_names(self) -> Mapping[str, str]:
         """Value digest → the first value that has it."""
         return {digest: name for name, digest in reversed([*self.digests.values.items()]) if name}
 
@@ -77,7 +77,7 @@ def make_claims(
     Returns:
         None if the outputs differ even under the claims.
     """
-    known, names = before.places.keys(), dict[str, str]()
+    known, names = before.first_names.keys(), dict[str, str]()
 
     def substitute(name: str, digest: str) -> str:
         digest = equal.get(digest, digest)
@@ -194,13 +194,13 @@ class _PartBuilder:
             elif first_output(node) not in self.new_nodes:
                 copy = self.new_nodes[first_output(node)] = self._copy(node, "new")
                 copy.output[:] = [NEW + output if output else "" for output in node.output]
-                for place, read in enumerate(node.input):
-                    known = self.before.places.get(self.claims.digests.values.get(read, ""))
+                for position, read in enumerate(node.input):
+                    known = self.before.first_names.get(self.claims.digests.values.get(read, ""))
                     if read and known is None:
                         stack.append(read)
                     elif known is not None:
                         self._add_old(known)
-                    copy.input[place] = known or (NEW + read if read else "")
+                    copy.input[position] = known or (NEW + read if read else "")
 
     def _add_old(self, root: str) -> None:
         """Add a value of the model before, with the nodes that compute it."""

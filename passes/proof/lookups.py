@@ -69,11 +69,11 @@ def _sliced_rows(count: int, axis: int, bounds: list[np.ndarray | None]) -> slic
     if starts is None or ends is None:
         return slice(None)
     over = range(len(starts)) if axes is None else [int(number) for number in axes]
-    place = next((place for place, sliced in enumerate(over) if sliced == axis), None)
-    if place is None:
+    index = next((index for index, sliced in enumerate(over) if sliced == axis), None)
+    if index is None:
         return slice(None)
-    step = 1 if steps is None else int(steps[place])
-    start, stop = int(starts[place]), int(ends[place])
+    step = 1 if steps is None else int(steps[index])
+    start, stop = int(starts[index]), int(ends[index])
     # ONNX writes "to the very front" as a number far below zero; Python's slices would count it from the back.
     return slice(start, None if step < 0 and stop < -count else stop, step)
 

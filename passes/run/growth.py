@@ -142,11 +142,11 @@ def _folded_groups(before: DetachedModel, after: DetachedModel) -> Iterator[_Fol
             if nodes:
                 parts.append((tensor, nodes, sources))
     needing: dict[str, list[int]] = defaultdict(list)
-    for place, (_, _, sources) in enumerate(parts):
+    for part, (_, _, sources) in enumerate(parts):
         for name in sources:
-            needing[name].append(place)
-    for members in group_linked([*([place] for place in range(len(parts))), *needing.values()]):
-        group = [parts[index] for index in members]
+            needing[name].append(part)
+    for members in group_linked([*([part] for part in range(len(parts))), *needing.values()]):
+        group = [parts[part] for part in members]
         sources = {name: tensor for _, _, needed in group for name, tensor in needed.items()}
         nodes = {name: node for _, made, _ in group for name, node in made.items()}
         folded = tuple(tensor.name for tensor, _, _ in group)
@@ -165,9 +165,9 @@ def _unfold(before: DetachedModel, after: DetachedModel, groups: Iterable[_Folde
     stays = [tensor for tensor in graph.initializer if tensor.name not in names | computed]
     stays += [tensor for name, tensor in sources.items() if name not in has]
     replace_entries(graph.initializer, stays)
-    doubled = [place for place, info in enumerate(graph.value_info) if info.name in computed]
-    for place in reversed(doubled):
-        del graph.value_info[place]
+    doubled = [index for index, info in enumerate(graph.value_info) if info.name in computed]
+    for index in reversed(doubled):
+        del graph.value_info[index]
     graph.node.extend(nodes.values())
     sort_nodes(graph)
     return DetachedModel(proto, {**before.weights, **after.weights})

@@ -1,8 +1,8 @@
 """The IR: Values, Ops and the Graph that holds them. Data only, and frozen; `Builder` makes a Graph, `check` checks it.
 
-An Op of the ONNX importer has numbers, strings, and tuples of one type as attributes. An Op of the torch importer (kind
-`aten.linear.default`) holds its whole call: every argument that was given, by its name in the operator's schema. An
-`InputRef` stands for each tensor, so None among tensors, tensor lists and keyword tensors keep their positions.
+An Op of the ONNX importer has attributes that are numbers, strings, or tuples of one type. An Op of the torch importer
+(kind `aten.linear.default`) holds its whole call: every argument that was given, by its name in the operator's schema.
+An `InputRef` stands for each tensor, so None among tensors, tensor lists and keyword tensors keep their positions.
 """
 
 from __future__ import annotations

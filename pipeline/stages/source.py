@@ -211,7 +211,7 @@ def leaves_unread(config: RunConfig) -> bool | None:
 
 
 def why_not_compared(config: RunConfig) -> str:
-    """The reason why no numbers are compared; empty where they are."""
+    """Why no values are compared; empty where they are."""
     if config.verify.proof != STRUCTURE:
         return ""
     where = (

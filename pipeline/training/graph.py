@@ -226,7 +226,7 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random:
     names = {value.name: value.vid for value in graph.values}
     given = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
     if given:
-        said = f"{', '.join(sorted(given))} held such numbers before the step"
+        said = f"{', '.join(sorted(given))} held such values before the step"
         stored = [name for name in given if graph.values[names[name]].role is not Role.INPUT]
         return f"{said}, since an earlier step had a finite loss and other gradients: {ADVICE}" if stored else said
     broken: list[Op] = []

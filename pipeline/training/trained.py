@@ -159,7 +159,7 @@ FIXED: Final[Mapping[str, Sequence[int]]] = {
     "ConstantOfShape": (0,), "Range": (0, 1, 2), "CumSum": (1,), "OneHot": (1,), "If": (0,), "Loop": (0, 1),
     "Dropout": (1, 2), "Trilu": (1,),
 }  # fmt: skip
-"""op type → the inputs whose numbers an importer has to know."""
+"""op type → the inputs whose values an importer has to know."""
 
 FLOATS: Final = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}

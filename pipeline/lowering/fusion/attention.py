@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from pipeline.ir.graph import Graph, Op, TensorSpec
+from pipeline.lowering.fusion.op_patterns import Attention, constant_number, match_attention, match_sum
 from pipeline.lowering.fusion.pointwise import is_float32
-from pipeline.lowering.fusion.readers import Attention, constant_number, read_attention, read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
 PRODUCTS = frozenset({"aten.matmul.default"})
@@ -30,7 +30,7 @@ def fuse_attention(graph: Graph) -> Graph:
     """`attention`: one call in place of two products, the scaling, the mask and the softmax between them."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
-        whole = read_attention(op)
+        whole = match_attention(op)
         if whole is not None:
             if _is_small(graph, whole):
                 width = graph.values[whole.query].spec.sizes[3]
@@ -124,7 +124,7 @@ def _fits(graph: Graph, scores: Scores, value: int) -> bool:
 def _scores(graph: Graph, vid: int) -> Scores | None:
     mask, scale = None, 1.0
     op = producer(graph, vid)
-    both = read_sum(op) if op is not None and only_user(graph, vid) else None
+    both = match_sum(op) if op is not None and only_user(graph, vid) else None
     if both is not None:
         vid, mask = both
         if producer(graph, vid) is None or producer(graph, vid).kind not in (*PRODUCTS, *SCALES):  # type: ignore[union-attr]

@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "a dim that is not there": (
         ("nodes", 0, "outputs", 0, "shape"),
         ["2*n", 4],
-        r"nodes\[0\]: shape: found '2\*n' of the dim 'n', expected only numbers, as there are no dims; save",
+        r"nodes\[0\]: shape: found '2\*n' of the dim 'n', expected only integers, as there are no dims; save",
     ),
     "a size of 100 bits": (
         ("nodes", 0, "outputs", 0, "shape"),
