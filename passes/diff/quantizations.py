@@ -1,7 +1,7 @@
-"""Tell which tensors a second model quantizes, so that its many new nodes and scales are one entry for each tensor.
+"""Quantization in a diff: one entry for each quantized tensor, in place of its many nodes and scales.
 
-Of two quantized models, tell which tensors they quantize otherwise: formats, scales in units of the last place, zero
-points.
+`find_quantizations`: the tensors that the second model quantizes and the first has as floats. `find_requantizations`:
+the tensors that both models quantize, with the difference in format, scales (in ulp), zero points or integers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Quantizations:
 
     found: tuple[QuantizedValue, ...]
     nodes: frozenset[int]
-    """Places of the new nodes."""
+    """Indices of the new nodes."""
     added: frozenset[str]
     """Stored tensors of the second model: integers, scales, zero points."""
     removed: frozenset[str]
@@ -100,7 +100,7 @@ def _encoding(after: FlatGraph, item: Item) -> list[int]:
 
 
 def _quantization(matched: ModelMatching, reader: QdqReader, chain: Sequence[Item], old: int) -> QuantizedValue:
-    """One tensor; `old` is the stored tensor of the first model, negative for a computed value."""
+    """The entry of one tensor; `old` is the id of the first model's stored tensor, negative for a computed value."""
     matching, after = matched.nodes, matched.nodes.after
     value = chain[0].inputs[0]
     known = matching.counterpart(value)
@@ -142,15 +142,15 @@ DEQUANTIZE: Final = "DequantizeLinear"
 
 @dataclass(frozen=True, slots=True)
 class Requantizations:
-    """The tensors that both models quantize, and otherwise, or only the first one."""
+    """The tensors that both models quantize in different ways, and those that only the first model quantizes."""
 
     found: tuple[QuantizationChange, ...]
     removed: frozenset[int]
-    """Places of nodes of the first model that are a part of these."""
+    """Indices of nodes of the first model that are a part of these."""
     added: frozenset[int]
-    """The same of the second model."""
+    """Indices of nodes of the second model that are a part of these."""
     labels: frozenset[str]
-    """The nodes of both by their labels."""
+    """The labels of the nodes of both models."""
     removed_tensors: frozenset[str]
     added_tensors: frozenset[str]
 
@@ -166,7 +166,7 @@ class Requantizations:
 
 @dataclass(frozen=True, slots=True)
 class _Quantizer:
-    """How one model quantizes a tensor: by the nodes at `nodes`; `stored`: the quantized tensor, if it is stored."""
+    """How one model quantizes a tensor. `nodes`: indices of the nodes that do it. `stored`: the integers, if stored."""
 
     name: str
     encoding: Encoding
@@ -257,17 +257,17 @@ def _compare(matched: ModelMatching, old: _Quantizer, new: _Quantizer) -> Quanti
     if kinds[0] != kinds[1] or before.scale.shape != after.scale.shape:
         return QuantizationChange(new.name, *kinds, is_stored)
     parts = [*_scale_change(before.scale, after.scale), *_zero_change(before.zero_point, after.zero_point)]
-    parts += _number_change(matched, old.stored, new.stored)
+    parts += _integer_change(matched, old.stored, new.stored)
     return QuantizationChange(new.name, *kinds, is_stored, ", ".join(parts)) if parts else None
 
 
 def _format_of(encoding: Encoding) -> str:
-    """The format without a word on symmetry, which is read from zero points alone and shows in these."""
+    """The format as text, without its symmetry: zero points decide that, and are compared themselves."""
     return str(replace(encoding.precision, symmetric=encoding.precision.signed))
 
 
 def _scale_change(before: np.ndarray, after: np.ndarray) -> Iterator[str]:
-    """In units of the last place, where these are few; else as a part of the scale."""
+    """How scales differ: in ulp of float32 up to `MOST_STEPS`, else as a fraction of the scale."""
     old, new = (scale.astype(np.float32).ravel() for scale in (before, after))
     steps = np.abs(old.view(np.int32).astype(np.int64) - new.view(np.int32))
     if not steps.any():
@@ -290,7 +290,7 @@ def _zero_change(before: np.ndarray, after: np.ndarray) -> Iterator[str]:
         yield f"{count} of {before.size} zero points differ"
 
 
-def _number_change(matched: ModelMatching, old: TensorProto | None, new: TensorProto | None) -> Iterator[str]:
+def _integer_change(matched: ModelMatching, old: TensorProto | None, new: TensorProto | None) -> Iterator[str]:
     if (
         old is None
         or new is None

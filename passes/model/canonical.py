@@ -72,11 +72,7 @@ class CanonicalModel:
 TensorKey = Callable[[DetachedModel, TensorProto], str]
 
 
-def _content(model: DetachedModel, tensor: TensorProto) -> str:
-    return model.digest(tensor)
-
-
-def canonicalize(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalModel:
+def canonicalize(model: DetachedModel, tensor_key: TensorKey = DetachedModel.digest) -> CanonicalModel:
     """Read `model`: its attributes and constants, which is most of the work.
 
     Args:
