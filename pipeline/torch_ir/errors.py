@@ -12,8 +12,8 @@ UsageError
 └── WeightLoadError      a file of weights cannot be read
     └── NoWeightFile         there is no such file (a FileNotFoundError too)
 
-Arguments are checked at the public functions, before Python fails deep inside. `parse` makes dataclasses of plain
-data by pydantic; a mistake is one sentence that says where, what was found and what was expected. `warn` points to the line
+Arguments are checked at the public functions, before Python fails deep inside. `parse` makes dataclasses of plain data
+by pydantic; a mistake is one sentence that says where, what was found and what was expected. `warn` points to the line
 of the user's code, however deep in our code the warning arises.
 """
 

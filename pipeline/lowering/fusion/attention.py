@@ -164,7 +164,7 @@ def _split_scale(graph: Graph, vid: int) -> tuple[int, float]:
 
 
 def _with_zero_rows(graph: Graph, softmax: Op) -> tuple[int, bool]:
-    """The weights, and whether rows of NaN become 0 by `Where(IsNaN(weights), 0, weights)`, as torch's exporter does."""
+    """The weights, and whether NaN rows become 0 by `Where(IsNaN(weights), 0, weights)`, as torch's exporter does."""
     weights = softmax.outputs[0]
     users = [graph.ops[oid] for oid in graph.values[weights].users]
     if [user.kind for user in users] != ["aten.ne.Tensor", "aten.where.self"] or weights in graph.outputs:
