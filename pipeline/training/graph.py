@@ -244,10 +244,10 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random:
             torch.set_rng_state(random.default)
         run_eager(graph, tensors, observe=observe, own=OWN)
     if not broken:
-        return "no operator gave such a number when the step was run again, operator by operator with sums of their own"
+        return "every result was finite when the step was run again operator by operator, which sums in another order"
     op = broken[0]
     source = " · ".join(filter(None, (op.origin, op.line)))
-    return f"the first operator that gave such a number is {op.name!r}, {op.operator}" + (
+    return f"the first operator whose result is not finite is {op.name!r}, {op.operator}" + (
         f" ({source})" if source else ""
     )
 
