@@ -1,4 +1,4 @@
-"""In a worker of its own: judge the results of passes on a case. It shares no code with any pass.
+"""Judge the results of passes on a case, in a worker process of its own. It shares no code with any pass.
 
 Few test models have metadata, so `add_marks` adds some to each case before its passes run.
 """

@@ -1,4 +1,4 @@
-"""What an audit tries: a single pass, or a library's own set of passes; and, in the worker, the calls of it.
+"""What an audit tries, a single pass or a library's own set of passes; and the calls that a worker makes for it.
 
 Each pass gets its own copy of the model. Error messages are normalized, so that they are equal on every machine and for
 every model.

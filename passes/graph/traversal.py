@@ -1,6 +1,6 @@
 """Walks through a graph: bodies of nodes, the values that a node reads, live nodes, topological order.
 
-`pause_collector` keeps Python's garbage collector from walks of its own meanwhile.
+`pause_collector` stops Python's garbage collector during a walk: it would visit the model's objects again and again.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def group_linked(links: Iterable[Sequence[int]]) -> list[list[int]]:
 
 @contextlib.contextmanager
 def pause_collector() -> Iterator[None]:
-    """While a large model or graph is made or looked through, it would look through all of it again and again."""
+    """Stop Python's garbage collector in this block, where it would visit all objects of a large model repeatedly."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
 """Claims that values of a changed model equal the values of the model before; only claimed values are computed.
 
-After most changes a model differs in a few places. If the values at those places are equal, the operators after them
-run on equal values. So each value that is computed in a new way under its old name becomes a claim. If the outputs of
-both models have the same digest under the claims, it is enough to run the changed nodes on held values of the model
-before, and to check each claim bit for bit. A claim depends only on earlier claims.
+Most steps change a few nodes. If these nodes still compute the same values, the operators after them run on equal
+values. So each value that is computed in a new way under its old name becomes a claim. If the outputs of both models
+have the same value digest under the claims, it is enough to run the changed nodes on stored values of the model before,
+and to check each claim bit for bit. A claim depends only on earlier claims.
 """
 
 from __future__ import annotations
