@@ -1,4 +1,4 @@
-"""The steps as a policy lets them run; and one step run, whose result is a model that can be read."""
+"""Prepare the steps of a recipe (names, skips, input shapes), and run one step, whose result is a readable model."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def fix_input_shapes(steps: Sequence[Step], model: onnx.ModelProto) -> onnx.Mode
 
 
 def without_weight_readers(recipe: Sequence[Step | Repeat]) -> list[Step | Repeat]:
-    """`recipe` without the inner passes that read weights, for weights that have to stay unread; each report row says
-    what was left out."""
+    """`recipe` without the inner passes that join weights, for a model whose weights have to stay unread; each report
+    row says what was left out."""
     return [
         Repeat(tuple(map(_without_weight_readers, item.steps)), item.limit)
         if isinstance(item, Repeat)

@@ -1,7 +1,7 @@
-"""`ModelBuilder`, to which modules emit.
+"""`ModelBuilder`, which collects the ops that modules emit and makes a Graph of them.
 
-What torch's functions call for IR tensors, down to the operators of torch, is added to the graph. torch itself says
-which operators these are, and what their results look like, since the same call is made on tensors of the device meta.
+A call of a torch function on IR tensors is made on meta tensors of the same shapes. Each torch operator that this call
+dispatches becomes an op of the graph, and the meta result gives the shape and dtype of the op's result.
 """
 
 from __future__ import annotations

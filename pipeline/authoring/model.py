@@ -1,4 +1,4 @@
-"""`Model`: layers that are put together, compiled to a train step, and trained."""
+"""`Model`: layers in a row, which are compiled to a train step and trained."""
 
 from __future__ import annotations
 

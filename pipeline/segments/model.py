@@ -1,11 +1,9 @@
 """An ONNX model that runs on whatever it is fed: arrays of any shape, sequences, optionals, strings.
 
-The two kinds of steps: a plan, and one node that no plan can hold.
-
-A remainder: the nodes that are left of a model or of a body, and the steps by which they have been run so far.
-
-A step is made for the types and shapes of what the remainder reads, and for the values that decide shapes (the input 1
-of a Reshape) or the course (the condition of an If). The next run with the same ones takes the same step.
+The model, and each body of a loop, is a remainder: nodes that run in steps. A step is a plan for some nodes, or one
+node that no plan can hold. It is made at the first run, for the types and shapes of what the remainder reads, and for
+the values that decide shapes (the input 1 of a Reshape) or branches (the condition of an If). A later run with the same
+types, shapes and deciding values takes the same step.
 """
 
 from __future__ import annotations

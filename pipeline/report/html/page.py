@@ -1,4 +1,4 @@
-"""What `report.html` shows, as data; and as HTML: one text that loads nothing."""
+"""The data that `report.html` shows, and the page itself: one HTML text that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
