@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -133,7 +133,7 @@ def _divide(rewriter: Rewriter, node: NodeProto) -> bool:
 def _in_parts(rewriter: Rewriter, node: NodeProto, data: str, shape: tuple[Dim, ...] | None, *, centred: bool) -> str:
     """Write the division by the root of the mean square over the last axis; the value before scale and bias."""
     axes = [rewriter.constant_of(np.array([-1]), "last_axis")] if rewriter.opset >= 18 else []
-    settings = {} if rewriter.opset >= 18 else {"axes": [-1]}
+    settings: dict[str, Any] = {} if rewriter.opset >= 18 else {"axes": [-1]}
     kept = None if shape is None else (*shape[:-1], 1)
     if centred:
         mean = rewriter.add("ReduceMean", [data, *axes], node, kept, keepdims=1, **settings)

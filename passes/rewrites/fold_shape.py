@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar, Final
 
 import numpy as np
@@ -139,7 +140,8 @@ class _ShapeFolder:
             return None if sizes is None else sizes[bounds]
         if node.op_type == "Size":
             sizes = self._sizes_of(node.input[0])
-            return [int(np.prod(sizes))] if sizes is not None and all(isinstance(size, int) for size in sizes) else None
+            fixed = [size for size in sizes or () if isinstance(size, int)]
+            return [prod(fixed)] if sizes is not None and len(fixed) == len(sizes) else None
         if node.op_type == "Cast" and attribute_of(node, "to") not in (TensorProto.INT64, TensorProto.INT32):
             return None
         shape = rewriter.shape(name)
