@@ -29,6 +29,7 @@ from passes.rewrites.fold_constants import FixDefaults, FoldConstants
 from passes.rewrites.fold_scale import FoldScale
 from passes.rewrites.fold_shape import FoldShape
 from passes.rewrites.merge_layout import MergeLayout
+from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
 from passes.rewrites.smooth_quant import SmoothQuant
 from passes.rewrites.softmax_guard import DropSoftmaxGuard
 from passes.rewrites.split_merged import SplitGateUp, SplitQkv
@@ -65,6 +66,9 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "canonical-norm": CanonicalNorm,
     "canonical-gelu": CanonicalGelu,
     "canonical-rope": CanonicalRope,
+    "linear-to-conv": LinearToConv,
+    "mha-to-sha": MhaToSha,
+    "no-int64": NoInt64,
 }
 
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)

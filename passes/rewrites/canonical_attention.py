@@ -56,14 +56,14 @@ class CanonicalAttention(Step):
                 current = result.model
                 notes += [result.why] if result.why and step.name in TOLD else []
         rewriter = Rewriter(current, context)
-        attentions = list(_find_attentions(rewriter))
+        attentions = list(find_attentions(rewriter))
         folder = ScaleFolder(rewriter)
         for attention in attentions:
             folder.move_to_result(rewriter.producers[attention.scores])
-        for attention in list(_find_attentions(rewriter)):
+        for attention in list(find_attentions(rewriter)):
             _write_mask_as_sum(rewriter, attention.softmax)
         if self.fused:
-            fused = [_fuse(rewriter, attention) for attention in _find_attentions(rewriter)]
+            fused = [_fuse(rewriter, attention) for attention in find_attentions(rewriter)]
             notes.append(f"{plural(sum(fused), 'attention')} as one operator" if fused else "no attention is in parts")
             if rewriter.opset < SINCE:
                 notes[-1] = f"opset {rewriter.opset} has no Attention, opset {SINCE} has"
@@ -80,7 +80,7 @@ TOLD: Final = ("decompose-attention", "split-qkv")
 
 
 @dataclass(frozen=True, slots=True)
-class _SoftmaxAttention:
+class SoftmaxAttention:
     """A Softmax over the last axis with the product of two computed values before it and after it."""
 
     scores: str
@@ -90,7 +90,7 @@ class _SoftmaxAttention:
     mask: str
 
 
-def _find_attentions(rewriter: Rewriter) -> Iterator[_SoftmaxAttention]:
+def find_attentions(rewriter: Rewriter) -> Iterator[SoftmaxAttention]:
     for softmax in rewriter.by_op("Softmax"):
         contexts = [node for node in rewriter.consumers[softmax.output[0]] if node.op_type == "MatMul"]
         shape = rewriter.shape(softmax.input[0])
@@ -114,7 +114,7 @@ def _find_attentions(rewriter: Rewriter) -> Iterator[_SoftmaxAttention]:
             name = data[0]
         if rewriter.producer(name, "MatMul") is not None:
             mask = masks[0] if len(masks) == 1 else ""
-            yield _SoftmaxAttention(name, softmax, contexts[0], scale, mask if len(masks) < 2 else "?")
+            yield SoftmaxAttention(name, softmax, contexts[0], scale, mask if len(masks) < 2 else "?")
 
 
 def _leads_to_product(rewriter: Rewriter, name: str) -> bool:
@@ -149,7 +149,7 @@ def _write_mask_as_sum(rewriter: Rewriter, softmax: NodeProto) -> None:
     rewriter.replace(choice.output[0], rewriter.add("Add", [scores, bias], choice, rewriter.shape(choice.output[0])))
 
 
-def _fuse(rewriter: Rewriter, attention: _SoftmaxAttention) -> bool:
+def _fuse(rewriter: Rewriter, attention: SoftmaxAttention) -> bool:
     """Write one Attention; false where the opset has none, or the operands are no four axes."""
     product = rewriter.producers[attention.scores]
     query, key = product.input
