@@ -19,7 +19,7 @@ SCORES = """g (float[2, 4, 8] x) => (float[2, 4, 4] y) {
 }"""
 
 
-def folded(text: str, context: PassContext, into: str = "product", **weights: np.ndarray) -> list[str]:
+def folded(text: str, context: PassContext, into: str = "product", **weights: np.ndarray | np.generic) -> list[str]:
     model = model_of(text, **weights)
     result = FoldScale(into).apply(detached(model), context)
     assert not FoldScale(into).apply(result.model, context).changed

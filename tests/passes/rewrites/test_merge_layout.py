@@ -63,7 +63,7 @@ def test_the_shortest_form_moves_elements_as_the_chain_does(seed: int) -> None:
         assert sum(written.op == "Transpose" for written in calls) <= 1
 
 
-def merged(text: str, context: PassContext, **weights: np.ndarray) -> list[str]:
+def merged(text: str, context: PassContext, **weights: np.ndarray | np.generic) -> list[str]:
     """The nodes after the step, which computes the same and does nothing the second time."""
     model = model_of(text, **weights)
     result = MergeLayout().apply(detached(model), context)

@@ -31,7 +31,7 @@ HEADS = """g (float[1, 2, 3, 4] q, float[1, 1, 4, 3] k, float[1, 2, 3, 4] v, boo
 Written = tuple[DetachedModel, dict[str, float]]
 
 
-def written(made: Step, text: str, context: PassContext, **weights: np.ndarray) -> Written:
+def written(made: Step, text: str, context: PassContext, **weights: np.ndarray | np.generic) -> Written:
     """The model after the step, which does nothing the second time, and the greatest error of each output."""
     model = model_of(text, **weights)
     result = made.apply(detached(model), context)
