@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "tensor 7": (
         ("signature", "inputs", "items", 0, "items"),
         [7],
-        r"signature.inputs: found \[7\], expected each tensor of graph_inputs once, by the numbers 0 to 0",
+        r"signature.inputs: found \[7\], expected each tensor of graph_inputs once, by the indices 0 to 0",
     ),
     "no tensor": (("signature", "outputs"), {"value": 1}, r"signature.outputs: found \[\], expected each tensor of"),
     "keys": (

@@ -82,7 +82,7 @@ def draw_and_cache(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "change", [lazy_buffer, new_buffer, cache_in_a_dict, keep_the_last, draw_and_leave, draw_and_cache]
 )
-@pytest.mark.filterwarnings("ignore:the forward pass or the loss draws")
+@pytest.mark.filterwarnings("ignore:the forward pass or the loss calls")
 def test_the_module_is_as_it_was_and_the_steps_are_those_of_torch(change: Change) -> None:
     module = ChangeableLinear(change)
     before = (dict(vars(module)), list(module.state_dict()), dict(module.kept), list(module.listed))
