@@ -7,6 +7,7 @@ from pipeline.runtime.checked_builder import CheckedBuilder
 from pipeline.runtime.compile import CompiledProgram, compile_graph
 from pipeline.runtime.entries import CompiledEntries, EntryPoint, compile_graphs
 from pipeline.runtime.open_dims import SizedProgram, compile_open_graph
+from pipeline.runtime.recording import RecordingDevice
 
 __all__ = [
     "Capture",
@@ -16,6 +17,7 @@ __all__ = [
     "CompiledEntries",
     "CompiledProgram",
     "EntryPoint",
+    "RecordingDevice",
     "SizedProgram",
     "Snapshot",
     "compile_graph",
