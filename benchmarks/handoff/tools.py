@@ -120,7 +120,8 @@ def run_aimet_rounding(job: Job, calibration: list[Feeds], out: Path) -> Found:
     scales = {name: sim.qc_quantize_op_dict[name]._get_scale() for name in job["weights"]}
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in sim.model.model.graph.initializer}
     np.savez(out / "scales.npz", **scales)  # type: ignore[arg-type]
-    np.savez(out / "weights.npz", **{name: stored[name] for name in job["weights"]})
+    weights = {name: stored[name] for name in job["weights"]}
+    np.savez(out / "weights.npz", **weights)  # type: ignore[arg-type]
     return {}
 
 

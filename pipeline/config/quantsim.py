@@ -212,8 +212,9 @@ class QuantSimConfig(Section):
     encodings: the version of AIMET's format in which the encodings are written.
     encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
     suggest: a target for which formats of single layers are suggested.
-    optimize: algorithms of libraries that round weights otherwise than to the nearest number, in order: gptq, seq-mse,
-        ada-round and their like. They see the calibration data but for the samples that the result is judged on.
+    optimize: algorithms of libraries that round weights otherwise than to the nearest number, in order: seq-mse, gptq,
+        ada-round, scale-estimation, bias-correction. They see the calibration data without the samples that the result
+        is judged on.
     """
 
     profile: ProfileName | AimetProfile = "ort-cpu"

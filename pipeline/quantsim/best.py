@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +22,14 @@ from pipeline.config import FormatsConfig, QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer
 from pipeline.quantsim.optimizers import SeqMse
+from pipeline.quantsim.preparation import prepare_config
 from pipeline.quantsim.run import QuantSim
 from pipeline.quantsim.stages import QuantSimResult
 
 BEST: Final = "best.yaml"
 """The configuration of the winner, next to the files of its run."""
+
+TITLE: Final = "# Chosen by onnxline quantsim --best, for its worst output on samples that were held out, among"
 
 EVERYTHING: Final = "op:*"
 
@@ -127,6 +131,8 @@ def find_best(
     begun = time.perf_counter()
     offered = trials_of(find_spec(SeqMse.module) is not None) if trials is None else tuple(trials)
     done: list[Combination] = []
+    tried: Combination | None = None
+    result: QuantSimResult | None = None
     for trial in offered:
         left = budget_s - (time.perf_counter() - begun)
         if done and left < max(known.seconds for known in done):
@@ -134,24 +140,36 @@ def find_best(
             continue
         steps = trial.row()[1]
         observer(Note(f"quantsim: trial {len(done) + 1} of {len(offered)}: {trial.weights}, {steps}"))
-        done.append(_run(trial, config, out, observer)[0])
+        tried, result = run_trial(trial, config, out, observer)
+        done.append(tried)
     ran = [trial for trial in done if trial.sqnr_db is not None]
     if not ran:
         reasons = "".join(f"\n  {trial.weights}, {trial.row()[1]}: {trial.why}" for trial in done)
         raise CheckFailed(f"--best: none of {plural(len(done), 'trial')} came to its end:{reasons}")
     winner = max(ran, key=lambda trial: trial.sqnr_db or -math.inf)
-    _, result = _run(winner, config, out, observer)
+    if winner is not tried or result is None:  # the folder has the files of the last trial
+        _, result = run_trial(winner, config, out, observer)
     assert result is not None
-    path = result.folder / BEST
-    note = f"# The best of {plural(len(ran), 'trial')} by its worst output on samples that were held out, as\n"
-    note += "# onnxline quantsim --best chose it. Run it with: onnxline quantsim best.yaml\n"
-    path.write_text(note + winner.config(config).to_yaml(), encoding="utf-8")
+    chosen = winner.config(config)
+    whole = chosen.model_copy(update={"export": prepare_config(chosen).export})  # with the opset of the trials
+    path = _free_path(result.folder)
+    path.write_text(f"{TITLE} {plural(len(ran), 'trial')}.\n{whole.to_yaml()}", encoding="utf-8")
     return Best(tuple(done), winner, path, result)
 
 
-def _run(
+def _free_path(folder: Path) -> Path:
+    """A name that no file has but one of an earlier choice: a configuration of the user's own is not written over."""
+    for name in (BEST, *(BEST.replace(".", f"-{number}.") for number in count(2))):
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
+            return path
+    raise AssertionError("count has no end")
+
+
+def run_trial(
     trial: Combination, config: RunConfig, out: str | Path | None, observer: Observer
 ) -> tuple[Combination, QuantSimResult | None]:
+    """Simulate one combination; returns it with what came of it."""
     begun = time.perf_counter()
     try:
         result = QuantSim(trial.config(config), out, observer, progress=False, holds_out=True).run()

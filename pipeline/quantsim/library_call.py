@@ -3,7 +3,8 @@
 So a crash of the library ends no simulation, and AIMET or NNCF may be in an environment of their own. This file imports
 nothing of onnxline. FOLDER holds `job.json` (step, options, seed, weights), `model.onnx`, `scales.npz` and `samples/`,
 a .npz file each; the result is `found.npz` and `found.json` there. Weights are known by their index in the job:
-`0/scale` and `0/zero_point` have the shape of the scales given, `0/numbers` that of the weight.
+`0/scale` and `0/zero_point` have the shape of the scales given, `0/numbers` that of the weight;
+biases have `0/shift`, a number for each channel.
 """
 
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
@@ -179,8 +180,9 @@ def run_scale_estimation(job: Job, folder: Path) -> tuple[Arrays, Left]:
         stored = {tensor.name: tensor for tensor in compressed.graph.initializer}
         for weight in group:
             name, key = weight["tensor"], weight["index"]
-            parts = [stored.get(f"{name}_{part}") for part in ("quantized", "scale", "zero_point")]
-            if None in parts or parts[0].data_type != onnx.TensorProto.UINT4:
+            names = [f"{name}_{part}" for part in ("quantized", "scale", "zero_point")]
+            parts = [stored[part] for part in names if part in stored]
+            if len(parts) < len(names) or parts[0].data_type != onnx.TensorProto.UINT4:
                 left[name] = "NNCF takes no such layer"
                 continue
             numbers, scale, zero = (onnx.numpy_helper.to_array(part) for part in parts)
@@ -188,6 +190,25 @@ def run_scale_estimation(job: Job, folder: Path) -> tuple[Arrays, Left]:
             found[f"{key}/scale"] = scale.astype(np.float32).reshape(shape)
             found[f"{key}/zero_point"] = zero.astype(np.int64).reshape(shape) + weight["lowest"]
             found[f"{key}/numbers"] = numbers.astype(np.int64) + weight["lowest"]
+    return found, left
+
+
+def run_bias_correction(job: Job, folder: Path) -> tuple[Arrays, Left]:
+    """What onnxsim's `correct_bias` adds after each product of the quantized model, by channel."""
+    from onnxsim import correct_bias
+
+    float_model, quantized = (onnx.load(folder / name) for name in ("model.onnx", "quantized.onnx"))
+    corrected = correct_bias(float_model, quantized, list(read_samples(folder)), seed=job["seed"])
+    producers = {name: node for node in corrected.graph.node for name in node.output}
+    stored = {tensor.name: tensor for tensor in corrected.graph.initializer}
+    found: Arrays = {}
+    left: Left = {}
+    for bias in job["weights"]:
+        name = producers[bias["output"]].input[-1]
+        if name.startswith(f"{bias['output']}_bias_correction"):
+            found[f"{bias['index']}/shift"] = onnx.numpy_helper.to_array(stored[name]).ravel()
+        else:
+            left[bias["tensor"]] = "onnxsim finds nothing to correct"
     return found, left
 
 
@@ -245,6 +266,7 @@ ALGORITHMS: dict[str, tuple[str, Callable[[Job, Path], tuple[Arrays, Left]]]] = 
     "seq-mse": ("aimet-onnx", run_seq_mse),
     "ada-round": ("aimet-onnx", run_ada_round),
     "scale-estimation": ("nncf", run_scale_estimation),
+    "bias-correction": ("onnxsim", run_bias_correction),
 }
 """Step → the distribution of its library, and what calls it."""
 

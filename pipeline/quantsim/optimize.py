@@ -20,16 +20,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from onnx import NodeProto, numpy_helper
+from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.errors import StepFailed
+from passes.graph.op_facts import BIAS, BIASED
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.weights.files import save
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import Layer, find_layers, measure_noise, sqnr_db
-from pipeline.quantsim.optimizers import Optimizer
+from pipeline.quantsim.optimizers import BiasCorrection, Optimizer
 from pipeline.quantsim.placement import Placement
+from pipeline.quantsim.qdq import insert_qdq
 
 SCRIPT: Final = Path(__file__).with_name("library_call.py")
 
@@ -88,6 +90,11 @@ class Chosen:
     encodings: Mapping[str, Encoding] = field(default_factory=dict)
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The tensors of which it has anything."""
+        return frozenset((*self.encodings, *self.arrays))
+
     def tune(self, model: DetachedModel) -> DetachedModel:
         """`model` with the chosen numbers; itself where there are none."""
         if not self.arrays:
@@ -99,12 +106,14 @@ class Chosen:
         return detach(proto, known=model.weights, checked=True)
 
     def suit(self, placement: Placement) -> Chosen:
-        """What holds for a placement: weights that have other formats there are left out."""
+        """What holds for a placement: weights that have other formats there are left out. Then the biases are, too, as
+        they make up for the rounding of all weights."""
         formats = placement.formats()
         fitting = {name for name, encoding in self.encodings.items() if formats.get(name) == encoding.precision}
+        kept = fitting if len(fitting) < len(self.encodings) else self.names
         return Chosen(
             {name: self.encodings[name] for name in fitting},
-            {name: array for name, array in self.arrays.items() if name in fitting},
+            {name: array for name, array in self.arrays.items() if name in kept},
         )
 
     def take(self, other: Chosen, names: Iterable[str]) -> Chosen:
@@ -112,7 +121,8 @@ class Chosen:
         wanted = set(names)
         arrays = {name: array for name, array in self.arrays.items() if name not in wanted}
         arrays |= {name: array for name, array in other.arrays.items() if name in wanted}
-        return Chosen({**self.encodings, **{name: other.encodings[name] for name in wanted}}, arrays)
+        encodings = {name: encoding for name, encoding in other.encodings.items() if name in wanted}
+        return Chosen({**self.encodings, **encodings}, arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +130,7 @@ class Optimization:
     """Runs the steps on one placed model.
 
     Args:
-        encodings: of the weights, by min-max.
+        encodings: of the weights alone, by min-max; `select_weights` gives them.
         held_out: gives the samples that no step sees, anew with each call.
         rate: gives the least ratio of the outputs in dB with what was chosen.
         folder: for the float model and the samples that the libraries see, which lie there.
@@ -145,8 +155,7 @@ class Optimization:
             samples: those that the libraries see.
             observer: called with the name of each step that begins, and how many are done.
         """
-        weights = {placed.site.tensor for placed in self.placement.quantized() if placed.site.role == "weight"}
-        chosen = Chosen({name: self.encodings[name] for name in weights})
+        chosen = Chosen(self.encodings)
         rows: list[OptimizedStep] = []
         save(self.model, self.folder / "model.onnx", external_from=PROTOBUF_LIMIT)
         (self.folder / "samples").mkdir()
@@ -166,21 +175,19 @@ class Optimization:
         return chosen, tuple(rows)
 
     def _run_step(self, step: Optimizer, chosen: Chosen) -> tuple[Chosen, OptimizedStep]:
-        weights, left = self._weights_for(step)
-        if not weights:
-            return chosen, OptimizedStep(
-                step.name, "reverted", "it takes no weight of the model", step.module, (), left
-            )
-        self._write_job(step, chosen, weights)
+        entries, left = self._biases() if isinstance(step, BiasCorrection) else self._weights_for(step)
+        if not entries:
+            return chosen, OptimizedStep(step.name, "reverted", "it takes nothing of the model", step.module, (), left)
+        self._write_job(step, chosen, entries)
         found = call_library(step, self.folder)
-        offered = self._read_result(chosen, weights)
+        offered = self._read_result(chosen, entries)
         left |= found["left"]
         layers = {
             layer.output: layer
-            for layer in find_layers(self.model, offered.encodings)
-            if not offered.encodings.keys().isdisjoint(layer.tensors())
+            for layer in find_layers(self.model, self.encodings)
+            if not offered.names.isdisjoint(layer.tensors())
         }
-        before, after = (self._judge(layers, choice) for choice in (chosen, chosen.take(offered, offered.encodings)))
+        before, after = (self._judge(layers, choice) for choice in (chosen, chosen.take(offered, offered.names)))
         rows, better = compare(layers, offered, before, after)
         library = f"{found['library']} {found['version']}"
         status = "ran" if better else "reverted"
@@ -220,8 +227,30 @@ class Optimization:
             )
         return weights, left
 
+    def _biases(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """The stored biases that one layer alone reads, and the products before them."""
+        stored, consumers = self.model.index.initializers, self.model.index.consumers
+        found: dict[str, str] = {}
+        for layer in find_layers(self.model, self.encodings):
+            product, *added = layer.nodes
+            reads = added[0].input if added else product.input[BIAS:]
+            if product.op_type in (*BIASED, "MatMul"):
+                found |= dict.fromkeys((name for name in reads if name in stored), product.output[0])
+        entries: list[dict[str, Any]] = []
+        left: dict[str, str] = {}
+        for name, output in found.items():
+            if stored[name].data_type != TensorProto.FLOAT or len(consumers[name]) > 1:
+                left[name] = "it is not float32, or several nodes read it"
+                continue
+            entries.append({"index": len(entries), "tensor": name, "output": output})
+        return entries, left
+
     def _write_job(self, step: Optimizer, chosen: Chosen, weights: Sequence[Mapping[str, Any]]) -> None:
-        scales = {str(weight["index"]): chosen.encodings[weight["tensor"]].scale for weight in weights}
+        if isinstance(step, BiasCorrection):
+            quantized = insert_qdq(chosen.tune(self.model), chosen.encodings)
+            save(quantized, self.folder / "quantized.onnx", external_from=PROTOBUF_LIMIT)
+        known = {str(weight["index"]): chosen.encodings.get(weight["tensor"]) for weight in weights}
+        scales = {index: encoding.scale for index, encoding in known.items() if encoding is not None}
         np.savez(self.folder / "scales.npz", **scales)  # type: ignore[arg-type]
         job = {"step": step.name, "options": asdict(step), "seed": step.seed, "weights": weights}
         (self.folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -232,6 +261,13 @@ class Optimization:
         with np.load(self.folder / "found.npz") as found:
             for weight in weights:
                 key, name = weight["index"], weight["tensor"]
+                if f"{key}/shift" in found:
+                    tensor = self.model.index.initializers[name]
+                    before, shift = chosen.arrays.get(name, self.model.array(tensor)), found[f"{key}/shift"]
+                    if before.size == shift.size:  # one number may serve all channels
+                        arrays[name] = before + shift.astype(np.float32).reshape(before.shape)
+                if name not in chosen.encodings:
+                    continue
                 encoding = chosen.encodings[name]
                 if f"{key}/scale" in found:
                     encoding = encodings[name] = replace(encoding, scale=found[f"{key}/scale"])
@@ -251,6 +287,12 @@ class Optimization:
             self.model, chosen.encodings, steps, self.held_out(), tuned=chosen.tune(self.model), has_total=False
         )
         return {name: found.local / (found.signal or 1.0) for name, found in noise.items()}
+
+
+def select_weights(placement: Placement, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
+    """The encodings of what products read as their weights."""
+    weights = (placed.site.tensor for placed in placement.quantized() if placed.site.role == "weight")
+    return {name: encodings[name] for name in weights}
 
 
 def call_library(step: Optimizer, folder: Path) -> dict[str, Any]:
@@ -285,7 +327,7 @@ def compare(
     """A row for each layer and weight, and the weights whose new rounding is better over all layers that read them."""
     readers: dict[str, list[str]] = {}
     for name, layer in layers.items():
-        for weight in offered.encodings.keys() & set(layer.tensors()):
+        for weight in offered.names & set(layer.tensors()):
             readers.setdefault(weight, []).append(name)
     better = [
         weight

@@ -132,10 +132,19 @@ class ScaleEstimation(Optimizer):
     products: ClassVar[bool] = True
 
 
+@dataclass(frozen=True, slots=True)
+class BiasCorrection(Optimizer):
+    """onnxsim's empirical bias correction: what the mean of each channel has lost is added to the bias of its layer."""
+
+    name: ClassVar[str] = "bias-correction"
+    module: ClassVar[str] = "onnxsim"
+    remedy: ClassVar[str] = "pip install onnxsim"
+
+
 FOUR_BITS: Final = 4
 
 OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = {
-    step.name: step for step in (Gptq, SeqMse, AdaRound, ScaleEstimation)
+    step.name: step for step in (Gptq, SeqMse, AdaRound, ScaleEstimation, BiasCorrection)
 }
 
 PREPARING: Final = ("awq", "cross-layer-equalization", "smooth-quant", "rotate", "clamp-mask", "fold-batchnorm")

@@ -33,7 +33,7 @@ from pipeline.quantsim.encodings import (
     find_limited_biases,
 )
 from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
-from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep
+from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
 from pipeline.quantsim.profiles import check_target, own_rules, read_profile, rules_of
@@ -211,7 +211,7 @@ class Simulation:
             optimization = Optimization(
                 self._model,
                 placement,
-                encode(placement, ranges, self._model),
+                select_weights(placement, encode(placement, ranges, self._model)),
                 lambda: samples.judged(settings.evaluation),
                 lambda chosen: self._rate(placement, ranges, chosen, samples),
                 Path(folder),

@@ -106,6 +106,27 @@ def test_each_channel_and_any_bits_and_a_stored_transpose(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("in_process")
+def test_bias_correction_adds_what_the_mean_of_each_channel_has_lost(tmp_path: Path) -> None:
+    """Data whose mean is not zero; the bias of a Gemm, and one that an Add holds."""
+    draw = np.random.default_rng(0)
+    shapes = {"first": (32, 24), "bias": (24,), "second": (24, 8), "row": (1, 8)}
+    constants = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    text = """g (float[16, 32] x) => (float[16, 8] y) {
+        h = Gemm(x, first, bias) r = Relu(h) m = MatMul(r, second) y = Add(m, row)
+    }"""
+    model = model_of(text, **constants)
+    placement, chosen, (row,) = run(tmp_path, "int2/channel", "bias-correction", model=model)
+    assert (row.status, {layer.weight for layer in row.layers}) == ("ran", {"bias", "row"})
+    rounded = round_trip(constants["first"], chosen.encodings["first"], is_stored=True)
+    data = np.concatenate([sample["x"] for sample in samples(4, seed=1)])
+    lost = (data @ (constants["first"] - rounded)).mean(axis=0)
+    np.testing.assert_allclose(chosen.arrays["bias"] - constants["bias"], lost, atol=1e-4)
+    other = place(model, [rule("op:*", "int2/channel", "float"), rule("tensor:first", "int8/channel")])
+    assert not chosen.suit(other).arrays, "the corrections are those of these weights"
+    assert chosen.suit(placement).arrays.keys() == chosen.arrays.keys()
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_whole_simulation_is_judged_on_samples_that_were_held_out(tmp_path: Path) -> None:
     onnx.save(attach(two_products()), tmp_path / "two.onnx")
     (tmp_path / "data").mkdir()
@@ -116,7 +137,7 @@ model: {onnx: two.onnx}
 passes: {recipe: []}
 quantsim:
   profile: weight-only
-  rules: {"op:*": {weights: int4/channel}}
+  rules: {"op:*": {weights: int4/channel, activations: uint16}}
   optimize: [gptq]
   calibration: {data: data}
 """
