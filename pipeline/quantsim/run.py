@@ -9,7 +9,7 @@ from passes.suggest import plural
 from passes.weights.detached import read_model
 from pipeline.argument_checks import FLAG, FUNCTION, PATH, a, expects
 from pipeline.config import QuantSimConfig, RunConfig
-from pipeline.errors import UsageError
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer, show_progress
 from pipeline.export.load import read_onnx_file
 from pipeline.quantsim.optimizers import optimizers_of
@@ -68,7 +68,8 @@ class QuantSim:
 
         Raises:
             UsageError, PassError: something that was given is wrong, such as a rule that matches nothing.
-            CheckFailed: the run before the simulation failed, or onnxruntime refuses the quantized model.
+            CheckFailed: the run before the simulation failed, onnxruntime refuses the quantized model, or a step of
+                `optimize` failed where `passes.strict` is set.
         """
         with show_progress(self._progress, self._observer) as show:
             return self._run(show)
@@ -97,6 +98,9 @@ class QuantSim:
                 raise
             save_quantization(page_data(result.report), before.report, workspace)
             write_page(before.report, before.optimize.pictures, workspace)
+            failed = [step for step in result.report.optimized if step.status == "failed"]
+            if failed and config.passes.strict:
+                raise CheckFailed(f"quantsim.optimize, with passes.strict: {failed[0]}")
             return result
 
     def _simulate(

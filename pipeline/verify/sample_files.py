@@ -126,7 +126,7 @@ def _read_torch(file: Path, key: str) -> Any:
     import torch
 
     try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # torch raises errors of many classes for a broken file
         first = str(error).partition("\n")[0]
         raise SourceError(
