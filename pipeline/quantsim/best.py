@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -159,11 +158,11 @@ def find_best(
 
 def _free_path(folder: Path) -> Path:
     """A name that no file has but one of an earlier choice: a configuration of the user's own is not written over."""
-    for name in (BEST, *(BEST.replace(".", f"-{number}.") for number in count(2))):
-        path = folder / name
-        if not path.exists() or path.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
-            return path
-    raise AssertionError("count has no end")
+    path, number = folder / BEST, 1
+    while path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
+        number += 1
+        path = folder / BEST.replace(".", f"-{number}.")
+    return path
 
 
 def run_trial(
