@@ -36,13 +36,14 @@ from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensit
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
-from pipeline.quantsim.profiles import check_target, own_rules, read_profile, rules_of
+from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, report_text
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
 from pipeline.quantsim.suggest import Suggestion, suggest
+from pipeline.quantsim.target_check import check_target
 from pipeline.stages.report import (
     ENCODINGS,
     QUANTIZATION_REPORT,
