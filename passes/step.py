@@ -134,6 +134,10 @@ class Step:
     def import_library() -> None:
         """In a worker: import the library, if that takes long."""
 
+    def in_one_round(self) -> Step:
+        """The step, without a repetition of all its work until nothing changes: enough to see what it merges."""
+        return self
+
     @property
     def may_grow(self) -> bool:
         """Whether growth of the model by this step is wanted."""

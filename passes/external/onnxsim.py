@@ -27,7 +27,7 @@ from passes.external.installed import (
     refuse_wrong_shapes,
     refuse_wrong_values,
 )
-from passes.external.onnxsim_detached import call_simplify, import_onnxsim, simplify_detached
+from passes.external.onnxsim_detached import ROUNDS, call_simplify, import_onnxsim, simplify_detached
 from passes.external.through_files import through_files
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.suggest import nearest
@@ -85,6 +85,7 @@ class OnnxSim(CompositeStep):
 
     options: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    rounds: int = ROUNDS
     name: str = field(default="onnxsim", init=False)
     source: str = field(default="onnxsim", init=False)
     description: ClassVar[Description] = values(
@@ -118,7 +119,9 @@ class OnnxSim(CompositeStep):
         options.setdefault("tensor_size_threshold", MOST_FOLDED)
         if options.get("check_n", 0) == 0:
             try:
-                return PassResult(simplify_detached(model, context, options, options["skipped_optimizers"]))
+                return PassResult(
+                    simplify_detached(model, context, options, options["skipped_optimizers"], self.rounds)
+                )
             except StepTimedOut:  # with the weights it would take no less
                 raise
             except StepFailed as failure:  # what it cannot do without the weights, it may do with them
@@ -126,6 +129,9 @@ class OnnxSim(CompositeStep):
                     raise
                 why = f"with all weights in its memory, since it failed without them: {failure}"
         return PassResult(through_files(model, context, simplify, options), why=why)
+
+    def in_one_round(self) -> OnnxSim:
+        return replace(self, rounds=1)
 
     @staticmethod
     def import_library() -> None:

@@ -354,7 +354,7 @@ class Trial:
                 return {}
             return {key: why for key, why in lost.items() if key in held and key not in known and key not in self.gone}
 
-        lost = find_lost(step)
+        lost = find_lost(step.in_one_round()) or find_lost(step)
         if not lost or not step.is_composite:
             return step.name, lost
         culprits = minimal_culprits(
