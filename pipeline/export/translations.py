@@ -15,6 +15,8 @@ import torch
 from onnxscript import ir
 from onnxscript.onnx_opset import opset18
 
+from pipeline.export.triangular import translate_solve_triangular
+
 op: Final[Any] = opset18
 """Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
 
@@ -423,4 +425,5 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.logaddexp2.default": _translate_log_of_sum(2.0),
     "aten.log_sigmoid.default": translate_log_sigmoid,
     "aten.special_erfcx.default": translate_erfcx,
+    "aten.linalg_solve_triangular.default": translate_solve_triangular,
 }
