@@ -150,11 +150,16 @@ def _unseen_changes(gauges: Gauges, readings: Readings) -> list[str]:
     nested = [NESTED.format(plural(gauges.nested, "node"))] if gauges.nested else []
     if readings.why_not:
         return [f"what passes have brought in was not measured: {readings.why_not}"]
-    sentences = (*_unseen(*_measured(gauges, readings)), *_unread(gauges, readings), *_fixed(gauges, readings), *nested)
+    sentences = (
+        *_unseen(*_measured(gauges, readings)),
+        *_describe_unread_rows(gauges, readings),
+        *_describe_idle_gates(gauges, readings),
+        *nested,
+    )
     return [f"{sentence} (a pass has brought it in)" for sentence in sentences]
 
 
-def _unread(gauges: Gauges, readings: Readings) -> list[str]:
+def _describe_unread_rows(gauges: Gauges, readings: Readings) -> list[str]:
     """Sentences on the rows of lookups that no draw reads."""
     counts = {place: int(np.count_nonzero(~read)) for place, read in readings.rows.items()}
     return [
@@ -164,7 +169,7 @@ def _unread(gauges: Gauges, readings: Readings) -> list[str]:
     ]
 
 
-def _fixed(gauges: Gauges, readings: Readings) -> list[str]:
+def _describe_idle_gates(gauges: Gauges, readings: Readings) -> list[str]:
     """Sentences on gates that are one number in all draws; not on what follows from another such gate."""
     fixed = {gate.value for place, gate in enumerate(gauges.gates) if len({*readings.spans.get(place, (0, 1))}) == 1}
     notes: dict[str, list[str]] = {}
