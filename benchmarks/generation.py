@@ -1,6 +1,6 @@
 """Text of twelve families by their parts: a run of each, and its tokens on onnxruntime, `plan` and onnxruntime-genai.
 
-    python -m benchmarks.generation [--genai PYTHON] [--families Llama Qwen3 …] [--backends onnxruntime plan]
+    python -m benchmarks.generation [--genai PYTHON] [--families Llama Qwen3 …] [--backends onnxruntime plan] [--static]
 
 The models are small and random: two layers of 32 channels. `--genai` names the interpreter of an environment that has
 onnxruntime-genai; without it that column stays empty. The table is in RESULTS.md.
@@ -14,8 +14,9 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -104,9 +105,11 @@ def make_model(family: str, seed: int = 0) -> Any:
     return model
 
 
-def configuration(folder: Path, **sections: Any) -> dict[str, Any]:
+def configuration(
+    folder: Path, *, cache: Mapping[str, Any] = MappingProxyType({"kind": "dynamic"}), **sections: Any
+) -> dict[str, Any]:
     """A configuration of a run in parts for a folder of `save_pretrained`."""
-    model = {"transformers": str(folder), "task": "text-generation", "cache": {"kind": "dynamic"}}
+    model = {"transformers": str(folder), "task": "text-generation", "cache": dict(cache)}
     return {"model": model, "passes": {"keep": ["qkv?"]}, **sections}
 
 
@@ -117,23 +120,28 @@ def main() -> None:
     )
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--backends", nargs="+", default=["onnxruntime", "plan"])
+    parser.add_argument("--static", action="store_true", help="prefill and decode over a cache of 48 tokens")
     chosen = parser.parse_args()
+    cache: dict[str, Any] = {"kind": "static", "length": 48, "chunk": 8} if chosen.static else {"kind": "dynamic"}
     print(f"{machine()}; {versions_line()}\n")
     columns = [*chosen.backends, "onnxruntime-genai"]
     print(f"| family | states | nodes | Q/K/V kept | run | {' | '.join(columns)} |")
     print(f"| --- | --- | --- | --- | --- | {' | '.join('---' for _ in columns)} |")
     for family in chosen.families:
         with tempfile.TemporaryDirectory() as place:
-            print(f"| {family} | {' | '.join(row(family, Path(place), chosen.backends, chosen.genai))} |", flush=True)
+            print(
+                f"| {family} | {' | '.join(row(family, Path(place), chosen.backends, chosen.genai, cache))} |",
+                flush=True,
+            )
 
 
-def row(family: str, folder: Path, backends: Sequence[str], genai: str) -> Iterator[str]:
+def row(family: str, folder: Path, backends: Sequence[str], genai: str, cache: Mapping[str, Any]) -> Iterator[str]:
     """The cells of a family: what the run found, and how many tokens are torch's on each backend."""
     model = make_model(family)
     model.save_pretrained(folder / "source")
     begun = time.perf_counter()
     try:
-        config = RunConfig.from_mapping(configuration(folder / "source"), title=family)
+        config = RunConfig.from_mapping(configuration(folder / "source", cache=cache), title=family)
         result = Pipeline(config, folder / "run").run()
     except Exception as error:
         yield from ["", "", "", f"{time.perf_counter() - begun:.0f} s", " ".join(str(error).split())[:200]]
@@ -141,7 +149,7 @@ def row(family: str, folder: Path, backends: Sequence[str], genai: str) -> Itera
     assert isinstance(result, PartsResult)
     inputs = [name for name in result.export.inputs if name.startswith("past_key_values")]
     yield str(len(inputs))
-    yield f"{result.export.nodes} → {result.optimize.nodes}"
+    yield ", ".join(f"{part.export.nodes} → {part.optimize.nodes}" for part in result.parts.values())
     kept = sum(verdict.kept for verdict in result.structures)
     yield f"{kept} of {len(result.structures)}" if result.structures else "none in the source"
     yield f"{time.perf_counter() - begun:.0f} s"

@@ -104,7 +104,7 @@ def peer(layers: int | None) -> None:
     from torch_ir import extract_ir  # pyright: ignore[reportMissingImports]
 
     from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig
-    from pipeline.export.static_cache import CacheSizes, CacheSpec, Decode, Prefill, decode_inputs, prefill_inputs
+    from pipeline.export.parts.pair import CacheSizes, CacheSpec, Decode, Prefill, decode_inputs, prefill_inputs
 
     config = KimiTextConfig.from_json(ROOT / "examples" / "kimi_k25_text_local" / "config.json")
     if layers is not None:

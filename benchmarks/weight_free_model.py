@@ -22,7 +22,7 @@ sys.path.insert(0, str(EXAMPLES))
 
 from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig  # noqa: E402
 from kimi_k25_text_local.experts import MixtureOfExperts  # noqa: E402
-from pipeline.export.static_cache import (  # noqa: E402
+from pipeline.export.parts.pair import (  # noqa: E402
     CacheSizes,
     Decode,
     Prefill,

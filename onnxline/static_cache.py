@@ -1,4 +1,4 @@
-"""`pipeline.export.static_cache` at the front door: prefill and decode graphs with a cache of fixed length."""
+"""`pipeline.export.parts.pair` at the front door: prefill and decode graphs with a cache of fixed length."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import TYPE_CHECKING
 from onnxline import open_room
 
 if TYPE_CHECKING:
-    from pipeline.export.static_cache import *
+    from pipeline.export.parts.pair import *
 else:
-    __all__, __getattr__ = open_room("pipeline.export.static_cache")
+    __all__, __getattr__ = open_room("pipeline.export.parts.pair")

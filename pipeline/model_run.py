@@ -49,12 +49,22 @@ class ModelRun:
 
     A stage has one name everywhere: its method, its events, its part of the report, its entry in `cached`, and its
     section of the configuration, if any.
+
+    Args:
+        source: a model that exists already.
+        open_source: makes or opens the source, where there is none yet.
     """
 
     def __init__(
-        self, config: RunConfig, workspace: Workspace, observer: Observer, source: Source | None = None
+        self,
+        config: RunConfig,
+        workspace: Workspace,
+        observer: Observer,
+        source: Source | None = None,
+        open_source: Callable[[RunConfig], Source] = open_source,
     ) -> None:
         self.config, self.workspace, self._observer, self._source = config, workspace, observer, source
+        self._open_source = open_source
         self.log = RunLog()
         self.versions = versions()
         self.key = ""
@@ -105,7 +115,7 @@ class ModelRun:
     def source(self) -> Source:
         with self.stage("source") as outcome:
             input_files(self.config.verify.inputs)  # a missing file is named before a model is loaded
-            source = self.opened = self._source or open_source(self.config)
+            source = self.opened = self._source or self._open_source(self.config)
             code = code_of(source, self.config.model)
             identity = fingerprint(source, self.config, code)
             self.code = {str(file): digest_of_file(file) for file in code}

@@ -18,7 +18,7 @@ from passes.structures import structure_of
 from passes.weights.detached import read_model
 from passes.weights.files import save
 from passes.why import file_of
-from pipeline.commands.shared import FORMAT_VERSION, add_command, print_styled
+from pipeline.commands.shared import FORMAT_VERSION, add_command, folder_of_part, print_styled
 from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UsageError
 from pipeline.terminal import ProgressBar, Screen, print_json, print_line
@@ -46,6 +46,7 @@ def bisect_model(
     out: Path | None = None,
     budget_s: float = BUDGET_S,
     timeout_s: float = 60.0,
+    part: str | None = None,
     as_json: bool = False,
 ) -> None:
     """Find the first pass of a recipe that is at fault, and write the smallest model on which it is.
@@ -56,6 +57,7 @@ def bisect_model(
     if lost is not None and structure_of(lost) is None:  # refused before a model is exported
         raise UsageError(f"--lost: {unknown_structure(lost)}")
     is_config = model.suffix in CONFIG_SUFFIXES
+    model = model if is_config else folder_of_part(model, part)
     if not recipe and is_config:
         recipe = [str(model)]
     steps = steps_of(read_recipe(recipe) if recipe else recipe_of_run(model))
@@ -64,7 +66,7 @@ def bisect_model(
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder, _BisectProgress() as progress:
         if is_config:
             progress("exporting the model", model.name, 0, 0)
-        file = _export(model, Path(folder)) if is_config else file_of(model)
+        file = _export(model, Path(folder), part) if is_config else file_of(model)
         source = read_model(file)
         with open_context(timeout_s) as context:
             wishes: dict[str, Any] = {"lost": lost, "error": error, "skip": skip or (), "budget_s": budget_s}
@@ -79,7 +81,7 @@ def bisect_model(
         raise typer.Exit(NOTHING)
 
 
-def _export(config_file: Path, folder: Path) -> Path:
+def _export(config_file: Path, folder: Path, part: str | None) -> Path:
     """Export the model of a configuration to `folder`; return that file, or the ONNX file that it names.
 
     Raises:
@@ -89,6 +91,11 @@ def _export(config_file: Path, folder: Path) -> Path:
     from pipeline.stages.source import open_source
 
     config = RunConfig.from_yaml(config_file)
+    if part is not None or config.model.parts:
+        if part not in config.model.parts:
+            listing = " or ".join(f"--part {name}" for name in config.model.parts) or "no --part"
+            raise UsageError(f"{config_file}: found {(part and f'--part {part}') or 'no --part'}, expected {listing}")
+        config = config.of_part(part)
     if config.export.weights == "referenced":
         raise UsageError(
             f"{config_file}: bisect runs passes that read weights, and `export.weights: referenced` leaves them "

@@ -37,7 +37,7 @@ from passes.visible import visible_line
 from passes.weights.detached import read_model
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
-from pipeline.commands.shared import FORMAT_VERSION, add_command, print_styled
+from pipeline.commands.shared import FORMAT_VERSION, add_command, folder_of_part, print_styled
 from pipeline.errors import UsageError
 from pipeline.terminal import print_json
 
@@ -63,6 +63,7 @@ def diff(
     most: int | None = None,
     everything: bool = False,
     draws: int | None = None,
+    part: str | None = None,
     as_json: bool = False,
 ) -> None:
     """Compare B with A, by structure and by numbers; the exit code is 1 if they differ.
@@ -73,7 +74,8 @@ def diff(
         raise UsageError("--structure-only runs no model, and --layers and --values need runs; leave one of them out")
     if everything and most is not None:
         raise UsageError("--all writes out every entry, so --most has no effect; leave one of them out")
-    first, second = (read_model(file_of(path)) for path in (before, after))
+    sides = [path if path.is_file() else folder_of_part(path, part) for path in (before, after)]
+    first, second = (read_model(file_of(path)) for path in sides)
     matched = match_models(first, second)
     found = compare_matched(matched)
     numbers, table, why = None, None, ""
@@ -123,11 +125,12 @@ UNKNOWN: Final = ("  module", "  made by")
 NO_TORCH: Final = "unknown (the source is an ONNX file without torch metadata)"
 
 
-def why(model: Path, name: str, as_json: bool = False) -> None:
+def why(model: Path, name: str, part: str | None = None, as_json: bool = False) -> None:
     """Say which torch module a node or a weight comes from, which line of it, and which pass made it.
 
     Where `report.json` of the run is next to the model, the pass is shown with its status and its errors.
     """
+    model = folder_of_part(model, part)
     proto = load_model(file_of(model), may_be_empty=True)
     merged = why_merged(model, name.removeprefix(MODULE)) if name.startswith(MODULE) else ()
     try:

@@ -75,6 +75,24 @@ def split_names(entries: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name.strip() for entry in entries for name in entry.split(",") if name.strip()))
 
 
+def folder_of_part(path: Path, part: str | None) -> Path:
+    """The folder of one part where `path` is that of a run in parts; otherwise `path` itself.
+
+    Raises:
+        UsageError: the run has no such part, or has parts of which none is named.
+    """
+    folder = path / "parts"
+    known = sorted(child.name for child in folder.iterdir()) if folder.is_dir() else []
+    if part in known:
+        return folder / str(part)
+    if known:
+        found = "no --part" if part is None else f"--part {part}"
+        raise UsageError(f"{path} is a run in parts, and found {found}; expected --part {' or --part '.join(known)}")
+    if part is not None:
+        raise UsageError(f"found --part {part}, but {path} is no folder of a run in parts; leave it out")
+    return path
+
+
 def check_output(path: Path, source: Path | None = None) -> None:
     """Refuse a place where no ONNX file can be written, before the work.
 

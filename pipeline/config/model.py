@@ -94,14 +94,51 @@ def _expand_folder(value: object) -> object:
 
 Task = Literal["text-generation"]
 
-PARTS: Final[Mapping[str, tuple[str, ...]]] = {"text-generation": ("decoder",)}
-"""Task → its parts, in the order in which an application runs them."""
+PARTS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    ("text-generation", "dynamic"): ("decoder",),
+    ("text-generation", "static"): ("prefill", "decode"),
+}
+"""Task and kind of cache → the parts, in the order in which an application runs them."""
+
+LONGEST_CHUNK: Final = 128
+"""Tokens that prefill takes at once, unless `cache.chunk` says otherwise or the cache is short."""
 
 
 class CacheConfig(Section):
-    """How the parts keep what they have seen: `dynamic` is a cache that grows with each token."""
+    """How the parts keep what they have seen.
 
-    kind: Literal["dynamic"] = "dynamic"
+    kind: `dynamic` is a cache that grows with each token; `static` one of fixed length, which is updated in place.
+    length: tokens that a static cache holds.
+    chunk: tokens that `prefill` takes at once; by default 128, or half of a shorter cache.
+    dtype: of the keys and values in a static cache; by default as the model computes them.
+    """
+
+    kind: Literal["dynamic", "static"] = "dynamic"
+    length: Annotated[StrictInt, Field(ge=2)] | None = None
+    chunk: Count | None = None
+    dtype: Literal["float32", "float16"] | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> CacheConfig:
+        if self.kind == "dynamic":
+            extra = next((key for key in ("length", "chunk", "dtype") if getattr(self, key) is not None), None)
+            if extra is not None:
+                raise ValueError(f"found {extra!r} with kind: dynamic, expected it with kind: static")
+        elif self.length is None:
+            raise ValueError(
+                "found no 'length' with kind: static, expected the tokens that the cache holds: length: 2048"
+            )
+        elif self.tokens > self.length:
+            raise ValueError(
+                f"found chunk {self.chunk} with length {self.length}, expected a chunk that fits into the cache"
+            )
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that `prefill` takes at once into a static cache."""
+        assert self.length is not None
+        return self.chunk or min(LONGEST_CHUNK, max(1, self.length // 2))
 
 
 class ModelConfig(Section):
@@ -177,14 +214,19 @@ class ModelConfig(Section):
         extra = next((key for key in ("inputs", "dims") if getattr(self, key)), None)
         if extra is not None:
             raise ValueError(f"found {extra!r} next to 'task', which says the inputs of each part; leave it out")
-        if self.part is not None and self.part not in PARTS[self.task]:
-            raise ValueError(f"found the part {self.part!r}, expected one of {', '.join(PARTS[self.task])}")
+        known = self._parts_of_task()
+        if self.part is not None and self.part not in known:
+            raise ValueError(f"found the part {self.part!r}, expected one of {', '.join(known)}")
         return self
+
+    def _parts_of_task(self) -> tuple[str, ...]:
+        kind = (self.cache or CacheConfig()).kind
+        return PARTS[self.task, kind] if self.task is not None else ()
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts of which each is a run of its own; none for a model by itself, or for one part."""
-        return PARTS[self.task] if self.task is not None and self.part is None else ()
+        return self._parts_of_task() if self.part is None else ()
 
     def sizes(self, dim: str) -> tuple[int, ...]:
         """The sizes to try for one named dim; the first is the one to export with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnx import TensorProto, ValueInfoProto
 
@@ -13,8 +14,13 @@ from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
 from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export.source import InputSpec, OnnxSource, Source, input_spec, named_dims, shape_text
 
+if TYPE_CHECKING:  # it imports torch
+    from pipeline.export.transformers_class import LoadedModel
 
-def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> Source:
+
+def load_source(
+    model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False, loaded: LoadedModel | None = None
+) -> Source:
     """Make the module, or read the ONNX file, that the configuration names.
 
     The module is made with `model.seed`, put into eval mode (unless `keep_mode`) and called once on its example;
@@ -23,12 +29,13 @@ def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool
     Args:
         keep_mode: leave the module in train or eval mode as it was made.
         weightless: make the module on the meta device, without its weights; a checkpoint is not read.
+        loaded: the model that the parts of `model.task` share; it is loaded where there is none.
 
     Raises:
         SourceError: the model, its checkpoint or its inputs cannot be made or read.
         Unsupported: the module returns something that an ONNX graph cannot return.
     """
-    source = _load(model, weightless, keep_mode)
+    source = _load(model, weightless, keep_mode, loaded)
     check_dims(model, source)
     return source
 
@@ -41,13 +48,13 @@ def check_dims(model: ModelConfig, source: Source) -> None:
         raise ConfigError(f"model.dims: no input has a dim named {unused[0]!r}; the named dims are: {names}")
 
 
-def _load(model: ModelConfig, weightless: bool, keep_mode: bool) -> Source:
+def _load(model: ModelConfig, weightless: bool, keep_mode: bool, loaded: LoadedModel | None) -> Source:
     if model.onnx is not None:
         return read_onnx_file(model.onnx, model)
     if model.transformers is not None and model.task is not None:
-        from pipeline.export.parts import make_decoder
+        from pipeline.export.parts import load_for_parts, make_part
 
-        return make_decoder(model.transformers, model, weightless=weightless)
+        return make_part(model, loaded or load_for_parts(model.transformers, model, weightless=weightless))
     if model.transformers is not None:
         from pipeline.export.transformers_class import make_from_transformers
 

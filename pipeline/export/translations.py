@@ -250,6 +250,14 @@ def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: in
     return op.ScatterElements(zeros, op.Expand(column, op.Shape(values)), values, axis=axis, reduction="add")
 
 
+def translate_index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
+    """`aten.index_copy`: rows along `dim` are replaced where they lie. torch's own form moves `dim` to the front and
+    back, which copies a whole cache twice for each token."""
+    rank = len(self.shape)
+    column = op.Reshape(index, op.Constant(value_ints=[-1, *[1] * (rank - 1 - dim % rank)]))
+    return op.ScatterElements(self, op.Expand(column, op.Shape(source)), source, axis=dim)
+
+
 def translate_searchsorted(
     sorted_sequence: Any, self: Any, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
 ) -> Any:
@@ -406,6 +414,7 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     **SQUEEZE,
     **EXTREMES,
     "aten.unfold_backward.default": translate_unfold_backward,
+    "aten.index_copy.default": translate_index_copy,
     "aten.kthvalue.default": translate_kthvalue,
     "aten.median.default": translate_median_of_all,
     "aten.median.dim": translate_median,

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from passes.proof.numbers import TOLERANCES
-from passes.weights.detached import read_model
 from pipeline.config import RunConfig
 from pipeline.export.call_watch import capture_output
-from pipeline.parts.generate import DECODER, Step, continue_text, open_backend, take_largest
+from pipeline.parts.generate import continue_text, take_largest
+from pipeline.parts.sessions import TextParts, TextReader, open_calls
 from pipeline.report import ChainReport
 
 TOKENS: Final = 32
@@ -22,6 +22,13 @@ TOKENS: Final = 32
 
 PROMPTS: Final = (7, 3)
 """Tokens of each prompt."""
+
+
+def prompts_of(parts: TextParts) -> tuple[int, ...]:
+    """The tokens of each prompt; of a static cache one is longer than a chunk, where the cache has room for it."""
+    if parts.length is None:
+        return PROMPTS
+    return tuple(min(count, parts.length) for count in (parts.chunk + 3, PROMPTS[1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +46,7 @@ class TorchText:
 def backends_of(config: RunConfig) -> tuple[str, ...]:
     """The backends that the chain runs on: onnxruntime, and each that somebody named.
 
-    `plan` makes a plan for each length of the cache, which takes a while for a large model.
+    Over a cache that grows `plan` makes a plan for each length, which takes a while for a large model.
     """
     return ("onnxruntime", *(name for name in config.runtime.backends or () if name != "onnxruntime"))
 
@@ -53,21 +60,32 @@ def prove_chain(
         model: the causal LM of transformers that the parts were made of.
         observe: called with each backend before it runs, its place and how many there are.
     """
-    texts = [generate_by_torch(model, length, config.verify.seed + place) for place, length in enumerate(PROMPTS)]
-    graph, names = read_model(models / DECODER, unread=True).proto.graph, backends_of(config)
+    parts, names, seed = TextParts.of(models), backends_of(config), config.verify.seed
+    texts = [
+        generate_by_torch(model, length, seed + place, parts.length) for place, length in enumerate(prompts_of(parts))
+    ]
     found = []
     for place, name in enumerate(names):
         observe(name, place, len(names))
-        found.append(_compare(texts, open_backend(models / DECODER, name), graph, name))
+        reader = TextReader(parts, open_calls(parts, name, config.runtime, optimized=False))
+        found.append(_compare(texts, reader, name))
     return tuple(found)
 
 
-def generate_by_torch(model: Any, length: int, seed: int) -> TorchText:
-    """A random prompt of `length` tokens, continued by `model.generate`; settings of the model's own are left aside."""
+def generate_by_torch(model: Any, length: int, seed: int, room: int | None = None) -> TorchText:
+    """A random prompt of `length` tokens, continued by `model.generate`; settings of the model's own are left aside.
+
+    Args:
+        room: the tokens that a cache holds, if it has a limit; the last new token is not read.
+    """
     from transformers import GenerationConfig
 
-    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or TOKENS + length
-    count = max(1, min(TOKENS, limit - length))
+    limits = (
+        TOKENS + length,
+        getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None),
+        None if room is None else room + 1,
+    )
+    count = max(1, min(limit for limit in limits if limit is not None) - length)
     generator = torch.Generator().manual_seed(seed)
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.randint(0, vocabulary, (1, length), generator=generator)
@@ -88,10 +106,10 @@ def generate_by_torch(model: Any, length: int, seed: int) -> TorchText:
     return TorchText(tuple(ids[0].tolist()), tuple(result.sequences[0, length:].tolist()), logits)
 
 
-def _compare(texts: Sequence[TorchText], step: Step, graph: Any, backend: str) -> ChainReport:
+def _compare(texts: Sequence[TorchText], reader: TextReader, backend: str) -> ChainReport:
     equal, whys, is_right = 0, [], True
     for place, text in enumerate(texts, 1):
-        tokens = tuple(continue_text(step, graph, text.prompt, len(text.tokens), take_largest))
+        tokens = tuple(continue_text(reader, text.prompt, len(text.tokens), take_largest))
         same = next((at for at, pair in enumerate(zip(tokens, text.tokens, strict=True)) if len(set(pair)) > 1), None)
         equal += len(tokens) if same is None else same
         if same is not None:

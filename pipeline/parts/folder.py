@@ -7,14 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import onnx
+
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import read_model
 from passes.weights.files import save_together
 from pipeline.parts.genai import genai_config
-from pipeline.parts.generate import DECODER, MODELS, SETTINGS
+from pipeline.parts.generate import CONFIG, SETTINGS
+from pipeline.parts.sessions import MODELS, PAST_PREFIX, state_slots
 from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest, stamp
 
 WEIGHTS: Final = "weights.data"
+
+KV_MAPPING: Final = "kv_mapping.json"
+"""Which output of one part is which input of the other."""
 
 STAGE: Final = "models"
 """The stage under which the list of files is saved."""
@@ -31,7 +37,7 @@ Files = tuple[tuple[str, int, int], ...]
 def write_models(
     finals: Mapping[str, Path], config: Any, source: Path | None, workspace: Workspace
 ) -> tuple[Files, bool]:
-    """Write the models of all parts, `genai_config.json` and the tokenizer.
+    """Write the models of all parts, what applications read next to them, and the tokenizer.
 
     Args:
         finals: part → its final model.
@@ -56,15 +62,30 @@ def write_models(
     folder.mkdir(parents=True)
     models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}
     save_together(models, folder / WEIGHTS)
-    if folder / DECODER in models:
-        graph = models[folder / DECODER].proto.graph
-        (folder / SETTINGS).write_text(genai_config(config, graph), encoding="utf-8")
+    graphs = {path.stem: model.proto.graph for path, model in models.items()}
+    if "decoder" in graphs:
+        (folder / SETTINGS).write_text(genai_config(config, graphs["decoder"]), encoding="utf-8")
+    else:
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+        _write_mapping(graphs["decode"], folder / KV_MAPPING)
     for file in (file for pattern in TOKENIZER_FILES for file in (source.glob(pattern) if source else ())):
         shutil.copyfile(file, folder / file.name)
     names = sorted(file.relative_to(workspace.folder).as_posix() for file in folder.iterdir())
     files = tuple((name, *stamp(workspace.folder / name)) for name in names)
     workspace.save(STAGE, key, files)
     return files, False
+
+
+def _write_mapping(graph: onnx.GraphProto, path: Path) -> None:
+    """Write which key and value of `prefill` is which of `decode`, a row for each layer that has both."""
+    from pipeline.export.parts.pair import kv_mapping, save_kv_mapping  # loads torch
+
+    slots = {slot.before: slot.after for slot in state_slots(graph) if slot.before.endswith((".key", ".value"))}
+    names = [name.removesuffix(".key") for name in slots if name.endswith(".key")]
+    layers = [name.removeprefix(PAST_PREFIX) for name in names if f"{name}.value" in slots]
+    before = [f"{PAST_PREFIX}{layer}.{name}" for layer in layers for name in ("key", "value")]
+    outputs = ["logits", *(slots[name] for name in before)]
+    save_kv_mapping(kv_mapping(outputs, before, outputs, layers=[int(layer) for layer in layers]), path)
 
 
 def describe_files(files: Files) -> str:

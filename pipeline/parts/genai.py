@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import onnx
 
-from pipeline.parts.generate import DECODER, PAST_PREFIX, PRESENT_PREFIX, state_slots
+from pipeline.parts.sessions import PAST_PREFIX, PRESENT_PREFIX, state_slots
 
 KINDS: Final[Mapping[str, str]] = {
     "key": "key_names",
@@ -36,7 +36,7 @@ def genai_config(config: Any, graph: onnx.GraphProto) -> str:
     length = getattr(text, "max_position_embeddings", None) or DEFAULT_LENGTH
     decoder = {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
-        "filename": DECODER,
+        "filename": "decoder.onnx",
         "head_size": keys[3],
         "hidden_size": text.hidden_size,
         "inputs": {

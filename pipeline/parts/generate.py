@@ -1,35 +1,22 @@
-"""Text by a decoder with a cache: each call reads the states that the call before it has written.
-
-Needs no torch on onnxruntime. The names of inputs and outputs are those of the model, and their shapes say which states
-grow with each token.
-"""
+"""Text by the parts of a folder of models: tokens in, tokens out, on any backend. Needs no torch on onnxruntime."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx
 
-from passes.weights.detached import read_model
-from passes.weights.sessions import as_array, first_words
+from passes.weights.sessions import first_words
 from pipeline.errors import UsageError
-from pipeline.verify.backends import BACKENDS, Feeds, OnnxFile
+from pipeline.parts.sessions import TextParts, TextReader, open_calls
 
-DECODER: Final = "decoder.onnx"
 SETTINGS: Final = "genai_config.json"
-MODELS: Final = "models"
-
-PAST_PREFIX: Final = "past_key_values."
-PRESENT_PREFIX: Final = "present."
-
-Step = Callable[[Feeds], Mapping[str, np.ndarray]]
-"""One call of the decoder: inputs by name → outputs by name."""
+CONFIG: Final = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +35,21 @@ class Generation:
         return len(self.tokens) / self.seconds if self.seconds else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StateSlot:
-    """A state as input and output of the decoder; `shape` has 0 along the axis that grows, and 1 for the batch."""
-
-    before: str
-    after: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
 class TextGenerator:
-    """Generates with the decoder of a folder of models.
+    """Generates with the parts of a folder of models.
 
     Args:
         folder: of a run in parts, or its folder `models`.
-        backend: onnxruntime, with its own optimizations, as an application opens the file; or plan or torch.
+        backend: onnxruntime, with its own optimizations, as an application opens the files; or plan or torch.
 
     Raises:
-        UsageError: the folder has no decoder, the backend is unknown, or onnxruntime refuses the file.
+        UsageError: the folder has no parts, the backend is unknown, or onnxruntime refuses a file.
     """
 
     def __init__(self, folder: Path, backend: str = "onnxruntime") -> None:
-        if backend not in BACKENDS:
-            raise UsageError(f"backend: found {backend!r}, expected one of {', '.join(BACKENDS)}")
-        self.models = find_models(folder)
-        self.backend = backend
-        self._graph = read_model(self.models / DECODER, unread=True).proto.graph
-        self._step = (
-            _open_session(self.models / DECODER)
-            if backend == "onnxruntime"
-            else open_backend(self.models / DECODER, backend)
-        )
+        parts = TextParts.of(folder)
+        self.models, self.backend = parts.folder, backend
+        self._reader = TextReader(parts, open_calls(parts, backend))
 
     def generate(
         self,
@@ -98,7 +68,8 @@ class TextGenerator:
             stop: tokens that end the text; None: those of the model's configuration.
 
         Raises:
-            UsageError: there is no prompt or no tokenizer, or a token is outside of the vocabulary.
+            UsageError: there is no prompt or no tokenizer, a token is outside of the vocabulary, or the cache is
+                shorter than the text.
         """
         tokenizer = load_tokenizer(self.models) if prompt is not None else None
         if tokenizer is not None:
@@ -115,30 +86,20 @@ class TextGenerator:
         ends = frozenset(stop if stop is not None else known.get("eos", ()))
         choose = _Sampler(temperature, seed)
         begun = time.perf_counter()
-        tokens = list(continue_text(self._step, self._graph, ids, max_new_tokens, choose, ends))
+        tokens = list(continue_text(self._reader, ids, max_new_tokens, choose, ends))
         seconds = time.perf_counter() - begun
         text = tokenizer.decode(tokens) if tokenizer is not None else ""
         return Generation(tuple(ids), tuple(tokens), seconds, self.backend, text)
 
 
-def find_models(folder: Path) -> Path:
-    """The folder with the decoder: `folder` itself, or `models` in it.
-
-    Raises:
-        UsageError: neither has one.
-    """
-    found = next((place for place in (folder / MODELS, folder) if (place / DECODER).is_file()), None)
-    if found is None:
-        raise UsageError(
-            f"{folder} has no {MODELS}/{DECODER}; expected the folder of a run with model.task: text-generation"
-        )
-    return found
-
-
 def read_settings(models: Path) -> dict[str, Any]:
-    """What the folder's genai_config.json says of tokens: `vocab_size`, and `eos`, the tokens that end a text."""
+    """What the folder says of tokens: `vocab_size`, and `eos`, the tokens that end a text."""
     try:
-        section = json.loads((models / SETTINGS).read_text(encoding="utf-8"))["model"]
+        if (models / SETTINGS).is_file():
+            section = json.loads((models / SETTINGS).read_text(encoding="utf-8"))["model"]
+        else:
+            section = json.loads((models / CONFIG).read_text(encoding="utf-8"))
+            section |= section.get("text_config", {})
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     eos = section.get("eos_token_id")
@@ -164,8 +125,7 @@ def load_tokenizer(models: Path) -> Any:
 
 
 def continue_text(
-    step: Step,
-    graph: onnx.GraphProto,
+    reader: TextReader,
     ids: Sequence[int],
     count: int,
     choose: Callable[[np.ndarray], int],
@@ -174,39 +134,19 @@ def continue_text(
     """Yield up to `count` new tokens; a token of `ends` is the last.
 
     Args:
-        step: runs the model of `graph`.
         choose: from the logits of the last token, float (vocabulary,), the next token.
+
+    Raises:
+        UsageError: the cache does not hold the prompt and the new tokens.
     """
-    slots = state_slots(graph)
-    inputs = {value.name for value in graph.input}
-    states = {slot.before: np.zeros(slot.shape, slot.dtype) for slot in slots}
-    new, seen = np.array([ids], np.int64), 0
+    reader.begin(len(ids) + count - 1)
+    new = ids
     for _ in range(count):
-        seen += new.shape[1]
-        feeds = {"input_ids": new, "attention_mask": np.ones((1, seen), np.int64), **states}
-        if "position_ids" in inputs:
-            feeds["position_ids"] = np.arange(seen - new.shape[1], seen, dtype=np.int64)[None]
-        outputs = step({name: array for name, array in feeds.items() if name in inputs})
-        token = choose(np.asarray(outputs["logits"][0, -1], np.float32))
+        token = choose(reader.read(new))
         yield token
         if token in ends:
             return
-        states = {slot.before: outputs[slot.after] for slot in slots}
-        new = np.array([[token]], np.int64)
-
-
-def state_slots(graph: onnx.GraphProto) -> tuple[StateSlot, ...]:
-    """The states of a decoder, from its inputs: the first named dim is the batch, and any other grows."""
-    slots = []
-    for value in graph.input:
-        if value.name.startswith(PAST_PREFIX):
-            tensor = value.type.tensor_type
-            sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
-            shape = tuple(int(axis == 0) if size is None else size for axis, size in enumerate(sizes))
-            after = PRESENT_PREFIX + value.name.removeprefix(PAST_PREFIX)
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-            slots.append(StateSlot(value.name, after, shape, np.dtype(dtype)))
-    return tuple(slots)
+        new = [token]
 
 
 def take_largest(logits: np.ndarray) -> int:
@@ -228,24 +168,3 @@ class _Sampler:
         scaled = (logits.astype(np.float64) - logits.max()) / self._temperature
         weights = np.exp(scaled)
         return int(self._generator.choice(len(weights), p=weights / weights.sum()))
-
-
-def _open_session(path: Path) -> Step:
-    import onnxruntime
-
-    try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no common type of its own
-        raise UsageError(f"onnxruntime does not open {path}: {first_words(error)}") from error
-    names = [output.name for output in session.get_outputs()]
-
-    def run(feeds: Feeds) -> dict[str, np.ndarray]:
-        results = session.run(names, dict(feeds))
-        return {name: as_array(name, result) for name, result in zip(names, results, strict=True)}
-
-    return run
-
-
-def open_backend(path: Path, backend: str) -> Step:
-    """The calls of a model on a backend of ours; onnxruntime with its optimizations off."""
-    return BACKENDS[backend](OnnxFile(path)).run

@@ -14,18 +14,20 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
 from pipeline.model_run import ModelRun, exit_code_of
 from pipeline.parts.folder import describe_files, write_models
-from pipeline.parts.generate import MODELS
 from pipeline.parts.report import write_parts_report
 from pipeline.parts.result import PartsResult
+from pipeline.parts.sessions import MODELS
 from pipeline.report import ChainReport, Report
 from pipeline.result import RunResult
 from pipeline.stages.check import remember_settings
 from pipeline.stages.report import has_good_report, write_quietly, write_settings
-from pipeline.stages.source import why_not_compared
+from pipeline.stages.source import open_source, why_not_compared
 from pipeline.workspace import Workspace, key_of, versions
 
 if TYPE_CHECKING:
-    from pipeline.export.parts.decoder import CachedDecoder
+    from pipeline.export.parts.decoder import DecoderPart
+    from pipeline.export.source import Source
+    from pipeline.export.transformers_class import LoadedModel
 
 PARTS: Final = "parts"
 """The folder that has the folder of each part's run."""
@@ -48,6 +50,7 @@ class PartsRun:
         self.chain: tuple[ChainReport, ...] = ()
         self.cached: list[str] = []
         self.seconds: dict[str, float] = {}
+        self._loaded: LoadedModel | None = None
 
     def run(self) -> PartsResult:
         """Run the parts; those of an earlier run are taken where nothing has changed.
@@ -71,8 +74,7 @@ class PartsRun:
     def _execute(self) -> PartsResult:
         for name in self.config.model.parts:
             self._run_part(name)
-        if self.failures:
-            raise max(self.failures.values(), key=exit_code_of)
+        self._raise_failure()
         self._put_together()
         self._prove_chain()
         write_settings(self.config, versions(), self.workspace, is_given=False)
@@ -86,7 +88,7 @@ class PartsRun:
         self._send(PartStarted(name))
         begun = time.perf_counter()
         workspace = Workspace(self.workspace.folder / PARTS / name)
-        run = self.runs[name] = ModelRun(self.config.of_part(name), workspace, self._send)
+        run = self.runs[name] = ModelRun(self.config.of_part(name), workspace, self._send, open_source=self._open)
         try:
             self.results[name] = run.run()
             self.cached += [f"{name}: {stage}" for stage in self.results[name].cached]
@@ -95,11 +97,30 @@ class PartsRun:
         finally:
             self.seconds[name] = time.perf_counter() - begun
 
+    def _open(self, config: RunConfig) -> Source:
+        """The source of a part, over the model that all parts share."""
+        from pipeline.export.parts import load_for_parts
+
+        section = config.model.transformers
+        assert section is not None
+        self._loaded = self._loaded or load_for_parts(section, config.model)
+        return open_source(config, self._loaded)
+
+    def _raise_failure(self) -> None:
+        """Raise the worst failure of a part, if there is any, with the name of the part where others ended well."""
+        if not self.failures:
+            return
+        name, error = max(self.failures.items(), key=lambda item: exit_code_of(item[1]))
+        if self.results:
+            kept = " and ".join(f"{PARTS}/{other}" for other in self.results)
+            error.args = (f"part {name}: {error}; the other parts are in {kept}", *error.args[1:])
+        raise error
+
     def _put_together(self) -> None:
         with self._stage("models") as outcome:
             finals = {name: result.model for name, result in self.results.items()}
-            decoder = self._decoder()
-            files, is_known = write_models(finals, decoder.held_model.config, decoder.folder, self.workspace)
+            part = self._part()
+            files, is_known = write_models(finals, part.held_model.config, part.folder, self.workspace)
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
 
     def _prove_chain(self) -> None:
@@ -111,7 +132,7 @@ class PartsRun:
             key = key_of(runs, self.config.verify.model_dump(mode="json"), self.config.runtime.model_dump(mode="json"))
             known = self.workspace.load("chain", key, tuple[ChainReport, ...])
             if known is None:
-                self.chain = prove(self._decoder().held_model, self.workspace.folder / MODELS, self.config, self._send)
+                self.chain = prove(self._part().held_model, self.workspace.folder / MODELS, self.config, self._send)
             else:
                 self.chain, outcome["cached"] = known, True
             outcome["detail"] = "; ".join(chain.sentence for chain in self.chain)
@@ -123,10 +144,10 @@ class PartsRun:
             if chain.why:
                 self._send(Note(f"{chain.backend}: {chain.why}"))
 
-    def _decoder(self) -> CachedDecoder:
-        from pipeline.export.parts import decoder_of
+    def _part(self) -> DecoderPart:
+        from pipeline.export.parts import part_of
 
-        return decoder_of(next(iter(self.runs.values())).opened)
+        return part_of(next(iter(self.runs.values())).opened)
 
     def _report(self, failure: str = "", exit_code: int = 0) -> Report:
         reports = {name: run.written for name, run in self.runs.items() if run.written is not None}

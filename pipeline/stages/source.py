@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import resolve_name
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -27,16 +28,23 @@ from pipeline.export.user_code import is_user_code
 from pipeline.stages.check import refuse_export_keys
 from pipeline.workspace import Workspace
 
+if TYPE_CHECKING:  # it imports torch
+    from pipeline.export.transformers_class import LoadedModel
 
-def open_source(config: RunConfig) -> Source:
+
+def open_source(config: RunConfig, loaded: LoadedModel | None = None) -> Source:
     """Make or open the source, with the names, and with the buffers as inputs, that `export:` asks for.
+
+    Args:
+        loaded: the model that the parts of `model.task` share.
 
     Raises:
         SourceError: the model, its checkpoint or its inputs cannot be made or read.
         ConfigError: keys of `export:` that mean nothing for an ONNX file are set.
     """
     refuse_export_keys(config)
-    source = load_source(with_dynamic_shapes(config.model, config.export), weightless=config.weightless)
+    named = with_dynamic_shapes(config.model, config.export)
+    source = load_source(named, weightless=config.weightless, loaded=loaded)
     if isinstance(source, OnnxSource):
         return source
     from pipeline.export import as_configured  # loads torch, which an ONNX file does not need

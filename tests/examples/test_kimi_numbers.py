@@ -13,7 +13,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig, fill, shrunk
 from pipeline.errors import UsageError
-from pipeline.export.static_cache import Decode, Prefill, causal_mask
+from pipeline.export.parts.pair import Decode, Prefill, causal_mask
 from tests.support.paths import EXAMPLES
 
 CONFIG = EXAMPLES / "kimi_k25_text_local" / "config.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 import yaml
 
 from benchmarks.generation import by_genai, configuration, make_model
+from passes.errors import PolicyError
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of
-from pipeline.cli import _exit_code
 from pipeline.errors import UsageError
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_by_torch
@@ -91,13 +90,13 @@ def test_a_second_run_takes_everything_from_the_first(place: Path, result: Parts
     assert baseline_of(result.report)["chain"] == {"onnxruntime": "64 of 64 tokens"}
 
 
-def test_text_is_as_torch_generates(place: Path, result: PartsResult, monkeypatch, capsys) -> None:
+def test_text_is_as_torch_generates(place: Path, result: PartsResult, command_line) -> None:
     text = generate_by_torch(make_model("Llama"), 5, 1)
     assert result.generate(text.prompt, max_new_tokens=8, stop=()).tokens == text.tokens[:8]
     words = ["--ids", ",".join(map(str, text.prompt)), "--max-new-tokens", "4", "--backend", "plan", "--seed", "0"]
-    monkeypatch.setattr(sys, "argv", ["onnxline", "generate", str(place / "out"), *words])
-    assert _exit_code() == 0
-    tokens, speed = capsys.readouterr().out.splitlines()
+    code, out, _ = command_line("generate", place / "out", *words)
+    assert code == 0
+    tokens, speed = out.splitlines()
     assert tokens == ",".join(map(str, text.tokens[:4]))
     assert speed.endswith("tokens per second") and "on plan" in speed
 
@@ -125,13 +124,84 @@ def test_onnxruntime_genai_generates_the_same_tokens(result: PartsResult) -> Non
     assert by_genai(os.environ["GENAI_PYTHON"], result.models, text.prompt, text.tokens) == "32 of 32"
 
 
+@pytest.fixture(scope="module")
+def static(place: Path) -> PartsResult:
+    """A run over a cache of fixed length, of which one prompt of the chain takes two chunks."""
+    found = Pipeline(RunConfig.from_mapping(static_settings(), place), place / "static").run()
+    assert isinstance(found, PartsResult)
+    return found
+
+
+def static_settings(**sections: Any) -> dict[str, Any]:
+    cache = {"kind": "static", "length": 42, "chunk": 8}
+    settings = configuration(Path("source"), cache=cache, name="static", runtime={"backends": ["plan"]}, **sections)
+    settings["passes"]["recipe"] = ["onnxscript"]
+    return settings
+
+
+def test_prefill_and_decode_lie_over_one_file_of_weights(static: PartsResult) -> None:
+    models = static.folder / "models"
+    names = {"prefill.onnx", "decode.onnx", "weights.data", "config.json", "kv_mapping.json"}
+    assert {file.name for file in models.iterdir()} == names
+    protos = {name: onnx.load(models / f"{name}.onnx", load_external_data=False) for name in static.parts}
+    ranges = [
+        {str(tensor.external_data) for tensor in proto.graph.initializer if tensor.external_data}
+        for proto in protos.values()
+    ]
+    shared = {entry.value for proto in protos.values() for entry in places_of(proto)}
+    assert len(ranges[0] & ranges[1]) >= 14 and shared == {"weights.data"}  # the matrices and embeddings of both
+    size = sum(parameter.numel() * 4 for parameter in make_model("Llama").parameters())
+    assert (models / "weights.data").stat().st_size < 1.3 * size + 64 * 4096  # each tensor begins at a page
+    for name, tokens in (("prefill", 8), ("decode", 1)):
+        onnx.checker.check_model(models / f"{name}.onnx", full_check=True)
+        shapes = {
+            value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            for value in (*protos[name].graph.input, *protos[name].graph.output)
+        }
+        assert shapes["input_ids"] == [1, tokens] and shapes["cache_position"] == [tokens]
+        assert shapes["past_key_values.1.value"] == shapes["present.1.value"] == [1, 2, 42, 8]
+    rows = json.loads((models / "kv_mapping.json").read_text())["layers"]
+    assert [row["decode_key_input"] for row in rows] == ["past_key_values.0.key", "past_key_values.1.key"]
+
+
+def places_of(proto: onnx.ModelProto) -> list[Any]:
+    return [entry for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"]
+
+
+def test_the_chain_of_prefill_and_decode_is_torch_s_text(static: PartsResult) -> None:
+    report = json.loads((static.folder / "report.json").read_text())
+    assert set(report["parts"]) == {"prefill", "decode"}
+    assert {chain["backend"]: (chain["equal"], chain["tokens"]) for chain in report["chain"]} == {
+        "onnxruntime": (64, 64),
+        "plan": (64, 64),
+    }
+    for name, part in static.parts.items():
+        assert [verdict.kept for verdict in part.structures] == [True, True], name
+        assert {backend.status for backend in part.runtime.backends} == {"ran"}, name
+    text = generate_by_torch(make_model("Llama"), 11, 1, 42)
+    for backend in ("onnxruntime", "plan"):
+        assert static.generate(text.prompt, max_new_tokens=32, stop=(), backend=backend).tokens == text.tokens
+
+
+def test_a_part_that_fails_leaves_the_others(place: Path, static: PartsResult) -> None:
+    settings = static_settings(parts={"decode": {"passes": {"keep": ["op:Conv"]}}})
+    with pytest.raises(PolicyError, match=r"part decode: .*op:Conv.*the other parts are in parts/prefill"):
+        Pipeline(RunConfig.from_mapping(settings, place), place / "static").run()
+    report = json.loads((place / "static" / "parts" / "prefill" / "report.json").read_text())
+    assert report["exit_code"] == 0 and set(report["cached"]) == set(STAGES)
+
+
 def test_a_part_is_a_run_by_itself(place: Path, result: PartsResult) -> None:
     assert RunConfig.from_yaml(result.folder / "parts" / "decoder" / "run.yaml").model.part == "decoder"
     assert RunConfig.from_yaml(result.folder / "run.yaml").model.parts == ("decoder",)
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"model.cache": {"kind": "paged"}}, "model.cache.kind: found 'paged', expected one of 'dynamic'"),
+    ({"model.cache": {"kind": "paged"}}, "model.cache.kind: found 'paged', expected one of 'dynamic' or 'static'"),
+    ({"model.cache": {"kind": "static"}}, "found no 'length' with kind: static"),
+    ({"model.cache": {"kind": "dynamic", "length": 8}}, "found 'length' with kind: dynamic"),
+    ({"model.cache": {"kind": "static", "length": 8, "chunk": 9}}, "found chunk 9 with length 8"),
+    ({"model.cache": {"kind": "static", "length": 8}}, "found the part 'decoder', expected one of prefill, decode"),
     ({"model.task": "translation"}, "model.task: found 'translation', expected one of 'text-generation'"),
     ({"model.task": None}, "found 'cache' without 'task'"),
     ({"model.part": "prefill"}, "found the part 'prefill', expected one of decoder"),

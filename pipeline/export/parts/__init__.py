@@ -1,14 +1,15 @@
 """The torch side of models in parts: the module of each part, with its cache as inputs and outputs.
 
-states.py      the tensors of a cache of transformers, by name
-decoder.py     a causal LM as one graph: tokens and cache in, logits and the new cache out
+states.py      the tensors of a cache of transformers, by name; caches that grow, and caches of a fixed length
+decoder.py     a causal LM as one graph over a cache that grows: tokens and cache in, logits and the new cache out
+static.py      a causal LM as two graphs over a cache of fixed length: prefill and decode
 draws.py       inputs that make sense together: caches that torch wrote, masks with padding
-source.py      the model of `model.transformers` as the source of a part
+source.py      the model of `model.transformers`, loaded once, as the source of each part
 patches.py     what tracing needs otherwise than transformers has it
 """
 
 from __future__ import annotations
 
-from pipeline.export.parts.source import decoder_of, make_decoder
+from pipeline.export.parts.source import load_for_parts, make_part, part_of
 
-__all__ = ["decoder_of", "make_decoder"]
+__all__ = ["load_for_parts", "make_part", "part_of"]

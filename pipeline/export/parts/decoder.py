@@ -1,9 +1,9 @@
-"""A causal LM as one graph that does the prompt and each further token: tokens and cache in, logits and new cache out.
+"""A causal LM with its cache as inputs and outputs: what all parts of a text generation share, and the part `decoder`.
 
-    input_ids, attention_mask, position_ids, past_key_values.N.NAME → logits, present.N.NAME
+    decoder: input_ids, attention_mask, position_ids, past_key_values.N.NAME → logits, present.N.NAME
 
-The cache is transformers' own, so no model's code is repeated here. What the states are, and whether the model reads
-positions, is found by calling it.
+The part `decoder` does the prompt and each further token, over a cache that grows. The cache is transformers' own, so
+no model's code is repeated here. What the states are, and whether the model reads positions, is found by calling it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from pipeline.config import InputConfig
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
+from pipeline.export.parts.holder import ModelHolder
 from pipeline.export.parts.patches import apply_patches
 from pipeline.export.parts.states import (
     BATCH,
     PAST,
     TOKENS,
     TOTAL,
-    CacheState,
     States,
     fill_cache,
     new_cache,
@@ -31,7 +32,6 @@ from pipeline.export.parts.states import (
     specs_of,
 )
 from pipeline.export.source import Example
-from pipeline.export.static_cache.wrappers import ModelHolder
 from pipeline.export.user_code import first_line
 
 CACHES: Final = ("past_key_values", "cache_params")
@@ -56,8 +56,8 @@ def chunk_of(config: Any) -> int:
     return next((size for key in CHUNKS if (size := getattr(text, key, None))), 0)
 
 
-class CachedDecoder(ModelHolder):
-    """The module of the part.
+class DecoderPart(ModelHolder):
+    """The module of a part: a causal LM that reads a cache and writes it.
 
     Args:
         model: a causal LM of transformers in eval mode; it is not copied.
@@ -70,26 +70,20 @@ class CachedDecoder(ModelHolder):
 
     def __init__(self, model: Any, folder: Path | None = None, *, last_only: bool = False) -> None:
         super().__init__(model)
-        self.folder = folder
-        parameters = inspect.signature(model.forward).parameters
+        self.folder, self.last_only = folder, last_only
+        self.parameters_of_forward = inspect.signature(model.forward).parameters
         name = type(model).__name__
-        self.last_only, self.sizes = last_only, sizes_of_trace(model.config)
-        self.cache_name = next((cache for cache in CACHES if cache in parameters), "")
+        self.cache_name = next((cache for cache in CACHES if cache in self.parameters_of_forward), "")
         if getattr(model.config, "is_encoder_decoder", False):
             raise SourceError(f"model.task: {name} has an encoder and a decoder; text-generation is for decoders alone")
-        if not self.cache_name or "input_ids" not in parameters or not model.can_generate():
+        if not self.cache_name or "input_ids" not in self.parameters_of_forward or not model.can_generate():
             raise SourceError(
                 f"model.task: {name} generates no text with a cache ({' or '.join(CACHES)}); expected a causal LM of "
                 "transformers, such as LlamaForCausalLM"
             )
-        self.takes_last_only = "logits_to_keep" in parameters
-        self.states: tuple[CacheState, ...] = ()
-        self.has_positions = False
         try:
             self.states = specs_of(self._call_once())
-            self.has_positions = "position_ids" in parameters and self._reads_positions()
-        except SourceError:
-            raise
+            self.has_positions = "position_ids" in self.parameters_of_forward and self._reads_positions()
         except Exception as error:  # a model's forward may raise anything
             raise SourceError(
                 f"model.task: {name} does not run with a cache of transformers: {type(error).__name__}: "
@@ -109,6 +103,52 @@ class CachedDecoder(ModelHolder):
         """How many tokens there are."""
         return self.held_model.get_input_embeddings().num_embeddings
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def compute_logits(self, input_ids: Tensor, cache: Any, **given: Any) -> Tensor:
+        """The logits of the tokens, float (batch, tokens, vocabulary), while the model reads and writes `cache`."""
+        given = {name: value for name, value in given.items() if name in self.parameters_of_forward}
+        with apply_patches():
+            # not `model(…)`: the tracer would look for the model among the modules of the holder
+            result = self.held_model.forward(input_ids=input_ids, use_cache=True, **{self.cache_name: cache}, **given)
+        return result.logits
+
+    def empty_states(self, batch: int, length: int = 0) -> dict[str, dict[str, Tensor]]:
+        """The states before the first token, with `length` rows where they grow."""
+        states: dict[str, dict[str, Tensor]] = {}
+        for state in self.states:
+            states.setdefault(state.layer, {})[state.name] = state.empty(batch, length).to(self.device)
+        return states
+
+    @torch.no_grad()
+    def _call_once(self) -> dict[str, dict[str, Tensor]]:
+        """The states after a call without any."""
+        ids, cache = torch.zeros(2, 3, dtype=torch.int64, device=self.device), new_cache(self.held_model.config)
+        self.compute_logits(ids, cache, attention_mask=torch.ones_like(ids))
+        return read_states(cache)
+
+    @torch.no_grad()
+    def _reads_positions(self) -> bool:
+        """Whether other positions change the logits; a model without weights is taken by its word."""
+        if is_weightless(self):
+            return True
+        ids = torch.arange(3, device=self.device).remainder(self.vocabulary)[None]
+        found = []
+        for positions in (ids.new_tensor([[0, 1, 2]]), ids.new_tensor([[0, 2, 5]])):
+            cache = new_cache(self.held_model.config)
+            found.append(self.compute_logits(ids, cache, attention_mask=torch.ones_like(ids), position_ids=positions))
+        return not torch.equal(*found)
+
+
+class CachedDecoder(DecoderPart):
+    """The part `decoder`, over a cache that grows. Args and Raises: as `DecoderPart`."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return sizes_of_trace(self.held_model.config)
+
     def forward(
         self,
         input_ids: Tensor,
@@ -127,43 +167,33 @@ class CachedDecoder(ModelHolder):
             logits, float (batch, tokens or 1, vocabulary), and `present`, the states after these tokens.
         """
         cache = fill_cache(new_cache(self.held_model.config), past_key_values or {})
-        given: dict[str, Any] = {self.cache_name: cache}
+        given: dict[str, Any] = {"attention_mask": attention_mask}
         if position_ids is not None:
             given["position_ids"] = position_ids
-        if self.last_only and self.takes_last_only:
+        if self.last_only:
             given["logits_to_keep"] = 1
-        with apply_patches():
-            # not `model(…)`: the tracer would look for the model among the modules of the holder
-            result = self.held_model.forward(
-                input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **given
-            )
-        logits = result.logits[:, -1:] if self.last_only else result.logits
-        return {"logits": logits, "present": read_states(cache)}
+        logits = self.compute_logits(input_ids, cache, **given)
+        return {"logits": logits[:, -1:] if self.last_only else logits, "present": read_states(cache)}
 
-    def empty_states(self, batch: int) -> dict[str, dict[str, Tensor]]:
-        """The states before the first token."""
-        states: dict[str, dict[str, Tensor]] = {}
-        device = next(self.parameters()).device
-        for state in self.states:
-            states.setdefault(state.layer, {})[state.name] = state.empty(batch).to(device)
-        return states
-
-    def named_axes(self) -> dict[str, dict[int, str]]:
-        """Name of each input → axis → name of its dim."""
+    def declarations(self) -> dict[str, InputConfig]:
+        """Name of each input → its open axes, and the values that it takes."""
         axes: dict[str, dict[int, str]] = {"input_ids": {0: BATCH, 1: TOKENS}, "attention_mask": {0: BATCH, 1: TOTAL}}
         if self.has_positions:
             axes["position_ids"] = {0: BATCH, 1: TOKENS}
         for state in self.states:
             named = {axis: dim for axis, dim in enumerate(state.shape) if isinstance(dim, str)}
             axes[f"past_key_values.{state.layer}.{state.name}"] = named
-        return axes
+        known = {"input_ids": (0.0, float(self.vocabulary)), "attention_mask": (0.0, 2.0)}
+        return {
+            name: InputConfig(dynamic=dynamic, range=known.get(name), padding=name == "attention_mask")
+            for name, dynamic in axes.items()
+        }
 
     @torch.no_grad()
     def example(self) -> Example:
         """A call for a trace, whose cache the model has written."""
-        sizes, device = self.sizes, next(self.parameters()).device
-        generator = torch.Generator().manual_seed(0)
-        whole = torch.randint(0, self.vocabulary, (sizes[BATCH], sizes[TOTAL]), generator=generator).to(device)
+        sizes = self.sizes
+        whole = random_tokens(self, sizes[BATCH], sizes[TOTAL], seed=0)
         before, new = whole.split([sizes[PAST], sizes[TOKENS]], dim=1)
         first = self(**self.arguments(before, torch.ones_like(before), self.empty_states(sizes[BATCH])))
         return Example((), self.arguments(new, torch.ones_like(whole), first["present"]))
@@ -174,20 +204,10 @@ class CachedDecoder(ModelHolder):
         named = {"position_ids": positions} if self.has_positions else {}
         return {"input_ids": ids, "attention_mask": mask, **named, "past_key_values": states}
 
-    @torch.no_grad()
-    def _call_once(self) -> dict[str, dict[str, Tensor]]:
-        """The states after a call without any."""
-        device = next(self.parameters()).device
-        ids = torch.zeros(2, 3, dtype=torch.int64, device=device)
-        return self.forward(ids, torch.ones_like(ids))["present"]
 
-    @torch.no_grad()
-    def _reads_positions(self) -> bool:
-        """Whether other positions change the logits; a model without weights is taken by its word."""
-        if is_weightless(self):
-            return True
-        ids = torch.arange(3, device=next(self.parameters()).device).remainder(self.vocabulary)[None]
-        mask, found = torch.ones_like(ids), []
-        for positions in (ids.new_tensor([[0, 1, 2]]), ids.new_tensor([[0, 2, 5]])):
-            found.append(self.forward(ids, mask, positions)["logits"])
-        return not torch.equal(*found)
+def random_tokens(part: DecoderPart, batch: int, count: int, seed: int) -> Tensor:
+    """int64 (batch, count); the first and the last token of the vocabulary are among them."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, part.vocabulary, (batch, count), generator=generator)
+    tokens[0, -1], tokens[-1, 0] = part.vocabulary - 1, 0
+    return tokens.to(part.device)

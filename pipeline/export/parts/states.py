@@ -12,13 +12,16 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, cache_utils
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
 )
+
+from pipeline.errors import SourceError
 
 BATCH: Final = "batch_size"
 TOKENS: Final = "sequence_length"
@@ -52,9 +55,14 @@ class CacheState:
     shape: tuple[int | str, ...]
     dtype: torch.dtype
 
-    def empty(self, batch: int) -> Tensor:
-        """The state before the first token: of length 0, or zeros."""
-        sizes = {BATCH: batch, PAST: 0}
+    @property
+    def grows(self) -> bool:
+        """Whether it has a row for each token, and not a fixed size."""
+        return PAST in self.shape
+
+    def empty(self, batch: int, length: int = 0) -> Tensor:
+        """Zeros: the state before the first token, with `length` rows where it grows."""
+        sizes = {BATCH: batch, PAST: length}
         return torch.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in self.shape], dtype=self.dtype)
 
 
@@ -69,12 +77,96 @@ def new_cache(config: Any) -> DynamicCache:
     return cache
 
 
+def fixed_cache(config: Any, states: States, cache_position: Tensor) -> DynamicCache:
+    """A cache with these states, whose keys and values have one length: new ones go to `cache_position`.
+
+    Args:
+        cache_position: int64 (tokens,), the rows of the new tokens, one after the other.
+
+    Raises:
+        SourceError: a layer keeps its states in another way.
+    """
+    cache = new_cache(config)
+    for place, layer in enumerate(cache.layers):
+        if str(place) in states:
+            kind = FIXED_LAYERS.get(type(layer))
+            if kind is None:
+                raise SourceError(
+                    f"model.cache: layer {place} keeps its states in a {type(layer).__name__}, which has no form of "
+                    "fixed length; expected kind: dynamic for this model"
+                )
+            fixed = cache.layers[place] = kind.__new__(kind)
+            fixed.__dict__.update(vars(layer), cache_position=cache_position)
+    return fill_cache(cache, states)
+
+
 def _without_window(layer: Any) -> Any:
     if not isinstance(layer, DynamicSlidingWindowLayer):
         return layer
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         return LinearAttentionAndFullAttentionLayer(number_of_states=layer.number_of_states)
     return DynamicLayer()
+
+
+class FixedLength:
+    """Keys and values of a fixed length: an update writes at `cache_position`, and gives the whole cache back.
+
+    What is computed may have another dtype than what is kept.
+    """
+
+    is_compileable = True  # so that a mask for one token is made too: rows that are not yet written have to be hidden
+    cache_position: Tensor
+    keys: Any
+    values: Any
+    indexer_keys: Any
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of the new tokens, (1, heads, tokens, width)."""
+        self.keys = _write_rows(self.keys, 2, self.cache_position, key_states)
+        self.values = _write_rows(self.values, 2, self.cache_position, value_states)
+        return _cast(self.keys, key_states), _cast(self.values, value_states)
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Write the keys of an indexer, (1, tokens, width)."""
+        self.indexer_keys = _write_rows(self.indexer_keys, 1, self.cache_position, indexer_key_states)
+        return _cast(self.indexer_keys, indexer_key_states)
+
+    def get_seq_length(self) -> Tensor:
+        """A tensor, so that no position is a constant of the graph."""
+        return self.cache_position[0]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The whole length, and the first position in it."""
+        return self.get_max_length(), 0
+
+    def get_max_length(self) -> int:
+        return self.keys.shape[2]
+
+
+def _write_rows(rows: Tensor, axis: int, places: Tensor, new: Tensor) -> Tensor:
+    return torch.index_copy(rows, axis, places, _cast(new, rows))
+
+
+def _cast(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor if tensor.dtype == like.dtype else tensor.to(like.dtype)  # one that casts nothing is an operator too
+
+
+FIXED_LAYERS: Final[Mapping[type, Any]] = {
+    LinearAttentionLayer: LinearAttentionLayer,
+    **{
+        kind: type(f"Fixed{name}", (FixedLength, kind), {})
+        for name in ("DynamicLayer", "DynamicIndexedLayer", "LinearAttentionAndFullAttentionLayer")
+        if (kind := getattr(cache_utils, name, None)) is not None  # the second one is new in transformers
+    },
+}
+"""Class of a layer → that of fixed length."""
+
+
+def fixed_layer(keys: Tensor, values: Tensor, cache_position: Tensor) -> Any:
+    """A layer with these keys and values, (1, heads, length, width); the widths may differ."""
+    layer = FIXED_LAYERS[DynamicLayer]()
+    layer.keys, layer.values, layer.cache_position, layer.is_initialized = keys, values, cache_position, True
+    return layer
 
 
 def read_states(cache: Any) -> dict[str, dict[str, Tensor]]:

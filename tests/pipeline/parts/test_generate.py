@@ -10,7 +10,9 @@ import onnx.parser
 import pytest
 
 from pipeline.errors import UsageError
-from pipeline.parts.generate import TextGenerator, continue_text, state_slots, take_largest
+from pipeline.parts.generate import TextGenerator, continue_text, take_largest
+from pipeline.parts.sessions import CarriedStates, PartCalls, TextParts, TextReader, state_slots
+from pipeline.verify.backends import Feeds
 
 COUNTER = """
 <ir_version: 10, opset_import: ["": 20]>
@@ -82,14 +84,16 @@ def test_slots_have_length_0_where_a_state_grows(counter: Path) -> None:
 
 
 def test_masks_are_as_long_as_cache_and_tokens(counter: Path) -> None:
-    graph, shapes = onnx.load(counter / "models" / "decoder.onnx").graph, []
+    shapes = []
 
     def step(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         shapes.append((feeds["input_ids"].shape[1], feeds["attention_mask"].shape[1]))
         states = {"present.0.key": np.zeros((1, 0)), "present.0.sum": np.zeros((1, 1))}
         return {"logits": np.eye(7, dtype=np.float32)[None], **states}
 
-    assert list(continue_text(step, graph, [1, 2, 3], 3, take_largest)) == [6, 6, 6]  # type: ignore[arg-type]
+    parts = TextParts.of(counter)
+    reader = TextReader(parts, CarriedStates(parts, lambda _: step))  # type: ignore[arg-type]
+    assert list(continue_text(reader, [1, 2, 3], 3, take_largest)) == [6, 6, 6]
     assert shapes == [(3, 3), (1, 4), (1, 5)]
 
 
@@ -121,3 +125,97 @@ def test_a_folder_without_a_decoder_and_an_unknown_backend(tmp_path: Path, count
         TextGenerator(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="found 'tpu', expected one of torch, onnxruntime, plan"):
         TextGenerator(counter, "tpu")
+
+
+IN_PLACE = """
+<ir_version: 10, opset_import: ["": 20]>
+agraph (int64[1, TOKENS] input_ids, int64[TOKENS] cache_position, float[1, 1, 12, 1] past_key)
+    => (float[1, TOKENS, 7] logits, float[1, 1, 12, 1] present_key)
+<int64 seven = {7}, float[2] off_on = {0.0, 1.0}, int64[1] last = {-1}, int64[4] column = {1, 1, -1, 1},
+ int64[3] row = {1, 1, 12}, int64[3] each = {1, -1, 1}, int64[12] places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}> {
+    new = Cast <to = 1> (input_ids)
+    rows = Reshape (new, column)
+    at = Reshape (cache_position, column)
+    present_key = ScatterElements <axis = 2> (past_key, at, rows)
+    all = Reshape (present_key, row)
+    own = Reshape (cache_position, each)
+    is_seen = LessOrEqual (places, own)
+    seen = Cast <to = 1> (is_seen)
+    kept = Mul (all, seen)
+    added = ReduceSum <keepdims = 0> (kept, last)
+    whole = Cast <to = 7> (added)
+    rest = Mod (whole, seven)
+    logits = OneHot <axis = -1> (rest, seven, off_on)
+}
+"""
+"""The same next token, over a cache of 12 rows."""
+
+
+@pytest.fixture
+def in_place(tmp_path: Path) -> Path:
+    for part, tokens in (("prefill", 4), ("decode", 1)):
+        model = onnx.parser.parse_model(IN_PLACE.replace("TOKENS", str(tokens)))
+        for info in (*model.graph.input, *model.graph.output):
+            info.name = with_dots(info.name)
+        for node in model.graph.node:
+            node.input[:], node.output[:] = map(with_dots, node.input), map(with_dots, node.output)
+        onnx.save(model, tmp_path / f"{part}.onnx")
+    return tmp_path
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "plan", "torch"])
+def test_a_cache_of_fixed_length_is_read_in_chunks_and_written_in_place(in_place: Path, backend: str) -> None:
+    generator = TextGenerator(in_place, backend)
+    for prompt in ([1, 2, 3, 4, 5, 6], [2], [6, 5, 4]):  # a filled chunk after a whole one; and rows of earlier texts
+        assert generator.generate(prompt, max_new_tokens=7).tokens == by_hand(prompt, 7)
+
+
+class Recorded(PartCalls):
+    """Says which part was called with which tokens."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int], list[int]]] = []
+
+    def reset(self) -> None:
+        self.calls.clear()
+
+    def call(self, part: str, feeds: Feeds) -> np.ndarray:
+        self.calls.append((part, feeds["input_ids"][0].tolist(), feeds["cache_position"].tolist()))
+        return np.eye(7, dtype=np.float32)[None, : feeds["input_ids"].shape[1]]
+
+
+def test_a_chunk_is_filled_up_where_later_tokens_are_written_over_it(in_place: Path) -> None:
+    parts, calls = TextParts.of(in_place), Recorded()
+    reader = TextReader(parts, calls)
+    reader.begin(12)
+    assert reader.read([1, 2, 3, 4, 5, 6]).argmax() == 1  # of the second token in its chunk
+    reader.read([3, 3, 3, 3])
+    assert calls.calls == [
+        ("prefill", [1, 2, 3, 4], [0, 1, 2, 3]),
+        ("prefill", [5, 6, 0, 0], [4, 5, 6, 7]),
+        ("prefill", [3, 3, 3, 3], [6, 7, 8, 9]),
+    ]
+    reader.read([5, 6])  # a chunk has no room any more
+    assert calls.calls[3:] == [("decode", [5], [10]), ("decode", [6], [11])]
+
+
+def test_a_state_of_fixed_size_takes_whole_chunks_only(in_place: Path) -> None:
+    parts, calls = TextParts.of(in_place), Recorded()
+    for graph in parts.graphs.values():
+        info = onnx.helper.make_tensor_value_info("past_key_values.0.conv_state", onnx.TensorProto.FLOAT, [1, 8, 4])
+        graph.input.append(info)
+    reader = TextReader(parts, calls)
+    reader.begin(6)
+    reader.read([1, 2, 3, 4, 5, 6])
+    assert [(part, ids) for part, ids, _ in calls.calls] == [
+        ("prefill", [1, 2, 3, 4]),
+        ("decode", [5]),
+        ("decode", [6]),
+    ]
+
+
+def test_a_cache_that_is_shorter_than_the_text(in_place: Path) -> None:
+    generator = TextGenerator(in_place)
+    assert len(generator.generate([1], max_new_tokens=12).tokens) == 12
+    with pytest.raises(UsageError, match=r"the cache holds 12 tokens, and the text has 13: .* model\.cache\.length"):
+        generator.generate([1] * 13, max_new_tokens=1)

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from pipeline.export.static_cache import (
+from pipeline.export.parts.pair import (
     PREFILL_INPUTS,
     CacheSizes,
     Decode,

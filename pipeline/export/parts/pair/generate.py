@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
-from pipeline.export.static_cache.wrappers import Prefill, causal_mask
+from pipeline.export.parts.pair.masked import Prefill, causal_mask
 from pipeline.importers.from_torch.modules import as_exporting
 
 PREFILL_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
@@ -134,13 +134,18 @@ def _pairs(key: str, value: str, layers: int) -> tuple[str, ...]:
 
 
 def kv_mapping(
-    prefill_outputs: Sequence[str], decode_inputs: Sequence[str], decode_outputs: Sequence[str]
+    prefill_outputs: Sequence[str],
+    decode_inputs: Sequence[str],
+    decode_outputs: Sequence[str],
+    *,
+    layers: Sequence[int] | None = None,
 ) -> KVMapping:
     """The mapping of two graphs, from the names that they have.
 
     Args:
         prefill_outputs, decode_outputs: logits first, then K and V by layer.
         decode_inputs: those of DECODE_INPUTS that the graph has, and K and V by layer.
+        layers: the layers that have K and V; all by default.
 
     Raises:
         UsageError: the three do not have the same number of layers.
@@ -153,7 +158,11 @@ def kv_mapping(
             "number; were both graphs made of one model?".format(*counts)
         )
     rows = zip(*(name for side in sides for name in (side[::2], side[1::2])), strict=True)
-    return {"num_layers": counts[0] // 2, "layers": [_row(layer, *names) for layer, names in enumerate(rows)]}
+    numbers = range(counts[0] // 2) if layers is None else layers
+    return {
+        "num_layers": len(numbers),
+        "layers": [_row(layer, *names) for layer, names in zip(numbers, rows, strict=True)],
+    }
 
 
 def _row(layer: int, *names: str) -> LayerMapping:

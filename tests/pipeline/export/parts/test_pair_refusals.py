@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from pipeline.errors import UsageError
-from pipeline.export.static_cache import (
+from pipeline.export.parts.pair import (
     CacheSizes,
     Decode,
     Prefill,

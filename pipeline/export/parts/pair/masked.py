@@ -1,4 +1,7 @@
-"""The two graphs of a causal LM, as modules with flat tensors in and out, and their masks and caches.
+"""Prefill and decode with masks as inputs: modules with flat tensors in and out, for models of no library too.
+
+    prefill = Prefill(model)    (input_ids, attention_mask, position_ids) → (logits, k0, v0, k1, v1, …)
+    decode = Decode(model)      (…, cache_position, k0, v0, …) → (logits, k0, v0, …)
 
 A model that cannot work with a cache that is input and output is refused before the trace.
 """
@@ -11,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import DynamicLayer
 
 from pipeline.errors import UsageError
+from pipeline.export.parts.holder import ModelHolder
+from pipeline.export.parts.states import fixed_layer
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -100,7 +105,7 @@ def check_updates(cache: Cache, model: Any) -> None:
     Raises:
         UsageError: the model has layers without a cache of their own, or writes one twice.
     """
-    counts = [getattr(layer, "updates", 0) for layer in cache.layers]
+    counts = [getattr(layer, "updates", 1) for layer in cache.layers]
     if not counts:
         raise UsageError(
             f"{type(model).__name__} wrote nothing into past_key_values; expected one update(keys, values, layer_idx) "
@@ -165,93 +170,16 @@ def _layer_kinds(model: Any) -> str | None:
 QUESTIONS = (_in_training, _encoder, _alibi, _arguments, _own_claim, _attention, _layer_kinds)
 
 
-class FreshLayer(CacheLayerMixin):
-    """A layer before the first token: what the model writes is what it reads.
+class FreshLayer(DynamicLayer):
+    """A layer before the first token: what the model writes is what it reads."""
 
-    Keeps all positions, also of a sliding window: the window is in the mask, and decode has room for all of them.
-    """
-
-    is_sliding = False
     updates = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take K and V of the prompt, (1, heads, length, width) each, and give them back."""
-        self.keys, self.values = key_states, value_states
+        self.keys, self.values, self.is_initialized = key_states, value_states, True
         self.updates += 1
         return key_states, value_states
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to allocate."""
-
-    def get_seq_length(self) -> Any:
-        """Positions that are filled: none before the update."""
-        return 0 if self.keys is None else self.keys.shape[-2]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys. The mask is an input, so models ask only out of habit."""
-        return query_length, 0
-
-    def get_max_length(self) -> int:
-        """No limit of its own."""
-        return -1
-
-    get_max_cache_shape = get_max_length  # its older name in transformers
-
-
-class FixedLayer(FreshLayer):
-    """A layer of fixed length: new states go to `cache_position` by `index_copy`, and the graph sees old and new.
-
-    Args:
-        keys, values: (1, heads, max_cache_len, width), the widths may differ; never written to.
-        cache_position: int64 (new tokens,), where these go.
-    """
-
-    is_compileable = True
-
-    def __init__(self, keys: Tensor, values: Tensor, cache_position: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
-        self.is_initialized = True
-        self.cache_position = cache_position
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Give back the whole caches with the new states written into them."""
-        assert self.keys is not None and self.values is not None
-        keys = torch.index_copy(self.keys, 2, self.cache_position, key_states)
-        values = torch.index_copy(self.values, 2, self.cache_position, value_states)
-        return super().update(keys, values)
-
-    def get_seq_length(self) -> Any:
-        """A tensor, so that a model which computes with it computes in the graph, and no step is baked in."""
-        return self.cache_position[0]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The whole fixed length, from 0."""
-        return self.get_max_length(), 0
-
-    def get_max_length(self) -> int:
-        """The fixed length."""
-        assert self.keys is not None
-        return self.keys.shape[-2]
-
-    get_max_cache_shape = get_max_length
-
-
-class ModelHolder(nn.Module):
-    """Holds a model's children and parameters as its own, so that no name gets a prefix."""
-
-    wrapped: list[Any]
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        object.__setattr__(self, "wrapped", [model])  # in a list, where torch does not look for modules
-        for name, child in model.named_children():
-            self.add_module(name, child)
-        for name, parameter in model.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in model.named_buffers(recurse=False):
-            self.register_buffer(name, buffer, persistent=name not in model._non_persistent_buffers_set)
-        self.training = False  # as the model; .eval() would visit each of a large model's modules
 
 
 class _Wrapper(ModelHolder):
@@ -325,7 +253,7 @@ class Decode(_Wrapper):
             logits (1, new tokens, vocabulary), then the caches in the order in which they came.
         """
         pairs = zip(past_kv_flat[::2], past_kv_flat[1::2], strict=True)
-        cache = Cache(layers=[FixedLayer(keys, values, cache_position) for keys, values in pairs])
+        cache = Cache(layers=[fixed_layer(keys, values, cache_position) for keys, values in pairs])
         # A model that takes `cache_position` makes it of the cache's length if it is not given one.
         named = {"cache_position": cache_position} if _takes(self.wrapped[0], "cache_position") else {}
         return self._run(cache, input_ids, attention_mask, position_ids, **named)

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from pipeline.export.static_cache import CacheSizes, generate
+from pipeline.export.parts.pair import CacheSizes, generate
 
 FAMILIES = ["GPT2", "Llama", "Qwen2", "Qwen3", "Mixtral", "DeepseekV3", "Mistral", "Gemma3Text"]
 SIZES = CacheSizes(prefill_len=6, max_cache_len=11)

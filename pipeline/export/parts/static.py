@@ -1,0 +1,105 @@
+"""The parts `prefill` and `decode`: a causal LM over a cache of fixed length, which a call updates in place.
+
+    prefill: input_ids (1, chunk), cache_position (chunk), past_key_values.N.NAME → logits, present.N.NAME
+    decode:  the same, with one token
+
+Each state has the same shape before and after, so that an application binds both to one memory. A prompt goes in chunks
+of one size; where the last one is not full, the rest are any tokens: later tokens are written over them, and none sees
+a row after its own. All shapes are numbers, and the mask is made in the graph.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config import CacheConfig, InputConfig
+from pipeline.export.parts.decoder import DecoderPart, random_tokens
+from pipeline.export.parts.states import CacheState, States, fixed_cache, read_states
+from pipeline.export.source import Example
+
+
+class StaticDecoder(DecoderPart):
+    """The part that takes `tokens` new tokens at once.
+
+    Args:
+        cache: of kind static.
+        tokens: how many; those of a chunk for `prefill`, 1 for `decode`.
+
+    Raises:
+        SourceError: as `DecoderPart`.
+    """
+
+    def __init__(
+        self, model: Any, cache: CacheConfig, tokens: int, folder: Path | None = None, *, last_only: bool = False
+    ) -> None:
+        super().__init__(model, folder, last_only=last_only)
+        assert cache.length is not None
+        self.length, self.tokens = cache.length, tokens
+        if cache.dtype is not None:
+            kept = getattr(torch, cache.dtype)
+            self.states = tuple(
+                CacheState(state.layer, state.name, state.shape, kept) if state.grows else state
+                for state in self.states
+            )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        cache_position: Tensor,
+        last_token: Tensor | None = None,
+        past_key_values: States | None = None,
+    ) -> dict[str, Any]:
+        """
+        Args:
+            input_ids: int64 (1, tokens), the tokens that are new.
+            cache_position: int64 (tokens,), their positions, one after the other; rows of the cache too.
+            last_token: int64 (1,), which of them gives the logits; where those of the last token are asked for.
+            past_key_values: the states, as the last call returned them.
+
+        Returns:
+            logits, float (1, tokens or 1, vocabulary), and `present`, the states after these tokens.
+        """
+        cache = fixed_cache(self.held_model.config, past_key_values or {}, cache_position)
+        given: dict[str, Any] = {"position_ids": cache_position[None], "cache_position": cache_position}
+        if last_token is not None:
+            given["logits_to_keep"] = last_token
+        logits = self.compute_logits(input_ids, cache, **given)
+        if last_token is not None and logits.shape[1] > 1:
+            logits = logits.index_select(1, last_token)
+        return {"logits": logits, "present": read_states(cache)}
+
+    def declarations(self) -> dict[str, InputConfig]:
+        """Name of each input → the values that it takes; no axis is open."""
+        ranges = {
+            "input_ids": (0.0, float(self.vocabulary)),
+            "cache_position": (0.0, float(self.length)),
+            "last_token": (0.0, float(self.tokens)),
+        }
+        return {name: InputConfig(range=ranges[name]) for name in self.arguments(*self._first_call()) if name in ranges}
+
+    def arguments(self, ids: Tensor, past: int, states: States) -> dict[str, Any]:
+        """The keyword arguments of a call for tokens after `past` others."""
+        positions = torch.arange(past, past + ids.shape[1], device=ids.device)
+        named = {"last_token": positions.new_tensor([ids.shape[1] - 1])} if self.last_only and self.tokens > 1 else {}
+        return {"input_ids": ids, "cache_position": positions, **named, "past_key_values": states}
+
+    def _first_call(self) -> tuple[Tensor, int, States]:
+        return random_tokens(self, 1, self.tokens, seed=0), 0, self.empty_states(1, self.length)
+
+    @torch.no_grad()
+    def example(self) -> Example:
+        """A call for a trace, whose cache the model has written."""
+        past = min(7, self.length - self.tokens)
+        states = self.write_states(random_tokens(self, 1, past, seed=1)) if past else self._first_call()[2]
+        return Example((), self.arguments(random_tokens(self, 1, self.tokens, seed=0), past, states))
+
+    @torch.no_grad()
+    def write_states(self, ids: Tensor, states: States | None = None) -> States:
+        """The states after the tokens `ids`, int64 (1, any), at the first rows of `states`, by default of zeros."""
+        states = self.empty_states(1, self.length) if states is None else states
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        return self.forward(ids, positions, past_key_values=states)["present"]
