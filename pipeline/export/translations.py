@@ -247,6 +247,10 @@ def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: in
         ]
         sizes = op.Concat(*parts, axis=0)
     zeros = op.Expand(op.CastLike(op.Constant(value_floats=[0.0]), grad_in), sizes)
+    # torch takes the frames of a window for those of each signal of a batch
+    values = op.Expand(
+        values, op.Shape(op.Slice(zeros, op.Constant(value_ints=[0]), one, op.Constant(value_ints=[axis])))
+    )
     return op.ScatterElements(zeros, op.Expand(column, op.Shape(values)), values, axis=axis, reduction="add")
 
 

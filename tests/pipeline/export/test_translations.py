@@ -158,13 +158,14 @@ def test_complex_numbers_are_computed_by_their_parts() -> None:
     np.testing.assert_allclose(run(exported(parted, x), x), parted(x), atol=1e-5)
 
 
-def test_a_signal_from_its_spectrogram() -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_signal_from_its_spectrogram(batch: int) -> None:
     """Magnitude and phase, as vocoders predict them, back to a signal."""
 
     def vocoder(x: Tensor) -> Tensor:
         return torch.istft(x[:, :5].exp() * torch.exp(1j * x[:, 5:]), 8, 2, 8, window=torch.hann_window(8))
 
-    x = torch.randn(1, 10, 12)
+    x = torch.randn(batch, 10, 12)
     np.testing.assert_allclose(run(exported(vocoder, x), x), vocoder(x), atol=1e-4)
 
 
