@@ -14,6 +14,7 @@ from passes.structures import STRUCTURES
 from passes.visible import json_text
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.noise import Noise
+from pipeline.quantsim.optimize import OptimizedStep
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
 from pipeline.quantsim.suggest import Suggestion, suggestion_text, weight_bytes
@@ -61,6 +62,8 @@ class QuantSimReport:
     not_measured: str = ""
     """Why there is no noise at all, only placement and sizes; empty where there is."""
     suggestion: Suggestion | None = None
+    optimized: tuple[OptimizedStep, ...] = ()
+    """A row for each step of `quantsim.optimize`, in order."""
     notes: tuple[str, ...] = ()
     """Where a format is coarser than its rule says, and why; each bias that its format does not hold; steps of the
     preparation that did not stand, and backends that fell short."""
@@ -127,7 +130,11 @@ def page_data(report: QuantSimReport) -> Quantization:
         not_estimated=report.not_estimated,
         not_measured=report.not_measured,
         suggestion=suggestion_text(report.suggestion) if report.suggestion else "",
-        notes=(*report.notes, *(report.device_like.notes() if report.device_like else ())),
+        notes=(
+            *map(str, report.optimized),
+            *report.notes,
+            *(report.device_like.notes() if report.device_like else ()),
+        ),
     )
 
 

@@ -1,102 +1,32 @@
-"""The whole simulation: prepare, place, calibrate, encode, simulate, measure. Read `_Simulation.execute` first."""
+"""The whole simulation: the run of the model, and the stages on its final model (stages.py)."""
 
 from __future__ import annotations
 
-import hashlib
-import math
-import tempfile
-import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
-from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
-from passes.encodings.encoding import fit_encodings
-from passes.errors import StepFailed
-from passes.graph.op_facts import opset_of
-from passes.load import load_model
-from passes.recipe.recipe import names_of
-from passes.suggest import bytes_text, plural, shorten_lines
-from passes.weights.detached import DetachedModel, read_model
-from passes.weights.files import save
+from passes.suggest import plural
+from passes.weights.detached import read_model
 from pipeline.argument_checks import FLAG, FUNCTION, PATH, a, expects
-from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig, locate
-from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported, UsageError
-from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted, show_progress
+from pipeline.config import QuantSimConfig, RunConfig
+from pipeline.errors import CheckFailed, UsageError
+from pipeline.events import Note, Observer, show_progress
 from pipeline.export.load import read_onnx_file
-from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
-from pipeline.quantsim.encodings import Encoding, adopt_encodings, describe_limited_biases, describe_ties, encode
-from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
-from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
-from pipeline.quantsim.profiles import formats_of, own_rules, read_profile, rules_of
-from pipeline.quantsim.qdq import check_opset, first_opset, insert_qdq
-from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
+from pipeline.quantsim.optimizers import optimizers_of
+from pipeline.quantsim.preparation import add_conversion, describe_run, prepare_config, section_of
+from pipeline.quantsim.report import page_data
 from pipeline.quantsim.samples import KEY, Samples, enlarge
-from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
-from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
-from pipeline.quantsim.suggest import Suggestion, suggest
-from pipeline.quantsim.target_check import check_target
+from pipeline.quantsim.stages import QuantSimResult, Simulation
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.stages.report import (
-    ENCODINGS,
-    QUANTIZATION_REPORT,
-    QUANTIZED_MODEL,
     remove_quantization,
     save_quantization,
     write_page,
 )
 from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import input_files
-from pipeline.workspace import Workspace, key_of
-
-DEFAULT_OPSET: Final = 21
-"""The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
-
-RANGES: Final = "calibration.npz"
-"""The file of ranges and histograms that are kept between runs, next to the results of stages."""
-
-RANGES_VERSION: Final = 2
-"""Of what that file holds; the ranges of another version are measured anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuantSimResult:
-    """The result of a simulation, and its files in `folder`."""
-
-    folder: Path
-    report: QuantSimReport
-    files: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        report = self.report
-        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
-        return shorten_lines(
-            (
-                "QuantSimResult",
-                f"weights: {before} → {after}, {report.quantized_tensors} of {report.tensors} tensors quantized",
-                f"files: {self.folder}/",
-                *(f"output {name}: {noise.sqnr_db:.2f} dB" for name, noise in report.outputs.items()),
-                *report.notes,
-            )
-        )
-
-
-def prepare_config(config: RunConfig) -> RunConfig:
-    """The configuration of the run before the simulation: with the steps that prepare, and, where nothing else was
-    asked for, an opset that has the operators of quantization, and no operators that ONNX does not have."""
-    config.refuse_parts("quantsim")
-    settings = config.quantsim or QuantSimConfig()
-    recipe = (*config.passes.recipe, *settings.prepare)
-    contrib = config.passes.contrib or "refuse"
-    passes = config.passes.model_copy(update={"recipe": recipe, "contrib": contrib})
-    update: dict[str, object] = {"passes": passes, "quantsim": settings}
-    if config.model.onnx is None and "opset" not in config.export.model_fields_set:
-        update["export"] = config.export.model_copy(update={"opset": DEFAULT_OPSET})
-    return config.model_copy(update=update)
+from pipeline.workspace import Workspace
 
 
 class QuantSim:
@@ -108,6 +38,7 @@ class QuantSim:
         observer: called with each event.
         progress: None shows a progress bar in a notebook and on a terminal, True shows lines elsewhere too, and False
             shows nothing.
+        holds_out: whether noise is measured on samples that the calibration has not seen, as with `quantsim.optimize`.
 
     Raises:
         UsageError: an argument is of another type.
@@ -118,6 +49,7 @@ class QuantSim:
         out=PATH.or_none(),
         observer=FUNCTION,
         progress=FLAG.or_none(),
+        holds_out=FLAG,
     )
     def __init__(
         self,
@@ -126,7 +58,9 @@ class QuantSim:
         observer: Observer = lambda _: None,
         *,
         progress: bool | None = None,
+        holds_out: bool = False,
     ) -> None:
+        self._holds_out = holds_out
         self._config, self._out, self._observer, self._progress = prepare_config(config), out, observer, progress
 
     def run(self) -> QuantSimResult:
@@ -134,7 +68,8 @@ class QuantSim:
 
         Raises:
             UsageError, PassError: something that was given is wrong, such as a rule that matches nothing.
-            CheckFailed: the run before the simulation failed, or onnxruntime refuses the quantized model.
+            CheckFailed: the run before the simulation failed, onnxruntime refuses the quantized model, or a step of
+                `optimize` failed where `passes.strict` is set.
         """
         with show_progress(self._progress, self._observer) as show:
             return self._run(show)
@@ -142,12 +77,13 @@ class QuantSim:
     def _run(self, show: Observer) -> QuantSimResult:
         settings = self._config.quantsim or QuantSimConfig()
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
-        config, conversion = _with_conversion(self._config, settings)  # and so is a file of AIMET not understood
+        optimizers_of(settings.optimize)  # and so is a step or a library that is not there
+        config, conversion = add_conversion(self._config, settings)  # and so is a file of AIMET not understood
         for note in conversion:
             show(Note(note))
         pipeline = Pipeline(config, self._out, show)
         before = pipeline.run()
-        notes = (*conversion, *_describe_run(before, config))
+        notes = (*conversion, *describe_run(before, config))
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
             try:
@@ -162,6 +98,9 @@ class QuantSim:
                 raise
             save_quantization(page_data(result.report), before.report, workspace)
             write_page(before.report, before.optimize.pictures, workspace)
+            failed = [step for step in result.report.optimized if step.status == "failed"]
+            if failed and config.passes.strict:
+                raise CheckFailed(f"quantsim.optimize, with passes.strict: {failed[0]}")
             return result
 
     def _simulate(
@@ -169,273 +108,15 @@ class QuantSim:
     ) -> QuantSimResult:
         why = why_not_compared(self._config)
         model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
-        simulation = _Simulation(model, settings, workspace, show, notes)
+        simulation = Simulation(model, settings, workspace, show, notes)
         if why:
             return simulation.place_only(why)
-        specs = read_onnx_file(str(before.model), _section_of(before.model, self._config)).inputs
+        specs = read_onnx_file(str(before.model), section_of(before.model, self._config)).inputs
         sampler, source = before.sampler, self._config.model
         if sampler is not None and source.onnx is not None and not self._config.verify.inputs:
             sampler = enlarge(sampler, model, source.dims)
-        return simulation.execute(Samples(settings, specs, sampler))
-
-
-class _Simulation:
-    """The stages, a method each."""
-
-    def __init__(
-        self,
-        model: DetachedModel,
-        settings: QuantSimConfig,
-        workspace: Workspace,
-        observer: Observer,
-        notes: Sequence[str] = (),
-    ) -> None:
-        self._model, self._settings = declare_types(store_constants(model)), settings
-        self._workspace, self._send, self._notes = workspace, observer, notes
-        self._profile = read_profile(settings)
-
-    def execute(self, samples: Samples) -> QuantSimResult:
-        given = self.read_given()
-        placement = self.place(given or ())  # which tensor is quantized how
-        measured, ties = None, tuple[str, ...]()
-        if given is None:
-            check_opset(self._model.proto, placement.formats())  # now, and not after hours of calibration
-            measured = self.calibrate(placement, samples)  # what values each activation takes
-            ranges = group_ranges(measured, placement, self._model)
-            encodings = encode(placement, ranges, self._model)  # scales and zero points
-            ties = tuple(describe_ties(placement, measured.extents(), ranges))
-        else:  # both as a file has them
-            placement, encodings = self.adopt(placement, given)
-        quantized = insert_qdq(self._model, encodings)  # the model with QuantizeLinear and DequantizeLinear
-        outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
-        noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
-        sensitivity, why_not = self.estimate(encodings, samples)  # what each layer alone does to the outputs
-        notes = (*self._notes, *ties, *describe_limited_biases(encodings, self._model))
-        report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
-        if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
-            report = replace(
-                report, suggestion=self.suggest(self._settings.suggest, measured, encodings, sensitivity, samples)
-            )
-        return QuantSimResult(self._workspace.folder, report, self._write(report, quantized, encodings))
-
-    def place_only(self, why: str) -> QuantSimResult:
-        """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
-        report = make_placement_report(self.place(), self._model, why, self._notes)
-        self._send(Note(f"quantsim: nothing is calibrated or simulated, only placed: {why}"))
-        remove_quantization(self._workspace)
-        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
-        return QuantSimResult(self._workspace.folder, report, (QUANTIZATION_REPORT,))
-
-    def read_given(self) -> dict[str, Encoding] | None:
-        """The encodings of the file that is named in place of a calibration; None where none is."""
-        path = self._settings.encodings_from
-        return None if path is None else fit_encodings(read_aimet(Path(path))[0], self._model)
-
-    def place(self, given: Collection[str] = ()) -> Placement:
-        with self._stage("place") as details:
-            rules, notes = self._profile.rules(self._model, given)
-            placement = place(self._model, (*rules, *own_rules(self._settings)))
-            count = len(placement.quantized())
-            details.append(f"{count} of {len(placement.sites)} tensors quantized")
-            self._check_target()
-            for sentence in (*notes, *describe_opaque_operators(self._model), *describe_untyped_values(self._model)):
-                self._send(Note(sentence))
-            if own := find_quantized(self._model.proto.graph):
-                self._send(
-                    Note(f"quantsim: left as they are, since the model quantizes them: {plural(len(own), 'value')}")
-                )
-        return placement
-
-    def _check_target(self) -> None:
-        """Name what the target of the profile does not take, or refuse it."""
-        table = self._profile.target
-        found = check_target(self._model, table).obstructions if table is not None else ()
-        if found and self._settings.unsupported == "refuse":
-            listing = "".join(f"\n  {obstruction}" for obstruction in found)
-            raise CheckFailed(f"{self._profile.name} does not take the model (quantsim.unsupported: refuse):{listing}")
-        for obstruction in found:
-            self._send(Note(f"quantsim: {self._profile.name}: {obstruction}"))
-
-    def adopt(self, placement: Placement, given: Mapping[str, Encoding]) -> tuple[Placement, dict[str, Encoding]]:
-        """The encodings of a file in place of calibrated ones, and the placement that they are."""
-        with self._stage("adopt") as details:
-            placement, encodings = adopt_encodings(placement, given, self._model)
-            details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
-        return placement, encodings
-
-    def calibrate(self, placement: Placement, samples: Samples) -> MeasuredRanges:
-        settings = self._settings.calibration
-        with self._stage("calibrate") as details:
-            if samples.note:
-                self._send(Note(samples.note))
-            graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
-            measured = [placed.site.tensor for placed in placement.quantized()]
-            key = key_of(RANGES_VERSION, settings.model_dump(mode="json"), samples.identity(), graph, measured)
-            file = self._workspace.stages / RANGES
-
-            def note(measured: MeasuredRanges) -> None:
-                self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, settings.samples))
-                measured.save(file, key)
-
-            known = MeasuredRanges.load(file, key)
-            measured = measure(
-                self._model,
-                placement,
-                samples.first(settings.samples),
-                settings.method,
-                known,
-                note,
-                settings.percentile,
-            )
-            if samples.may_change:  # only a run that was stopped is taken up
-                file.unlink(missing_ok=True)
-            else:
-                measured.save(file, key)
-            details.append(settings.method)
-        return measured
-
-    def simulate(self, quantized: DetachedModel, samples: Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
-        with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
-            count = self._settings.evaluation
-            try:
-                outputs = compare_outputs(self._model, quantized, samples.first(count))
-                device = run_device_like(self._model, quantized, samples.first(count), Path(folder))
-            except StepFailed as failure:
-                raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
-            details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
-        return outputs, device
-
-    def measure(self, placement: Placement, encodings: dict[str, Encoding], samples: Samples) -> dict[str, Noise]:
-        with self._stage("measure"):
-            count = self._settings.evaluation
-            sites = (placed.site for placed in placement.sites)
-            computed = [site.tensor for site in sites if _is_measured(site)]
-
-            def note(done: int) -> None:
-                self._send(Progress("measure", f"sample {done}", done, count))
-
-            return measure_noise(self._model, encodings, computed, samples.first(count), note)
-
-    def estimate(self, encodings: dict[str, Encoding], samples: Samples) -> tuple[dict[str, float], str]:
-        """What each layer alone does to the outputs; or why that is not estimated."""
-        with self._stage("sensitivity") as details:
-            count = count_needed_samples(self._settings.evaluation, len(find_layers(self._model, encodings)))
-
-            def note(done: int) -> None:
-                self._send(Progress("sensitivity", f"sample {done}", done, count))
-
-            try:
-                found = estimate_sensitivity(self._model, encodings, samples.first(count), observer=note)
-            except (Unsupported, StepFailed, ModuleNotFoundError) as error:
-                if isinstance(error, ModuleNotFoundError):
-                    if error.name not in EXTRAS:
-                        raise
-                    error = MissingExtra(str(error.name), "it")
-                self._send(Note(f"quantsim: sensitivity is not estimated: {error}"))
-                return {}, str(error)
-            details.append(plural(len(found), "layer"))
-        return found, "" if found else "no layer is quantized"
-
-    def suggest(
-        self,
-        target: SuggestConfig,
-        measured: MeasuredRanges,
-        encodings: dict[str, Encoding],
-        sensitivity: dict[str, float],
-        samples: Samples,
-    ) -> Suggestion | None:
-        """Formats of single layers that meet the target, simulated with the ranges that were measured."""
-        if not sensitivity:
-            self._send(Note("quantsim: nothing is suggested, since the sensitivity of layers is not known"))
-            return None
-
-        def simulate(placement: Placement) -> float:
-            quantized = insert_qdq(
-                self._model, encode(placement, group_ranges(measured, placement, self._model), self._model)
-            )
-            outputs = compare_outputs(self._model, quantized, samples.first(self._settings.evaluation))
-            return min((found.sqnr_db for found in outputs.values()), default=math.inf)
-
-        with self._stage("suggest") as details:
-            layers = find_layers(self._model, encodings)
-            found = suggest(target, self._model, rules_of(self._settings, self._model), layers, sensitivity, simulate)
-            details.append(plural(found.simulations, "simulation"))
-        return found
-
-    def _write(
-        self, report: QuantSimReport, quantized: DetachedModel, encodings: dict[str, Encoding]
-    ) -> tuple[str, ...]:
-        save(quantized, self._workspace.folder / QUANTIZED_MODEL)
-        constants = {tensor.name for tensor in self._model.proto.graph.initializer}
-        version = self._settings.encodings
-        moved = {
-            name for node in self._model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER for name in node.output
-        }
-        own = {name: encoding for name, encoding in encodings.items() if name not in moved}
-        listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
-        for what, count in Counter(str(own[name].precision) for name in own.keys() - listed.keys()).items():
-            self._send(
-                Note(
-                    f"quantsim: {ENCODINGS} leaves {plural(count, 'tensor')} of {what} out, for which version "
-                    f"{version} of AIMET's files has no form"
-                )
-            )
-        self._workspace.write_text(ENCODINGS, aimet_text(listed, constants, version))
-        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
-        return QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[list[str]]:
-        self._send(StageStarted(name))
-        details: list[str] = []
-        begun = time.perf_counter()
-        yield details
-        self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
-
-
-def _is_measured(site: Site) -> bool:
-    """Whether noise is measured there: the step computes numbers, in float32, and is in no body."""
-    return site.role == "activation" and not site.moves and site.dtype == "float32" and not site.body_of
-
-
-def _with_conversion(config: RunConfig, settings: QuantSimConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """The configuration with a step that brings the model to the opset that the formats need, where it has an earlier
-    one and no step of the recipe chooses another; and a sentence on that."""
-    if settings.encodings_from is not None:
-        formats = [encoding.precision for encoding in read_aimet(Path(settings.encodings_from))[0].values()]
-    else:
-        formats = formats_of(settings)
-    needed, what = max(map(first_opset, formats), default=(0, ""))
-    opset = config.export.opset
-    if config.model.onnx is not None:
-        opset = opset_of(load_model(locate(config.model.onnx)))
-    if opset >= needed or CONVERSION in names_of(config.passes.recipe):
-        return config, ()
-    step = {CONVERSION: {"to": needed}}
-    start = len(config.passes.recipe) - len(settings.prepare)
-    recipe = (*config.passes.recipe[:start], step, *config.passes.recipe[start:])
-    passes = config.passes.model_copy(update={"recipe": recipe})
-    note = f"quantsim: the model has opset {opset}, and {what} needs {needed}: {CONVERSION} is added to the steps"
-    return config.model_copy(update={"passes": passes}), (note,)
-
-
-def _describe_run(result: RunResult, config: RunConfig) -> Iterator[str]:
-    """A sentence for each step of the preparation that did not stand, and for each backend that fell short."""
-    settings = config.quantsim or QuantSimConfig()
-    prepared = {*names_of(settings.prepare), CONVERSION}
-    for row in result.passes:
-        if row.status.counts_as_reverted and row.name in prepared:
-            yield f"quantsim: {row.name} did not stand ({row.status.replace('_', ' ')}): {row.reason}"
-    for backend in result.runtime.backends:
-        if backend.shortfall:
-            yield f"backend {backend.name}: {backend.shortfall}"
-
-
-CONVERSION: Final = "convert-opset"
-
-
-def _section_of(path: Path, config: RunConfig) -> ModelConfig:
-    """The section `model` for the final model. Of a torch source the file itself declares the inputs, under the names
-    that they were exported with."""
-    inputs = {} if config.model.onnx is None else config.model.inputs
-    return ModelConfig(onnx=str(path), inputs=inputs, dims=config.model.dims)
+        samples = Samples(settings, specs, sampler)
+        if self._holds_out or settings.optimize:
+            held, seen = samples.hold_out(settings.evaluation), plural(samples.fitted, "sample")
+            show(Note(f"quantsim: ranges and steps are fitted to {seen}, and all is judged on {held} others"))
+        return simulation.execute(samples)

@@ -171,7 +171,8 @@ QUANTIZATION: Final = "quantsim"
 QUANTIZED_MODEL: Final = "model.qdq.onnx"
 ENCODINGS: Final = "model.encodings"
 QUANTIZATION_REPORT: Final = "quantsim.json"
-QUANTIZATION_FILES: Final = (QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
+ROUNDED_MODEL: Final = "model.rounded.onnx"
+QUANTIZATION_FILES: Final = (QUANTIZED_MODEL, ROUNDED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
 """What `onnxline quantsim` writes next to the files of the run."""
 
 

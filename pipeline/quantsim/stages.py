@@ -1,0 +1,352 @@
+"""The stages of the simulation, in order: read `Simulation.execute` first."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
+from passes.encodings.encoding import fit_encodings
+from passes.errors import StepFailed
+from passes.suggest import bytes_text, plural, shorten_lines
+from passes.weights.detached import DetachedModel
+from passes.weights.files import save
+from pipeline.config import QuantSimConfig, SuggestConfig
+from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported
+from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
+from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
+from pipeline.quantsim.encodings import (
+    Encoding,
+    Range,
+    adopt_encodings,
+    describe_limited_biases,
+    describe_ties,
+    encode,
+    find_limited_biases,
+)
+from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
+from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
+from pipeline.quantsim.optimizers import optimizers_of
+from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
+from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
+from pipeline.quantsim.qdq import check_opset, insert_qdq
+from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, report_text
+from pipeline.quantsim.samples import Samples
+from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
+from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
+from pipeline.quantsim.suggest import Suggestion, suggest
+from pipeline.quantsim.target_check import check_target
+from pipeline.stages.report import (
+    ENCODINGS,
+    QUANTIZATION_REPORT,
+    QUANTIZED_MODEL,
+    ROUNDED_MODEL,
+    remove_quantization,
+)
+from pipeline.workspace import Workspace, key_of
+
+RANGES: Final = "calibration.npz"
+"""The file of ranges and histograms that are kept between runs, next to the results of stages."""
+
+RANGES_VERSION: Final = 2
+"""Of what that file holds; the ranges of another version are measured anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantSimResult:
+    """The result of a simulation, and its files in `folder`."""
+
+    folder: Path
+    report: QuantSimReport
+    files: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        report = self.report
+        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
+        return shorten_lines(
+            (
+                "QuantSimResult",
+                f"weights: {before} → {after}, {report.quantized_tensors} of {report.tensors} tensors quantized",
+                f"files: {self.folder}/",
+                *(f"output {name}: {noise.sqnr_db:.2f} dB" for name, noise in report.outputs.items()),
+                *report.notes,
+            )
+        )
+
+
+class Simulation:
+    """The stages, a method each."""
+
+    def __init__(
+        self,
+        model: DetachedModel,
+        settings: QuantSimConfig,
+        workspace: Workspace,
+        observer: Observer,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._model, self._settings = declare_types(store_constants(model)), settings
+        self._workspace, self._send, self._notes = workspace, observer, notes
+        self._profile = read_profile(settings)
+
+    def execute(self, samples: Samples) -> QuantSimResult:
+        given = self.read_given()
+        placement = self.place(given or ())  # which tensor is quantized how
+        measured, ties = None, tuple[str, ...]()
+        chosen, steps = Chosen(), tuple[OptimizedStep, ...]()
+        if given is None:
+            check_opset(self._model.proto, placement.formats())  # now, and not after hours of calibration
+            measured = self.calibrate(placement, samples)  # what values each activation takes
+            ranges = group_ranges(measured, placement, self._model)
+            if self._settings.optimize:
+                chosen, steps = self.optimize(placement, ranges, samples)  # weights otherwise than to the nearest
+            encodings = encode(placement, ranges, self._model, chosen.encodings)  # scales and zero points
+            ties = tuple(describe_ties(placement, measured.extents(), ranges))
+        else:  # both as a file has them
+            placement, encodings = self.adopt(placement, given)
+        tuned = chosen.tune(self._model)
+        quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
+        outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
+        noise = self.measure(placement, encodings, tuned, samples)  # what each step adds, and what has come together
+        sensitivity, why_not = self.estimate(encodings, tuned, samples)  # what each layer alone does to the outputs
+        notes = (*self._notes, *ties, *describe_limited_biases(encodings, tuned))
+        report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
+        report = replace(report, optimized=steps)
+        if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
+            target = self._settings.suggest
+            report = replace(report, suggestion=self.suggest(target, measured, chosen, encodings, sensitivity, samples))
+        files = self._write(report, quantized, encodings, tuned if steps else None)
+        return QuantSimResult(self._workspace.folder, report, files)
+
+    def place_only(self, why: str) -> QuantSimResult:
+        """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
+        report = make_placement_report(self.place(), self._model, why, self._notes)
+        self._send(Note(f"quantsim: nothing is calibrated or simulated, only placed: {why}"))
+        remove_quantization(self._workspace)
+        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
+        return QuantSimResult(self._workspace.folder, report, (QUANTIZATION_REPORT,))
+
+    def read_given(self) -> dict[str, Encoding] | None:
+        """The encodings of the file that is named in place of a calibration; None where none is."""
+        path = self._settings.encodings_from
+        return None if path is None else fit_encodings(read_aimet(Path(path))[0], self._model)
+
+    def place(self, given: Collection[str] = ()) -> Placement:
+        with self._stage("place") as details:
+            rules, notes = self._profile.rules(self._model, given)
+            placement = place(self._model, (*rules, *own_rules(self._settings)))
+            count = len(placement.quantized())
+            details.append(f"{count} of {len(placement.sites)} tensors quantized")
+            self._check_target()
+            for sentence in (*notes, *describe_opaque_operators(self._model), *describe_untyped_values(self._model)):
+                self._send(Note(sentence))
+            if own := find_quantized(self._model.proto.graph):
+                self._send(
+                    Note(f"quantsim: left as they are, since the model quantizes them: {plural(len(own), 'value')}")
+                )
+        return placement
+
+    def _check_target(self) -> None:
+        """Name what the target of the profile does not take, or refuse it."""
+        table = self._profile.target
+        found = check_target(self._model, table).obstructions if table is not None else ()
+        if found and self._settings.unsupported == "refuse":
+            listing = "".join(f"\n  {obstruction}" for obstruction in found)
+            raise CheckFailed(f"{self._profile.name} does not take the model (quantsim.unsupported: refuse):{listing}")
+        for obstruction in found:
+            self._send(Note(f"quantsim: {self._profile.name}: {obstruction}"))
+
+    def adopt(self, placement: Placement, given: Mapping[str, Encoding]) -> tuple[Placement, dict[str, Encoding]]:
+        """The encodings of a file in place of calibrated ones, and the placement that they are."""
+        with self._stage("adopt") as details:
+            placement, encodings = adopt_encodings(placement, given, self._model)
+            details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
+        return placement, encodings
+
+    def calibrate(self, placement: Placement, samples: Samples) -> MeasuredRanges:
+        settings = self._settings.calibration
+        with self._stage("calibrate") as details:
+            if samples.note:
+                self._send(Note(samples.note))
+            graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
+            measured = [placed.site.tensor for placed in placement.quantized()]
+            known = settings.model_dump(mode="json"), samples.fitted, samples.identity()
+            key = key_of(RANGES_VERSION, *known, graph, measured)
+            file = self._workspace.stages / RANGES
+
+            def note(measured: MeasuredRanges) -> None:
+                self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, samples.fitted))
+                measured.save(file, key)
+
+            known = MeasuredRanges.load(file, key)
+            measured = measure(
+                self._model,
+                placement,
+                samples.first(samples.fitted),
+                settings.method,
+                known,
+                note,
+                settings.percentile,
+            )
+            if samples.may_change:  # only a run that was stopped is taken up
+                file.unlink(missing_ok=True)
+            else:
+                measured.save(file, key)
+            details.append(settings.method)
+        return measured
+
+    def optimize(
+        self, placement: Placement, ranges: Mapping[str, Range], samples: Samples
+    ) -> tuple[Chosen, tuple[OptimizedStep, ...]]:
+        """Weights as libraries round them, where a layer is better for it on samples that the library has not seen."""
+        settings = self._settings
+        with self._stage("optimize") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
+            optimization = Optimization(
+                self._model,
+                placement,
+                select_weights(placement, encode(placement, ranges, self._model)),
+                lambda: samples.judged(settings.evaluation),
+                lambda chosen: self._rate(placement, ranges, chosen, samples),
+                Path(folder),
+            )
+            found = optimization.run(
+                optimizers_of(settings.optimize),
+                samples.first(samples.fitted),
+                lambda name, done: self._send(Progress("optimize", name, done, len(settings.optimize))),
+            )
+            details.append(", ".join(f"{row.name} {row.status}" for row in found[1]))
+        return found
+
+    def _rate(self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen, samples: Samples) -> float:
+        """The least ratio of the outputs in dB."""
+        quantized = insert_qdq(chosen.tune(self._model), encode(placement, ranges, self._model, chosen.encodings))
+        outputs = compare_outputs(self._model, quantized, samples.judged(self._settings.evaluation))
+        return min((found.sqnr_db for found in outputs.values()), default=math.inf)
+
+    def simulate(self, quantized: DetachedModel, samples: Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
+        with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
+            count = self._settings.evaluation
+            try:
+                outputs = compare_outputs(self._model, quantized, samples.judged(count))
+                device = run_device_like(self._model, quantized, samples.judged(count), Path(folder))
+            except StepFailed as failure:
+                raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
+            details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
+        return outputs, device
+
+    def measure(
+        self, placement: Placement, encodings: dict[str, Encoding], tuned: DetachedModel, samples: Samples
+    ) -> dict[str, Noise]:
+        with self._stage("measure"):
+            count = self._settings.evaluation
+            sites = (placed.site for placed in placement.sites)
+            computed = [site.tensor for site in sites if _is_measured(site)]
+
+            def note(done: int) -> None:
+                self._send(Progress("measure", f"sample {done}", done, count))
+
+            return measure_noise(self._model, encodings, computed, samples.judged(count), note, tuned=tuned)
+
+    def estimate(
+        self, encodings: dict[str, Encoding], tuned: DetachedModel, samples: Samples
+    ) -> tuple[dict[str, float], str]:
+        """What each layer alone does to the outputs; or why that is not estimated."""
+        with self._stage("sensitivity") as details:
+            count = count_needed_samples(self._settings.evaluation, len(find_layers(self._model, encodings)))
+
+            def note(done: int) -> None:
+                self._send(Progress("sensitivity", f"sample {done}", done, count))
+
+            try:
+                found = estimate_sensitivity(self._model, encodings, samples.judged(count), observer=note, tuned=tuned)
+            except (Unsupported, StepFailed, ModuleNotFoundError) as error:
+                if isinstance(error, ModuleNotFoundError):
+                    if error.name not in EXTRAS:
+                        raise
+                    error = MissingExtra(str(error.name), "it")
+                self._send(Note(f"quantsim: sensitivity is not estimated: {error}"))
+                return {}, str(error)
+            details.append(plural(len(found), "layer"))
+        return found, "" if found else "no layer is quantized"
+
+    def suggest(
+        self,
+        target: SuggestConfig,
+        measured: MeasuredRanges,
+        chosen: Chosen,
+        encodings: dict[str, Encoding],
+        sensitivity: dict[str, float],
+        samples: Samples,
+    ) -> Suggestion | None:
+        """Formats of single layers that meet the target, simulated with the ranges that were measured."""
+        if not sensitivity:
+            self._send(Note("quantsim: nothing is suggested, since the sensitivity of layers is not known"))
+            return None
+
+        def simulate(placement: Placement) -> float:
+            ranges = group_ranges(measured, placement, self._model)
+            return self._rate(placement, ranges, chosen.suit(placement), samples)
+
+        def find_limited(placement: Placement) -> list[str]:
+            ranges = group_ranges(measured, placement, self._model)
+            found = encode(placement, ranges, self._model, chosen.suit(placement).encodings)
+            return [name for name, *_ in find_limited_biases(found, self._model)]
+
+        with self._stage("suggest") as details:
+            layers, rules = find_layers(self._model, encodings), rules_of(self._settings, self._model)
+            found = suggest(target, self._model, rules, layers, sensitivity, simulate, find_limited)
+            details.append(plural(found.simulations, "simulation"))
+        return found
+
+    def _write(
+        self,
+        report: QuantSimReport,
+        quantized: DetachedModel,
+        encodings: dict[str, Encoding],
+        tuned: DetachedModel | None,
+    ) -> tuple[str, ...]:
+        save(quantized, self._workspace.folder / QUANTIZED_MODEL)
+        constants = {tensor.name for tensor in self._model.proto.graph.initializer}
+        version = self._settings.encodings
+        moved = {
+            name for node in self._model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER for name in node.output
+        }
+        own = {name: encoding for name, encoding in encodings.items() if name not in moved}
+        listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
+        for what, count in Counter(str(own[name].precision) for name in own.keys() - listed.keys()).items():
+            self._send(
+                Note(
+                    f"quantsim: {ENCODINGS} leaves {plural(count, 'tensor')} of {what} out, for which version "
+                    f"{version} of AIMET's files has no form"
+                )
+            )
+        self._workspace.write_text(ENCODINGS, aimet_text(listed, constants, version))
+        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
+        files = (QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
+        if tuned is None:
+            for stale in self._workspace.folder.glob(f"{ROUNDED_MODEL}*"):
+                stale.unlink()
+            return files
+        save(tuned, self._workspace.folder / ROUNDED_MODEL)  # what the encodings round to the chosen numbers
+        return (QUANTIZED_MODEL, ROUNDED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[list[str]]:
+        self._send(StageStarted(name))
+        details: list[str] = []
+        begun = time.perf_counter()
+        yield details
+        self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
+
+
+def _is_measured(site: Site) -> bool:
+    """Whether noise is measured there: the step computes numbers, in float32, and is in no body."""
+    return site.role == "activation" and not site.moves and site.dtype == "float32" and not site.body_of
