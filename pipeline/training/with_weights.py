@@ -17,7 +17,6 @@ from passes.graph.op_facts import BIAS, BIASED
 from passes.suggest import nearest
 from pipeline.argument_checks import Check, a, expects
 from pipeline.errors import UsageError
-from pipeline.optimize import optimize
 from pipeline.runtime.tensors import to_numpy
 from pipeline.training.batch import Arguments
 from pipeline.training.graph_module import GraphModule, whole_model
@@ -197,6 +196,8 @@ def export_program(
     options: Mapping[str, Any],
 ) -> RunResult | PassRun:
     """Export and save; see `TrainProgram.export`."""
+    from pipeline.optimize import optimize  # its configuration needs pydantic, and a training does not
+
     module = program.module
     if isinstance(module, GraphModule) and module.source is not None:
         if args is not None or kwargs is not None:
