@@ -1,6 +1,7 @@
 """Quantization simulation: placement by rules, calibration, encodings, and the noise of each step.
 
 run.py          the stages, in order: read this first
+parts.py        all parts of a run in parts: samples out of the chain, one set of ranges, the chain of quantized parts
 sites.py        the float tensors of a model, and which of them share an encoding
 placement.py    rules → the format of each tensor, or the reason why it stays in float
 profiles.py     the rules of a target, from its table or a file of AIMET (aimet_config.py, conventions.py), and what a
@@ -25,7 +26,8 @@ from passes.encodings.encoding import fit_encodings
 from passes.weights.detached import read_model
 from pipeline.quantsim.crosscheck import compare_values, find_jump
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.run import QuantSim, QuantSimResult
+from pipeline.quantsim.report import QuantSimResult
+from pipeline.quantsim.run import QuantSim
 
 if TYPE_CHECKING:
     from pipeline.quantsim.torch_nodes import TorchRun

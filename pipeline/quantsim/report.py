@@ -7,10 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from passes.provenance.annotations import module_path_of
 from passes.structures import STRUCTURES
+from passes.suggest import bytes_text, shorten_lines
 from passes.visible import json_text
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.noise import Noise
@@ -64,6 +66,28 @@ class QuantSimReport:
     notes: tuple[str, ...] = ()
     """Where a format is coarser than its rule says, and why; each bias that its format does not hold; steps of the
     preparation that did not stand, and backends that fell short."""
+
+
+@dataclass(frozen=True)
+class QuantSimResult:
+    """The result of a simulation, and its files in `folder`."""
+
+    folder: Path
+    report: QuantSimReport
+    files: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        report = self.report
+        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
+        return shorten_lines(
+            (
+                "QuantSimResult",
+                f"weights: {before} → {after}, {report.quantized_tensors} of {report.tensors} tensors quantized",
+                f"files: {self.folder}/",
+                *(f"output {name}: {noise.sqnr_db:.2f} dB" for name, noise in report.outputs.items()),
+                *report.notes,
+            )
+        )
 
 
 def make_report(

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from passes.errors import StepFailed
 from passes.graph.op_facts import opset_of
 from passes.load import load_model
 from passes.recipe.recipe import names_of
-from passes.suggest import bytes_text, plural, shorten_lines
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from pipeline.argument_checks import FLAG, FUNCTION, PATH, a, expects
@@ -27,13 +27,21 @@ from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfi
 from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported, UsageError
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted, show_progress
 from pipeline.export.load import read_onnx_file
+from pipeline.parts import PartsResult
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
 from pipeline.quantsim.encodings import Encoding, adopt_encodings, describe_limited_biases, describe_ties, encode
 from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
 from pipeline.quantsim.profiles import check_target, formats_of, own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, first_opset, insert_qdq
-from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
+from pipeline.quantsim.report import (
+    QuantSimReport,
+    QuantSimResult,
+    make_placement_report,
+    make_report,
+    page_data,
+    report_text,
+)
 from pipeline.quantsim.samples import KEY, Samples, enlarge
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
@@ -62,32 +70,9 @@ RANGES_VERSION: Final = 2
 """Of what that file holds; the ranges of another version are measured anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuantSimResult:
-    """The result of a simulation, and its files in `folder`."""
-
-    folder: Path
-    report: QuantSimReport
-    files: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        report = self.report
-        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
-        return shorten_lines(
-            (
-                "QuantSimResult",
-                f"weights: {before} → {after}, {report.quantized_tensors} of {report.tensors} tensors quantized",
-                f"files: {self.folder}/",
-                *(f"output {name}: {noise.sqnr_db:.2f} dB" for name, noise in report.outputs.items()),
-                *report.notes,
-            )
-        )
-
-
 def prepare_config(config: RunConfig) -> RunConfig:
     """The configuration of the run before the simulation: with the steps that prepare, and, where nothing else was
     asked for, an opset that has the operators of quantization, and no operators that ONNX does not have."""
-    config.refuse_parts("quantsim")
     settings = config.quantsim or QuantSimConfig()
     recipe = (*config.passes.recipe, *settings.prepare)
     contrib = config.passes.contrib or "refuse"
@@ -147,6 +132,10 @@ class QuantSim:
         pipeline = Pipeline(config, self._out, show)
         before = pipeline.run()
         notes = (*conversion, *_describe_run(before, config))
+        if isinstance(before, PartsResult):
+            from pipeline.quantsim.parts import simulate_parts  # which imports this file
+
+            return simulate_parts(config, before, notes, show)
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
             try:
@@ -168,7 +157,7 @@ class QuantSim:
     ) -> QuantSimResult:
         why = why_not_compared(self._config)
         model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
-        simulation = _Simulation(model, settings, workspace, show, notes)
+        simulation = Simulation(model, settings, workspace, show, notes)
         if why:
             return simulation.place_only(why)
         specs = read_onnx_file(str(before.model), _section_of(before.model, self._config)).inputs
@@ -178,7 +167,7 @@ class QuantSim:
         return simulation.execute(Samples(settings, specs, sampler))
 
 
-class _Simulation:
+class Simulation:
     """The stages, a method each."""
 
     def __init__(
@@ -194,17 +183,26 @@ class _Simulation:
         self._profile = read_profile(settings)
 
     def execute(self, samples: Samples) -> QuantSimResult:
-        given = self.read_given()
-        placement = self.place(given or ())  # which tensor is quantized how
-        measured, ties = None, tuple[str, ...]()
-        if given is None:
-            check_opset(self._model.proto, placement.formats())  # now, and not after hours of calibration
-            measured = self.calibrate(placement, samples)  # what values each activation takes
+        self.begin(samples)
+        return self.finish(samples)
+
+    def begin(self, samples: Samples, known: MeasuredRanges | None = None) -> None:
+        """Place, and measure; `known` was measured of values that another model computes too."""
+        self._given = self.read_given()
+        self.placement = self.place(self._given or ())  # which tensor is quantized how
+        self.measured: MeasuredRanges | None = None
+        if self._given is None:
+            check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
+            self.measured = self.calibrate(self.placement, samples, known)  # what values each activation takes
+
+    def finish(self, samples: Samples) -> QuantSimResult:
+        given, placement, measured, ties = self._given, self.placement, self.measured, tuple[str, ...]()
+        if measured is not None:
             ranges = group_ranges(measured, placement, self._model)
             encodings = encode(placement, ranges, self._model)  # scales and zero points
             ties = tuple(describe_ties(placement, measured.extents(), ranges))
         else:  # both as a file has them
-            placement, encodings = self.adopt(placement, given)
+            placement, encodings = self.adopt(placement, given or {})
         quantized = insert_qdq(self._model, encodings)  # the model with QuantizeLinear and DequantizeLinear
         outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
@@ -262,21 +260,23 @@ class _Simulation:
             details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
         return placement, encodings
 
-    def calibrate(self, placement: Placement, samples: Samples) -> MeasuredRanges:
+    def calibrate(self, placement: Placement, samples: Samples, known: MeasuredRanges | None = None) -> MeasuredRanges:
         settings = self._settings.calibration
         with self._stage("calibrate") as details:
             if samples.note:
                 self._send(Note(samples.note))
             graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
             measured = [placed.site.tensor for placed in placement.quantized()]
-            key = key_of(RANGES_VERSION, settings.model_dump(mode="json"), samples.identity(), graph, measured)
+            others = sorted(known.extents().items()) if known else []
+            parts = (settings.model_dump(mode="json"), samples.identity(), graph, measured, others)
+            key = key_of(RANGES_VERSION, *parts)
             file = self._workspace.stages / RANGES
 
             def note(measured: MeasuredRanges) -> None:
                 self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, settings.samples))
                 measured.save(file, key)
 
-            known = MeasuredRanges.load(file, key)
+            known = MeasuredRanges.load(file, key) or known
             measured = measure(
                 self._model,
                 placement,

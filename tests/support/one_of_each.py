@@ -49,6 +49,8 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     "passes/graph/test_inference.py::test_a_constant_that_doubles_ends_in_one_sentence": ("integers",),
     # whole_runs/test_parts.py exports a Llama.
     "pipeline/export/parts/test_families.py::test_the_graph_is_the_model": (),
+    "pipeline/export/parts/test_families.py::test_prefill_and_decode_give_the_tokens_of_torch": (),
+    "whole_runs/test_parts.py::test_quantized_parts_have_one_set_of_encodings": (),
     "pipeline/export/parts/test_pair.py::test_same_tokens_and_logits_as_the_whole_model": (
         "DeepseekV3-as_it_is", "Llama-export_and_load", "GPT2-in_onnxruntime",
     ),
