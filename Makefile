@@ -12,7 +12,8 @@ PIP := $(BIN)/pip install -qq --progress-bar off --disable-pip-version-check --r
 run: .venv/run
 	$(BIN)/onnxline run $(CONFIG) $(ARGS)
 
-# One thread for each worker of the tests: there is a worker for each core, and more threads only wait for each other.
+# One thread for each worker of the tests: there is a worker for each core and one more (tests/conftest.py), and more
+# threads only wait for each other.
 # Compiled modules are kept, even where PYTHONDONTWRITEBYTECODE is set: the tests start hundreds of processes.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 

@@ -10,7 +10,7 @@ its own. Each side compares on one draw.
                counts, the structure check and the numeric check, and the whole final model once more
     onnxsim    onnxsim.simplify(path, check_n=1), and nothing else
     loop       onnxoptimizer.optimize(model, [name]) for the same passes, with a session and a comparison after each
-    stage      the same with the default recipe of a torch model, ["onnxscript", "default", "onnxsim"]
+    stage      the same with the default recipe of a torch model, ["onnxscript", "default", "onnxsim", "clean"]
 
 The exported models are made at the first call, in runs/benchmarks/models/.
 """

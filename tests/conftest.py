@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
 
 from passes.context import USER_CODE, PassContext, open_context
 from passes.worker.client import Worker
-from tests.support.one_of_each import ONE_OF_EACH
+from tests.support.one_of_each import NIGHTLY, ONE_OF_EACH
 from tests.support.paths import TESTS
 
 settings.register_profile("all", deadline=None)  # no test asserts a time: other work may hold the machine
@@ -78,6 +81,7 @@ MARKS: Final = {
         "pipeline/export/parts/test_pair.py", "pipeline/export/parts/test_families.py",
         "pipeline/runtime/test_onnx_cases.py",
         "pipeline/importers/from_torch/layer_dedup/test_transformers.py", "passes/structures/test_exports.py",
+        "passes/structures/test_attention_modules.py",
         "passes/structures/test_tricky_kept.py", "passes/external/test_bert.py", "passes/provenance/test_models.py",
     ),
     "tutorials": (
@@ -87,7 +91,9 @@ MARKS: Final = {
     ),
     "slow": (
         "whole_runs/", "fuzz/", "passes/audit/", "passes/bisect/", "pipeline/authoring/", "pipeline/training/",
-        "passes/encodings/test_carry.py", "passes/external/test_trained_models.py",
+        "passes/encodings/test_carry.py", "passes/graph/test_inference.py::test_a_",
+        "passes/run/test_keep_and_skip.py::test_keep", "passes/rewrites/test_decompose_attention.py",
+        "passes/external/test_trained_models.py",
         "passes/external/test_onnxruntime_fusions.py::test_an_opt_level", "passes/proof/test_hostile_tables.py",
         "passes/external/test_onnxscript.py::test_rules_are_not", "passes/external/test_pieces.py::test_the_work",
         "passes/external/test_onnxsim_detached.py::test_a_folder",
@@ -106,6 +112,8 @@ MARKS: Final = {
         "pipeline/export/test_translations.py", "pipeline/export/parts/test_patches.py",
         "pipeline/export/test_untranslatable.py", "pipeline/export/test_weight_free.py",
         "pipeline/runtime/capture/test_captures.py::test_a_thousand",
+        "pipeline/runtime/capture/test_replay.py::test_a_replay_allocates",
+        "pipeline/runtime/kernels/native/test_build.py", "pipeline/export/test_writes.py",
         "pipeline/runtime/capture/test_threads.py::test_eight", "pipeline/runtime/kernels/aten/",
         "pipeline/importers/from_torch/test_functionalize.py",
         "pipeline/importers/from_torch/layer_dedup/test_plain.py", "pipeline/quantsim/test_whole_simulation.py",
@@ -124,11 +132,17 @@ MARKS: Final = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out all of MARKS, and draw fewer examples")
-    parser.addoption("--all", action="store_true", help="run the slowest tests with all of their parameters")
+    parser.addoption("--all", action="store_true", help="run what one_of_each.py leaves out, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("fast" if config.getoption("fast") else "all" if config.getoption("all") else "onnxline")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One more than there are cores: a fourth of the time of the tests is spent in waiting for processes."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -149,14 +163,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def shorten(items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
-    """Leave out the parameters of a test that `ONE_OF_EACH` does not name, unless the command line names the test."""
+    """Leave out `NIGHTLY`, and the parameters of a test that `ONE_OF_EACH` does not name."""
     known: Counter[str] = Counter()
     left_out: list[pytest.Item] = []
     kept: list[pytest.Item] = []
     for item in items:
         name, _, parameters = item.name.removesuffix("]").partition("[")
         test = f"{item.path.relative_to(TESTS).as_posix()}::{name}"
-        runs = parameters in ONE_OF_EACH.get(test, [parameters])
+        runs = test not in NIGHTLY and parameters in ONE_OF_EACH.get(test, [parameters])
         known[test] += runs and test in ONE_OF_EACH
         (kept if runs else left_out).append(item)
     lost = [test for test in known if test in ONE_OF_EACH and known[test] != len(ONE_OF_EACH[test])]
@@ -164,6 +178,22 @@ def shorten(items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.
         raise pytest.UsageError(f"ONE_OF_EACH names parameters that these tests do not have: {', '.join(lost)}")
     config.hook.pytest_deselected(items=left_out)
     return kept
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let torch's exporter read its 500 translations once for each opset, and not at each export: that is more than
+    half of a small one."""
+    registration: Any = sys.modules.get("torch.onnx._internal.exporter._registration")
+    if registration is None:
+        return
+    read = cache(registration.ONNXRegistry.from_torchlib)
+
+    def from_torchlib(opset_version: int = registration._constants.TORCHLIB_OPSET) -> Any:
+        registry = copy.copy(read(opset_version))
+        registry.functions = {name: list(known) for name, known in registry.functions.items()}
+        return registry
+
+    registration.ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
 def skip_without_gpu(items: Sequence[pytest.Item]) -> None:

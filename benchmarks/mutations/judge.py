@@ -1,7 +1,7 @@
 """Does `make test` catch a mutation, and if not, does one of the tests that only `make test-all` runs?
 
 A process imports the libraries once and forks for each mutation, so that a mutation costs the product's own import and
-the tests that come by its place, the cheapest first, up to the first that fails.
+the tests near its place, up to the first that fails.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import pytest
@@ -30,20 +29,24 @@ LIBRARIES: Final = (
 MOST_SECONDS: Final = 120.0
 """Of the processor, for the tests of one mutation; where they would take longer, the cheapest are run."""
 HANGS: Final = 10.0
-"""How many times their usual time, and a minute, the tests may take: a loop without an end is caught, too."""
+"""How many times `MOST_SECONDS`, and a minute, the tests may take: a loop without an end is caught, too."""
 
 
 class Ending(StrEnum):
     CAUGHT = "caught by make test"
     MOVED = "caught by make test-all alone"
     SURVIVED = "caught by none"
-    NOT_REACHED = "no test comes by"
 
 
 class Judge:
-    """Judges one mutation after another, in a copy of the tree that belongs to it alone."""
+    """Judges one mutation after another, in a copy of the tree that belongs to it alone.
 
-    def __init__(self, tree: Path, recording: Recording, kept: frozenset[str]) -> None:
+    Args:
+        recording: of the tests that `make test` leaves out.
+        kept: the tests that `make test` runs.
+    """
+
+    def __init__(self, tree: Path, recording: Recording, kept: Collection[str]) -> None:
         self._tree, self._recording, self._kept = tree, recording, kept
         os.environ.update(PYTHONPATH=str(tree), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="")
         for name in LIBRARIES:
@@ -51,22 +54,25 @@ class Judge:
 
     def judge(self, number: int, mutation: Mutation) -> tuple[Ending, str]:
         """How it ends, and the last lines of pytest."""
-        tests = self._recording.reached.get(number, frozenset())
-        if not tests:
-            return Ending.NOT_REACHED, ""
         path = self._tree / mutation.file
         before, times = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(mutate(before, mutation), encoding="utf-8")
         os.utime(path, (number, number))  # Python compares times of files in seconds with those of compiled modules
         try:
-            for names, ending in ((tests & self._kept, Ending.CAUGHT), (tests - self._kept, Ending.MOVED)):
-                said = self._failure(self._chosen(names)) if names else None
+            for names, ending in self._rows(number, mutation):
+                said = self._failure(names) if names else None
                 if said is not None:
                     return ending, said
         finally:
             path.write_text(before, encoding="utf-8")
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         return Ending.SURVIVED, ""
+
+    def _rows(self, number: int, mutation: Mutation) -> Iterator[tuple[Sequence[str], Ending]]:
+        """Which tests are run one row after the other, and how it ends where one of the row fails."""
+        for place in places_near(mutation.file):
+            yield sorted(name for name in self._kept if name.startswith(place)), Ending.CAUGHT
+        yield self._chosen(self._recording.reached[number]), Ending.MOVED
 
     def _chosen(self, names: frozenset[str]) -> list[str]:
         chosen, left = [], MOST_SECONDS
@@ -80,7 +86,7 @@ class Judge:
     def _failure(self, names: Sequence[str]) -> str | None:
         """What pytest says of the first test that fails, or dies, or does not end; None if all pass."""
         log = self._tree.parent / "judged.log"
-        until = time.monotonic() + 60 + HANGS * sum(self._recording.costs[name] for name in names)
+        until = time.monotonic() + 60 + HANGS * MOST_SECONDS
         process = os.fork()
         if process == 0:
             _run(self._tree, names, log)
@@ -95,11 +101,11 @@ class Judge:
         return None if passed else " ".join([line for line in words if line.startswith(("FAILED", "ERROR"))][:1])
 
 
-def kept_tests(tree: Path) -> frozenset[str]:
-    """The names of the tests that `make test` runs."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=--import-mode=importlib"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
-    return frozenset(line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line)
+def places_near(file: str) -> tuple[str, ...]:
+    """What the names of the tests of a module begin with: its file of tests, then the folder that mirrors its own."""
+    path = PurePosixPath(file)
+    folder = f"tests/{path.parent}/" if path.parts[0] != "onnxline" else "tests/package/"
+    return f"{folder}test_{path.stem}.py::", folder
 
 
 def _run(tree: Path, names: Sequence[str], log: Path) -> None:

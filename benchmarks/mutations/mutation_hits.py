@@ -51,10 +51,14 @@ class Recorder:
             self._number = mmap.mmap(file.fileno(), 4)
         global hit
         hit = Hits().hit  # no place has taken the earlier one: each asks this module
-        self._folder = folder
+        self._folder, self._chosen = folder, frozenset(json.loads((folder / "chosen.json").read_text(encoding="utf-8")))
         self._costs = (folder / f"costs_{worker}.txt").open("w", encoding="utf-8")
         self._tests: dict[str, int] = {}
         self._failed = False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid in self._chosen]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._tests = {item.nodeid: number for number, item in enumerate(session.items)}

@@ -1,4 +1,4 @@
-"""Run every test once, in a copy of the tree that says which of them come by the places of the mutations."""
+"""Run tests once, in a copy of the tree that says which of them come by the places of the mutations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,7 @@ LEFT_OUT: Final = (".venv", ".git", "runs", "__pycache__", "*_cache", ".hypothes
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Of the whole list of tests: what each has cost in seconds of the processor, and who comes by each mutation."""
+    """What each test has cost in seconds of the processor, and who comes by each mutation."""
 
     costs: dict[str, float]
     reached: dict[int, frozenset[str]]
@@ -34,16 +35,25 @@ def copy_tree(root: Path, folder: Path) -> Path:
     return folder
 
 
-def record(root: Path, folder: Path, mutations: list[Mutation], words: list[str]) -> None:
-    """Write what `read_recording` reads into `folder`; `words` are options of pytest."""
+def collect_tests(tree: Path, *options: str) -> frozenset[str]:
+    """The names of the tests that pytest runs with `options`."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=--import-mode=importlib"]
+    done = subprocess.run([*command, *options], cwd=tree, capture_output=True, text=True, check=False)
+    return frozenset(line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line)
+
+
+def record(root: Path, folder: Path, mutations: list[Mutation], tests: Collection[str], words: list[str]) -> None:
+    """Write what `read_recording` reads of `tests` into `folder`; `words` are options of pytest."""
     tree = copy_tree(root, folder / "recorded")
     (folder / "hits.txt").unlink(missing_ok=True)
+    (folder / "chosen.json").write_text(json.dumps(sorted(tests)), encoding="utf-8")
     for file, group in groupby(enumerate(mutations), lambda pair: pair[1].file):
         edits = [(mutation, f'(__import__("mutation_hits").hit({number}) or (', "))") for number, mutation in group]
         (tree / file).write_text(edit((tree / file).read_text(encoding="utf-8"), edits), encoding="utf-8")
     shutil.copy(Path(__file__).with_name("mutation_hits.py"), tree)
     environment = {**os.environ, "PYTHONPATH": str(tree), "MUTATION_FOLDER": str(folder)}
-    command = [sys.executable, "-m", "pytest", "-p", "mutation_hits", "--all", *words]
+    files = sorted({test.partition("::")[0] for test in tests})
+    command = [sys.executable, "-m", "pytest", "-p", "mutation_hits", "--all", *words, *files]
     with (folder / "record.log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
 

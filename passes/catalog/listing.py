@@ -24,7 +24,7 @@ from passes.graph.traversal import live_nodes
 from passes.model.canonical import canonical_digest
 from passes.policy.policy import DESTROYS, groups_of
 from passes.proof.draws import draw_array
-from passes.recipe import TORCH_RECIPE
+from passes.recipe import CLEANING, TORCH_RECIPE
 from passes.recipe.recipe import OWN_STEPS, default_passes, known_names, single_passes, steps_of
 from passes.recipe.user_passes import installed_passes
 from passes.step import UNDESCRIBED, Description, Reads, Step, flatten
@@ -128,7 +128,7 @@ def _single_entry(step: Step, runs: Runs) -> CatalogEntry:
 
 
 def _step_entry(step: Step) -> CatalogEntry:
-    runs = "default" if step.name in TORCH_RECIPE else "extra"
+    runs = "default" if step.name in (*TORCH_RECIPE, *CLEANING) else "extra"
     return _entry(step.name, step.source, runs, step.description)
 
 

@@ -3,12 +3,24 @@ loading onnx."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["DEFAULT_RECIPE", "TORCH_RECIPE"]
+__all__ = ["CLEANING", "DEFAULT_RECIPE", "EARLIER_RECIPES", "FIRST_FOR_TORCH", "TORCH_RECIPE"]
 
-DEFAULT_RECIPE: Final = ("default", "onnxsim")
+CLEANING: Final = (
+    *("drop-softmax-guard", "fold-shape", "canonical-gelu", "canonical-norm", "canonical-rope"),
+    *("merge-layout", "fold-scale"),
+)
+"""What `clean` stands for: steps of ours that only remove operators, after the libraries have done their work."""
+
+DEFAULT_RECIPE: Final = ("default", "onnxsim", "clean")
 """For an ONNX file."""
 
-TORCH_RECIPE: Final = ("onnxscript", *DEFAULT_RECIPE)
-"""For what torch has exported without optimizing: sequences, CastLike and calls that only onnxscript takes apart."""
+FIRST_FOR_TORCH: Final = "onnxscript"
+"""What torch has exported without optimizing has sequences, CastLike and calls that only onnxscript takes apart."""
+
+TORCH_RECIPE: Final = (FIRST_FOR_TORCH, *DEFAULT_RECIPE)
+
+EARLIER_RECIPES: Final[Mapping[str, tuple[str, ...]]] = {"default@0.1": ("default", "onnxsim")}
+"""The default recipes of earlier releases for an ONNX file; for a model of torch's `FIRST_FOR_TORCH` comes first."""

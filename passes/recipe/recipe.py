@@ -15,13 +15,23 @@ from passes.external.onnxruntime_graph import OnnxRuntimeFusions, OnnxRuntimeGra
 from passes.external.onnxscript import OnnxScriptOptimizer, OnnxScriptRewrites
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxslim import OnnxSlim
+from passes.recipe import CLEANING, EARLIER_RECIPES
 from passes.recipe.user_passes import installed_passes, is_reference, user_step, user_worker
+from passes.rewrites.canonical_attention import CanonicalAttention
+from passes.rewrites.canonical_gelu import CanonicalGelu
+from passes.rewrites.canonical_norm import CanonicalNorm
+from passes.rewrites.canonical_rope import CanonicalRope
 from passes.rewrites.clamp_mask import ClampMask
 from passes.rewrites.convert_opset import ConvertOpset, InferShapes
 from passes.rewrites.decompose_attention import DecomposeAttention
 from passes.rewrites.fold_batchnorm import FoldBatchnorm
 from passes.rewrites.fold_constants import FixDefaults, FoldConstants
+from passes.rewrites.fold_scale import FoldScale
+from passes.rewrites.fold_shape import FoldShape
+from passes.rewrites.merge_layout import MergeLayout
+from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
 from passes.rewrites.smooth_quant import SmoothQuant
+from passes.rewrites.softmax_guard import DropSoftmaxGuard
 from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.rewrites.untie import Tie, Untie
 from passes.step import Repeat, Step
@@ -48,6 +58,17 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "fold-batchnorm": FoldBatchnorm,
     "smooth-quant": SmoothQuant,
     "rotate": Rotate,
+    "drop-softmax-guard": DropSoftmaxGuard,
+    "fold-shape": FoldShape,
+    "merge-layout": MergeLayout,
+    "fold-scale": FoldScale,
+    "canonical-attention": CanonicalAttention,
+    "canonical-norm": CanonicalNorm,
+    "canonical-gelu": CanonicalGelu,
+    "canonical-rope": CanonicalRope,
+    "linear-to-conv": LinearToConv,
+    "mha-to-sha": MhaToSha,
+    "no-int64": NoInt64,
 }
 
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)
@@ -90,6 +111,9 @@ def library_versions(more: Sequence[str] = ()) -> dict[str, str]:
 
 RecipeItem = str | Mapping[str, Mapping[str, Any] | None]
 
+SETS: Final[Mapping[str, tuple[str, ...]]] = {"clean": CLEANING, **EARLIER_RECIPES}
+"""Name in a recipe → the items that it stands for."""
+
 SEQUENCE: Final = "sequence"
 
 UNTIL_STABLE: Final = "until-stable"
@@ -99,8 +123,9 @@ def steps_of(recipe: Sequence[RecipeItem], worker: Worker | None = None) -> tupl
     """The steps of a recipe, in order.
 
     An item is a name, or a mapping of one name to its options. `default` stands for onnxoptimizer's
-    fuse-and-eliminate set; `file.py:Name` and `module:Name` are passes of the user's own. A name that onnxline has
-    itself is never taken from another package. Every item takes the option `repeat: until-stable`, and
+    fuse-and-eliminate set, `clean` for our steps that only remove operators, and `default@0.1` for the default recipe
+    that release 0.1 had for an ONNX file; `file.py:Name` and `module:Name` are passes of the user's own. A name that
+    onnxline has itself is never taken from another package. Every item takes the option `repeat: until-stable`, and
     `sequence: {steps: […], repeat: until-stable}` gives it to several together.
 
     Args:
@@ -123,6 +148,9 @@ def _steps(name: str, options: Mapping[str, Any], loader: Worker) -> tuple[Step,
     if name == "default":
         _refuse_options(name, options)
         return default_passes()
+    if name in SETS:
+        _refuse_options(name, options)
+        return tuple(step for item in SETS[name] for step in _steps(item, {}, loader))
     if name == SEQUENCE:
         inner = steps_of(_inner_items(options), loader)
         if any(isinstance(step, Repeat) for step in inner):
@@ -171,7 +199,7 @@ def _step(name: str, options: Mapping[str, Any], loader: Worker) -> Step:
     if is_reference(name) or name in others:
         return user_step(name, options, loader)
     raise PolicyError(
-        f"no pass named {name!r}{nearest(name, ('default', SEQUENCE, *known_names(), *others))} "
+        f"no pass named {name!r}{nearest(name, ('default', *SETS, SEQUENCE, *known_names(), *others))} "
         "(`onnxline passes` lists what this installation has)"
     )
 

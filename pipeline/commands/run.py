@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -19,6 +20,10 @@ from passes.weights.files import write_errors
 from pipeline.commands.shared import add_command, check_output, describe_settings, wishes_of
 from pipeline.errors import UsageError
 from pipeline.terminal import print_json, print_line, print_text
+
+if TYPE_CHECKING:
+    from pipeline.quantsim.profiles import TargetTable
+    from pipeline.quantsim.target_check import Obstruction
 
 
 def register(app: typer.Typer) -> None:
@@ -93,26 +98,35 @@ def check(
     recipe: list[str] | None = None,
     overrides: list[str] | None = None,
     target: str | None = None,
+    fix: bool = False,
+    output: Path | None = None,
 ) -> None:
     """Check a configuration, and an ONNX file that it names, and say what a run would do."""
     if target is not None:
         if keep or skip or recipe or overrides or out:
-            raise UsageError("--target looks at a model as it is, so it takes no other option; leave them out")
-        check_model(source, target)
+            raise UsageError(
+                "--target looks at a model as it is, so it takes no other option but --fix; leave them out"
+            )
+        if fix == (output is None):
+            raise UsageError("--fix writes a recipe: name its file with -o RECIPE.yaml, and give both or neither")
+        check_model(source, target, output)
         return
+    if fix or output is not None:
+        raise UsageError("--fix mends what a target does not take: name the target with --target")
     run(source, out, keep=keep, skip=skip, recipe=recipe, overrides=overrides, dry_run=True)
 
 
-def check_model(source: str, target: str) -> None:
-    """Print what `target` does not take of the ONNX file `source`.
+def check_model(source: str, target: str, fixed: Path | None = None) -> None:
+    """Print what `target` does not take of the ONNX file `source`, and write the recipe that mends it to `fixed`.
 
     Raises:
-        UsageError: there is no such target, or `source` is no ONNX file.
-        Exit: with code 1, where there is anything.
+        UsageError: there is no such target, `source` is no ONNX file, or `fixed` is there already.
+        Exit: with code 1, where there is anything that the recipe leaves.
     """
     from passes.suggest import plural
     from passes.weights.detached import read_model
-    from pipeline.quantsim.profiles import check_target, load_target
+    from pipeline.quantsim.profiles import load_target
+    from pipeline.quantsim.target_check import check_target
 
     table = load_target(target)
     if Path(source).suffix != ".onnx":
@@ -120,6 +134,8 @@ def check_model(source: str, target: str) -> None:
             f"--target {target}: found {source!r}, expected an ONNX file: run the configuration first, and check the "
             "model.onnx of its folder"
         )
+    if fixed is not None and fixed.exists():
+        raise UsageError(f"{fixed} is there already; name another file with -o")
     report = check_target(read_model(Path(source), unread=True), table)
     for remark in report.remarks:
         print_line(f"note: {remark}")
@@ -127,9 +143,59 @@ def check_model(source: str, target: str) -> None:
         print_line(f"{found.what} ({plural(len(found.places), 'place')}): {found.reason}")
         print_line(f"  what helps: {found.advice}")
         print_line(f"  where: {', '.join(found.places)}")
-    if report.obstructions:
+        if found.origins:
+            more = f" and {len(found.origins) - MOST_ORIGINS} more" if len(found.origins) > MOST_ORIGINS else ""
+            print_line(f"  from: {', '.join(found.origins[:MOST_ORIGINS])}{more}")
+    if report.obstructions and (fixed is None or write_fix(source, table, report.obstructions, fixed)):
         raise typer.Exit(1)
+    if report.obstructions:
+        return
     print_line(f"{report.title} takes every operator of {source}")
+
+
+MOST_ORIGINS: Final = 4
+
+
+def write_fix(source: str, table: TargetTable, found: Sequence[Obstruction], path: Path) -> bool:
+    """Write the recipe that mends what was `found`, after its steps were run on the model and proven; whether anything
+    is left that the target does not take."""
+    import yaml
+
+    import passes
+    from passes.suggest import plural
+    from pipeline.quantsim.target_check import check_target, fix_recipe
+
+    recipe: list[Any] = []
+    tried: list[Any] = []
+    left = tuple(found)
+    for _ in range(MOST_ROUNDS):
+        steps = [step for step in fix_recipe(left) if step not in tried]
+        if not steps:
+            break
+        tried += steps
+        recipe = sorted([*recipe, *steps], key=lambda step: "convert-opset" in step)  # the last, as others may need it
+        run = passes.optimize(source, recipe)
+        for row in run.reverted:
+            print_line(f"note: {row.name} {row.status}: {row.reason}")
+        changed = {"default", *(row.name for row in run.rows if row.changed and row not in run.reverted)}
+        recipe = [step for step in recipe if (step if isinstance(step, str) else next(iter(step))) in changed]
+        left = check_target(run.model, table).obstructions
+    if not recipe:
+        print_line("no step of onnxline mends any of it, so no recipe is written")
+        return True
+    title = (
+        f"# Mends what {table.title} does not take of {source}; run it with: onnxline optimize MODEL --recipe {path}"
+    )
+    _write(path, f"{title}\n{yaml.safe_dump({'recipe': recipe}, sort_keys=False)}")
+    names = [step if isinstance(step, str) else next(iter(step)) for step in recipe]
+    print_line(f"wrote {path}: {', '.join(names)}, each proven on {source}")
+    kinds = f"{plural(len(left), 'reason')} left: {', '.join(dict.fromkeys(reason.what for reason in left))}"
+    print_line(kinds if left else f"{table.title} takes every operator after these steps")
+    return bool(left)
+
+
+MOST_ROUNDS: Final = 3
+"""A step may write operators that another step has to mend."""
 
 
 def copy_model(model: Path, path: Path) -> None:

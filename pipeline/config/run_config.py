@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from passes.errors import check_type
-from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
+from passes.recipe import DEFAULT_RECIPE, EARLIER_RECIPES, FIRST_FOR_TORCH, TORCH_RECIPE
 from passes.visible import HIDDEN
 from pipeline.config.model import ModelConfig
 from pipeline.config.paths import anchor_paths, apply_overrides, describe_absence, is_reference, merge, read_with_bases
@@ -40,8 +40,21 @@ OWNER: Final = "onnxoptimizer/"
 
 def default_recipe(model: object) -> tuple[str, ...]:
     """The default recipe for the section `model`, which may be plain data or validated."""
-    onnx = model.get("onnx") if isinstance(model, Mapping) else getattr(model, "onnx", None)
-    return DEFAULT_RECIPE if onnx else TORCH_RECIPE
+    return DEFAULT_RECIPE if _is_file(model) else TORCH_RECIPE
+
+
+def _is_file(model: object) -> bool:
+    return bool(model.get("onnx") if isinstance(model, Mapping) else getattr(model, "onnx", None))
+
+
+def _write_out_earlier(model: object, recipe: Any) -> Any:
+    """`recipe` with the items of each default recipe of an earlier release, which depend on the source too."""
+    if not isinstance(recipe, list | tuple):
+        return recipe
+    names = [item if isinstance(item, str) else "" for item in recipe]
+    first = () if _is_file(model) else (FIRST_FOR_TORCH,)
+    earlier = {name: (*first, *EARLIER_RECIPES[name]) for name in names if name in EARLIER_RECIPES}
+    return tuple(step for item, name in zip(recipe, names, strict=True) for step in earlier.get(name, (item,)))
 
 
 def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
@@ -161,8 +174,12 @@ class RunConfig(Section):
         match data.get("passes", {}):
             case PassesConfig() as passes if "recipe" not in passes.model_fields_set:
                 return {**data, "passes": passes.model_copy(update={"recipe": default_recipe(data["model"])})}
-            case {"recipe": _}:
-                return data
+            case PassesConfig() as passes:
+                recipe = _write_out_earlier(data["model"], passes.recipe)
+                return {**data, "passes": passes.model_copy(update={"recipe": recipe})}
+            case {"recipe": recipe}:
+                passes = {**data["passes"], "recipe": _write_out_earlier(data["model"], recipe)}
+                return {**data, "passes": passes}
             case Mapping() as passes:
                 return {**data, "passes": {"recipe": default_recipe(data["model"]), **passes}}
         return data

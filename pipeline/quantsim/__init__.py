@@ -4,8 +4,8 @@ run.py          the stages, in order: read this first
 parts.py        all parts of a run in parts: samples out of the chain, one set of ranges, the chain of quantized parts
 sites.py        the float tensors of a model, and which of them share an encoding
 placement.py    rules → the format of each tensor, or the reason why it stays in float
-profiles.py     the rules of a target, from its table or a file of AIMET (aimet_config.py, conventions.py), and what a
-                target does not take of a model
+profiles.py     the rules of a target, from its table or a file of AIMET (aimet_config.py, conventions.py)
+target_check.py what a target does not take of a model, and the steps that mend it
 calibration.py  ranges of activations, by onnxruntime's calibrators
 encodings.py    ranges and weights → scales and zero points; or the encodings of a file in place of calibrated ones
 qdq.py          the model with QuantizeLinear and DequantizeLinear

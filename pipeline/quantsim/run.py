@@ -32,7 +32,7 @@ from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
 from pipeline.quantsim.encodings import Encoding, adopt_encodings, describe_limited_biases, describe_ties, encode
 from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
-from pipeline.quantsim.profiles import check_target, formats_of, own_rules, read_profile, rules_of
+from pipeline.quantsim.profiles import formats_of, own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, first_opset, insert_qdq
 from pipeline.quantsim.report import (
     QuantSimReport,
@@ -46,6 +46,7 @@ from pipeline.quantsim.samples import KEY, Samples, enlarge
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
 from pipeline.quantsim.suggest import Suggestion, suggest
+from pipeline.quantsim.target_check import check_target
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.stages.report import (

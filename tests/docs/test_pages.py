@@ -17,7 +17,7 @@ from passes.errors import PassError
 from passes.policy.policy import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
 from passes.proof.prover import Sensitivity
-from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS, SETS
 from passes.run.result import PassRow, Status, StructureVerdict
 from passes.structures import STRUCTURES
 from pipeline.cli import INTERRUPTED
@@ -116,8 +116,8 @@ def test_every_structure_and_every_step_of_a_recipe() -> None:
     table = text.partition("| kind | what it is | kept means |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(STRUCTURES)
     steps = text.partition("| step | what it is | options |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
-    named = {name for row in steps.splitlines() for name in re.findall(r"`([\w-]+)`", row.split("|")[1])}
-    assert named == {"default", *OWN_STEPS}
+    named = {name for row in steps.splitlines() for name in re.findall(r"`([\w@.-]+)`", row.split("|")[1])}
+    assert named == {"default", *SETS, *OWN_STEPS}
 
 
 REPORTED = (

@@ -12,16 +12,17 @@ import extract_kimi_k25_text_ir as script
 NAMES = {f"kimi_k25_text_{kind}.json" for kind in ("prefill_ir", "decode_ir", "kv_mapping")}
 
 
-def test_verify_runs_the_saved_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("layers", [2, 4])
+def test_verify_runs_the_saved_files(layers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four layers: a dense one, two that are traced, and one that is stamped."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "kimi_k25_text_prefill_ir.json.zst").touch()  # of a run with --compress: no pair of the mapping
     sizes = ("--prefill-len", "7", "--max-cache-len", "22")
-    assert script.main(["--output-dir", str(tmp_path / "out"), "--verify", "--layers", "4", *sizes]) == 0
+    assert script.main(["--output-dir", str(tmp_path / "out"), "--verify", "--layers", str(layers), *sizes]) == 0
     assert "every token is the eager model's" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").iterdir()} == NAMES
     mapping = json.loads((tmp_path / "out" / "kimi_k25_text_kv_mapping.json").read_text())
-    assert [row["layer"] for row in mapping["layers"]] == [0, 1, 2, 3]
+    assert [row["layer"] for row in mapping["layers"]] == list(range(layers))
     decode = json.loads((tmp_path / "out" / "kimi_k25_text_decode_ir.json").read_text())
     assert decode["model_name"] == "KimiK25_Text_Decode"
     assert {len(meta["shape"]) == 4 and meta["shape"][2] for meta in decode["graph_inputs"]} == {False, 1, 22}

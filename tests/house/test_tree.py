@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from tests.conftest import MARKS
+from tests.support.one_of_each import NIGHTLY, ONE_OF_EACH
 from tests.support.paths import ROOT, TESTS
 
 FILES = sorted(TESTS.rglob("*.py"))
@@ -62,9 +63,10 @@ def imports(text: str, helper: Path) -> bool:
     return module in text and re.search(rf"^(from|import) {re.escape(module)}\b", text, re.MULTILINE) is not None
 
 
-def test_each_mark_names_what_is_here() -> None:
+def test_marks_and_tables_name_what_is_here() -> None:
     texts = {path.relative_to(TESTS).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
-    places = [place.partition("::") for places in MARKS.values() for place in places]
+    named = [*(place for places in MARKS.values() for place in places), *NIGHTLY, *ONE_OF_EACH]
+    places = [place.partition("::") for place in named]
     missing = [
         f"{path}::{test}"
         for path, _, test in places

@@ -25,6 +25,8 @@ MINE = {"passes.py": "", "pipeline/__init__.py": "", "onnxline.py": ""}
 SCRIPT = """
 import passes, pipeline  # its own
 import onnx, onnxline
+import onnxline.ir
+from onnxline.passes import optimize
 
 assert passes.MINE and pipeline.MINE
 run = onnxline.optimize("in.onnx", recipe=["eliminate_nop_transpose", "fuse_qkv"], keep=["qkv"])
@@ -33,6 +35,7 @@ assert run.to_proto() == onnx.load("out.onnx")
 try:
     onnxline.optimize("in.onnx", keep=["qvk"])
 except onnxline.OnnxlineError as error:
+    assert onnxline.ir.Graph is onnxline.Graph and callable(optimize)
     print(type(error) is onnxline.PolicyError, run.structures[0].kept, passes.MINE, onnxline.PREFIX)
 """
 

@@ -11,10 +11,10 @@ from passes.weights.detached import DetachedModel, detach
 HEADER = '<ir_version: 9, opset_import: ["": 20]>\n'
 
 
-def model_of(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+def model_of(text: str, **weights: np.ndarray | np.generic) -> onnx.ModelProto:
     """A model from a graph in ONNX text; keyword arguments are its initializers."""
     model = onnx.parser.parse_model(HEADER + text)
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
     inferred = onnx.shape_inference.infer_shapes(model)
     return inferred
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import onnx
 import pytest
 import yaml
 
+from pipeline.cli import main
 from tests.support.paths import TESTS
 
 FACTORIES = TESTS / "support" / "torch_models" / "factories.py"
@@ -55,6 +57,19 @@ def config_in():
 def config_file(config_in, tmp_path: Path):
     """The same, into `tmp_path`."""
     return partial(config_in, tmp_path)
+
+
+@pytest.fixture
+def command_line(capsys, monkeypatch):
+    """The command line in this process: exit code, and what it says on standard output and on standard error."""
+
+    def ask(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["onnxline", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return ask
 
 
 @pytest.fixture

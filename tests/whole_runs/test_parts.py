@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from passes.encodings.aimet import read_aimet
 from passes.errors import PolicyError
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of
-from pipeline.cli import _exit_code
 from pipeline.errors import UsageError
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_by_torch
@@ -96,13 +94,13 @@ def test_a_second_run_takes_everything_from_the_first(place: Path, result: Parts
     assert baseline_of(result.report)["chain"] == {"onnxruntime": "64 of 64 tokens"}
 
 
-def test_text_is_as_torch_generates(place: Path, result: PartsResult, monkeypatch, capsys) -> None:
+def test_text_is_as_torch_generates(place: Path, result: PartsResult, command_line) -> None:
     text = generate_by_torch(make_model("Llama"), 5, 1)
     assert result.generate(text.prompt, max_new_tokens=8, stop=()).tokens == text.tokens[:8]
     words = ["--ids", ",".join(map(str, text.prompt)), "--max-new-tokens", "4", "--backend", "plan", "--seed", "0"]
-    monkeypatch.setattr(sys, "argv", ["onnxline", "generate", str(place / "out"), *words])
-    assert _exit_code() == 0
-    tokens, speed = capsys.readouterr().out.splitlines()
+    code, out, _ = command_line("generate", place / "out", *words)
+    assert code == 0
+    tokens, speed = out.splitlines()
     assert tokens == ",".join(map(str, text.tokens[:4]))
     assert speed.endswith("tokens per second") and "on plan" in speed
 

@@ -54,11 +54,11 @@ def test_a_step_that_does_not_end(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(ENDLESS)
     model = detached(model_of("g (float[4] x) => (float[4] y) { a = Relu (x) b = Neg (a) y = Abs (b) }"))
-    with open_context(timeout_s=4) as context:
+    with open_context(timeout_s=2) as context:
         finding = bisect(model, steps_of([f"{own}:endless"]), Breakdown.of(model, context), context, budget_s=0)
     assert finding.culprit is not None
     assert (finding.culprit.name, finding.runs) == ("endless", 1)
-    assert finding.culprit.why.startswith("timed out: ran past 4 s")
+    assert finding.culprit.why.startswith("timed out: ran past 2 s")
 
 
 def test_a_model_that_is_not_valid_itself(context: PassContext) -> None:

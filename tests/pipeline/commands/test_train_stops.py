@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ from typer.testing import CliRunner, Result
 from pipeline.cli import app
 from pipeline.errors import UsageError
 from pipeline.training import record_step
+from tests.support.processes import run_forked
 
 CODE = """
 import os, signal
@@ -88,18 +87,35 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "net.py").write_text(CODE)
+def write_config(folder: Path) -> Path:
+    (folder / "net.py").write_text(CODE)
     data = {
         "name": "wide",
-        "model": {"factory": "net.py:make", "args": {"stop": str(tmp_path / "stop")}},
+        "model": {"factory": "net.py:make", "args": {"stop": str(folder / "stop")}},
         "passes": {"recipe": []},
         "runtime": {"backends": ["onnxruntime"]},
         "train": {"batches": "net.py:batches", "epochs": 2, "optimizer": {"name": "adam"}, "export": False},
     }
-    (tmp_path / "wide.yaml").write_text(yaml.safe_dump(data))
-    return tmp_path
+    (folder / "wide.yaml").write_text(yaml.safe_dump(data))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_config(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The weights of a training that nothing stops."""
+    folder = write_config(tmp_path_factory.mktemp("whole"))
+    assert call(folder, "out").exit_code == 0
+    return weights(folder / "out")
+
+
+def assert_same_weights(folder: Path, whole: dict[str, torch.Tensor]) -> None:
+    found = weights(folder)
+    assert found.keys() == whole.keys() and all(torch.equal(found[key], whole[key]) for key in whole)
 
 
 def call(folder: Path, out: str, *overrides: str) -> Result:
@@ -138,30 +154,30 @@ def full_disk(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["train.safetensors", "weights.safetensors", "model.onnx", "report.json"])
-def test_a_killed_training_goes_on_to_the_same_bits(name: str, folder: Path) -> None:
+def test_a_killed_training_goes_on_to_the_same_bits(name: str, folder: Path, whole: dict[str, torch.Tensor]) -> None:
     exported = name == "model.onnx"  # the first such file is that of the main job
     settings = f"train.export={str(exported).lower()}"
-    assert call(folder, "whole", settings).exit_code == 0
-    command = [sys.executable, "-c", KILL, name, "train", "wide.yaml", "--quiet", "--out", "killed", "--set", settings]
-    assert subprocess.run(command, cwd=folder, check=False).returncode == -signal.SIGKILL
+    words = ("-c", KILL, name, "train", "wide.yaml", "--quiet", "--out", "killed", "--set", settings)
+    assert run_forked(*words, folder=folder).returncode == -signal.SIGKILL
     refuse_halves(folder / "killed")
     assert not (folder / "killed" / name).exists()
     result = call(folder, "killed", settings)
     assert result.exit_code == 0, result.output
-    whole, again = weights(folder / "whole"), weights(folder / "killed")
-    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    assert_same_weights(folder / "killed", whole)
     assert not list((folder / "killed").rglob(".*.tmp"))
     assert not (folder / "killed" / "earlier").exists()
     if exported:
+        assert call(folder, "whole", settings).exit_code == 0
         assert (folder / "whole" / name).read_bytes() == (folder / "killed" / name).read_bytes()
 
 
 @pytest.mark.parametrize("where", ["evaluate", "export"])
-def test_ctrl_c_behind_the_steps_is_reported_and_leaves_the_weights(where: str, folder: Path) -> None:
+def test_ctrl_c_behind_the_steps_is_reported_and_leaves_the_weights(
+    where: str, folder: Path, whole: dict[str, torch.Tensor]
+) -> None:
     settings = (
         ("train.export=true",) if where == "export" else (f"train.evaluate={folder / 'net.py'}:evaluate_or_stop",)
     )
-    assert call(folder, "whole", *settings).exit_code == 0
     (folder / "stop").touch()
     assert call(folder, "out", *settings).exit_code == 130
     assert not (folder / "stop").exists()
@@ -170,12 +186,10 @@ def test_ctrl_c_behind_the_steps_is_reported_and_leaves_the_weights(where: str, 
     assert "weights.safetensors" in report["files"]
     assert "model.onnx" not in report["files"]
     assert call(folder, "out", *settings).exit_code == 0
-    whole, again = weights(folder / "whole"), weights(folder / "out")
-    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    assert_same_weights(folder / "out", whole)
 
 
-def test_a_full_disk_is_one_sentence_and_the_training_goes_on(folder: Path) -> None:
-    assert call(folder, "whole").exit_code == 0
+def test_a_full_disk_is_one_sentence_and_the_training_goes_on(folder: Path, whole: dict[str, torch.Tensor]) -> None:
     with full_disk(100_000):  # less than the weights, more than the reports
         result = call(folder, "out")
     assert isinstance(result.exception, UsageError)
@@ -189,8 +203,7 @@ def test_a_full_disk_is_one_sentence_and_the_training_goes_on(folder: Path) -> N
     assert str(path) in str(result.exception)
     refuse_halves(folder / "out")
     assert call(folder, "out").exit_code == 0
-    whole, again = weights(folder / "whole"), weights(folder / "out")
-    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    assert_same_weights(folder / "out", whole)
 
 
 def test_a_full_disk_while_onnx_is_written_leaves_the_training(folder: Path) -> None:

@@ -65,9 +65,15 @@ runtime: {backends: [torch, plan]}
 def test_the_default_recipe_is_that_of_the_source(write: Write) -> None:
     """It is filled in, so whatever writes the configuration down says the true one."""
     torch = RunConfig.from_yaml(write("torch.yaml", "model: {factory: m:f}\npasses: {keep: [qkv]}\n"))
-    assert torch.to_mapping()["passes"]["recipe"] == ["onnxscript", "default", "onnxsim"]
+    assert torch.to_mapping()["passes"]["recipe"] == ["onnxscript", "default", "onnxsim", "clean"]
     file = RunConfig.from_yaml(write("file.yaml", "model: {onnx: m.onnx}\n"))
-    assert file.to_mapping()["passes"]["recipe"] == ["default", "onnxsim"]
+    assert file.to_mapping()["passes"]["recipe"] == ["default", "onnxsim", "clean"]
+    earlier = RunConfig.from_yaml(
+        write("earlier.yaml", "model: {factory: m:f}\npasses: {recipe: [default@0.1, nop]}\n")
+    )
+    assert earlier.passes.recipe == ("onnxscript", "default", "onnxsim", "nop")
+    own = RunConfig(model=file.model, passes=PassesConfig(recipe=("default@0.1",)))
+    assert own.passes.recipe == ("default", "onnxsim")
     assert RunConfig.from_yaml(write("own.yaml", "model: {factory: m:f}\n"), ["passes.recipe=[]"]).passes.recipe == ()
     built = RunConfig(model=torch.model, passes=PassesConfig(keep=("qkv",)))
     assert built.passes == torch.passes

@@ -73,6 +73,13 @@ def test_what_ran_on_a_node_that_died_is_done_elsewhere(cluster: Any, tmp_path: 
     assert sorted(lines) == sorted(found)
 
 
+def test_jobs_of_one_node(cluster: Any, tmp_path: Path) -> None:
+    jobs = [Job("double", functions.double, {"number": 2}), Job("mistake", functions.mistake)]
+    found = {one.key: one for one in run_jobs(jobs, choose_executor(ray=cluster.address), tmp_path / "table.jsonl", {})}
+    assert (found["double"].status, found["double"].value, found["double"].attempts) == (JobStatus.DONE, 4, 1)
+    assert (found["mistake"].status, found["mistake"].why) == (JobStatus.FAILED, "this is wrong; do that")
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
 def test_a_cluster_that_is_not_there(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where `auto` looks

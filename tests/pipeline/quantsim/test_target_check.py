@@ -6,11 +6,14 @@ from pathlib import Path
 
 import onnx
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.config import read_recipe
 from pipeline.errors import UsageError
-from pipeline.quantsim.profiles import TARGETS, check_target, load_target
+from pipeline.quantsim.profiles import TARGETS, load_target
+from pipeline.quantsim.target_check import check_target
 from tests.support.onnx_models import detached
 
 
@@ -107,9 +110,44 @@ def test_the_command(tmp_path: Path) -> None:
         (["model.onnx", "--target", "qnn-hpt"], "no target named 'qnn-hpt'; did you mean 'qnn-htp'"),
         (["vit.yaml", "--target", "tensorrt"], "expected an ONNX file: run the configuration first"),
         (["model.onnx", "--target", "tensorrt", "--keep", "qkv"], "it takes no other option"),
+        (["model.onnx", "--target", "tensorrt", "--fix"], "name its file with -o RECIPE.yaml"),
+        (["model.onnx", "--fix", "-o", "a.yaml"], "name the target with --target"),
     ],
 )
 def test_mistakes_of_the_command(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["check", *arguments])
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)
+
+
+def test_a_recipe_mends_what_steps_of_ours_mend(tmp_path: Path) -> None:
+    path, recipe = tmp_path / "block.onnx", tmp_path / "recipe.yaml"
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[2, 2] x) => (float[2, 2] y) <float zero = {0}> {
+        a = Gelu (x) m = MatMul (a, x) b = Softmax (m) n = IsNaN (b) c = Where (n, zero, b) y = Erf (c)
+    }"""
+    model = onnx.parser.parse_model(text)
+    scopes, stack = "['', 'encoder.mlp', 'gelu']", 'File "/src/torch/nn.py", line 3\nFile "/src/mlp.py", line 7, in f\n'
+    for key, value in (("name_scopes", scopes), ("class_hierarchy", "['M', 'Mlp', 'gelu']"), ("stack_trace", stack)):
+        model.graph.node[0].metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
+    onnx.save(model, path)
+    words = ["check", str(path), "--target", "rknn", "--fix", "-o", str(recipe)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1, result.output
+    lines = result.stdout.splitlines()
+    assert "  from: encoder.mlp (mlp.py:7)" in lines
+    assert lines[-1] == "3 reasons left: opset 20, Gelu, Erf"  # the target has no curve that makes a GELU
+    items = yaml.safe_load(recipe.read_text(encoding="utf-8"))["recipe"]
+    assert items == ["drop-softmax-guard"]
+    again = CliRunner().invoke(app, words)
+    assert isinstance(again.exception, UsageError) and "is there already" in str(again.exception)
+
+
+def test_a_recipe_that_mends_all_is_no_error(tmp_path: Path) -> None:
+    path, recipe = tmp_path / "norm.onnx", tmp_path / "recipe.yaml"
+    text = """<ir_version: 10, opset_import: ["": 19]> g (float[2, 4] x) => (float[2, 4] y)
+        <float[4] s = {1, 2, 3, 4}> { y = LayerNormalization (x, s) }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    result = CliRunner().invoke(app, ["check", str(path), "--target", "generic-int8", "--fix", "-o", str(recipe)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1].endswith("takes every operator after these steps")
+    assert read_recipe([str(recipe)]) == ({"canonical-norm": {"form": "parts"}},)

@@ -6,8 +6,6 @@ import html
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from pipeline.cli import app
 from pipeline.errors import CheckFailed, ConfigError, SourceError, UsageError
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of
 from tests.support.onnx_models import biased_attention
+from tests.support.processes import start_forked
 
 CONFIG = """
 model: {onnx: mlp.onnx}
@@ -225,13 +224,14 @@ def test_what_a_killed_calibration_has_measured_is_taken_up(folder: Path) -> Non
     shutil.rmtree(folder / "out")
 
     (folder / "stop").touch()
-    command = [sys.executable, "-m", "onnxline", "quantsim", "mlp.yaml", "--out", "out", *options]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = ("-m", "onnxline", "quantsim", "mlp.yaml", "--out", "out", *options)
+    process = start_forked(*words, said=folder / "said.txt", folder=folder)
     until = time.monotonic() + 120
-    while (folder / "stop").exists() and process.poll() is None and time.monotonic() < until:
+    while (folder / "stop").exists() and process.is_alive() and time.monotonic() < until:
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not results(folder)
 
     (folder / "zeros").touch()  # so the numbers of the first three samples are known from the killed run alone

@@ -109,7 +109,7 @@ def array_of(given: Any) -> Any:
     return np.asarray(given) if isinstance(given, np.generic | float | int) else given
 
 
-@pytest.fixture(scope="module", params=[1, 4], ids=["all", "each fourth"])
+@pytest.fixture(scope="module", params=[1, 16], ids=["all", "each sixteenth"])
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
     """Of the cases. One thread: they are tiny."""
     threads = torch.get_num_threads()

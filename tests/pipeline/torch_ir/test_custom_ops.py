@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +26,7 @@ from pipeline.torch_ir import (
 )
 from pipeline.torch_ir.command_files import summary, summary_text
 from tests.pipeline.torch_ir.small_modules import Does
+from tests.support.processes import run_forked
 
 
 @registry.custom_op("onnxline_tests::bump", mutates_args={"x"})
@@ -180,9 +178,7 @@ def test_one_that_is_imported_after_the_file_was_read(tmp_path: Path, monkeypatc
     said = []
     for name, document in files.items():
         (tmp_path / name).write_text(json.dumps(document))
-        paths = os.pathsep.join([str(tmp_path), *sys.path])
-        command = [sys.executable, "-c", LATER, str(tmp_path / name)]
-        said.append(subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True))
+        said.append(run_forked("-c", LATER, tmp_path / name))
     assert said[0].stdout.splitlines() == [str([9.0 + 2 * x for x in range(4)])] * 2, said[0].stderr
     for line in said[1].stdout.splitlines():
         assert line.startswith("node 'mix': onnxline_later.mix.default was not there when the IR was read"), said[1]

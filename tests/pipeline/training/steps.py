@@ -53,13 +53,13 @@ def cnn() -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Two layers with dropout, whose last product has the weights of the embedding."""
+    """A layer with dropout, whose last product has the weights of the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(50, 32)
         layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(32, 50, bias=False)
         self.head.weight = self.embed.weight
 
@@ -81,7 +81,7 @@ class Logits(nn.Module):
 def vit_tiny() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     config = ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=10, hidden_dropout_prob=0.1)
     return Logits(ViTForImageClassification(config)).train()
 
@@ -89,7 +89,7 @@ def vit_tiny() -> nn.Module:
 def gpt2_tiny() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=2, use_cache=False)
+    config = GPT2Config(vocab_size=50, n_positions=16, n_embd=32, n_layer=1, n_head=2, use_cache=False)
     return Logits(GPT2LMHeadModel(config)).train()
 
 

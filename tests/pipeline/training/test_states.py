@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from pipeline.runtime.capture import RandomState, Snapshot
 from pipeline.training import NotFinite, TrainProgram, record_step
 from pipeline.training.state_dict import read_snapshot, write_snapshot
 from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, mlp, record, seeded, step_of_torch
+from tests.support.processes import run_forked
 
 DROPOUT = MODELS["transformer with dropout"]
 
@@ -311,9 +309,7 @@ for number in range(6):
 
 def test_a_run_that_was_killed_between_steps_goes_on(tmp_path: Path) -> None:
     def run(kill_after: int) -> tuple[list[float], int]:
-        command = [sys.executable, "-c", KILLED, str(tmp_path / "states"), str(kill_after)]
-        environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        done = run_forked("-c", KILLED, tmp_path / "states", str(kill_after))
         return [float(line) for line in done.stdout.splitlines()], done.returncode
 
     whole, code = run(99)

@@ -299,7 +299,7 @@ def test_a_replay_allocates_nothing() -> None:
         for _ in range(10):
             replay()
         assert allocations(replay) == 0
-        assert blocks_left_by(replay, 2000) < 10
+        assert blocks_left_by(replay, 500) < 10
 
 
 def test_the_addresses_of_a_replay_never_change() -> None:

@@ -6,8 +6,6 @@ A process can load one such library only, so most tests build without loading, b
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.runtime.kernels.native.kernel_library import build_library, is_library_built
 from tests.support.native import native_library
-from tests.support.paths import TESTS
+from tests.support.processes import run_forked, start_forked
 
 LOADING = """
 from pipeline.errors import UsageError
@@ -72,10 +70,6 @@ def choose_compiler(path: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> P
     path.chmod(0o755)
     monkeypatch.setenv("CXX", str(path))
     return path
-
-
-def run_elsewhere(code: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", code], cwd=TESTS.parent, stdout=subprocess.PIPE, text=True)
 
 
 def test_it_is_compiled_once(cache: Path, quick: Path) -> None:
@@ -164,7 +158,7 @@ def test_a_compiler_with_flags_or_a_space_in_its_path(
 
 def test_a_damaged_library(cache: Path, quick: Path) -> None:
     build_library()
-    said = run_elsewhere(LOADING).communicate(timeout=300)[0]
+    said = run_forked("-c", LOADING).stdout
     assert "cannot be loaded (" in said
     assert "; remove it, so that it is compiled again" in said
 
@@ -245,9 +239,11 @@ def test_two_processes_that_build_at_once(cache: Path, tmp_path: Path, monkeypat
     """Each writes a file of its own; the one that ends last takes the place of the other, whose path stays right."""
     waiting = 'while [ $(wc -l < "$0.log") -lt 2 ]; do sleep 0.1; done'
     slow = choose_compiler(tmp_path / "slow", QUICK.replace("while", f"{waiting}\nwhile", 1), monkeypatch)
-    started = [run_elsewhere(BUILDING) for _ in range(2)]
-    said = [process.communicate(timeout=300)[0].strip() for process in started]
-    assert said == [str(path) for path in cache.iterdir()] * 2
+    files = [tmp_path / name for name in "ab"]
+    started = [start_forked("-c", BUILDING, said=file) for file in files]
+    for process in started:
+        process.join(300)
+    assert [file.read_text().strip() for file in files] == [str(path) for path in cache.iterdir()] * 2
     assert Path(f"{slow}.log").read_text() == "compiled\n" * 2  # both were at it at the same time
 
 
@@ -257,8 +253,8 @@ def test_a_process_has_one_library_of_kernels(tmp_path: Path, monkeypatch: pytes
     other = choose_compiler(tmp_path / "quick", QUICK, monkeypatch)
     monkeypatch.setenv("OTHER", str(other))
     monkeypatch.delenv("CXX")
-    process = run_elsewhere(LOADING_TWO)
-    again, refusal = process.communicate(timeout=300)[0].splitlines()
+    process = run_forked("-c", LOADING_TWO)
+    again, refusal = process.stdout.splitlines()
     assert again.startswith("again ")
     assert "this process has loaded other kernels than" in refusal
     assert process.returncode == 0

@@ -1,0 +1,182 @@
+"""Write every attention in one form: three products for Q, K and V, MatMul, one scale, the mask's Add, Softmax, MatMul.
+
+The other steps do most of the work: operators of attention are taken apart, merged projections too, guards and layouts
+that no form needs go. Left to do are the place of the scale, masks that are chosen by a Where, and the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import numpy as np
+from onnx import NodeProto
+
+from passes.context import PassContext
+from passes.graph.op_facts import attribute_of
+from passes.rewrites.decompose_attention import DecomposeAttention
+from passes.rewrites.fold_scale import ScaleFolder
+from passes.rewrites.merge_layout import MergeLayout
+from passes.rewrites.rewriter import Rewriter, is_float
+from passes.rewrites.softmax_guard import DropSoftmaxGuard
+from passes.rewrites.split_merged import SplitQkv
+from passes.step import Description, PassResult, Step, values
+from passes.structures.qkv import find_separate_qkv
+from passes.structures.view import GraphView
+from passes.suggest import plural
+from passes.weights.detached import DetachedModel
+
+SINCE: Final = 23
+"""The opset that has Attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalAttention(Step):
+    """Write every attention in one form, with the values of Q, K and V named after their module: `MODULE.Q`.
+
+    Args:
+        fused: write one Attention for scores, scale, mask, Softmax and context, which opset 23 has; the projections
+            stay three products.
+    """
+
+    fused: bool = False
+    name: str = field(default="canonical-attention", init=False)
+    source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Write every attention as three products, MatMul, one scale, the mask's Add, Softmax and MatMul"
+    )
+    makes_structures: ClassVar[tuple[str, ...]] = ("qkv",)
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        current, notes = model, list[str]()
+        for step in (DecomposeAttention(), SplitQkv(), DropSoftmaxGuard(), MergeLayout()):
+            if not self.fused or not isinstance(step, DecomposeAttention):
+                result = step.apply(current, context)
+                current = result.model
+                notes += [result.why] if result.why and step.name in TOLD else []
+        rewriter = Rewriter(current, context)
+        attentions = list(find_attentions(rewriter))
+        folder = ScaleFolder(rewriter)
+        for attention in attentions:
+            folder.move_to_result(rewriter.producers[attention.scores])
+        for attention in list(find_attentions(rewriter)):
+            _write_mask_as_sum(rewriter, attention.softmax)
+        if self.fused:
+            fused = [_fuse(rewriter, attention) for attention in find_attentions(rewriter)]
+            notes.append(f"{plural(sum(fused), 'attention')} as one operator" if fused else "no attention is in parts")
+            if rewriter.opset < SINCE:
+                notes[-1] = f"opset {rewriter.opset} has no Attention, opset {SINCE} has"
+        current = rewriter.result(None).model
+        if self.fused and rewriter.changes:
+            current = MergeLayout().apply(current, context).model
+        current = _name_projections(current, context)
+        said = f"{plural(len(attentions), 'attention')} in one form" if attentions else "no attention is in parts"
+        return PassResult(current, current is not model, "; ".join([said, *notes]))
+
+
+TOLD: Final = ("decompose-attention", "split-qkv")
+"""Steps whose remarks are remarks of this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxAttention:
+    """A Softmax over the last axis with the product of two computed values before it and after it."""
+
+    scores: str
+    softmax: NodeProto
+    context: NodeProto
+    scale: float
+    mask: str
+
+
+def find_attentions(rewriter: Rewriter) -> Iterator[SoftmaxAttention]:
+    for softmax in rewriter.by_op("Softmax"):
+        contexts = [node for node in rewriter.consumers[softmax.output[0]] if node.op_type == "MatMul"]
+        shape = rewriter.shape(softmax.input[0])
+        is_last = shape is not None and attribute_of(softmax, "axis", -1) in (-1, len(shape) - 1)
+        if len(contexts) != 1 or contexts[0].input[0] != softmax.output[0] or not is_last:
+            continue
+        name, scale, masks = softmax.input[0], 1.0, list[str]()
+        while (node := rewriter.producer(name, "Add", "Mul", "Div", "Where")) is not None:
+            if node.op_type == "Where":
+                data = [read for read in node.input[1:] if rewriter.constant(read) is None]
+            elif node.op_type == "Add":
+                data = sorted(node.input, key=lambda read: not _leads_to_product(rewriter, read))[:1]
+                masks += [read if scale == 1.0 else "?" for read in node.input if read not in data]
+            else:
+                numbers = [number for read in node.input if (number := rewriter.scalar(read)) is not None]
+                data = [read for read in node.input if rewriter.scalar(read) is None]
+                data = data if numbers else []
+                scale *= 1.0 if not numbers else 1 / numbers[0] if node.op_type == "Div" else numbers[0]
+            if len(data) != 1:
+                break
+            name = data[0]
+        if rewriter.producer(name, "MatMul") is not None:
+            mask = masks[0] if len(masks) == 1 else ""
+            yield SoftmaxAttention(name, softmax, contexts[0], scale, mask if len(masks) < 2 else "?")
+
+
+def _leads_to_product(rewriter: Rewriter, name: str) -> bool:
+    """Whether a value is a product of two computed values, scaled or chosen from."""
+    while (node := rewriter.producer(name, "Mul", "Div", "Add", "Where")) is not None:
+        computed = [read for read in node.input if rewriter.constant(read) is None]
+        if not computed:
+            return False
+        name = computed[-1] if node.op_type == "Where" else computed[0]
+    return rewriter.producer(name, "MatMul") is not None
+
+
+def _write_mask_as_sum(rewriter: Rewriter, softmax: NodeProto) -> None:
+    """Write `Where(seen, scores, low)` before a Softmax as a sum with `Where(seen, 0, low)`."""
+    choice = rewriter.producer(softmax.input[0], "Where")
+    if choice is None or rewriter.is_shared(choice.output[0]):
+        return
+    seen, *branches = choice.input
+    low = [rewriter.constant(name) for name in branches]
+    place = 1 if low[1] is not None else 0
+    array, scores = low[place], branches[1 - place]
+    if array is None or low[1 - place] is not None or array.size != 1 or not is_float(array) or not (array < 0).all():
+        return
+    zero = np.zeros_like(array)
+    condition = rewriter.constant(seen)
+    pair = (zero, array) if place else (array, zero)
+    if condition is not None:
+        bias = rewriter.constant_of(np.where(condition, *pair).astype(array.dtype), f"{choice.output[0]}/bias")
+    else:
+        names = [rewriter.constant_of(number, f"{choice.output[0]}/choice") for number in pair]
+        bias = rewriter.add("Where", [seen, *names], choice, rewriter.shape(seen))
+    rewriter.replace(choice.output[0], rewriter.add("Add", [scores, bias], choice, rewriter.shape(choice.output[0])))
+
+
+def _fuse(rewriter: Rewriter, attention: SoftmaxAttention) -> bool:
+    """Write one Attention; false where the opset has none, or the operands are no four axes."""
+    product = rewriter.producers[attention.scores]
+    query, key = product.input
+    value, result = attention.context.input[1], attention.context.output[0]
+    shapes = [rewriter.shape(name) for name in (query, key, value)]
+    if rewriter.opset < SINCE or attention.mask == "?" or any(shape is None or len(shape) != 4 for shape in shapes):
+        return False
+    if rewriter.producer(attention.softmax.input[0], "Where") is not None:
+        return False
+    keys = shapes[1] or ()
+    turned = rewriter.add("Transpose", [key], product, [keys[axis] for axis in (0, 1, 3, 2)], perm=[0, 1, 3, 2])
+    inputs = [query, turned, value, *([attention.mask] if attention.mask else [])]
+    name = rewriter.add("Attention", inputs, attention.softmax, rewriter.shape(result), scale=attention.scale)
+    rewriter.replace(result, name)
+    return True
+
+
+def _name_projections(model: DetachedModel, context: PassContext) -> DetachedModel:
+    """Name the values of Q, K and V after their module, where they are no outputs."""
+    view = GraphView(model)
+    names = {
+        site.tight.name: f"{instance.module or instance.name}.{weight.role}"
+        for instance in find_separate_qkv(view).instances
+        for weight, site in zip(instance.weights, instance.pins, strict=False)
+    }
+    rewriter = Rewriter(model, context)
+    for old, new in names.items():
+        if old in rewriter.producers and old not in rewriter.held and not old.startswith(new):
+            rewriter.rename(old, new)
+    return rewriter.result(None).model

@@ -1,0 +1,184 @@
+"""Write layer norms, RMS norms and group norms as one operator of the opset, or in parts.
+
+A norm in parts divides by the root of the mean square; torch writes Reciprocal and Mul for that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from passes.context import PassContext
+from passes.errors import PolicyError
+from passes.graph.op_facts import attribute_of, input_of
+from passes.rewrites.node_writer import Dim
+from passes.rewrites.rewriter import Array, Rewriter
+from passes.step import Description, PassResult, Step, values
+from passes.structures.norms import NormPattern, find_norm_patterns
+from passes.structures.view import GraphView
+from passes.suggest import plural
+from passes.weights.detached import DetachedModel
+
+SINCE: Final = {"LayerNormalization": 17, "GroupNormalization": 21, "RMSNormalization": 23}
+"""Operator → the opset that has it in the form that is written here."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalNorm(Step):
+    """Write each norm as an operator of the opset, or in parts.
+
+    Args:
+        form: `operator` where the opset has one, and else the fewest parts; or `parts` for every norm.
+        newer: whether RMSNormalization, which opset 23 has brought, is written where the model has that opset.
+    """
+
+    form: str = "operator"
+    newer: bool = False
+    name: str = field(default="canonical-norm", init=False)
+    source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Write layer, RMS and group norms as one operator of the opset, or in the fewest parts"
+    )
+
+    def check(self, context: PassContext) -> None:
+        if self.form not in FORMS:
+            raise PolicyError(f"pass {self.name!r}: form is {self.form!r}; expected {' or '.join(FORMS)}")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        rewriter = Rewriter(model, context)
+        if self.form == "parts":
+            norms = [node for node in rewriter.by_op(*WRITERS) if not any(node.output[1:])]
+            written = sum(WRITERS[node.op_type](rewriter, node) for node in norms)
+            left = f"{plural(len(norms) - written, 'norm')} of other axes or open sizes" if len(norms) > written else ""
+            said = f"{plural(written, 'norm')} in parts" if written else "" if left else "no norm is one operator"
+            return rewriter.result("; ".join(filter(None, (said, left))))
+        joined = sum(self._join(rewriter, pattern) for pattern in find_norm_patterns(GraphView(model)))
+        shorter = sum(_divide(rewriter, node) for node in rewriter.by_op("Mul"))
+        said = [f"{plural(joined, 'norm')} as one operator"] if joined else []
+        said += [f"{plural(shorter, 'norm')} with a division for Reciprocal and Mul"] if shorter else []
+        return rewriter.result("; ".join(said) or "no norm gets shorter")
+
+    def _join(self, rewriter: Rewriter, pattern: NormPattern) -> bool:
+        """Write a norm in parts as one operator; false where the opset has none that says the same."""
+        op = "LayerNormalization" if pattern.centred else "RMSNormalization"
+        read = _read_norm(rewriter, pattern)
+        if read is None or rewriter.opset < SINCE[op] or (op == "RMSNormalization" and not self.newer):
+            return False
+        epsilon, scale, bias = read
+        shape = rewriter.shape(pattern.x)
+        inputs = [rewriter.constant_of(array, f"{pattern.last.output[0]}/{label}") for array, label in
+                  ((scale, "scale"), *(((bias, "bias"),) if bias is not None else ()))]  # fmt: skip
+        name = rewriter.add(op, [pattern.x, *inputs], pattern.last, shape, axis=-1, epsilon=epsilon)
+        rewriter.replace(pattern.last.output[0], name)
+        return True
+
+
+FORMS: Final = ("operator", "parts")
+
+
+def _read_norm(rewriter: Rewriter, pattern: NormPattern) -> tuple[float, Array, Array | None] | None:
+    """The epsilon, the scale and the bias of a norm over the last axis; None for another form of a norm."""
+    shape, nodes = rewriter.shape(pattern.x), pattern.nodes
+    width = shape[-1] if shape else None
+    count = Counter(node.op_type for node in nodes)
+    after = nodes[[node.output[0] for node in nodes].index(pattern.quotient) + 1 :]
+    inner = Counter(node.op_type for node in nodes if node not in after)
+    wanted = Counter({"ReduceMean": 2, "Sub": 1} if pattern.centred else {"ReduceMean": 1})
+    wanted.update({"Add": 1, "Sqrt": 1})
+    inner.subtract({"Pow": 1} if count["Pow"] else {"Mul": 1})
+    inner.subtract({"Div": 1} if count["Div"] else {"Reciprocal": 1, "Mul": 1})
+    if not isinstance(width, int) or +inner != wanted or any(number < 0 for number in inner.values()):
+        return None
+    if any(node.output[0] in rewriter.held for node in nodes[:-1]):
+        return None
+    axes = [rewriter.ints(input_of(node, 1)) for node in nodes if node.op_type == "ReduceMean"]
+    if any(found not in ([-1], [len(shape or ()) - 1]) for found in axes):
+        return None
+    sums = [node for node in nodes if node.op_type == "Add" and node not in after]
+    epsilon = next((number for name in sums[0].input if (number := rewriter.scalar(name)) is not None), None)
+    ends = {node.op_type: _vector(rewriter, node, width) for node in after}
+    if epsilon is None or any(array is None for array in ends.values()) or not set(ends) <= {"Mul", "Add"}:
+        return None
+    dtype = helper.tensor_dtype_to_np_dtype(rewriter.dtype(pattern.x))
+    scale, bias = ends.get("Mul"), ends.get("Add")
+    return epsilon, np.ones(width, dtype) if scale is None else scale, bias
+
+
+def _vector(rewriter: Rewriter, node: NodeProto, width: int) -> Array | None:
+    """The stored operand of a Mul or an Add with one element for each feature."""
+    arrays = [array for name in node.input if (array := rewriter.constant(name)) is not None]
+    if len(arrays) != 1 or arrays[0].shape[-1:] not in ((), (1,), (width,)) or arrays[0].size not in (1, width):
+        return None
+    return np.broadcast_to(arrays[0].reshape(-1), (width,)).copy()
+
+
+def _divide(rewriter: Rewriter, node: NodeProto) -> bool:
+    """Write x · (1 / √v) as x / √v, if nothing else reads the reciprocal."""
+    for place in (0, 1):
+        inverse = rewriter.producer(node.input[place], "Reciprocal")
+        root = None if inverse is None else rewriter.producer(inverse.input[0], "Sqrt")
+        if inverse is None or root is None or rewriter.is_shared(node.input[place]):
+            continue
+        name = node.output[0]
+        inputs = [node.input[1 - place], inverse.input[0]]
+        rewriter.replace(name, rewriter.add("Div", inputs, node, rewriter.shape(name)))
+        return True
+    return False
+
+
+def _in_parts(rewriter: Rewriter, node: NodeProto, data: str, shape: tuple[Dim, ...] | None, *, centred: bool) -> str:
+    """Write the division by the root of the mean square over the last axis; the value before scale and bias."""
+    axes = [rewriter.constant_of(np.array([-1]), "last_axis")] if rewriter.opset >= 18 else []
+    settings: dict[str, Any] = {} if rewriter.opset >= 18 else {"axes": [-1]}
+    kept = None if shape is None else (*shape[:-1], 1)
+    if centred:
+        mean = rewriter.add("ReduceMean", [data, *axes], node, kept, keepdims=1, **settings)
+        data = rewriter.add("Sub", [data, mean], node, shape)
+    square = rewriter.add("Mul", [data, data], node, shape)
+    spread = rewriter.add("ReduceMean", [square, *axes], node, kept, keepdims=1, **settings)
+    dtype = helper.tensor_dtype_to_np_dtype(rewriter.dtype(node.input[0]))
+    epsilon = rewriter.constant_of(np.array(attribute_of(node, "epsilon", 1e-5), dtype), "epsilon")
+    root = rewriter.add("Sqrt", [rewriter.add("Add", [spread, epsilon], node, kept)], node, kept)
+    return rewriter.add("Div", [data, root], node, shape)
+
+
+def _write_row_norm(rewriter: Rewriter, node: NodeProto) -> bool:
+    """A LayerNormalization or RMSNormalization over the last axis, in parts."""
+    shape = rewriter.shape(node.input[0])
+    if shape is None or attribute_of(node, "axis", -1) not in (-1, len(shape) - 1):
+        return False
+    name = _in_parts(rewriter, node, node.input[0], shape, centred=node.op_type == "LayerNormalization")
+    for op, operand in (("Mul", input_of(node, 1)), ("Add", input_of(node, 2))):
+        name = rewriter.add(op, [name, operand], node, shape) if operand else name
+    rewriter.replace(node.output[0], name)
+    return True
+
+
+def _write_group_norm(rewriter: Rewriter, node: NodeProto) -> bool:
+    """A GroupNormalization of fixed sizes, as a norm of the rows that a group is."""
+    shape = rewriter.fixed_shape(node.input[0])
+    scale, bias = (rewriter.constant(name) for name in node.input[1:3])
+    groups = attribute_of(node, "num_groups")
+    if shape is None or scale is None or bias is None or rewriter.opset < SINCE["GroupNormalization"]:
+        return False
+    rows = (shape[0], groups, -1)
+    data = rewriter.add("Reshape", [node.input[0], rewriter.constant_of(np.array(rows), "groups")], node)
+    name = _in_parts(rewriter, node, data, None, centred=True)
+    name = rewriter.add("Reshape", [name, rewriter.constant_of(np.array(shape), "channels")], node, shape)
+    for op, array in (("Mul", scale), ("Add", bias)):
+        wide = rewriter.constant_of(array.reshape(-1, *[1] * (len(shape) - 2)), f"{node.output[0]}/{op.lower()}")
+        name = rewriter.add(op, [name, wide], node, shape)
+    rewriter.replace(node.output[0], name)
+    return True
+
+
+WRITERS: Final = {
+    "LayerNormalization": _write_row_norm,
+    "RMSNormalization": _write_row_norm,
+    "GroupNormalization": _write_group_norm,
+}
+"""Operator → the function that writes it in parts."""

@@ -1,0 +1,272 @@
+"""Compute rows in a matrix where their consumers want a matrix: [batch, length, width] as [batch · length, width].
+
+A Gemm reads and writes matrices, so a Reshape stands before it and after it, while sums, curves and norms between two
+Gemms do the same to each row, whatever the axes before it. A **region** is a connected part of such operators. All of
+it computes with matrices if that removes more Reshapes at its ends than it adds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from onnx import NodeProto
+
+from passes.graph.op_facts import attribute_of, input_of
+from passes.graph.traversal import group_linked
+from passes.rewrites.rewriter import Rewriter
+
+Lead = tuple[int, ...]
+"""The sizes of the axes before the last one."""
+
+MAPS: Final = frozenset(
+    {
+        *("Abs", "Cast", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu"),
+        *("Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus"),
+        *("Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu"),
+        *("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "Clip"),
+    }
+)
+"""Operators that compute element by element."""
+
+ALONG_ROWS: Final = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "Split", "Concat"})
+"""Operators that treat each row by itself where their axis is the last one."""
+
+FIRST_AXIS: Final = frozenset({"Split", "Concat"})
+"""Operators whose axis is the first one where nothing is said."""
+
+RESHAPING: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+@dataclass(slots=True)
+class _RowRegion:
+    """Operators on values of one `lead`, each with the inputs that are such values or broadcast to them."""
+
+    lead: Lead
+    nodes: list[NodeProto] = field(default_factory=list)
+
+    @property
+    def values(self) -> set[str]:
+        return {name for node in self.nodes for name in node.output if name}
+
+
+def flatten_rows(rewriter: Rewriter) -> int:
+    """Let each region compute with matrices that gains by it; how many nodes that removes."""
+    gained = 0
+    for region in _find_regions(rewriter):
+        flattener = _Flattener(rewriter, region)
+        gain = flattener.gain()
+        if gain > 0:
+            flattener.write()
+            gained += gain
+    return gained
+
+
+def _find_regions(rewriter: Rewriter) -> list[_RowRegion]:
+    """The connected parts of operators that treat rows alike."""
+    members: list[tuple[NodeProto, Lead]] = []
+    places: dict[str, int] = {}
+    for node in rewriter.by_op(*MAPS, *ALONG_ROWS, "MatMul", "ReduceMean"):
+        lead = _lead_of(rewriter, node.output[0])
+        if lead is not None and _treats_rows_alike(rewriter, node, lead):
+            places.update(dict.fromkeys(node.output, len(members)))
+            members.append((node, lead))
+    links = [[at] for at in range(len(members))]
+    for at, (node, lead) in enumerate(members):
+        links += [[at, places[name]] for name in node.input if name in places and members[places[name]][1] == lead]
+    return [_RowRegion(members[group[0]][1], [members[at][0] for at in group]) for group in group_linked(links)]
+
+
+def _lead_of(rewriter: Rewriter, name: str) -> Lead | None:
+    """The lead of a value with more axes than a matrix and fixed sizes; None for other values."""
+    shape = rewriter.fixed_shape(name)
+    return shape[:-1] if shape is not None and len(shape) > 2 and math.prod(shape) else None
+
+
+def _treats_rows_alike(rewriter: Rewriter, node: NodeProto, lead: Lead) -> bool:
+    rank = len(lead) + 1
+    first = _lead_of(rewriter, node.input[0]) if node.input else None
+    if node.op_type == "MatMul":
+        weight = rewriter.constant(node.input[1])
+        return first == lead and weight is not None and weight.ndim == 2
+    if node.op_type == "ReduceMean":
+        axes = rewriter.ints(input_of(node, 1)) if input_of(node, 1) else None
+        return first == lead and bool(attribute_of(node, "keepdims", 1)) and axes in ([-1], [rank - 1])
+    if node.op_type in ALONG_ROWS:
+        axis = attribute_of(node, "axis", 0 if node.op_type in FIRST_AXIS else -1)
+        if axis not in (-1, rank - 1) or (any(node.output[1:]) and node.op_type != "Split"):
+            return False
+        if node.op_type == "Concat":
+            return all(_lead_of(rewriter, name) == lead for name in node.input)
+        return first == lead and all(len(rewriter.fixed_shape(name) or (0, 0)) == 1 for name in node.input[1:] if name)
+    names = [name for name in node.input if name]
+    return all(_broadcasts(rewriter, name, lead) for name in names) and any(
+        _lead_of(rewriter, name) == lead for name in names
+    )
+
+
+def _broadcasts(rewriter: Rewriter, name: str, lead: Lead) -> bool:
+    """Whether a matrix can take the place of an operand: it has all rows, or the same row for all."""
+    shape = rewriter.fixed_shape(name)
+    if shape is None:
+        return False
+    before = shape[:-1]
+    is_whole = math.prod(before) == math.prod(lead) and before == lead[len(lead) - len(before) :]
+    return is_whole or all(size == 1 for size in before)
+
+
+@dataclass(slots=True)
+class _Flattener:
+    """Decides on one region, and writes it."""
+
+    rewriter: Rewriter
+    region: _RowRegion
+
+    def gain(self) -> int:
+        """How many nodes fewer there are once the region computes with matrices."""
+        gain = 0
+        for name in self._entries():
+            if self._matrix_of(name):
+                gain += self._only_region_reads(name)
+            elif not (self._reshaped(name) and self._only_region_reads(name)) and self._flattened(name) is None:
+                gain -= 1
+        for name in self.region.values:
+            flat, _, others = self._readers(name)
+            gain += len(flat) - others
+        return gain
+
+    def _entries(self) -> list[str]:
+        """The computed values that the region reads and that have more axes than a matrix."""
+        inside, rewriter = self.region.values, self.rewriter
+        names = dict.fromkeys(name for node in self.region.nodes for name in node.input if name)
+        return [
+            name
+            for name in names
+            if name not in inside and rewriter.constant(name) is None and len(rewriter.fixed_shape(name) or ()) > 2
+        ]
+
+    def _matrix_of(self, name: str) -> str:
+        """The matrix that a Reshape turns into `name`; empty where there is none."""
+        node = self.rewriter.producer(name, *RESHAPING)
+        if node is None:
+            return ""
+        shape = self.rewriter.fixed_shape(node.input[0])
+        return node.input[0] if shape == self._matrix_shape(name) else ""
+
+    def _reshaped(self, name: str) -> str:
+        """The value that a Reshape turns into `name`; empty where there is none."""
+        node = self.rewriter.producer(name, *RESHAPING)
+        return "" if node is None else node.input[0]
+
+    def _matrix_shape(self, name: str) -> tuple[int, int]:
+        shape = self.rewriter.fixed_shape(name)
+        assert shape
+        return math.prod(shape[:-1]), shape[-1]
+
+    def _flattened(self, name: str) -> str | None:
+        """The matrix that a Reshape makes of `name` already; None where there is none."""
+        for node in self.rewriter.consumers[name]:
+            is_reshape = node.op_type in RESHAPING and not node.domain and node.input[0] == name
+            if is_reshape and self.rewriter.fixed_shape(node.output[0]) == self._matrix_shape(name):
+                return node.output[0]
+        return None
+
+    def _only_region_reads(self, name: str) -> bool:
+        inside = {id(node) for node in self.region.nodes}
+        return name not in self.rewriter.held and all(id(node) in inside for node in self.rewriter.consumers[name])
+
+    def _readers(self, name: str) -> tuple[list[NodeProto], list[NodeProto], bool]:
+        """The Reshapes outside that make a matrix of `name`; those that make something else; and whether others read
+        `name` as it is."""
+        inside = {id(node) for node in self.region.nodes}
+        outside = [node for node in self.rewriter.consumers[name] if id(node) not in inside]
+        flat = [node for node in outside if self._makes_matrix(node, name)]
+        shapes = [node for node in outside if node not in flat and self._is_fixed_reshape(node, name)]
+        return flat, shapes, len(flat) + len(shapes) < len(outside) or name in self.rewriter.held
+
+    def _is_fixed_reshape(self, node: NodeProto, name: str) -> bool:
+        is_reshape = node.op_type in RESHAPING and not node.domain and node.input[0] == name
+        return is_reshape and self.rewriter.fixed_shape(node.output[0]) is not None
+
+    def _makes_matrix(self, node: NodeProto, name: str) -> bool:
+        is_free = node.output[0] not in self.rewriter.held and self._is_fixed_reshape(node, name)
+        return is_free and self.rewriter.fixed_shape(node.output[0]) == self._matrix_shape(name)
+
+    def write(self) -> None:
+        """Write each operator of the region on matrices, in order."""
+        known = {name: self._enter(name) for name in self._entries()}
+        nodes = self._ordered()
+        for node in nodes:
+            inputs = [known.get(read) or self._operand(read) for read in node.input]
+            if node.op_type == "ReduceMean":
+                inputs[1] = self.rewriter.constant_of(np.array([-1]), "last_axis")
+            names = list(filter(None, node.output))
+            read = {name: self._readers(name) for name in names}
+            known.update(zip(names, self._copy(node, inputs), strict=True))
+            for name, (flat, shapes, others) in read.items():
+                for reader in flat:
+                    self.rewriter.replace(reader.output[0], known[name])
+                for reader in shapes:
+                    self._write_reshape(reader, known[name])
+                if others:
+                    self._write_reshape(node, known[name], name)
+        for name in [name for node in reversed(nodes) for name in node.output]:
+            self.rewriter.drop_unread(name)
+
+    def _copy(self, node: NodeProto, inputs: Sequence[str]) -> list[str]:
+        """Add the operator of `node` on matrices, and return the names of its outputs."""
+        rewriter = self.rewriter
+        shapes = [self._matrix_shape(name) for name in node.output]
+        if len(shapes) == 1:
+            names = [rewriter.add_copy(node, inputs, shapes[0])]
+        else:
+            names = [rewriter.free(f"{name}/rows") for name in node.output]
+            rewriter.add_many(node.op_type, inputs, node, names).attribute.extend(node.attribute)
+            for old, new, shape in zip(node.output, names, shapes, strict=True):
+                rewriter.declare(new, rewriter.dtype(old), shape)
+        for attribute in rewriter.producers[names[0]].attribute:
+            if attribute.name == "axis":
+                attribute.i = -1
+        return names
+
+    def _ordered(self) -> list[NodeProto]:
+        """The nodes of the region, producers first."""
+        makers = {name: node for node in self.region.nodes for name in node.output}
+        order: dict[int, NodeProto] = {}
+        stack = list(reversed(self.region.nodes))
+        while stack:
+            node = stack[-1]
+            before = [makers[name] for name in node.input if name in makers and id(makers[name]) not in order]
+            if before:
+                stack += before
+            else:
+                order[id(stack.pop())] = node
+        return list(order.values())
+
+    def _enter(self, name: str) -> str:
+        """The matrix for a value that the region reads."""
+        source = self._reshaped(name) if self._only_region_reads(name) else ""
+        known = self._matrix_of(name) or self._flattened(name)
+        return known or self._reshape(source or name, self._matrix_shape(name), name)
+
+    def _reshape(self, source: str, shape: Sequence[int], like: str) -> str:
+        rewriter, node = self.rewriter, self.region.nodes[0]
+        sizes = rewriter.constant_of(np.array(shape, np.int64), f"{like}/shape")
+        return rewriter.add("Reshape", [source, sizes], node, shape, dtype=rewriter.dtype(like))
+
+    def _operand(self, name: str) -> str:
+        """A constant of an operator, as a matrix where it has more axes."""
+        array = self.rewriter.constant(name) if name else None
+        if array is None or array.ndim < 3:
+            return name
+        return self.rewriter.constant_of(array.reshape(math.prod(array.shape[:-1]), array.shape[-1]), f"{name}/rows")
+
+    def _write_reshape(self, node: NodeProto, matrix: str, name: str = "") -> None:
+        """Make the output of a node, or its output `name`, from a matrix."""
+        name = name or node.output[0]
+        shape = self.rewriter.fixed_shape(name)
+        assert shape is not None
+        self.rewriter.replace(name, self._reshape(matrix, shape, name))

@@ -1,0 +1,234 @@
+"""Fold numbers that multiply a value: several around one product into one, or into the weight of a product.
+
+torch scales Q and Kᵀ each by the root of the scale. A product of matrices is linear in both operands, and moving
+elements does not change them, so all numbers around one product are one number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from passes.context import PassContext
+from passes.errors import PolicyError
+from passes.graph.op_facts import LAYOUT_OPS, input_of
+from passes.rewrites.rewriter import Array, Rewriter, is_float
+from passes.step import Description, PassResult, Step, values
+from passes.suggest import plural
+from passes.weights.detached import DetachedModel
+
+
+@dataclass(frozen=True, slots=True)
+class FoldScale(Step):
+    """Fold scalar factors around a product into one, and remove sums with zeros and products with ones.
+
+    Args:
+        into: `product` leaves one factor around each product of two computed values; `weight` puts the factor into the
+            weight and the bias of the product that makes the value, where no other value depends on them.
+    """
+
+    into: str = "product"
+    name: str = field(default="fold-scale", init=False)
+    source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Fold scalar factors around one product into one factor, or into a weight, and remove sums with zeros"
+    )
+
+    def check(self, context: PassContext) -> None:
+        if self.into not in PLACES:
+            raise PolicyError(f"pass {self.name!r}: into is {self.into!r}; expected {' or '.join(PLACES)}")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        if not any(node.op_type in UNITS for node in model.proto.graph.node):
+            return PassResult(model, changed=False, why="nothing is scaled")
+        rewriter = Rewriter(model, context)
+        folder = ScaleFolder(rewriter)
+        folder.remove_units()
+        folder.fold_chains()
+        folder.fold_around_products()
+        if self.into == "weight":
+            folder.fold_into_weights()
+        said = [f"{plural(folder.units, 'sum')} with zeros or products with ones removed"] if folder.units else []
+        said += [f"{plural(folder.folded, 'factor')} folded"] if folder.folded else []
+        return rewriter.result("; ".join(said) or "no two factors belong to one product")
+
+
+PLACES: Final = ("product", "weight")
+
+UNITS: Final = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
+"""Operator → the number that changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """A node that multiplies the value at input `data` by a number."""
+
+    node: NodeProto
+    data: int
+    number: float
+
+
+@dataclass(slots=True)
+class ScaleFolder:
+    """Folds the factors of one graph."""
+
+    rewriter: Rewriter
+    units: int = 0
+    folded: int = 0
+
+    def remove_units(self) -> None:
+        """Remove sums with zeros, and products with ones, whose result has the shape of the other operand."""
+        for node in self.rewriter.by_op(*UNITS):
+            places = (1,) if node.op_type in ("Sub", "Div") else (1, 0)
+            for place in places:
+                data, unit = node.input[1 - place], self.rewriter.constant(node.input[place])
+                shape = self.rewriter.shape(data)
+                is_known = shape is not None and None not in shape and shape == self.rewriter.shape(node.output[0])
+                if unit is not None and is_known and is_float(unit) and (unit == UNITS[node.op_type]).all():
+                    self.rewriter.replace(node.output[0], data)
+                    self.units += 1
+                    break
+
+    def fold_chains(self) -> None:
+        """Fold a factor into the factor before it, with operators between that only move elements."""
+        for node in self.rewriter.by_op("Mul", "Div"):
+            factor = self._factor_of(node)
+            before = None if factor is None else self._factor_behind(node.input[factor.data])
+            if factor is not None and before is not None and self._set_number(before, before.number * factor.number):
+                self._drop(factor)
+
+    def fold_around_products(self) -> None:
+        """Leave one factor of those of a product's operands and of its result."""
+        for product in self.rewriter.by_op("MatMul"):
+            factors = [factor for name in product.input if (factor := self._factor_behind(name)) is not None]
+            after = self._factor_after(product.output[0])
+            if after is not None and factors:
+                factors.append(after)
+            if len(factors) > 1:
+                number = math.prod(factor.number for factor in factors)
+                if self._set_number(factors[0], number):
+                    for factor in factors[1:]:
+                        self._drop(factor)
+
+    def move_to_result(self, product: NodeProto) -> None:
+        """Multiply the result of a product by the factors of its operands, in one node.
+
+        In float16 the factors stay on the operands, since the product could overflow without them.
+        """
+        rewriter, result = self.rewriter, product.output[0]
+        factors = [factor for name in product.input if (factor := self._factor_behind(name)) is not None]
+        after = self._factor_after(result)
+        is_plain = not factors and (after is None or after.node.op_type == "Mul")
+        if is_plain or (factors and rewriter.dtype(result) == TensorProto.FLOAT16):
+            return
+        factors += [after] if after is not None else []
+        with np.errstate(over="ignore", under="ignore"):
+            number = math.prod(factor.number for factor in factors)
+            array = np.array(number, helper.tensor_dtype_to_np_dtype(rewriter.dtype(result)))
+        if not array or not np.isfinite(array.astype(np.float64)):
+            return
+        for factor in factors:
+            self._drop(factor)
+        copy = rewriter.add_copy(product, product.input, rewriter.shape(result))
+        scale = rewriter.constant_of(array, f"{result}/scale")
+        rewriter.replace(product.output[0], rewriter.add("Mul", [copy, scale], product, rewriter.shape(result)))
+
+    def fold_into_weights(self) -> None:
+        """Put each factor into the product with a weight that makes its operand, and into the bias."""
+        for node in self.rewriter.by_op("Mul", "Div"):
+            factor = self._factor_of(node)
+            steps = None if factor is None else self._weights_behind(node.input[factor.data])
+            if factor is None or not steps:
+                continue
+            scaled = [(step, place, self._scaled(step.input[place], factor.number)) for step, place in steps]
+            if all(array is not None for _, _, array in scaled):
+                for step, place, array in scaled:
+                    assert array is not None
+                    self.rewriter.set_input(
+                        step, place, self.rewriter.constant_of(array, f"{step.input[place]}_scaled")
+                    )
+                self._drop(factor)
+
+    def _factor_of(self, node: NodeProto) -> _Factor | None:
+        for place in (1, 0) if node.op_type == "Mul" else (1,):
+            number = self.rewriter.scalar(node.input[place])
+            if number is None or self.rewriter.constant(node.input[1 - place]) is not None:
+                continue
+            rank, own = (self.rewriter.shape(name) for name in (node.input[1 - place], node.input[place]))
+            if not math.isfinite(number) or number == 0 or rank is None or own is None or len(own) > len(rank):
+                return None
+            return _Factor(node, 1 - place, 1 / number if node.op_type == "Div" else number)
+        return None
+
+    def _factor_behind(self, name: str) -> _Factor | None:
+        """The factor that makes `name`, perhaps with layout operators between; nothing else reads what is between."""
+        while not self.rewriter.is_shared(name) and (node := self.rewriter.producer(name)) is not None:
+            if node.op_type in ("Mul", "Div") and not node.domain:
+                return self._factor_of(node)
+            if node.op_type not in LAYOUT_OPS or node.domain:
+                return None
+            name = node.input[0]
+        return None
+
+    def _factor_after(self, name: str) -> _Factor | None:
+        if self.rewriter.is_shared(name) or not self.rewriter.consumers[name]:
+            return None
+        (node,) = self.rewriter.consumers[name]
+        is_factor = node.op_type in ("Mul", "Div") and not node.domain
+        factor = self._factor_of(node) if is_factor else None
+        return factor if factor is not None and node.input[factor.data] == name else None
+
+    def _weights_behind(self, name: str) -> list[tuple[NodeProto, int]] | None:
+        """The product with a weight that makes `name`, and the sum with a bias, each with the input to scale."""
+        steps: list[tuple[NodeProto, int]] = []
+        while not self.rewriter.is_shared(name) and (node := self.rewriter.producer(name)) is not None:
+            stored = [place for place in (0, 1) if self._is_weight(input_of(node, place))]
+            if node.op_type in LAYOUT_OPS and not node.domain:
+                name = node.input[0]
+            elif node.op_type == "Add" and len(stored) == 1:
+                steps.append((node, stored[0]))
+                name = node.input[1 - stored[0]]
+            elif node.op_type in ("MatMul", "Gemm", "Conv") and not node.domain and stored == [1]:
+                has_bias = node.op_type != "MatMul" and input_of(node, 2)
+                if has_bias and not self._is_weight(input_of(node, 2)):
+                    return None
+                return [*steps, (node, 1), *([(node, 2)] if has_bias else [])]
+            else:
+                return None
+        return None
+
+    def _is_weight(self, name: str) -> bool:
+        return name in self.rewriter.stored and self.rewriter.constant(name) is not None
+
+    def _scaled(self, name: str, number: float) -> Array | None:
+        """A stored tensor times a number; None where its dtype cannot hold the result."""
+        array = self.rewriter.constant(name)
+        if array is None or not is_float(array):
+            return None
+        with np.errstate(over="ignore", under="ignore"):
+            scaled = (array.astype(np.float64) * number).astype(array.dtype)
+        return scaled if np.isfinite(scaled.astype(np.float64)).all() else None
+
+    def _set_number(self, factor: _Factor, number: float) -> bool:
+        """Let a node multiply by another number; false where the dtype cannot hold the number."""
+        rewriter, node = self.rewriter, factor.node
+        array = rewriter.constant(node.input[1 - factor.data])
+        assert array is not None
+        stored = 1 / number if node.op_type == "Div" else number
+        with np.errstate(over="ignore", under="ignore"):
+            scaled = np.full_like(array, stored)
+        if not scaled.all() or not np.isfinite(scaled.astype(np.float64)).all():
+            return False
+        if number == 1.0:
+            self._drop(factor)
+            return True
+        rewriter.set_input(node, 1 - factor.data, rewriter.constant_of(scaled, f"{node.output[0]}/scale"))
+        return True
+
+    def _drop(self, factor: _Factor) -> None:
+        self.rewriter.replace(factor.node.output[0], factor.node.input[factor.data])
+        self.folded += 1

@@ -1,0 +1,274 @@
+"""Where layout operators put the elements of a value, and the fewest operators that put them there.
+
+The axes of a value are cut into **atoms**: the parts of which a Reshape joins or splits axes. Transpose, Reshape,
+Squeeze, Unsqueeze, Flatten and Expand only reorder atoms, group them into axes, or repeat elements along new atoms. So
+a chain of them, however long, is a list of groups of atoms, which two Reshapes, a Transpose and an Expand always make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from passes.rewrites.node_writer import Dim
+
+Group = list[int]
+"""The atoms of one axis, outermost first; none for an axis of size 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutCall:
+    """One operator to write: Reshape or Expand to a `shape`, where 0 and -1 mean what they mean in a Reshape; or a
+    Transpose by `perm`."""
+
+    op: str
+    shape: tuple[int, ...] = ()
+    perm: tuple[int, ...] = ()
+    sizes: tuple[Dim, ...] = ()
+    """The shape of the result."""
+
+
+class NoLayout(Exception):
+    """A chain that is not followed: a size is not known, or a Reshape cuts across the atoms."""
+
+
+@dataclass(slots=True)
+class LayoutMap:
+    """The layout of a value that was a source of a known rank: `groups` has an entry for each of its axes.
+
+    `source` has the atoms of the source's axes; `sizes` the size of each atom, where a symbolic size is a name of its
+    own for each axis; `repeated` are the atoms along which elements are repeated.
+    """
+
+    source: list[Group]
+    groups: list[Group]
+    sizes: dict[int, int | str]
+    repeated: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, shape: Sequence[Dim]) -> LayoutMap:
+        """The layout of the source itself.
+
+        Raises:
+            NoLayout: it has no elements.
+        """
+        if 0 in shape:
+            raise NoLayout
+        sizes = {axis: dim if isinstance(dim, int) else f"{dim or ''}@{axis}" for axis, dim in enumerate(shape)}
+        groups = [[] if size == 1 else [axis] for axis, size in sizes.items()]
+        return cls([list(group) for group in groups], groups, sizes)
+
+    def transpose(self, perm: Sequence[int]) -> None:
+        self.groups = [self.groups[axis] for axis in perm]
+
+    def squeeze(self, axes: Sequence[int] | None) -> None:
+        """Take axes of size 1 away; all of them if `axes` is None.
+
+        Raises:
+            NoLayout: it is not known whether an axis has that size.
+        """
+        if axes is None:
+            if not all(isinstance(self._size(group), int) for group in self.groups):
+                raise NoLayout
+            axes = [axis for axis, group in enumerate(self.groups) if not group]
+        chosen = {axis % len(self.groups) for axis in axes}
+        if any(self.groups[axis] for axis in chosen):
+            raise NoLayout
+        self.groups = [group for axis, group in enumerate(self.groups) if axis not in chosen]
+
+    def unsqueeze(self, axes: Sequence[int]) -> None:
+        rank = len(self.groups) + len(axes)
+        chosen, rest = {axis % rank for axis in axes}, iter(self.groups)
+        self.groups = [[] if axis in chosen else next(rest) for axis in range(rank)]
+
+    def flatten(self, axis: int) -> None:
+        axis = axis + len(self.groups) if axis < 0 else axis
+        parts = self.groups[:axis], self.groups[axis:]
+        self.groups = [[atom for group in part for atom in group] for part in parts]
+
+    def expand(self, shape: Sequence[int]) -> None:
+        """Repeat along axes of size 1.
+
+        Raises:
+            NoLayout: a symbolic size meets a size that is not 1.
+        """
+        while len(self.groups) < len(shape):
+            self.groups.insert(0, [])
+        for axis, size in enumerate(shape, start=len(self.groups) - len(shape)):
+            if size == 1 or (self.groups[axis] and self._size(self.groups[axis]) == size):
+                continue
+            if self.groups[axis] or size < 1:
+                raise NoLayout
+            atom = len(self.sizes)
+            self.sizes[atom] = size
+            self.repeated.add(atom)
+            self.groups[axis] = [atom]
+
+    def reshape(self, shape: Sequence[int]) -> None:
+        """Group the atoms anew; 0 leaves an axis as it is, and -1 takes what is left.
+
+        Raises:
+            NoLayout: the new axes cut across the atoms.
+        """
+        kept = [axis for axis, size in enumerate(shape) if size == 0]
+        if any(axis >= len(self.groups) for axis in kept) or shape.count(-1) > 1:
+            raise NoLayout
+        wanted: list[int | Group | None] = [
+            list(self.groups[axis]) if axis in kept else None if size == -1 else size for axis, size in enumerate(shape)
+        ]
+        order = [atom for group in self.groups for atom in group]
+        open_axis = wanted.index(None) if None in wanted else len(wanted)
+        head = [self._take(order, want, last=False) for want in wanted[:open_axis]]
+        tail = [self._take(order, want, last=True) for want in reversed(wanted[open_axis + 1 :])]
+        if open_axis == len(wanted) and order:
+            raise NoLayout
+        self.groups = [*head, *([order] if open_axis < len(wanted) else []), *reversed(tail)]
+
+    def _take(self, order: Group, want: int | Group | None, *, last: bool) -> Group:
+        """Take the atoms of one new axis off an end of `order`."""
+        if isinstance(want, list):
+            taken = order[len(order) - len(want) :] if last else order[: len(want)]
+            if taken != want:
+                raise NoLayout
+            del order[len(order) - len(want) if last else 0 : len(order) if last else len(want)]
+            return taken
+        taken, left = [], want or 1
+        while left != 1:
+            if not order:
+                raise NoLayout
+            atom = order[-1 if last else 0]
+            size = self.sizes[atom]
+            if isinstance(size, str) or (left % size and size % left):
+                raise NoLayout
+            if left % size:
+                self._cut(atom, order, left, last=last)
+                continue
+            taken.append(order.pop(-1 if last else 0))
+            left //= size
+        return taken[::-1] if last else taken
+
+    def _cut(self, atom: int, order: Group, size: int, *, last: bool) -> None:
+        """Cut an atom in two, everywhere, so that the part at that end has this size."""
+        whole, inner = self.sizes[atom], len(self.sizes)
+        assert isinstance(whole, int)
+        self.sizes[atom], self.sizes[inner] = (whole // size, size) if last else (size, whole // size)
+        if atom in self.repeated:
+            self.repeated.add(inner)
+        for group in (*self.source, *self.groups, order):
+            if atom in group:
+                group.insert(group.index(atom) + 1, inner)
+
+    def _size(self, group: Group) -> Dim:
+        """The size of an axis; a symbolic one has its name, and the product of one with others none."""
+        size = 1
+        for atom in group:
+            factor = self.sizes[atom]
+            if isinstance(factor, str):
+                return factor if len(group) == 1 else None
+            size *= factor
+        return size
+
+    def _dim(self, group: Group) -> Dim:
+        """The size of an axis, for the type of a value: a symbolic one has the name that it has in the source."""
+        size = self._size(group)
+        return size.rpartition("@")[0] or None if isinstance(size, str) else size
+
+    def shortest(self) -> list[LayoutCall]:
+        """The fewest operators that make this layout of the source.
+
+        Raises:
+            NoLayout: a Reshape would need two sizes that are not known.
+        """
+        if not self.repeated:
+            return self._without_repeats(self.groups)
+        cut = list(self._cut_at_repeats())
+        base = [[] if set(group) & self.repeated else group for group in cut]
+        calls = self._without_repeats(base)
+        sizes = tuple(self._size(group) for group in cut)
+        target = tuple(size if set(group) & self.repeated else 1 for size, group in zip(sizes, cut, strict=True))
+        shape = tuple(size for size in target if isinstance(size, int))
+        calls = [*calls, LayoutCall("Expand", shape, sizes=tuple(map(self._dim, cut)))]
+        return calls if cut == self.groups else [*calls, self._reshape(cut, self.groups)]
+
+    def _cut_at_repeats(self) -> Iterator[Group]:
+        """The axes of the result, each cut so that an axis has repeated atoms alone or none."""
+        for group in self.groups:
+            run: Group = []
+            for atom in group:
+                if run and (run[-1] in self.repeated) != (atom in self.repeated):
+                    yield run
+                    run = []
+                run = [*run, atom]
+            yield run
+
+    def _without_repeats(self, groups: Sequence[Group]) -> list[LayoutCall]:
+        order = [atom for group in groups for atom in group]
+        blocks = self._blocks(order)
+        if [atom for group in self.source for atom in group] == order:
+            return [] if list(groups) == self.source else [self._reshape(self.source, groups)]
+        before, after = [group for group in self.source if group], [group for group in groups if group]
+        if sorted(before) == sorted(after) and len(self.source) == len(groups):
+            return [self._transpose(self.source, groups)]
+        if self._is_cut_at(groups, self._source_order()):
+            first = self._with_ones(sorted(after, key=lambda group: self._source_order()[group[0]]), groups)
+            return [self._reshape(self.source, first), self._transpose(first, groups)]
+        places = {atom: place for place, atom in enumerate(order)}
+        if self._is_cut_at(self.source, places):
+            turned = sorted(before, key=lambda group: places[group[0]])
+            turned = self._with_ones(turned, self.source)
+            return [self._transpose(self.source, turned), self._reshape(turned, groups)]
+        stored = sorted(blocks, key=lambda block: self._source_order()[block[0]])
+        return [
+            self._reshape(self.source, stored),
+            self._transpose(stored, blocks),
+            *([] if blocks == list(groups) else [self._reshape(blocks, groups)]),
+        ]
+
+    def _source_order(self) -> dict[int, int]:
+        return {atom: place for place, atom in enumerate(atom for group in self.source for atom in group)}
+
+    def _blocks(self, order: Group) -> list[Group]:
+        """The atoms in their new order, where atoms that stay neighbours are one block."""
+        place, blocks = self._source_order(), list[Group]()
+        for atom in order:
+            if blocks and place[blocks[-1][-1]] + 1 == place[atom]:
+                blocks[-1].append(atom)
+            else:
+                blocks.append([atom])
+        return blocks
+
+    @staticmethod
+    def _is_cut_at(groups: Sequence[Group], places: Mapping[int, int]) -> bool:
+        """Whether the atoms of each group are neighbours, in order, in another arrangement."""
+        return all(
+            places[atom] == places[group[0]] + offset for group in groups if group for offset, atom in enumerate(group)
+        )
+
+    @staticmethod
+    def _with_ones(groups: Sequence[Group], like: Sequence[Group]) -> list[Group]:
+        """`groups` with the axes of size 1 that `like` has, at the same places."""
+        rest = iter(groups)
+        return [next(rest) if group else [] for group in like]
+
+    def _transpose(self, before: Sequence[Group], after: Sequence[Group]) -> LayoutCall:
+        free = list(range(len(before)))
+        perm = []
+        for group in after:
+            axis = next(axis for axis in free if list(before[axis]) == list(group))
+            free.remove(axis)
+            perm.append(axis)
+        return LayoutCall("Transpose", perm=tuple(perm), sizes=tuple(map(self._dim, after)))
+
+    def _reshape(self, before: Sequence[Group], after: Sequence[Group]) -> LayoutCall:
+        sizes = tuple(self._size(group) for group in after)
+        shape: list[int] = []
+        for axis, (group, size) in enumerate(zip(after, sizes, strict=True)):
+            if isinstance(size, int):
+                shape.append(size)
+            elif axis < len(before) and list(before[axis]) == list(group):
+                shape.append(0)
+            elif -1 not in shape:
+                shape.append(-1)
+            else:
+                raise NoLayout
+        return LayoutCall("Reshape", tuple(shape), sizes=tuple(map(self._dim, after)))

@@ -1,0 +1,255 @@
+"""Forms that some accelerators want, by choice: products as convolutions, a head of attention each, no int64.
+
+They move elements and weights, and compute the same numbers; the sums of a Conv may be rounded in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.context import PassContext
+from passes.graph.op_facts import attribute_of, input_of
+from passes.rewrites.canonical_attention import SoftmaxAttention, find_attentions
+from passes.rewrites.node_writer import Dim
+from passes.rewrites.rewriter import Array, Rewriter
+from passes.step import Description, PassResult, Step, structure, values
+from passes.suggest import plural
+from passes.weights.detached import DetachedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LinearToConv(Step):
+    """Write each MatMul and Gemm with a stored matrix as a 1×1 Conv: rows are an image of one line, [1, K, 1, rows].
+
+    The weight becomes [N, K, 1, 1]; the bias that is added after a MatMul, that of the Conv. With `merge-layout` after
+    it, the Transposes between two products go.
+    """
+
+    name: str = field(default="linear-to-conv", init=False)
+    source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values("Write each product with a stored matrix as a 1×1 Conv")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        rewriter = Rewriter(model, context)
+        products = [node for node in rewriter.by_op("MatMul", "Gemm") if node.input[1] in rewriter.stored]
+        reasons = [reason for node in products if (reason := _write_conv(rewriter, node))]
+        written = len(products) - len(reasons)
+        said = (
+            f"{plural(written, 'product')} as Conv" if written else "" if reasons else "no product has a stored matrix"
+        )
+        left = f"{plural(len(reasons), 'product')} left, {reasons[0]}" if reasons else ""
+        return rewriter.result("; ".join(filter(None, (said, left))))
+
+
+def _write_conv(rewriter: Rewriter, node: NodeProto) -> str:
+    """Write a product as a Conv; why not, or nothing where it is written."""
+    shape, weight = rewriter.fixed_shape(node.input[0]), rewriter.constant(node.input[1])
+    label = node.name or node.output[0]
+    if shape is None or len(shape) < 2 or 0 in shape:
+        return f"{label}: the sizes of its data are not fixed"
+    if weight is None or weight.ndim != 2:
+        return f"{label}: its weight is no matrix that is read"
+    if (
+        attribute_of(node, "transA", 0)
+        or attribute_of(node, "alpha", 1.0) != 1.0
+        or attribute_of(node, "beta", 1.0) != 1.0
+    ):
+        return f"{label}: it scales or transposes its data"
+    matrix = weight if attribute_of(node, "transB", 0) else weight.T
+    end, bias = _bias_of(rewriter, node, matrix.shape[0])
+    if bias is None and input_of(node, 2):
+        return f"{label}: its bias is no stored vector"
+    rows, width, count = math.prod(shape[:-1]), shape[-1], matrix.shape[0]
+    data = _reshape(rewriter, node, node.input[0], (1, 1, rows, width))
+    image = rewriter.add("Transpose", [data], node, (1, width, 1, rows), perm=[0, 3, 1, 2])
+    kernel = rewriter.constant_of(np.ascontiguousarray(matrix)[:, :, None, None], f"{node.input[1]}_conv")
+    inputs = [image, kernel, *([rewriter.constant_of(bias, f"{node.output[0]}/bias")] if bias is not None else [])]
+    made = rewriter.add("Conv", inputs, node, (1, count, 1, rows), kernel_shape=[1, 1])
+    back = rewriter.add("Transpose", [made], node, (1, 1, rows, count), perm=[0, 2, 3, 1])
+    rewriter.replace(end, _reshape(rewriter, node, back, (*shape[:-1], count)))
+    return ""
+
+
+def _reshape(rewriter: Rewriter, node: NodeProto, name: str, shape: Sequence[int]) -> str:
+    sizes = rewriter.constant_of(np.array(shape, np.int64), f"{node.output[0]}/shape")
+    return rewriter.add("Reshape", [name, sizes], node, shape)
+
+
+def _bias_of(rewriter: Rewriter, node: NodeProto, count: int) -> tuple[str, Array | None]:
+    """The value with the bias, and the bias: that of a Gemm, or that of the Add which alone reads a MatMul."""
+    if node.op_type == "Gemm":
+        return node.output[0], _vector(rewriter, input_of(node, 2), count)
+    readers = rewriter.consumers[node.output[0]]
+    if not rewriter.is_shared(node.output[0]) and readers and readers[0].op_type == "Add":
+        other = next((name for name in readers[0].input if name != node.output[0]), "")
+        bias = _vector(rewriter, other, count)
+        if bias is not None:
+            return readers[0].output[0], bias
+    return node.output[0], None
+
+
+def _vector(rewriter: Rewriter, name: str, count: int) -> Array | None:
+    array = rewriter.constant(name) if name else None
+    if array is None or array.size not in (1, count) or array.shape[-1:] not in ((), (1,), (count,)):
+        return None
+    return np.broadcast_to(array.reshape(-1), (count,)).copy()
+
+
+@dataclass(frozen=True, slots=True)
+class MhaToSha(Step):
+    """Compute each head of an attention by itself: Split, MatMul, scale, mask, Softmax, MatMul for a head each, Concat.
+
+    Each head computes with the very same numbers as before. Heads that share keys and values read the same piece.
+    """
+
+    name: str = field(default="mha-to-sha", init=False)
+    source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = structure("Compute each head of an attention by operators of its own")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        rewriter = Rewriter(model, context)
+        reasons: list[str] = []
+        heads = 0
+        for attention in list(find_attentions(rewriter)):
+            shape = rewriter.fixed_shape(attention.scores)
+            if shape is None or len(shape) != 4 or shape[1] < 2:
+                label = attention.softmax.name or attention.softmax.output[0]
+                found = "open sizes" if shape is None else "one head" if shape[1:2] == (1,) else f"{len(shape)} dims"
+                reasons.append(f"{label}: its scores have {found}")
+                continue
+            _HeadWriter(rewriter, attention, shape[1]).write()
+            heads += shape[1]
+        said = f"{plural(heads, 'head')} by {'themselves' if heads > 1 else 'itself'}" if heads else ""
+        left = f"{plural(len(reasons), 'attention')} left, {reasons[0]}" if reasons else ""
+        return rewriter.result("; ".join(filter(None, (said, left))) or "no attention is in parts")
+
+
+@dataclass(slots=True)
+class _HeadWriter:
+    """Writes the heads of one attention."""
+
+    rewriter: Rewriter
+    attention: SoftmaxAttention
+    count: int
+    pieces: dict[str, list[str]] = field(default_factory=dict)
+
+    def write(self) -> None:
+        rewriter, attention = self.rewriter, self.attention
+        path = self._path()
+        product = rewriter.producers[attention.scores]
+        results = []
+        for head in range(self.count):
+            known = {name: self._piece(name, head) for name in product.input}
+            known[attention.scores] = self._copy(product, known)
+            for node in path:
+                known |= {name: self._piece(name, head) for name in node.input if name and name not in known}
+                known[node.output[0]] = self._copy(node, known)
+            known[attention.context.input[1]] = self._piece(attention.context.input[1], head)
+            results.append(self._copy(attention.context, known))
+        result = attention.context.output[0]
+        rewriter.replace(result, rewriter.add("Concat", results, attention.context, rewriter.shape(result), axis=1))
+
+    def _path(self) -> list[NodeProto]:
+        """The nodes after the scores up to the Softmax, in order."""
+        path = [self.attention.softmax]
+        while self.attention.scores not in path[0].input:
+            path.insert(0, next(node for name in path[0].input if (node := self._on_path(name)) is not None))
+        return path
+
+    def _on_path(self, name: str) -> NodeProto | None:
+        """The producer of a value that the scores lead to."""
+        node, front, seen = self.rewriter.producer(name), [name], set[str]()
+        while front:
+            value = front.pop()
+            if value == self.attention.scores:
+                return node
+            producer = self.rewriter.producer(value, "Add", "Mul", "Div", "Where")
+            if producer is not None and value not in seen:
+                seen.add(value)
+                front += producer.input
+        return None
+
+    def _piece(self, name: str, head: int) -> str:
+        """The part of an operand for one head; the operand itself where all heads share it."""
+        shape = self.rewriter.shape(name)
+        if shape is None or len(shape) < 4 or shape[1] != self.count:
+            return name
+        if name not in self.pieces:
+            self.pieces[name] = self._split(name, shape)
+        return self.pieces[name][head]
+
+    def _split(self, name: str, shape: Sequence[Dim]) -> list[str]:
+        rewriter, one = self.rewriter, (shape[0], 1, *shape[2:])
+        array = rewriter.constant(name)
+        if array is not None:
+            return [
+                rewriter.constant_of(array[:, head : head + 1], f"{name}_head_{head}") for head in range(self.count)
+            ]
+        names = [rewriter.free(f"{name}/head_{head}") for head in range(self.count)]
+        sizes = rewriter.constant_of(np.ones(self.count, np.int64), "one_each")
+        rewriter.add_many("Split", [name, sizes], rewriter.producers.get(name, self.attention.softmax), names, axis=1)
+        for piece in names:
+            rewriter.declare(piece, rewriter.dtype(name), one)
+        return names
+
+    def _copy(self, node: NodeProto, known: Mapping[str, str]) -> str:
+        shape = self.rewriter.shape(node.output[0])
+        one = None if shape is None else (shape[0], 1, *shape[2:])
+        return self.rewriter.add_copy(node, [known.get(name, name) for name in node.input], one)
+
+
+@dataclass(frozen=True, slots=True)
+class NoInt64(Step):
+    """Let operators that take int32 indices read int32: stored ones, and those of an input through one Cast.
+
+    Shapes, axes and repeats stay int64, which ONNX has no other type for.
+    """
+
+    name: str = field(default="no-int64", init=False)
+    source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = structure("Give indices the type int32 where an operator takes it")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        rewriter = Rewriter(model, context)
+        narrow: dict[str, str] = {}
+        for node in rewriter.by_op(*TAKES_INT32):
+            places = [place for place in TAKES_INT32[node.op_type] if input_of(node, place)]
+            names = [node.input[place] for place in places]
+            if all(rewriter.dtype(name) == TensorProto.INT64 and self._fits(rewriter, name) for name in names):
+                for place, name in zip(places, names, strict=True):
+                    narrow[name] = narrow.get(name) or _narrow(rewriter, node, name)
+                    rewriter.set_input(node, place, narrow[name])
+                    rewriter.drop_unread(name)
+        why = f"{plural(len(narrow), 'value')} of indices as int32" if narrow else "no operator reads indices of int64"
+        return rewriter.result(why)
+
+    @staticmethod
+    def _fits(rewriter: Rewriter, name: str) -> bool:
+        """Whether int32 holds the indices; the largest int64, as the end of a Slice, is cut, and means the same."""
+        array = rewriter.constant(name)
+        return array is not None or name in rewriter.fed or rewriter.producer(name, "Cast", "Reshape") is not None
+
+
+def _narrow(rewriter: Rewriter, node: NodeProto, name: str) -> str:
+    array = rewriter.constant(name)
+    if array is not None:
+        limits = np.iinfo(np.int32)
+        return rewriter.constant_of(np.clip(array, limits.min, limits.max).astype(np.int32), f"{name}_int32")
+    cast = rewriter.producer(name, "Cast")
+    if cast is not None and rewriter.dtype(cast.input[0]) == TensorProto.INT32:
+        return cast.input[0]
+    return rewriter.add("Cast", [name], node, rewriter.shape(name), dtype=TensorProto.INT32, to=TensorProto.INT32)
+
+
+TAKES_INT32: Final[Mapping[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("Gather", "GatherElements", "ScatterElements"), (1,)),
+    "Slice": (1, 2, 3, 4),
+    "OneHot": (0,),
+}
+"""Operator → its inputs of indices, which are of one type."""

@@ -1,0 +1,93 @@
+"""Attention in one form, from torch's spelling, from a merged matrix, and from one operator; and as one operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+
+import passes
+from passes.catalog.listing import example_of, read_example
+from passes.context import PassContext
+from passes.run.result import PassRun
+from passes.weights.sessions import Session
+from tests.support.onnx_models import detached, matrix, model_of, vector
+
+MERGED = """g (float[2, 3, 8] x) => (float[2, 3, 8] y) {
+    a = MatMul (x, w) b = Add (a, bias) q, k, v = Split <axis = 2> (b, parts)
+    qh = Reshape (q, heads) kh = Reshape (k, heads) vh = Reshape (v, heads)
+    qt = Transpose <perm = [0, 2, 1, 3]> (qh) kt = Transpose <perm = [0, 2, 3, 1]> (kh)
+    vt = Transpose <perm = [0, 2, 1, 3]> (vh) s = MatMul (qt, kt) d = Div (s, root) m = Add (mask, d)
+    p = Softmax (m) c = MatMul (p, vt) t = Transpose <perm = [0, 2, 1, 3]> (c) y = Reshape (t, back)
+}"""
+PACKED = """g (float[2, 3, 8] x) => (float[2, 3, 8] y) {
+    y = com.microsoft.Attention <num_heads = 2> (x, w, bias)
+}"""
+WEIGHTS = {"w": matrix(8, 24, 0), "bias": vector(24, 1)}
+MORE = {
+    "parts": np.array([8, 8, 8]), "heads": np.array([2, 3, 2, 4]), "back": np.array([2, 3, 8]), "root": np.float32(2),
+    "mask": np.triu(np.full((3, 3), -np.inf, np.float32), 1),
+}  # fmt: skip
+
+
+def torch_form(opset: int) -> onnx.ModelProto:
+    file = example_of("canonical-attention")
+    assert file is not None
+    model = read_example(file).model
+    model.opset_import[0].version = opset
+    return model
+
+
+def packed_form() -> onnx.ModelProto:
+    model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>' + PACKED)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in WEIGHTS.items())
+    return model
+
+
+def run_step(model: onnx.ModelProto, context: PassContext, **options: object) -> PassRun:
+    """The run of the step, which computes the same and does nothing the second time."""
+    run = passes.optimize(model, [{"canonical-attention": options}], keep=["qkv?"] * (not options), context=context)
+    assert [row.status for row in run.rows] == ["ran"], run.rows
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
+    np.testing.assert_allclose(
+        Session.of(run.model).run(feeds)["y"], Session.of(detached(model)).run(feeds)["y"], rtol=1e-5, atol=1e-5
+    )  # the scale is rounded at another place
+    assert not passes.optimize(run.model, [{"canonical-attention": options}], context=context).rows[0].changed
+    return run
+
+
+@pytest.mark.parametrize(
+    ("model", "masked"),
+    [(torch_form(20), 1), (model_of(MERGED, **WEIGHTS, **MORE), 1), (packed_form(), 0)],
+    ids=["torch", "merged", "packed"],
+)
+def test_every_attention_has_one_form(model: onnx.ModelProto, masked: int, context: PassContext) -> None:
+    run = run_step(model, context)
+    nodes = run.model.proto.graph.node
+    made = {name: node for node in nodes for name in node.output}
+    (softmax,) = (node for node in nodes if node.op_type == "Softmax")
+    name, ops = softmax.input[0], list[str]()
+    while made[name].op_type != "MatMul":
+        ops.append(made[name].op_type)
+        name = next(read for read in made[name].input if read in made)
+    assert ops == ["Add"] * masked + ["Mul"]
+    stored = {tensor.name for tensor in run.model.proto.graph.initializer}
+    products = [node for node in nodes if node.op_type in ("MatMul", "Gemm") and node.input[1] in stored]
+    assert len({node.input[1] for node in products}) == 3
+    count = Counter(node.op_type for node in nodes)
+    assert (count["IsNaN"], count["Where"], count["Reshape"], count["Transpose"]) == (0, 0, 4, 4)
+    assert [verdict.kind for verdict in run.structures if verdict.kept] == ["qkv"]
+
+
+def test_one_operator_where_the_opset_has_it(context: PassContext) -> None:
+    run = run_step(torch_form(23), context, fused=True)
+    ops = Counter(node.op_type for node in run.model.proto.graph.node)
+    assert (ops["Attention"], ops["Softmax"], ops["MatMul"], ops["Transpose"]) == (1, 0, 3, 4)
+
+
+def test_an_older_opset_says_so(context: PassContext) -> None:
+    run = passes.optimize(torch_form(20), [{"canonical-attention": {"fused": True}}], context=context)
+    assert "opset 20 has no Attention, opset 23 has" in run.rows[0].reason

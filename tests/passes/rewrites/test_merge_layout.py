@@ -1,0 +1,158 @@
+"""Chains of layout operators: numpy says where elements go, pictures show what is written."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from passes.context import PassContext
+from passes.rewrites.layout_map import LayoutCall, LayoutMap, NoLayout
+from passes.rewrites.merge_layout import MergeLayout
+from passes.weights.sessions import Session
+from tests.support.onnx_models import detached, model_of
+
+
+def moved(array: np.ndarray, call: LayoutCall) -> np.ndarray:
+    if call.op == "Transpose":
+        return array.transpose(call.perm)
+    if call.op == "Expand":
+        return np.broadcast_to(array, np.broadcast_shapes(array.shape, call.shape))
+    return array.reshape([array.shape[axis] if size == 0 else size for axis, size in enumerate(call.shape)])
+
+
+def random_call(draw: np.random.Generator, shape: tuple[int, ...]) -> LayoutCall:
+    kind = draw.integers(4)
+    if kind == 0 and 1 in shape:
+        sizes = tuple(int(draw.integers(1, 3)) if size == 1 else size for size in shape)
+        return LayoutCall("Expand", sizes)
+    if kind <= 1:
+        return LayoutCall("Transpose", perm=tuple(int(axis) for axis in draw.permutation(len(shape))))
+    sizes, left = [], math.prod(shape)
+    while left > 1 and len(sizes) < 4:
+        divisors = [size for size in range(1, left + 1) if left % size == 0]
+        sizes.append(int(draw.choice(divisors)))
+        left //= sizes[-1]
+    return LayoutCall("Reshape", (*sizes, left))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_shortest_form_moves_elements_as_the_chain_does(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    shape = tuple(int(size) for size in draw.choice([1, 2, 3, 4, 6], size=draw.integers(1, 5)))
+    source = np.arange(math.prod(shape)).reshape(shape)
+    layout, expected, chain = LayoutMap.of(shape), source, 0
+    for _ in range(6):
+        call = random_call(draw, expected.shape)
+        known = expected
+        try:
+            {"Transpose": layout.transpose, "Reshape": layout.reshape, "Expand": layout.expand}[call.op](
+                call.perm or call.shape
+            )
+        except NoLayout:
+            break  # a Reshape across the axes of a Transpose, which no list of axes can say
+        expected, chain = moved(known, call), chain + 1
+        calls = layout.shortest()
+        found = source
+        for written in calls:
+            found = moved(found, written)
+            assert found.shape == written.sizes
+        np.testing.assert_array_equal(found, expected)
+        assert len(calls) <= max(chain, 4)
+        assert sum(written.op == "Transpose" for written in calls) <= 1
+
+
+def merged(text: str, context: PassContext, **weights: np.ndarray | np.generic) -> list[str]:
+    """The nodes after the step, which computes the same and does nothing the second time."""
+    model = model_of(text, **weights)
+    result = MergeLayout().apply(detached(model), context)
+    assert not MergeLayout().apply(result.model, context).changed
+    shapes = {info.name: [dim.dim_value or 3 for dim in info.type.tensor_type.shape.dim] for info in model.graph.input}
+    feeds = {name: np.random.default_rng(0).standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    before, after = Session.of(detached(model)).run(feeds), Session.of(result.model).run(feeds)
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array)
+    stored = {tensor.name: result.model.array(tensor).tolist() for tensor in result.model.proto.graph.initializer}
+    return [
+        f"{node.op_type} {stored[node.input[1]]}"
+        if node.op_type in ("Reshape", "Expand")
+        else f"Transpose {list(node.attribute[0].ints)}"
+        if node.op_type == "Transpose"
+        else node.op_type
+        for node in result.model.proto.graph.node
+    ]
+
+
+KEYS = """g (float[2, 6, 8] x) => (float[2, 6, 6] y) {
+    split = Reshape (x, heads) keys = Transpose <perm = [0, 2, 1, 3]> (split)
+    joined = Reshape (keys, joint) turned = Transpose <perm = [0, 2, 1]> (joined)
+    apart = Reshape (turned, four) scaled = Mul (apart, scale) queries = Squeeze (split, none)
+    all = ReduceSum <keepdims = 0> (scaled, axis) y = MatMul (x, all)
+}"""
+
+
+def test_keys_are_transposed_once(context: PassContext) -> None:
+    ints = {"heads": [2, 6, 2, 4], "joint": [4, 6, 4], "four": [2, 2, 4, 6], "axis": [3], "none": [0]}
+    text = KEYS.replace("queries = Squeeze (split, none)\n", "\n").replace("y = MatMul (x, all)", "y = Add (all, zero)")
+    text = text.replace("float[2, 6, 6] y", "float[2, 2, 4] y")
+    weights = {name: np.array(values) for name, values in ints.items()}
+    lines = merged(text, context, scale=np.float32(0.5), zero=np.float32(0), **weights)
+    assert lines == ["Mul", "Reshape [2, 6, 2, 4]", "Transpose [0, 2, 3, 1]", "ReduceSum", "Add"]
+
+
+def test_a_transpose_and_its_inverse_go_through_a_curve(context: PassContext) -> None:
+    text = """g (float[2, 3, 4] x) => (float[2, 3, 4] y) {
+        a = Transpose <perm = [2, 0, 1]> (x) b = Gelu (a) c = Transpose <perm = [1, 2, 0]> (b) y = Relu (c)
+    }"""
+    assert merged(text, context) == ["Gelu", "Relu"]
+
+
+def test_heads_that_are_repeated_are_transposed_before_they_are_repeated(context: PassContext) -> None:
+    text = """g (float[1, 2, 6, 4] x, float[1, 4, 6, 4] q) => (float[1, 4, 6, 6] y) {
+        a = Unsqueeze (x, two) b = Expand (a, five) c = Reshape (b, four)
+        d = Reshape (c, three) e = Transpose <perm = [0, 2, 1]> (d) f = Reshape (e, last) y = MatMul (q, f)
+    }"""
+    ints = {"two": [2], "five": [1, 2, 2, 6, 4], "four": [1, 4, 6, 4], "three": [4, 6, 4], "last": [1, 4, 4, 6]}
+    lines = merged(text, context, **{name: np.array(values) for name, values in ints.items()})
+    assert sorted(line.split()[0] for line in lines) == ["Expand", "MatMul", "Reshape", "Reshape", "Transpose"]
+
+
+def test_open_sizes_are_followed_by_name(context: PassContext) -> None:
+    text = """g (float["N", "S", 8] x) => (float["N", 2, "S", 4] y, float["N", "S", 8] z) {
+        a = Reshape (x, heads) b = Transpose <perm = [0, 2, 1, 3]> (a) c = Unsqueeze (b, one) y = Squeeze (c, one)
+        d = Transpose <perm = [0, 2, 1, 3]> (b) z = Reshape (d, back)
+    }"""
+    weights = {"heads": np.array([0, 0, 2, 4]), "one": np.array([1]), "back": np.array([0, 0, 8])}
+    lines = merged(text, context, **weights)
+    assert lines == ["Identity", "Reshape [0, 0, 2, 4]", "Transpose [0, 2, 1, 3]"]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "a = Reshape (x, size) b = Transpose <perm = [1, 0]> (a) c = Reshape (b, across) y = Relu (c)",
+        "a = Transpose <perm = [1, 0, 2]> (x) c = Add (a, vector) b = Transpose <perm = [1, 0, 2]> (c) y = Relu (b)",
+        "a = Reshape (x, open) b = Softmax (a) y = Reshape (b, back)",
+    ],
+)
+def test_what_no_shorter_chain_does_stays(nodes: str, context: PassContext) -> None:
+    text = f"g (float[2, 3, 4] x, float[4] vector) => (float[2, 3, 4] y) {{ {nodes} }}"
+    ints = {"size": [6, 4], "across": [2, 3, 4], "open": [2, -1], "back": [2, 3, 4]}
+    model = model_of(text, **{name: np.array(values) for name, values in ints.items()})
+    result = MergeLayout().apply(detached(model), context)
+    assert (result.changed, result.why) == (False, "every chain is in its shortest form")
+
+
+def test_a_chain_between_names_that_stay_keeps_them(context: PassContext) -> None:
+    text = """g (float[2, 3] x) => (float[2, 3] y, float[3, 2] turned) {
+        turned = Transpose <perm = [1, 0]> (x) y = Transpose <perm = [1, 0]> (turned)
+    }"""
+    assert merged(text, context) == ["Transpose [1, 0]", "Identity"]
+
+
+def test_an_expand_that_broadcasting_does_goes(context: PassContext) -> None:
+    text = """g (float[2, 1, 4] x, float[2, 3, 4] b) => (float[2, 3, 4] y, float[2, 3, 4] z) {
+        a = Expand (x, size) y = Add (a, b) c = Expand (x, size) d = Relu (x) z = Add (c, d)
+    }"""
+    assert merged(text, context, size=np.array([2, 3, 4])) == ["Add", "Expand [2, 3, 4]", "Relu", "Add"]

@@ -1,0 +1,101 @@
+"""Products as convolutions, a head of attention each, indices of int32: what is left, and what is not handled."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+import passes
+from passes.context import PassContext
+from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
+from passes.step import Step
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
+from tests.support.onnx_models import detached, matrix, model_of, vector
+
+FEED_FORWARD = """g (float[2, 3, 8] x) => (float[2, 3, 8] y) {
+    a = MatMul (x, up) b = Add (bias, a) c = Gelu (b) d = Reshape (c, rows) e = Gemm <transB = 1> (d, down, last)
+    y = Reshape (e, back)
+}"""
+WEIGHTS = {"up": matrix(8, 16, 0), "bias": vector(16, 1), "down": matrix(8, 16, 2), "last": vector(8, 3)}
+SIZES = {"rows": np.array([6, 16]), "back": np.array([2, 3, 8])}
+HEADS = """g (float[1, 2, 3, 4] q, float[1, 1, 4, 3] k, float[1, 2, 3, 4] v, bool[1, 1, 3, 3] seen) =>
+    (float[1, 2, 3, 4] y) {
+    s = MatMul (q, k) b = Add (s, by_head) m = Where (seen, b, low) p = Softmax (m) y = MatMul (p, v)
+}"""
+
+
+Written = tuple[DetachedModel, dict[str, float]]
+
+
+def written(made: Step, text: str, context: PassContext, **weights: np.ndarray | np.generic) -> Written:
+    """The model after the step, which does nothing the second time, and the greatest error of each output."""
+    model = model_of(text, **weights)
+    result = made.apply(detached(model), context)
+    assert result.changed, result.why
+    assert not made.apply(result.model, context).changed
+    random = np.random.default_rng(0)
+    feeds: dict[str, np.ndarray] = {}
+    for info in model.graph.input:
+        shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        kind = info.type.tensor_type.elem_type
+        whole = kind == TensorProto.INT64
+        feeds[info.name] = random.integers(0, 3, shape) if whole else random.standard_normal(shape).astype(np.float32)
+        if kind == TensorProto.BOOL:
+            feeds[info.name] = random.standard_normal(shape) > -1
+    before, after = Session.of(detached(model)).run(feeds), Session.of(result.model).run(feeds)
+    return result.model, {name: float(np.abs(after[name] - array).max()) for name, array in before.items()}
+
+
+def test_a_feed_forward_block_is_two_convolutions_between_two_transposes(context: PassContext) -> None:
+    model, errors = written(LinearToConv(), FEED_FORWARD, context, **WEIGHTS, **SIZES)
+    assert errors["y"] < 1e-5  # sums of 16 in another order
+    run = passes.optimize(model, ["merge-layout"], context=context)
+    ops = Counter(node.op_type for node in run.model.proto.graph.node)
+    assert ops == {"Reshape": 2, "Transpose": 2, "Conv": 2, "Gelu": 1}
+
+
+def test_products_that_a_conv_does_not_compute_are_named(context: PassContext) -> None:
+    text = (
+        'g (float["N", 8] x, float[2, 8] z) => (float["N", 8] y, float[2, 8] u) { y = MatMul (x, w) u = MatMul (z, w) }'
+    )
+    result = LinearToConv().apply(detached(model_of(text, w=matrix(8, 8, 0))), context)
+    assert result.why == "1 product as Conv; 1 product left, y: the sizes of its data are not fixed"
+
+
+def test_heads_compute_the_same_bits_and_share_what_they_shared(context: PassContext) -> None:
+    by_head = np.random.default_rng(1).standard_normal((1, 2, 1, 3)).astype(np.float32)
+    model, errors = written(MhaToSha(), HEADS, context, by_head=by_head, low=np.float32(-1e9))
+    assert errors["y"] == 0.0
+    nodes = model.proto.graph.node
+    assert Counter(node.op_type for node in nodes) == {
+        **{"Split": 2, "MatMul": 4, "Add": 2, "Where": 2, "Softmax": 2, "Concat": 1}
+    }
+    products = [node for node in nodes if node.op_type == "MatMul"]
+    assert [node.input[1] for node in products].count("k") == 2
+    assert [node.input[0] for node in nodes if node.op_type == "Where"] == ["seen", "seen"]
+
+
+@pytest.mark.parametrize("shape", ["1, 1, 3, 4", "3, 4"])
+def test_one_head_is_left_as_it_is(shape: str, context: PassContext) -> None:
+    text = f"""g (float[{shape}] q, float[{shape}] v) => (float[{shape}] y) {{
+        s = MatMul (q, k) p = Softmax (s) y = MatMul (p, v)
+    }}"""
+    result = MhaToSha().apply(detached(model_of(text, k=matrix(4, 3, 0))), context)
+    assert not result.changed and "1 attention left" in (result.why or "")
+
+
+def test_indices_are_int32_and_shapes_stay(context: PassContext) -> None:
+    text = """g (float[4, 6] x, int64[3] fed) => (float[3, 2] y, float[6, 3] z) {
+        a = Slice (x, start, end, axis, step) b = Gather (a, fed) y = Reshape (b, shape)
+        c = Gather <axis = 0> (x, fed) d = Transpose (c) z = Relu (d)
+    }"""
+    bounds = {"start": [0], "end": [2**62], "axis": [1], "step": [3], "shape": [3, 2]}
+    model, errors = written(NoInt64(), text, context, **{name: np.array(values) for name, values in bounds.items()})
+    assert errors == {"y": 0.0, "z": 0.0}
+    kinds = {tensor.name: tensor.data_type for tensor in model.proto.graph.initializer}
+    assert sorted(kinds.values()) == [TensorProto.INT32] * 4 + [TensorProto.INT64]
+    assert [node.op_type for node in model.proto.graph.node].count("Cast") == 1
