@@ -1,6 +1,7 @@
 """Quantization simulation: placement by rules, calibration, encodings, and the noise of each step.
 
-run.py          the stages, in order: read this first
+run.py          from a configuration to its simulation: read this first
+stages.py       the stages of the simulation of one model, in order
 parts.py        all parts of a run in parts: samples out of the chain, one set of ranges, the chain of quantized parts
 sites.py        the float tensors of a model, and which of them share an encoding
 placement.py    rules → the format of each tensor, or the reason why it stays in float

@@ -29,8 +29,8 @@ from pipeline.parts.generate import read_settings
 from pipeline.parts.sessions import CarriedStates, PartCalls, TextParts, TextReader, open_calls
 from pipeline.quantsim.calibration import MeasuredRanges
 from pipeline.quantsim.report import QuantSimResult, page_data
-from pipeline.quantsim.run import Simulation
 from pipeline.quantsim.samples import KEY, Feeds, Samples
+from pipeline.quantsim.stages import Simulation
 from pipeline.stages.report import ENCODINGS, QUANTIZED_MODEL, save_quantization, write_page
 from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import read_samples

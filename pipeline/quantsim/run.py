@@ -1,74 +1,44 @@
-"""The whole simulation: prepare, place, calibrate, encode, simulate, measure. Read `_Simulation.execute` first."""
+"""The whole simulation of a configuration: the run that prepares the model or the parts, and their simulation."""
 
 from __future__ import annotations
 
-import hashlib
-import math
-import tempfile
-import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
-from passes.encodings.encoding import fit_encodings
-from passes.errors import StepFailed
+from passes.encodings.aimet import read_aimet
 from passes.graph.op_facts import opset_of
 from passes.load import load_model
 from passes.recipe.recipe import names_of
-from passes.suggest import plural
-from passes.weights.detached import DetachedModel, read_model
-from passes.weights.files import save
+from passes.weights.detached import read_model
 from pipeline.argument_checks import FLAG, FUNCTION, PATH, a, expects
-from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig, locate
-from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported, UsageError
-from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted, show_progress
+from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, locate
+from pipeline.errors import UsageError
+from pipeline.events import Note, Observer, show_progress
 from pipeline.export.load import read_onnx_file
 from pipeline.parts import PartsResult
-from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
-from pipeline.quantsim.encodings import Encoding, adopt_encodings, describe_limited_biases, describe_ties, encode
-from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
-from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
-from pipeline.quantsim.profiles import formats_of, own_rules, read_profile, rules_of
-from pipeline.quantsim.qdq import check_opset, first_opset, insert_qdq
+from pipeline.quantsim.parts import simulate_parts
+from pipeline.quantsim.profiles import formats_of
+from pipeline.quantsim.qdq import first_opset
 from pipeline.quantsim.report import (
-    QuantSimReport,
     QuantSimResult,
-    make_placement_report,
-    make_report,
     page_data,
-    report_text,
 )
 from pipeline.quantsim.samples import KEY, Samples, enlarge
-from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
-from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
-from pipeline.quantsim.suggest import Suggestion, suggest
-from pipeline.quantsim.target_check import check_target
+from pipeline.quantsim.stages import Simulation
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.stages.report import (
-    ENCODINGS,
-    QUANTIZATION_REPORT,
-    QUANTIZED_MODEL,
     remove_quantization,
     save_quantization,
     write_page,
 )
 from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import input_files
-from pipeline.workspace import Workspace, key_of
+from pipeline.workspace import Workspace
 
 DEFAULT_OPSET: Final = 21
 """The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
-
-RANGES: Final = "calibration.npz"
-"""The file of ranges and histograms that are kept between runs, next to the results of stages."""
-
-RANGES_VERSION: Final = 2
-"""Of what that file holds; the ranges of another version are measured anew."""
 
 
 def prepare_config(config: RunConfig) -> RunConfig:
@@ -134,8 +104,6 @@ class QuantSim:
         before = pipeline.run()
         notes = (*conversion, *_describe_run(before, config))
         if isinstance(before, PartsResult):
-            from pipeline.quantsim.parts import simulate_parts  # which imports this file
-
             return simulate_parts(config, before, notes, show)
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
@@ -166,236 +134,6 @@ class QuantSim:
         if sampler is not None and source.onnx is not None and not self._config.verify.inputs:
             sampler = enlarge(sampler, model, source.dims)
         return simulation.execute(Samples(settings, specs, sampler))
-
-
-class Simulation:
-    """The stages, a method each."""
-
-    def __init__(
-        self,
-        model: DetachedModel,
-        settings: QuantSimConfig,
-        workspace: Workspace,
-        observer: Observer,
-        notes: Sequence[str] = (),
-    ) -> None:
-        self._model, self._settings = declare_types(store_constants(model)), settings
-        self._workspace, self._send, self._notes = workspace, observer, notes
-        self._profile = read_profile(settings)
-
-    def execute(self, samples: Samples) -> QuantSimResult:
-        self.begin(samples)
-        return self.finish(samples)
-
-    def begin(self, samples: Samples, known: MeasuredRanges | None = None) -> None:
-        """Place, and measure; `known` was measured of values that another model computes too."""
-        self._given = self.read_given()
-        self.placement = self.place(self._given or ())  # which tensor is quantized how
-        self.measured: MeasuredRanges | None = None
-        if self._given is None:
-            check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
-            self.measured = self.calibrate(self.placement, samples, known)  # what values each activation takes
-
-    def finish(self, samples: Samples) -> QuantSimResult:
-        given, placement, measured, ties = self._given, self.placement, self.measured, tuple[str, ...]()
-        if measured is not None:
-            ranges = group_ranges(measured, placement, self._model)
-            encodings = encode(placement, ranges, self._model)  # scales and zero points
-            ties = tuple(describe_ties(placement, measured.extents(), ranges))
-        else:  # both as a file has them
-            placement, encodings = self.adopt(placement, given or {})
-        quantized = insert_qdq(self._model, encodings)  # the model with QuantizeLinear and DequantizeLinear
-        outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
-        noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
-        sensitivity, why_not = self.estimate(encodings, samples)  # what each layer alone does to the outputs
-        notes = (*self._notes, *ties, *describe_limited_biases(encodings, self._model))
-        report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
-        if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
-            report = replace(
-                report, suggestion=self.suggest(self._settings.suggest, measured, encodings, sensitivity, samples)
-            )
-        return QuantSimResult(self._workspace.folder, report, self._write(report, quantized, encodings))
-
-    def place_only(self, why: str) -> QuantSimResult:
-        """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
-        report = make_placement_report(self.place(), self._model, why, self._notes)
-        self._send(Note(f"quantsim: nothing is calibrated or simulated, only placed: {why}"))
-        remove_quantization(self._workspace)
-        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
-        return QuantSimResult(self._workspace.folder, report, (QUANTIZATION_REPORT,))
-
-    def read_given(self) -> dict[str, Encoding] | None:
-        """The encodings of the file that is named in place of a calibration; None where none is."""
-        path = self._settings.encodings_from
-        return None if path is None else fit_encodings(read_aimet(Path(path))[0], self._model)
-
-    def place(self, given: Collection[str] = ()) -> Placement:
-        with self._stage("place") as details:
-            rules, notes = self._profile.rules(self._model, given)
-            placement = place(self._model, (*rules, *own_rules(self._settings)))
-            count = len(placement.quantized())
-            details.append(f"{count} of {len(placement.sites)} tensors quantized")
-            self._check_target()
-            for sentence in (*notes, *describe_opaque_operators(self._model), *describe_untyped_values(self._model)):
-                self._send(Note(sentence))
-            if own := find_quantized(self._model.proto.graph):
-                self._send(
-                    Note(f"quantsim: left as they are, since the model quantizes them: {plural(len(own), 'value')}")
-                )
-        return placement
-
-    def _check_target(self) -> None:
-        """Name what the target of the profile does not take, or refuse it."""
-        table = self._profile.target
-        found = check_target(self._model, table).obstructions if table is not None else ()
-        if found and self._settings.unsupported == "refuse":
-            listing = "".join(f"\n  {obstruction}" for obstruction in found)
-            raise CheckFailed(f"{self._profile.name} does not take the model (quantsim.unsupported: refuse):{listing}")
-        for obstruction in found:
-            self._send(Note(f"quantsim: {self._profile.name}: {obstruction}"))
-
-    def adopt(self, placement: Placement, given: Mapping[str, Encoding]) -> tuple[Placement, dict[str, Encoding]]:
-        """The encodings of a file in place of calibrated ones, and the placement that they are."""
-        with self._stage("adopt") as details:
-            placement, encodings = adopt_encodings(placement, given, self._model)
-            details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
-        return placement, encodings
-
-    def calibrate(self, placement: Placement, samples: Samples, known: MeasuredRanges | None = None) -> MeasuredRanges:
-        settings = self._settings.calibration
-        with self._stage("calibrate") as details:
-            if samples.note:
-                self._send(Note(samples.note))
-            graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
-            measured = [placed.site.tensor for placed in placement.quantized()]
-            others = sorted(known.extents().items()) if known else []
-            parts = (settings.model_dump(mode="json"), samples.identity(), graph, measured, others)
-            key = key_of(RANGES_VERSION, *parts)
-            file = self._workspace.stages / RANGES
-
-            def note(measured: MeasuredRanges) -> None:
-                self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, settings.samples))
-                measured.save(file, key)
-
-            known = MeasuredRanges.load(file, key) or known
-            measured = measure(
-                self._model,
-                placement,
-                samples.first(settings.samples),
-                settings.method,
-                known,
-                note,
-                settings.percentile,
-            )
-            if samples.may_change:  # only a run that was stopped is taken up
-                file.unlink(missing_ok=True)
-            else:
-                measured.save(file, key)
-            details.append(settings.method)
-        return measured
-
-    def simulate(self, quantized: DetachedModel, samples: Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
-        with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
-            count = self._settings.evaluation
-            try:
-                outputs = compare_outputs(self._model, quantized, samples.first(count))
-                device = run_device_like(self._model, quantized, samples.first(count), Path(folder))
-            except StepFailed as failure:
-                raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
-            details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
-        return outputs, device
-
-    def measure(self, placement: Placement, encodings: dict[str, Encoding], samples: Samples) -> dict[str, Noise]:
-        with self._stage("measure"):
-            count = self._settings.evaluation
-            sites = (placed.site for placed in placement.sites)
-            computed = [site.tensor for site in sites if _is_measured(site)]
-
-            def note(done: int) -> None:
-                self._send(Progress("measure", f"sample {done}", done, count))
-
-            return measure_noise(self._model, encodings, computed, samples.first(count), note)
-
-    def estimate(self, encodings: dict[str, Encoding], samples: Samples) -> tuple[dict[str, float], str]:
-        """What each layer alone does to the outputs; or why that is not estimated."""
-        with self._stage("sensitivity") as details:
-            count = count_needed_samples(self._settings.evaluation, len(find_layers(self._model, encodings)))
-
-            def note(done: int) -> None:
-                self._send(Progress("sensitivity", f"sample {done}", done, count))
-
-            try:
-                found = estimate_sensitivity(self._model, encodings, samples.first(count), observer=note)
-            except (Unsupported, StepFailed, ModuleNotFoundError) as error:
-                if isinstance(error, ModuleNotFoundError):
-                    if error.name not in EXTRAS:
-                        raise
-                    error = MissingExtra(str(error.name), "it")
-                self._send(Note(f"quantsim: sensitivity is not estimated: {error}"))
-                return {}, str(error)
-            details.append(plural(len(found), "layer"))
-        return found, "" if found else "no layer is quantized"
-
-    def suggest(
-        self,
-        target: SuggestConfig,
-        measured: MeasuredRanges,
-        encodings: dict[str, Encoding],
-        sensitivity: dict[str, float],
-        samples: Samples,
-    ) -> Suggestion | None:
-        """Formats of single layers that meet the target, simulated with the ranges that were measured."""
-        if not sensitivity:
-            self._send(Note("quantsim: nothing is suggested, since the sensitivity of layers is not known"))
-            return None
-
-        def simulate(placement: Placement) -> float:
-            quantized = insert_qdq(
-                self._model, encode(placement, group_ranges(measured, placement, self._model), self._model)
-            )
-            outputs = compare_outputs(self._model, quantized, samples.first(self._settings.evaluation))
-            return min((found.sqnr_db for found in outputs.values()), default=math.inf)
-
-        with self._stage("suggest") as details:
-            layers = find_layers(self._model, encodings)
-            found = suggest(target, self._model, rules_of(self._settings, self._model), layers, sensitivity, simulate)
-            details.append(plural(found.simulations, "simulation"))
-        return found
-
-    def _write(
-        self, report: QuantSimReport, quantized: DetachedModel, encodings: dict[str, Encoding]
-    ) -> tuple[str, ...]:
-        save(quantized, self._workspace.folder / QUANTIZED_MODEL)
-        constants = {tensor.name for tensor in self._model.proto.graph.initializer}
-        version = self._settings.encodings
-        moved = {
-            name for node in self._model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER for name in node.output
-        }
-        own = {name: encoding for name, encoding in encodings.items() if name not in moved}
-        listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
-        for what, count in Counter(str(own[name].precision) for name in own.keys() - listed.keys()).items():
-            self._send(
-                Note(
-                    f"quantsim: {ENCODINGS} leaves {plural(count, 'tensor')} of {what} out, for which version "
-                    f"{version} of AIMET's files has no form"
-                )
-            )
-        self._workspace.write_text(ENCODINGS, aimet_text(listed, constants, version))
-        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
-        return QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[list[str]]:
-        self._send(StageStarted(name))
-        details: list[str] = []
-        begun = time.perf_counter()
-        yield details
-        self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
-
-
-def _is_measured(site: Site) -> bool:
-    """Whether noise is measured there: the step computes numbers, in float32, and is in no body."""
-    return site.role == "activation" and not site.moves and site.dtype == "float32" and not site.body_of
 
 
 def _with_conversion(config: RunConfig, settings: QuantSimConfig) -> tuple[RunConfig, tuple[str, ...]]:
