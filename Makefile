@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --progress-bar off --disable-pip-version-check --root-user-action ignore --no-warn-script-location
 
-.PHONY: run test test-all test-fast checks lint types site docs gallery bench clean
+.PHONY: run test test-all test-fast pytest lint types site docs gallery bench clean
 
 run: .venv/run
 	$(BIN)/onnxline run $(CONFIG) $(ARGS)
@@ -17,16 +17,18 @@ run: .venv/run
 # Compiled modules are kept, even where PYTHONDONTWRITEBYTECODE is set: the tests start hundreds of processes.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-test: checks
-	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+# pyright takes a minute of one core. It runs beside the tests, which wait for processes a fourth of their time.
+test: .venv/test
+	@$(MAKE) --no-print-directory -j2 lint site
+	@$(MAKE) --no-print-directory -j2 types pytest
 
-# As `test`, and the slowest tests with all of their parameters (tests/support/one_of_each.py).
-test-all: checks
-	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal --all $(ARGS)
+# As `test`, with the tests and the parameters that it leaves out (tests/support/one_of_each.py).
+test-all: .venv/test
+	@$(MAKE) --no-print-directory -j2 lint site
+	@$(MAKE) --no-print-directory -j2 types pytest ALL=--all
 
-# pyright takes a minute of one core, the others half of that: two at a time.
-checks: .venv/test
-	@$(MAKE) --no-print-directory -j2 types lint site
+pytest: .venv/test
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal $(ALL) $(ARGS)
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -90,19 +90,19 @@ def open_context(
     """
     limit = worker_memory(memory_gib)
     with (
-        tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place,
+        tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as path,
         Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
         Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.server",)) as proofs,
         Worker(timeout_s, limit, USER_CODE, alone=True) as user_code,
     ):
-        yield PassContext(worker, Path(place).resolve(), proofs, user_code)  # a tool may work in another folder
+        yield PassContext(worker, Path(path).resolve(), proofs, user_code)  # a tool may work in another folder
 
 
 @contextmanager
 def open_local_context() -> Iterator[PassContext]:
     """A context in a process that already is a worker: its workers make each call right here."""
-    with tempfile.TemporaryDirectory(prefix="onnxline-") as place:
-        yield PassContext(_LocalWorker(), Path(place).resolve(), _LocalWorker(), _LocalWorker())
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as path:
+        yield PassContext(_LocalWorker(), Path(path).resolve(), _LocalWorker(), _LocalWorker())
 
 
 class _LocalWorker(Worker):

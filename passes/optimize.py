@@ -147,11 +147,11 @@ class _VersionLog:
         self._on_change = on_change
         self._versions: dict[int, ModelVersion] = {}
 
-    def note_change(self, place: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
-        self._versions.pop(place, None)
+    def note_change(self, index: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
+        self._versions.pop(index, None)
         if row.changed and row.status is Status.RAN:
-            self._versions[place] = ModelVersion(row.name, after)
-        self._on_change(place, row, before, after)
+            self._versions[index] = ModelVersion(row.name, after)
+        self._on_change(index, row, before, after)
 
     def carry(
         self, source: DetachedModel, final: DetachedModel, encodings: Mapping[str, Encoding], context: PassContext

@@ -57,8 +57,8 @@ def find_obstacles(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def _sentence(obstacle: Obstacle, nodes: Sequence[NodeProto]) -> str:
     counted = ", ".join(f"{count} {name}" for name, count in sorted(Counter(map(op_name, nodes)).items()))
-    places = (module_path_of(node) for node in nodes)
-    modules = list(dict.fromkeys(place.paths[-1] for place in places if place and place.paths and place.paths[-1]))
+    paths = (module.paths for node in nodes if (module := module_path_of(node)) and module.paths)
+    modules = list(dict.fromkeys(path[-1] for path in paths if path[-1]))
     more = f" and {len(modules) - MOST_MODULES} more" if len(modules) > MOST_MODULES else ""
     where = f" (in {', '.join(modules[:MOST_MODULES])}{more})" if modules else ""
     return f"left over: {counted}{where}: {obstacle.reason}; {obstacle.advice}"

@@ -248,18 +248,18 @@ class _Nodes:
         )
 
     def origin(self, node: NodeProto, within: tuple[str, ...]) -> Origin:
-        place, marks = module_path_of(node), annotations_of(node)
-        if place is not None and not place.paths:  # outside of any module: the model's own
-            place = ModulePath(("",), self._root_classes, place.frames)
+        module, marks = module_path_of(node), annotations_of(node)
+        if module is not None and not module.paths:  # outside of any module: the model's own
+            module = ModulePath(("",), self._root_classes, module.frames)
         return Origin(
             op=op_name(node),
             name=node.name,
             inputs=tuple(node.input),
             outputs=tuple(node.output),
             within=within,
-            module=place.paths[-1] if place else None,
-            classes=place.classes if place else (),
-            code=_code(place.frames) if place else "",
+            module=module.paths[-1] if module else None,
+            classes=module.classes if module else (),
+            code=_code(module.frames) if module else "",
             made_by=marks.author,
             replaced=marks.replaced,
             replaced_count=marks.count,
@@ -290,8 +290,8 @@ class _Nodes:
 
     @cached_property
     def _root_classes(self) -> tuple[str, ...]:
-        places = (module_path_of(node) for node, _ in self._all)
-        return next((place.classes[:1] for place in places if place is not None and place.classes), ())
+        modules = (module_path_of(node) for node, _ in self._all)
+        return next((module.classes[:1] for module in modules if module is not None and module.classes), ())
 
 
 def _walk(nodes: Iterable[NodeProto], within: tuple[str, ...]) -> Iterator[tuple[NodeProto, tuple[str, ...]]]:
@@ -307,8 +307,8 @@ def _handles(node: NodeProto) -> tuple[str, ...]:
 
 def _paths(node: NodeProto) -> tuple[str, ...]:
     """The torch modules that contain a node, except the model itself, which contains all."""
-    place = module_path_of(node)
-    return tuple(path for path in place.paths if path) if place is not None else ()
+    module = module_path_of(node)
+    return tuple(path for path in module.paths if path) if module is not None else ()
 
 
 def _code(frames: Iterable[str]) -> str:

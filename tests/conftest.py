@@ -180,11 +180,11 @@ def shorten(items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.
     return kept
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_runtest_setup() -> None:
     """Let torch's exporter read its 500 translations once for each opset, and not at each export: that is more than
     half of a small one."""
     registration: Any = sys.modules.get("torch.onnx._internal.exporter._registration")
-    if registration is None:
+    if registration is None or registration.ONNXRegistry.from_torchlib.__module__ == __name__:
         return
     read = cache(registration.ONNXRegistry.from_torchlib)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,9 @@ COMPARISONS: Final = {
 ARITHMETIC: Final = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Div: "*", ast.Mod: "*"}
 BARE: Final = (ast.Constant, ast.Compare, ast.BoolOp)
 """What a negation of a condition leaves alone: other faults are made of these."""
+
+Fault = tuple[ast.expr, Callable[[], str]]
+"""An expression, and what makes the text that takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +43,18 @@ class Mutation:
 def draw_mutations(root: Path, seed: int, count: int) -> list[Mutation]:
     """`count` of all mutations of the packages below `root`, the same for each tree and seed, in order of files."""
     files = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
-    every = [mutation for path in files for mutation in mutations_of(path.read_text(encoding="utf-8"), path, root)]
-    return [every[place] for place in sorted(random.Random(seed).sample(range(len(every)), count))]
+    every = [(path, fault) for path in files for fault in _faults(ast.parse(path.read_text(encoding="utf-8")), False)]
+    return [_mutation_of(*every[place], root) for place in sorted(random.Random(seed).sample(range(len(every)), count))]
 
 
-def mutations_of(text: str, path: Path, root: Path) -> Iterator[Mutation]:
-    """All of a file, from the top to the bottom."""
+def _mutation_of(path: Path, fault: Fault, root: Path) -> Mutation:
+    text, (node, instead) = path.read_text(encoding="utf-8"), fault
     lines = text.encode().splitlines(keepends=True)
-    for node, instead in _faults(ast.parse(text), False):
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        start, end = (node.lineno - 1, node.col_offset), (node.end_lineno - 1, node.end_col_offset)
-        found = ast.get_source_segment(text, node) or ""
-        assert lines[start[0]][start[1] :].startswith(found.encode().splitlines(keepends=True)[0][:9]), (path, start)
-        yield Mutation(path.relative_to(root).as_posix(), start, end, found, instead)
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    start, end = (node.lineno - 1, node.col_offset), (node.end_lineno - 1, node.end_col_offset)
+    found = ast.get_source_segment(text, node) or ""
+    assert lines[start[0]][start[1] :].startswith(found.encode().splitlines(keepends=True)[0][:9]), (path, start)
+    return Mutation(path.relative_to(root).as_posix(), start, end, found, instead())
 
 
 def edit(text: str, edits: list[tuple[Mutation, str, str]]) -> str:
@@ -73,7 +75,7 @@ def mutate(text: str, mutation: Mutation) -> str:
     return b"".join([*lines[:first], lines[first][:start], middle, lines[last][end:], *lines[last + 1 :]]).decode()
 
 
-def _faults(node: ast.AST, inside: bool) -> Iterator[tuple[ast.expr, str]]:
+def _faults(node: ast.AST, inside: bool) -> Iterator[Fault]:
     """The expressions below `node` in bodies of functions, each with the fault that takes its place."""
     if isinstance(node, ast.JoinedStr | ast.pattern | ast.Raise | ast.Assert):
         return  # places in an f-string are wrong before Python 3.12; a message is not worth a test; mypy's asserts
@@ -88,24 +90,24 @@ def _faults(node: ast.AST, inside: bool) -> Iterator[tuple[ast.expr, str]]:
                 yield from _faults(child, inside or function)
 
 
-def _faults_at(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+def _faults_at(node: ast.AST) -> Iterator[Fault]:
     match node:
         case ast.Compare(left=left, ops=[operator], comparators=[right]):
-            yield node, f"({ast.unparse(left)}) {COMPARISONS[type(operator)]} ({ast.unparse(right)})"
+            yield node, lambda: f"({ast.unparse(left)}) {COMPARISONS[type(operator)]} ({ast.unparse(right)})"
         case ast.BoolOp(op=operator, values=values):
             word = " or " if isinstance(operator, ast.And) else " and "
-            yield node, word.join(f"({ast.unparse(value)})" for value in values)
+            yield node, lambda: word.join(f"({ast.unparse(value)})" for value in values)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield node, ast.unparse(operand)
+            yield node, lambda: ast.unparse(operand)
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in ARITHMETIC:
-            yield node, f"({ast.unparse(left)}) {ARITHMETIC[type(operator)]} ({ast.unparse(right)})"
+            yield node, lambda: f"({ast.unparse(left)}) {ARITHMETIC[type(operator)]} ({ast.unparse(right)})"
         case ast.Constant(value=bool() as value):
-            yield node, str(not value)
+            yield node, lambda: str(not value)
         case ast.Constant(value=int() as value):
-            yield node, str(value + 1)
+            yield node, lambda: str(value + 1)
         case ast.If(test=test) | ast.IfExp(test=test) if not isinstance(test, (*BARE, ast.UnaryOp)):
-            yield test, f"not ({ast.unparse(test)})"
+            yield test, lambda: f"not ({ast.unparse(test)})"
         case ast.Return(value=ast.expr() as value) if not isinstance(value, BARE):
-            yield value, "None"
+            yield value, lambda: "None"
         case ast.Expr(value=ast.Call() as call):
-            yield call, "None"
+            yield call, lambda: "None"

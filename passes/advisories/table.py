@@ -216,7 +216,7 @@ def _line(first: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
     return "  ".join([first, *(cell.rjust(len(kind)) for cell, kind in zip(cells, kinds, strict=True))]).rstrip()
 
 
-def parse(text: str, place: str = "the text") -> AuditTable:
+def parse(text: str, title: str = "the text") -> AuditTable:
     """Read a table from its text, and check that writing the table gives the same text.
 
     A table that was cut off or edited by half would accept less, or call less unsafe, than it seems.
@@ -227,14 +227,14 @@ def parse(text: str, place: str = "the text") -> AuditTable:
     lines = text.splitlines()
     if lines[:1] != [FIRST_LINE]:
         raise ModelError(
-            f"{place}, line 1: {lines[:1]}, expected {FIRST_LINE!r}; write the table again with this onnxline's audit"
+            f"{title}, line 1: {lines[:1]}, expected {FIRST_LINE!r}; write the table again with this onnxline's audit"
         )
     table = _parse_lines(lines)
     wanted = table_text(table).splitlines()
     for number, (found, expected) in enumerate(zip_longest(lines, wanted, fillvalue="the end"), 1):
         if found != expected:
             raise ModelError(
-                f"{place}, line {number}: {found!r} does not fit the rest of the table, which gives {expected!r}: "
+                f"{title}, line {number}: {found!r} does not fit the rest of the table, which gives {expected!r}: "
                 "it was cut off, or edited by half; take tables as `onnxline audit` writes them"
             )
     return table
@@ -259,7 +259,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def _lines_below(lines: Sequence[str], head: str) -> list[str]:
     """The indented lines below the line that begins with `head`."""
-    start = next((place for place, line in enumerate(lines) if line.startswith(head)), len(lines))
+    start = next((index for index, line in enumerate(lines) if line.startswith(head)), len(lines))
     return _first_block(lines[start + 1 :])
 
 
@@ -285,7 +285,7 @@ def _from_one_line(text: str) -> str:
 
 def _first_block(lines: Sequence[str]) -> list[str]:
     """The indented lines that come first."""
-    end = next((place for place, line in enumerate(lines) if not line.startswith("  ")), len(lines))
+    end = next((index for index, line in enumerate(lines) if not line.startswith("  ")), len(lines))
     return [line[2:] for line in lines[:end]]
 
 

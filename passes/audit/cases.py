@@ -153,9 +153,9 @@ def load_package(name: str) -> Case:
     if not data.is_dir():
         return case
     given = {info.name: info.type for info in case.model.graph.input}
-    feeds = {name: _read_value(data / f"input_{place}.pb", type_) for place, (name, type_) in enumerate(given.items())}
+    feeds = {name: _read_value(data / f"input_{index}.pb", type_) for index, (name, type_) in enumerate(given.items())}
     expected = [
-        _read_value(data / f"output_{place}.pb", info.type) for place, info in enumerate(case.model.graph.output)
+        _read_value(data / f"output_{index}.pb", info.type) for index, info in enumerate(case.model.graph.output)
     ]
     return Case(case.name, case.model, {name: value for name, value in feeds.items() if value is not None}, expected)
 
@@ -174,7 +174,7 @@ def load_file(source: str, folder: Path, name: str) -> Case:
 
 
 def _with_drawn_feeds(name: str, model: onnx.ModelProto) -> Case:
-    """A case with drawn inputs; without inputs if one is no tensor, and then its numbers are not judged."""
+    """A case with drawn inputs; without inputs if one is no tensor, and then its outputs are not judged."""
     try:
         feeds: Mapping[str, Any] = draw_feeds(DetachedModel(model, {}), 0)
     except ModelError:

@@ -1,7 +1,7 @@
-"""The jobs of an audit: some cases and all passes, with the tables made of their results; and bug reports for the
-authors of a library: for each pass and kind of finding, the smallest model that shows it, with the call.
+"""The jobs of an audit: each tries all passes on some cases, and their results become the tables of the audit.
 
-JSON in, JSON out, so that a job can run on any machine.
+Also bug reports for the authors of a library: for each pass and kind of finding, the smallest model that shows it, with
+the call. Arguments and results of a job are JSON, so that a job can run on any machine.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run_job(
         memory_gib: memory limit of each of the two workers.
 
     Returns:
-        `findings`: lists of name, kind, case and why; `unjudged`: case → why its numbers were not judged; `unread`:
+        `findings`: lists of name, kind, case and why; `unjudged`: case → why its outputs were not judged; `unread`:
         case → why the model cannot be read.
     """
     tried = [AuditTarget(**data) for data in subjects]

@@ -1,4 +1,4 @@
-"""In a worker of its own: judge the results of passes on a case. It shares no code with any pass.
+"""Judge the results of passes on a case, in a worker process of its own. It shares no code with any pass.
 
 Few test models have metadata, so `add_marks` adds some to each case before its passes run.
 """
@@ -37,30 +37,30 @@ Verdict = dict[str, str]
 """Kind of finding → the reason in words."""
 
 RANDOM_OUTPUT_OPS: Final = RANDOM_OPS - {"Dropout"}
-"""Operators that draw other numbers in each run, or when they move in the graph."""
+"""Operators that draw other values in each run, or when they move in the graph."""
 
 FATAL_KINDS: Final = frozenset({"invalid", "signature"})
-"""Kinds after which numbers say nothing: the result does not run, or takes other inputs."""
+"""Kinds after which comparing values says nothing: the result does not run, or takes other inputs."""
 
 READY: Final = "ready"
 """Sent once the case itself has run: a later crash is caused by a result."""
 
 
-def judge(case: Case, results: Sequence[Result], start: int, numbers: bool) -> Generator[str | tuple[int, Verdict]]:
-    """Judge `results` from `start` on; with `numbers`, changed models are run.
+def judge(case: Case, results: Sequence[Result], start: int, compares: bool) -> Generator[str | tuple[int, Verdict]]:
+    """Judge `results` from `start` on; with `compares`, changed models are run.
 
-    Yields "ready" first, or why the numbers cannot be judged; then the place of each result, with its verdict.
+    Yields "ready" first, or why the values cannot be judged; then the index of each result, with its verdict.
     """
     valid = not _invalid(case.model)
-    standard = _find_standard(case) if numbers else ""
+    standard = _find_standard(case) if compares else ""
     yield standard if isinstance(standard, str) and standard else READY
-    for place, result in enumerate(results):
-        if place >= start:
+    for index, result in enumerate(results):
+        if index >= start:
             after = onnx.load_from_string(result.model)
             verdict = dict(_static_findings(case, after, valid))
             if result.changed and verdict.keys().isdisjoint(FATAL_KINDS) and not isinstance(standard, str):
                 verdict |= standard.judge_numbers(case, after)
-            yield place, verdict
+            yield index, verdict
 
 
 def _static_findings(case: Case, after: onnx.ModelProto, valid: bool) -> Iterator[tuple[str, str]]:
@@ -114,7 +114,7 @@ class _Standard:
 def _find_standard(case: Case) -> _Standard | str:
     """Find a runtime that computes what the case expects; return the reason in words if there is none."""
     if case.expected is None and any(node.op_type in RANDOM_OUTPUT_OPS for node in every_node(case.model.graph)):
-        return "it draws random numbers"
+        return "it draws random values"
     why = "it does not run"
     for name, run in RUNTIMES.items():
         try:
@@ -257,10 +257,10 @@ def add_marks(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.metadata_props.add(key=KEY, value="model")
     copy.doc_string = copy.doc_string or KEY
     copy.graph.doc_string = copy.graph.doc_string or KEY
-    for place, node in enumerate(copy.graph.node):
+    for index, node in enumerate(copy.graph.node):
         node.doc_string = node.doc_string or KEY
         if copy.ir_version >= NODES_FROM:
-            node.metadata_props.add(key=KEY, value=str(place))
+            node.metadata_props.add(key=KEY, value=str(index))
     return copy
 
 

@@ -1,4 +1,4 @@
-"""What an audit tries: a single pass, or a library's own set of passes; and, in the worker, the calls of it.
+"""What an audit tries, a single pass or a library's own set of passes; and the calls that a worker makes for it.
 
 Each pass gets its own copy of the model. Error messages are normalized, so that they are equal on every machine and for
 every model.
@@ -117,13 +117,13 @@ LARGEST: Final = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class PassAttempt:
-    """The result of one call of a pass. `place` is the index of the pass in `subjects`.
+    """The result of one call of a pass. `index` counts the passes in `subjects`, from 0.
 
     `again` marks the second call, on the result of the first. Each call is reported by itself, since either may crash
     the process. The second call is made only if the first changed something; `followed` announces it.
     """
 
-    place: int
+    index: int
     raised: str = ""
     model: bytes = b""
     changed: bool = False
@@ -137,31 +137,31 @@ def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) ->
     source = onnx.load_from_string(model)
     digests = _Digests()
     digest = digests.of(model)
-    for place, data in enumerate(subjects):
-        if place < start:
+    for index, data in enumerate(subjects):
+        if index < start:
             continue
         step = AuditTarget(**data).make_step()
-        first = _attempt(step, source, place)
+        first = _attempt(step, source, index)
         changed = not first.raised and digests.of(first.model) != digest
         small = len(first.model) <= LARGEST
         shipped = first.model if small else b""
-        yield PassAttempt(place, first.raised, shipped, changed, len(first.model), followed=changed and small)
+        yield PassAttempt(index, first.raised, shipped, changed, len(first.model), followed=changed and small)
         if changed and small:
-            second = _attempt(step, onnx.load_from_string(first.model), place)
+            second = _attempt(step, onnx.load_from_string(first.model), index)
             same = not second.raised and digests.of(second.model) == digests.of(first.model)
-            yield PassAttempt(place, second.raised, changed=not same, again=True)
+            yield PassAttempt(index, second.raised, changed=not same, again=True)
 
 
-def _attempt(step: Step, source: onnx.ModelProto, place: int) -> PassAttempt:
+def _attempt(step: Step, source: onnx.ModelProto, index: int) -> PassAttempt:
     """Call a library on a copy of `source` as its users do: the repairs of its step would hide findings."""
     copy = copy_of(source)
     try:
         result = step.call_library(copy)
-        return PassAttempt(place, model=result.SerializeToString(deterministic=True))
+        return PassAttempt(index, model=result.SerializeToString(deterministic=True))
     except MemoryError:
         raise
     except Exception as error:
-        return PassAttempt(place, raised=message_of(error))
+        return PassAttempt(index, raised=message_of(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def message_of(error: BaseException) -> str:
 
 
 def normalize(text: str) -> str:
-    """Reduce a message to one line of at most 110 characters, without names, paths, numbers and addresses."""
+    """Reduce a message to one line of at most 110 characters, without names, paths, counts and addresses."""
     line = next((part.strip() for part in text.splitlines() if part.strip(" :")), "")
     for pattern, instead in CHANGING:
         line = re.sub(pattern, instead, line)

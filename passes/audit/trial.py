@@ -18,7 +18,7 @@ from passes.worker.client import Worker
 
 @dataclass(frozen=True, slots=True)
 class CaseOutcome:
-    """The findings on one case. `unjudged` says why its numbers cannot be judged; empty if they can."""
+    """The findings on one case. `unjudged` says why its outputs cannot be judged; empty if they can."""
 
     findings: tuple[AuditFinding, ...]
     unjudged: str = ""
@@ -44,7 +44,7 @@ class AuditTrial:
         findings: list[AuditFinding] = []
         results: dict[Result, list[str]] = {}
         for attempt, failure in self._attempts(case, subjects):
-            name = subjects[attempt.place].name
+            name = subjects[attempt.index].name
             findings += [
                 AuditFinding(name, kind, case.name, why) for kind, why in _attempt_findings(attempt, failure, case)
             ]
@@ -60,25 +60,25 @@ class AuditTrial:
         model = case.model.SerializeToString()
         data = [subject.data() for subject in subjects]
         begun = PassAttempt(-1)
-        while begun.place + 1 < len(subjects):
+        while begun.index + 1 < len(subjects):
             try:
-                for item in _stream(self.libraries, attempts, model=model, subjects=data, start=begun.place + 1):
+                for item in _stream(self.libraries, attempts, model=model, subjects=data, start=begun.index + 1):
                     yield item, ""
                     begun = item
                 return
             except (StepCrashed, StepTimedOut) as failure:
                 second = begun.followed
-                place = begun.place if second else begun.place + 1
-                begun = PassAttempt(place, again=second)
+                index = begun.index if second else begun.index + 1
+                begun = PassAttempt(index, again=second)
                 yield begun, _kind(failure)
 
     def _judge(self, case: Case, results: Sequence[Result]) -> tuple[str, list[dict[str, str]]]:
-        """Return why the numbers are not judged (empty if they are), and a verdict for each result."""
+        """Return why the outputs are not judged (empty if they are), and a verdict for each result."""
         verdicts: list[dict[str, str]] = []
-        unjudged, numbers = "", True
+        unjudged, compares = "", True
         while len(verdicts) < len(results):
             ready = False
-            arguments = {"case": case, "results": results, "start": len(verdicts), "numbers": numbers}
+            arguments = {"case": case, "results": results, "start": len(verdicts), "compares": compares}
             try:
                 for item in _stream(self.judges, judge, **arguments):
                     if isinstance(item, str):
@@ -88,10 +88,10 @@ class AuditTrial:
             except (StepCrashed, StepTimedOut) as failure:
                 if ready:
                     verdicts.append({"wrong": f"its run ends the process: {_kind(failure)}"})
-                elif not numbers:
+                elif not compares:
                     raise
                 else:
-                    unjudged, numbers = f"a run of the model itself ends the process: {_kind(failure)}", False
+                    unjudged, compares = f"a run of the model itself ends the process: {_kind(failure)}", False
         return unjudged, verdicts
 
 

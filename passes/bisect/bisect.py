@@ -161,7 +161,7 @@ def _bisect(
         seconds = time.perf_counter() - begun
         return Bisection(fault.description, steps, None, None, fault.not_found_message, runs.count, seconds, failed)
     inner = find_inner(guilty, fault, runs)
-    culprit = _build_culprit(guilty, inner, fault, _repeats(blocks, guilty.place))
+    culprit = _build_culprit(guilty, inner, fault, _repeats(blocks, guilty.index))
     count, named = runs.count, time.perf_counter()
     smallest = _smallest(guilty, inner, source, fault, runs, budget_s) if budget_s > 0 else None
     notes = tuple(filter(None, (_note_on_growing_error(culprit), _note_on_invalid_source(source, guilty))))
@@ -182,9 +182,9 @@ def _without_skipped(blocks: Sequence[Repeat], policy: Policy, context: PassCont
     ]
 
 
-def _repeats(blocks: Sequence[Repeat], place: int) -> bool:
+def _repeats(blocks: Sequence[Repeat], index: int) -> bool:
     limits = [block.limit for block in blocks for _ in block.steps]
-    return limits[place] > 1
+    return limits[index] > 1
 
 
 def _build_culprit(guilty: GuiltyStep, inner: InnerCulprit, fault: Fault, repeats: bool) -> Culprit:
@@ -194,7 +194,7 @@ def _build_culprit(guilty: GuiltyStep, inner: InnerCulprit, fault: Fault, repeat
         source=guilty.step.source,
         inner=inner.primary,
         others=inner.others,
-        place=guilty.place + 1,
+        place=guilty.index + 1,
         turn=guilty.turn,
         repeats=repeats,
         why=sighting.why,
@@ -230,16 +230,16 @@ def _smallest(
 
 
 def _describe_smallest(model: DetachedModel, outcome: StepOutcome, fault: Fault) -> Smallest:
-    """The nodes that the step adds and removes at the place of the fault."""
+    """The nodes that the step adds and removes where the fault shows first."""
     if outcome.failure is not None:
         return Smallest(model, tuple(label_of(node) for node in model.proto.graph.node))
     matched = match_models(_live(model), _live(outcome.model))
-    diff, nodes = compare_matched(matched), matched.same.before.items
-    place = set(fault.place(model, outcome))
+    diff, nodes = compare_matched(matched), matched.nodes.before.items
+    at_fault = set(fault.locate(model, outcome))
     here = [
         replacement
         for replacement, (olds, _) in zip(diff.replaced, matched.groups, strict=True)
-        if any(not place.isdisjoint(nodes[old].node.output) for old in olds)
+        if any(not at_fault.isdisjoint(nodes[old].node.output) for old in olds)
     ] or list(diff.replaced)
     # Tensors that come or go with nodes are not worth a line.
     stored = [change for change in diff.initializers if not diff.replaced or (change.before and change.after)]

@@ -77,14 +77,14 @@ class Fault(ABC):
         """Whether the step that `run` runs shows the fault on `part`, which may be any model."""
 
     def measure(self, model: DetachedModel) -> float | None:
-        """The error of `model` against the source; None for a fault that has no numbers."""
+        """The error of `model` against the source; None for a fault that is not measured."""
         return None
 
     def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
         """The part of the fault that one step shows; `outcome` is the result of the step on `before`."""
         return self
 
-    def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
+    def locate(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
         """Values at which the fault shows first; none if that is not known."""
         return ()
 
@@ -144,7 +144,7 @@ class Loss(Fault):
         lost = self._find_lost(self.instances, outcome.model)
         return replace(self, first=next((instance for instance in self.instances if instance.name in lost), None))
 
-    def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
+    def locate(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
         instances = self._instances_in(before)
         lost = self._find_lost(instances, outcome.model)
         first = next((instance for instance in instances if instance.name in lost), None)
@@ -212,7 +212,7 @@ class Breakdown(Fault):
         failure = self._failure(outcome)
         return self if failure is None else replace(self, status=failure.status)
 
-    def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
+    def locate(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
         return () if outcome.failure is not None else _first_changed(before, outcome.model)
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
@@ -244,7 +244,7 @@ def _check(source: object, context: object) -> None:
 def _first_changed(before: DetachedModel, after: DetachedModel) -> Collection[str]:
     """The outputs of the first nodes that a step removed or changed."""
     matched = match_models(before, after)
-    items = matched.same.before.items
+    items = matched.nodes.before.items
     first = next((olds for olds, _ in matched.groups if olds), ())
     return [name for old in first for name in items[old].node.output]
 
@@ -292,7 +292,7 @@ class Deviation(Fault):
         if nan:
             raise ModelError(f"the model's own output {nan[0]!r} holds NaN, so nothing can be compared with it")
         if any(node.op_type in RANDOM_OPS for node in source.proto.graph.node):
-            twice = _outputs(source, [*feeds, *feeds], context)  # a new session would draw the same numbers again
+            twice = _outputs(source, [*feeds, *feeds], context)  # a new session would draw the same values again
             apart = _distance(twice[: len(feeds)], twice[len(feeds) :])
             if apart.error > tolerance:
                 raise ModelError(
@@ -337,7 +337,7 @@ class Deviation(Fault):
         ).error
         return self if apart > self.tolerance else replace(self, tolerance=apart / 2)
 
-    def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
+    def locate(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
         return _first_changed(before, outcome.model)
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:

@@ -1,5 +1,5 @@
 """Find where a fault shows first: after which step of a recipe, and inside of a composite step at which pass; then the
-smallest model on which that step still shows the fault, starting around the place of the fault.
+smallest model on which that step still shows the fault, starting around the values at which it shows first.
 
 The recipe runs with nothing kept, pinned or reverted, one step at a time.
 """
@@ -59,11 +59,11 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class GuiltyStep:
-    """The step that shows the fault, which `before` does not show yet. `place` counts the steps of the recipe from 0,
+    """The step that shows the fault, which `before` does not show yet. `index` counts the steps of the recipe from 0,
     `turn` the rounds of a repeat from 1."""
 
     step: Step
-    place: int
+    index: int
     turn: int
     before: DetachedModel
     outcome: StepOutcome
@@ -74,12 +74,12 @@ def find_guilty(
     blocks: Sequence[Repeat], source: DetachedModel, fault: Fault, runs: Runs
 ) -> tuple[GuiltyStep | None, tuple[str, ...]]:
     """The first step after which the model shows `fault`, and the steps before it that fail and were left out."""
-    model, place, failed = source, 0, []
+    model, first, failed = source, 0, []
     total = sum(len(block.steps) for block in blocks)
     for block in blocks:
         for turn in range(1, block.limit + 1):
             begun_with = model
-            for index, step in enumerate(block.steps, place):
+            for index, step in enumerate(block.steps, first):
                 runs.observer("running the recipe", step.name, index, total)
                 outcome = runs.run(step, model)
                 sighting = fault.observe(outcome) if outcome.changed or outcome.failure is not None else None
@@ -90,7 +90,7 @@ def find_guilty(
                 model = outcome.model
             if block.limit > 1 and canonical_digest(model) == canonical_digest(begun_with):
                 break
-        place += len(block.steps)
+        first += len(block.steps)
     return None, tuple(failed)
 
 
@@ -148,16 +148,16 @@ def find_smallest(
     whole = _as_named(source, guilty.before)
     alone = fault.of_one_step(guilty.before, guilty.outcome)
     deadline = time.monotonic() + budget_s
-    place = alone.place(whole, guilty.outcome)
+    at_fault = alone.locate(whole, guilty.outcome)
     focused = _focus(guilty.step, inner, runs)
     if focused is not None:
         half = deadline - budget_s / 2  # the rest is for the step as it is, where the pass alone does not prove enough
         quick, proof = _Search(focused, alone, runs, half, budget_s), _Search(guilty.step, alone, runs, math.inf)
-        begun = find_neighbourhood(whole, place, quick.shows)
+        begun = find_neighbourhood(whole, at_fault, quick.shows)
         if begun is not None and proof.shows(_minimize(begun, quick, half)):
             return proof.last
     search = _Search(guilty.step, alone, runs, deadline, budget_s)
-    begun = find_neighbourhood(whole, place, search.shows)
+    begun = find_neighbourhood(whole, at_fault, search.shows)
     if begun is not None:
         _minimize(begun, search, deadline)
     return search.last
@@ -237,7 +237,7 @@ def find_neighbourhood(
     for chosen in _around(model, values):
         if len(chosen) == len(model.proto.graph.node):
             break
-        part = extract_nodes(model, [model.proto.graph.node[place] for place in sorted(chosen)], types)
+        part = extract_nodes(model, [model.proto.graph.node[index] for index in sorted(chosen)], types)
         if part is not None and shows(part):
             return part
     return model if shows(model) else None
@@ -250,16 +250,16 @@ def _around(model: DetachedModel, values: Collection[str]) -> Iterator[set[int]]
     """
     view = GraphView(model)
     nodes, producers = view.nodes, view.positions
-    folded = {place for place, node in enumerate(nodes) if view.folded.issuperset(node.output)}
+    folded = {index for index, node in enumerate(nodes) if view.folded.issuperset(node.output)}
     before = [{producers[name] for name in reads_of(node) if name in producers} for node in nodes]
     neighbours: dict[int, set[int]] = defaultdict(set)
-    for place in set(range(len(nodes))) - folded:
-        for producer in before[place] - folded:
-            neighbours[place].add(producer)
-            neighbours[producer].add(place)
+    for index in set(range(len(nodes))) - folded:
+        for producer in before[index] - folded:
+            neighbours[index].add(producer)
+            neighbours[producer].add(index)
     chosen = {producers[name] for name in values if name in producers}
     for hop in range(1, HOPS[-1] + 1 if chosen else 0):
-        chosen = chosen.union(*(neighbours[place] for place in chosen))
+        chosen = chosen.union(*(neighbours[index] for index in chosen))
         if hop in HOPS:
             yield _with_constants(chosen, before, folded)
 
@@ -267,6 +267,6 @@ def _around(model: DetachedModel, values: Collection[str]) -> Iterator[set[int]]
 def _with_constants(chosen: set[int], before: Sequence[set[int]], folded: set[int]) -> set[int]:
     whole, front = set(chosen), set(chosen)
     while front:
-        front = set().union(*(before[place] & folded for place in front)) - whole
+        front = set().union(*(before[index] & folded for index in front)) - whole
         whole |= front
     return whole

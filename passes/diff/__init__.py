@@ -1,4 +1,4 @@
-"""Compare two models: by structure, whatever the names of their nodes, and by numbers.
+"""Compare two models: by structure, whatever the names of their nodes, and by the values that they compute.
 
 types.py            the differences, as data
 model_matching.py   matches nodes, values, inputs and outputs

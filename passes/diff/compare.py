@@ -58,7 +58,7 @@ def compare_matched(matched: ModelMatching) -> Diff:
     attributes, rewired = [], []
     stored: list[Stored] = []
     for old, new in matched.pairs():
-        item, old_item = matched.same.after.items[new], matched.same.before.items[old]
+        item, old_item = matched.nodes.after.items[new], matched.nodes.before.items[old]
         attributes.extend(attribute_changes(matched, item, old_item))
         inputs, tensors = input_changes(matched, item, old_item)
         rewired.extend(inputs)
@@ -86,7 +86,7 @@ def _replacements(
     matched: ModelMatching, stored: Sequence[Stored], dequantized: Collection[int], quantizing: Collection[int]
 ) -> Iterator[Replacement]:
     """The nodes without a counterpart, except old nodes that are `dequantized`, and new nodes that are `quantizing`."""
-    before, after = matched.same.before, matched.same.after
+    before, after = matched.nodes.before, matched.nodes.after
     names: dict[int, dict[str, None]] = {}
     """Node that computed a constant → the initializers that hold it now."""
     for old, new in stored:
@@ -161,14 +161,14 @@ def _is_same(matched: ModelMatching, old: AttributeProto, new: AttributeProto) -
 def input_changes(matched: ModelMatching, item: Item, old_item: Item) -> tuple[list[InputChange], list[Stored]]:
     """The inputs at which a node reads another value; and pairs of ids of stored tensors whose content differs, or of
     constants that one model stores and the other computes."""
-    same = matched.same
+    matching = matched.nodes
     rewired, stored = [], []
     for position, (old, new) in enumerate(zip_longest(old_item.inputs, item.inputs, fillvalue=ABSENT)):
-        if old in same.before.shapes and new in same.after.shapes:
-            digest, old_digest = same.after.value_digests[new], same.before.value_digests[old]
+        if old in matching.before.shapes and new in matching.after.shapes:
+            digest, old_digest = matching.after.value_digests[new], matching.before.value_digests[old]
             if digest == old_digest:
                 continue
-            if digest not in matched.old_digests or same.after.names[new] == same.before.names[old]:
+            if digest not in matched.old_digests or matching.after.names[new] == matching.before.names[old]:
                 stored.append((old, new))
                 continue
         elif _is_stored_and_computed(matched, old, new):
@@ -176,21 +176,21 @@ def input_changes(matched: ModelMatching, item: Item, old_item: Item) -> tuple[l
             continue
         elif (new != ABSENT and old != ABSENT and matched.is_same_value(old, new)) or new == old == ABSENT:
             continue
-        before, after = _name(same.before, old), _name(same.after, new)
+        before, after = _name(matching.before, old), _name(matching.after, new)
         inner = position - max(len(item.node.input), len(old_item.node.input))
-        place = f"input {position}" if inner < 0 else f"result {inner} of its bodies"
-        rewired.append(InputChange(label_of(item.node), position, before, after, place))
+        what = f"input {position}" if inner < 0 else f"result {inner} of its bodies"
+        rewired.append(InputChange(label_of(item.node), position, before, after, what))
     return rewired, stored
 
 
 def _is_stored_and_computed(matched: ModelMatching, old: int, new: int) -> bool:
     """Whether one of two constants is stored, and a node that has no counterpart computes the other."""
-    same = matched.same
-    if ABSENT in (old, new) or (old in same.before.shapes) == (new in same.after.shapes):
+    matching = matched.nodes
+    if ABSENT in (old, new) or (old in matching.before.shapes) == (new in matching.after.shapes):
         return False
-    if new in same.after.shapes:
-        return old in same.before.constants and same.is_lost(same.before.producers[old])
-    return new in same.after.constants and same.old_of[same.after.producers[new]] < 0
+    if new in matching.after.shapes:
+        return old in matching.before.constants and matching.is_lost(matching.before.producers[old])
+    return new in matching.after.constants and matching.old_of[matching.after.producers[new]] < 0
 
 
 def _name(flat: FlatGraph, value: int) -> str:
@@ -211,11 +211,12 @@ def function_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
 
 def output_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
     """Outputs that another node computes, under the same name."""
-    same = matched.same
-    for name, old in same.before.outputs.items():
-        new = same.after.outputs.get(name)
+    matching = matched.nodes
+    for name, old in matching.before.outputs.items():
+        new = matching.after.outputs.get(name)
         if new is not None and not matched.is_same_value(old, new):
-            yield HeaderChange(f"what output {name} is", _producer(same.before, old), _producer(same.after, new))
+            made = _producer(matching.before, old), _producer(matching.after, new)
+            yield HeaderChange(f"what output {name} is", *made)
 
 
 def _producer(flat: FlatGraph, value: int) -> str:
@@ -231,7 +232,7 @@ def sharing_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
     first, second = matched.canonical
     if first.digest == second.digest:
         return
-    reads = [_reads(flat) for flat in (matched.same.before, matched.same.after)]
+    reads = [_reads(flat) for flat in (matched.nodes.before, matched.nodes.after)]
     shared = reads[0].keys() & reads[1].keys()
     differing = [digest for digest in reads[0] if digest in shared and reads[0][digest][1] != reads[1][digest][1]]
     for digest in differing:
@@ -287,7 +288,7 @@ def _signature(what: str, infos: list[ValueInfoProto]) -> Mapping[str, str]:
 
 def renamings(matched: ModelMatching) -> Iterator[Renaming]:
     """Matched nodes, values and initializers whose names differ."""
-    before, after = matched.same.before, matched.same.after
+    before, after = matched.nodes.before, matched.nodes.after
     for old, new in matched.pairs():
         item, old_item = after.items[new], before.items[old]
         if item.node.name != old_item.node.name:

@@ -146,18 +146,18 @@ def layers_text(layers: Sequence[LayerErrors], *, most: int | None = MOST) -> st
     """A table of the layers, in order; if the table is cut, the layers with the largest errors stay."""
     if not layers:
         return "\nlayers\n  the models have no value in common at which a layer ends\n"
-    places = range(len(layers))
+    indices = range(len(layers))
     if most is not None and len(layers) > most:
-        places = sorted(sorted(places, key=lambda place: layers[place].errors.sqnr_db)[:most])
-    rows = [("layer", "op", "dtype", "max abs error", "SQNR"), *(_layer_row(layers[place]) for place in places)]
+        indices = sorted(sorted(indices, key=lambda index: layers[index].errors.sqnr_db)[:most])
+    rows = [("layer", "op", "dtype", "max abs error", "SQNR"), *(_layer_row(layers[index]) for index in indices)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
-            text.ljust(width) if place < RIGHT else text.rjust(width) for place, (text, width) in enumerate(cells)
+            text.ljust(width) if index < RIGHT else text.rjust(width) for index, (text, width) in enumerate(cells)
         )
         for cells in (zip(row, widths, strict=True) for row in rows)
     ]
-    more = [f"  and {len(layers) - len(places)} more, with smaller errors"] if len(layers) > len(places) else []
+    more = [f"  and {len(layers) - len(indices)} more, with smaller errors"] if len(layers) > len(indices) else []
     return "\n".join(["", "layers", *(visible_line(f"  {line.rstrip()}") for line in lines), *more]) + "\n"
 
 
@@ -167,12 +167,12 @@ def _layer_row(layer: LayerErrors) -> tuple[str, ...]:
 
 
 RIGHT: Final = 3
-"""The first column that holds numbers."""
+"""The first column that is aligned to the right."""
 
 
 def _distance(errors: Errors) -> str:
     if errors.judged_as == DRAWN and errors.ok:
-        return "random numbers: only shape and dtype compared"
+        return "random values: only shape and dtype compared"
     if errors.ok and not errors.max_abs:
         return "equal in every bit"
     text = f"max error {errors.max_abs:.3g}, relative {errors.max_rel:.3g}, SQNR {errors.sqnr_db:.1f} dB"

@@ -17,13 +17,17 @@ from passes.provenance import annotations_of, form_of
 from passes.weights.relations import TensorForms
 
 Stored = tuple[int, int]
-"""The ids, before and after, of two values that matched nodes read at the same place: tensors whose content differs, or
-a constant that one model stores and the other computes."""
+"""The ids, before and after, of two values that matched nodes read at the same position: tensors whose content differs,
+or a constant that one model stores and the other computes."""
 
 
 def initializer_changes(matched: ModelMatching, differing: Sequence[Stored]) -> Iterator[InitializerChange]:
-    """Tensors that changed, that have another form, or were added or removed. Copies count, names do not."""
-    before, after = matched.same.before, matched.same.after
+    """The stored tensors that differ: changed, in another form, added or removed. Copies count, names do not.
+
+    Args:
+        differing: ids of values that matched nodes read at the same position and that differ.
+    """
+    before, after = matched.nodes.before, matched.nodes.after
     gone, come = _surplus(before, after), _surplus(after, before)
     differing = list(dict.fromkeys(differing))
     pairs = _pairs(before, after, gone, come, differing)
@@ -49,7 +53,7 @@ def initializer_changes(matched: ModelMatching, differing: Sequence[Stored]) -> 
 def _pairs(
     before: FlatGraph, after: FlatGraph, gone: Sequence[int], come: Sequence[int], differing: Sequence[Stored]
 ) -> list[Stored]:
-    """Tensors that changed: pairs that matched nodes read in the same place, and other pairs of the same name."""
+    """Tensors that changed: pairs that matched nodes read at the same position, and other pairs of the same name."""
     pairs = [pair for pair in differing if pair[0] in before.tensors and pair[1] in after.tensors]
     paired = {old for old, _ in pairs} | {new for _, new in pairs}
     names = {before.names[old]: old for old in gone}
@@ -83,7 +87,7 @@ def _forms(
     The weight of a reshaped or transposed tensor is found by its content: it is the tensor `paired` with the new one or
     any tensor of its size. The weights of a merged or folded tensor are read from its annotations, if onnxline made it.
     """
-    before, after = matched.same.before, matched.same.after
+    before, after = matched.nodes.before, matched.nodes.after
     by_name = _tensors_by_name(before)
     forms = TensorForms(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
     tensors: dict[int, tuple[str, tuple[int, ...]]] = {}
@@ -104,7 +108,7 @@ def _forms(
 
 
 def _tensors_by_name(before: FlatGraph) -> dict[str, int]:
-    """The tensors by their names, and by that of the weight of which one alone is another form, such as transposed."""
+    """{name: tensor id} of the first model; a tensor that is another form of one weight has that weight's name too."""
     by_name = {before.names[old]: old for old in before.tensors}
     for old, tensor in before.tensors.items():
         replaced = annotations_of(tensor).replaced
@@ -114,7 +118,7 @@ def _tensors_by_name(before: FlatGraph) -> dict[str, int]:
 
 
 def _surplus(first: FlatGraph, other: FlatGraph) -> list[int]:
-    """The initializers of `one` of which `other` has fewer copies, or none."""
+    """The initializers of `first` of which `other` has fewer copies, or none."""
     counts = Counter(other.value_digests[value] for value in other.tensors)
     namesakes = {(other.names[value], other.value_digests[value]) for value in other.tensors}
     copies: dict[int, list[int]] = defaultdict(list)
@@ -129,6 +133,7 @@ def _surplus(first: FlatGraph, other: FlatGraph) -> list[int]:
 
 
 def _distance(matched: ModelMatching, before: TensorProto, after: TensorProto) -> str:
+    """`3 of 64 values differ, by up to 0.1`; empty for tensors of different types."""
     if format_tensor_type(before) != format_tensor_type(after):
         return ""
     if before.data_type == TensorProto.STRING:

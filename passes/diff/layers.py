@@ -62,8 +62,8 @@ def compare_layers(
     """
     boundaries = list(_boundaries(matched))
     if most is not None and len(boundaries) > most:
-        chosen = sorted(range(len(boundaries)), key=lambda place: (boundaries[place].depth, place))[:most]
-        boundaries = [boundaries[place] for place in sorted(chosen)]
+        chosen = sorted(range(len(boundaries)), key=lambda index: (boundaries[index].depth, index))[:most]
+        boundaries = [boundaries[index] for index in sorted(chosen)]
     outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
     pairs = dict.fromkeys([*outputs, *(pair for boundary in boundaries for pair in boundary.pairs)])
     measured, _ = measure_pairs(matched, list(pairs), draws, context, may_collapse=True)
@@ -116,34 +116,35 @@ after it undo the scale: that is no error."""
 
 def _boundaries(matched: ModelMatching) -> Iterator[_LayerBoundary]:
     """The values at which layers end, in the order of the first model."""
-    same = matched.same
+    matching = matched.nodes
     values = pair_values(matched)
     inner = [model.index.producers for model in (matched.before, matched.after)]
-    places = [module_path_of(item.node) for item in same.before.items]
-    by_module = any(place is not None and len(place.paths) > 1 for place in places)
-    for item, place in zip(same.before.items, places, strict=True):
+    modules = [module_path_of(item.node) for item in matching.before.items]
+    by_module = any(module is not None and len(module.paths) > 1 for module in modules)
+    for item, module in zip(matching.before.items, modules, strict=True):
         for value in item.outputs:
-            name = same.before.names[value]
-            if value in same.before.constants or name not in inner[0]:
+            name = matching.before.names[value]
+            if value in matching.before.constants or name not in inner[0]:
                 continue
+            names = matching.before.names, matching.after.names
             pairs = {
-                (same.before.names[old], same.after.names[new]): same.representative(old) in values.certain.get(new, ())
-                for old in _chain(same, value)
-                for new in values.news.get(same.representative(old), ())
-                if same.after.names[new] in inner[1]
+                (names[0][old], names[1][new]): matching.representative(old) in values.certain.get(new, ())
+                for old in _chain(matching, value)
+                for new in values.news.get(matching.representative(old), ())
+                if names[1][new] in inner[1]
             }
             if not pairs:
                 continue
             if not by_module:
-                if not same.before.weights.isdisjoint(item.inputs):
+                if not matching.before.weights.isdisjoint(item.inputs):
                     yield _LayerBoundary(str(label_of(item.node)), item.node.op_type, 0, name, pairs)
-            elif place is not None and (depth := _depth_left(matched, value, place, places)):
-                yield _LayerBoundary(place.paths[depth], item.node.op_type, depth, name, pairs)
+            elif module is not None and (depth := _depth_left(matched, value, module, modules)):
+                yield _LayerBoundary(module.paths[depth], item.node.op_type, depth, name, pairs)
 
 
-def _chain(same: NodeMatching, value: int) -> Iterator[int]:
+def _chain(matching: NodeMatching, value: int) -> Iterator[int]:
     """`value`, then what lost nodes compute from it and constants alone: a product may have taken these nodes in."""
-    before = same.before
+    before = matching.before
     while True:
         yield value
         consumers = {consumer for consumer, _ in before.uses[value]}
@@ -152,22 +153,22 @@ def _chain(same: NodeMatching, value: int) -> Iterator[int]:
         consumer = consumers.pop()
         item = before.items[consumer]
         others = {*item.inputs} - {value}
-        if not same.is_lost(consumer) or item.op[1] in PRODUCTS or not before.constants.issuperset(others):
+        if not matching.is_lost(consumer) or item.op[1] in PRODUCTS or not before.constants.issuperset(others):
             return
         value = item.outputs[0]
 
 
-def _depth_left(matched: ModelMatching, value: int, place: ModulePath, places: Sequence[ModulePath | None]) -> int:
+def _depth_left(matched: ModelMatching, value: int, module: ModulePath, modules: Sequence[ModulePath | None]) -> int:
     """The depth of the module around a node that is the layer which `value` leaves; 0 for none."""
-    before = matched.same.before
+    before = matched.nodes.before
     if value in before.outputs.values():
-        left = list(range(1, len(place.paths)))
+        left = list(range(1, len(module.paths)))
     else:
-        paths = [module.paths for consumer, _ in before.uses[value] if (module := places[consumer]) is not None]
+        paths = [reader.paths for consumer, _ in before.uses[value] if (reader := modules[consumer]) is not None]
         left = [
-            depth for depth, path in enumerate(place.paths[1:], start=1) if any(path not in entry for entry in paths)
+            depth for depth, path in enumerate(module.paths[1:], start=1) if any(path not in entry for entry in paths)
         ]
-    numbered = (depth for depth in left if place.paths[depth].rpartition(".")[2].isdecimal())
+    numbered = (depth for depth in left if module.paths[depth].rpartition(".")[2].isdecimal())
     return next(numbered, left[0] if left else 0)
 
 

@@ -22,8 +22,8 @@ from passes.weights.detached import DetachedModel
 class ModelMatching:
     """Two models, with the counterparts of their nodes and values.
 
-    `groups` are the nodes without a counterpart, as (places in the model before, places in the one after): nodes are in
-    one group with the nodes that they replace.
+    `groups` are the nodes without a counterpart, as (indices before, indices after): nodes are in one
+    group with the nodes that they replace.
     """
 
     before: DetachedModel
@@ -31,41 +31,41 @@ class ModelMatching:
     canonical: tuple[CanonicalModel, CanonicalModel]
     inputs: Mapping[str, str]
     """Input of the model after → the input of the model before that it is."""
-    same: NodeMatching
+    nodes: NodeMatching
     groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
     @cached_property
     def old_digests(self) -> frozenset[int]:
         """The digests of all values in the model before."""
-        return frozenset(self.same.before.value_digests)
+        return frozenset(self.nodes.before.value_digests)
 
     def pairs(self) -> Iterator[tuple[int, int]]:
-        """Places of the nodes that are in both, as (before, after), in the order of the second model."""
-        return ((old, new) for new, old in enumerate(self.same.old_of) if old >= 0)
+        """Indices of the nodes that are in both, as (before, after), in the order of the second model."""
+        return ((old, new) for new, old in enumerate(self.nodes.old_of) if old >= 0)
 
     def is_same_value(self, old: int, new: int) -> bool:
         """Whether both are one value, or differ because of added or removed nodes, which are listed themselves."""
-        same = self.same
-        known = same.counterpart(new)
-        if same.before.producers[old] < 0 and same.after.producers[new] < 0:  # inputs, and what is stored
-            return same.before.value_digests[old] == same.after.value_digests[new]
+        matching = self.nodes
+        known = matching.counterpart(new)
+        if matching.before.producers[old] < 0 and matching.after.producers[new] < 0:  # inputs, and what is stored
+            return matching.before.value_digests[old] == matching.after.value_digests[new]
         if known >= 0:
-            return known == same.representative(old) or known in self._behind_lost(old)
-        producer = same.after.producers[new]
-        return producer >= 0 and same.old_of[producer] < 0
+            return known == matching.representative(old) or known in self._behind_lost(old)
+        producer = matching.after.producers[new]
+        return producer >= 0 and matching.old_of[producer] < 0
 
     def _behind_lost(self, value: int) -> set[int]:
         """The values that lost nodes computed `value` from: a pass that removes such a node passes one of them on."""
-        same, values, front = self.same, set(), [value]
+        matching, values, front = self.nodes, set(), [value]
         while front:
-            producer = same.before.producers[front.pop()]
-            if producer >= 0 and same.is_lost(producer):
+            producer = matching.before.producers[front.pop()]
+            if producer >= 0 and matching.is_lost(producer):
                 inputs = [
                     value
-                    for value in same.before.items[producer].inputs
-                    if value != ABSENT and same.representative(value) not in values
+                    for value in matching.before.items[producer].inputs
+                    if value != ABSENT and matching.representative(value) not in values
                 ]
-                values.update(map(same.representative, inputs))
+                values.update(map(matching.representative, inputs))
                 front.extend(inputs)
         return values
 
@@ -77,19 +77,20 @@ def match_models(
     first, second = canonical or (canonicalize(before), canonicalize(after))
     inputs = _pair_values(required_inputs(before.proto.graph), required_inputs(after.proto.graph))
     table: DigestTable = {}
-    same = match(flatten_graph(before, first, table), flatten_graph(after, second, table, inputs))
-    groups = _groups(same)
+    matching = match(flatten_graph(before, first, table), flatten_graph(after, second, table, inputs))
+    groups = _groups(matching)
     for olds, news in groups:
-        _pair(same, olds, news)
+        _pair(matching, olds, news)
     left = [
-        (tuple(filter(same.is_lost, olds)), tuple(new for new in news if same.old_of[new] < 0)) for olds, news in groups
+        (tuple(filter(matching.is_lost, olds)), tuple(new for new in news if matching.old_of[new] < 0))
+        for olds, news in groups
     ]
-    return ModelMatching(before, after, (first, second), inputs, same, tuple(group for group in left if any(group)))
+    return ModelMatching(before, after, (first, second), inputs, matching, tuple(group for group in left if any(group)))
 
 
-def _groups(same: NodeMatching) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _groups(matching: NodeMatching) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Group unmatched nodes: new nodes that replace some of the same old nodes share a group."""
-    replacements = [(set(replacement.lost), set(replacement.news)) for replacement in find_replacements(same)]
+    replacements = [(set(replacement.lost), set(replacement.news)) for replacement in find_replacements(matching)]
     merged: list[tuple[set[int], set[int]]] = []
     for olds, news in replacements:
         separate = []
@@ -100,27 +101,27 @@ def _groups(same: NodeMatching) -> list[tuple[tuple[int, ...], tuple[int, ...]]]
                 olds, news = olds | group[0], news | group[1]
         merged = [*separate, (olds, news)]
     replaced = {old for olds, _ in merged for old in olds}
-    alone = [({old}, set()) for old in same.open_old() if old not in replaced]
+    alone = [({old}, set()) for old in matching.open_old() if old not in replaced]
     groups = [(tuple(sorted(olds)), tuple(sorted(news))) for olds, news in (*merged, *alone)]
     return sorted(groups, key=lambda group: (group[1] or group[0])[0])
 
 
-def _pair(same: NodeMatching, olds: tuple[int, ...], news: tuple[int, ...]) -> None:
+def _pair(matching: NodeMatching, olds: tuple[int, ...], news: tuple[int, ...]) -> None:
     """Match a new node with the lost node of its kind that it replaces, or of its operator and name."""
     kinds: dict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for old in filter(same.is_lost, olds):
-        kinds[same.before.items[old].op][0].append(old)
+    for old in filter(matching.is_lost, olds):
+        kinds[matching.before.items[old].op][0].append(old)
     for new in news:
-        if same.old_of[new] < 0:
-            kinds[same.after.items[new].op][1].append(new)
+        if matching.old_of[new] < 0:
+            kinds[matching.after.items[new].op][1].append(new)
     for those, these in kinds.values():
-        if len(those) == len(these) == 1 and _is_one(same, those[0], these[0]):
-            same.claim(these[0], those[0])
+        if len(those) == len(these) == 1 and _is_one(matching, those[0], these[0]):
+            matching.claim(these[0], those[0])
 
 
-def _is_one(same: NodeMatching, old: int, new: int) -> bool:
-    item, old_item = same.after.items[new], same.before.items[old]
-    return is_one_kind(same, item, old_item) or share_name(item, old_item)
+def _is_one(matching: NodeMatching, old: int, new: int) -> bool:
+    item, old_item = matching.after.items[new], matching.before.items[old]
+    return is_one_kind(matching, item, old_item) or share_name(item, old_item)
 
 
 def same_outputs(before: GraphProto, after: GraphProto) -> Mapping[str, str]:

@@ -110,11 +110,11 @@ def compare_numbers(
     """
     outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
     if not outputs:
-        raise ModelError("the models have no output in common, so there are no numbers to compare")
+        raise ModelError("the models have no output in common, so there are no values to compare")
     missing = matched.after.index.required_inputs.keys() - matched.inputs.keys()
     if missing:
         raise ModelError(
-            f"the second model has an input {min(missing)!r} that the first has not, so there are no numbers to compare"
+            f"the second model has an input {min(missing)!r} that the first has not, so there are no values to compare"
         )
     distances, failed = measure_pairs(matched, outputs, draws, context)
     if failed.keys() >= {draw.label for draw in draws}:
@@ -167,10 +167,10 @@ def measure_pairs(
             if isinstance(answer, str):
                 failed[draw.label] = answer
                 continue
-            known = {str(place): distance for place, distance in enumerate(answer) if distance is not None}
-            types |= {place: dtype for place, (dtype, _) in known.items()}
-            measured.append({place: errors for place, (_, errors) in known.items()})
-        distances |= {part[int(place)]: (types[place], errors) for place, errors in worst_errors(measured).items()}
+            known = {str(index): distance for index, distance in enumerate(answer) if distance is not None}
+            types |= {index: dtype for index, (dtype, _) in known.items()}
+            measured.append({index: errors for index, (_, errors) in known.items()})
+        distances |= {part[int(index)]: (types[index], errors) for index, errors in worst_errors(measured).items()}
     return distances, failed
 
 
@@ -179,14 +179,15 @@ def _common_values(matched: ModelMatching) -> Iterator[Pair]:
 
     A value that matched nodes read instead of another value stands for that value: it is left out.
     """
-    same, inner = matched.same, [_inner_values(model) for model in (matched.before, matched.after)]
+    matching, inner = matched.nodes, [_inner_values(model) for model in (matched.before, matched.after)]
     read_as = pair_values(matched).read_as
     for old, new in matched.pairs():
-        for old_value, new_value in zip(same.before.items[old].outputs, same.after.items[new].outputs, strict=False):
-            pair = (same.before.names[old_value], same.after.names[new_value])
+        made = matching.before.items[old].outputs, matching.after.items[new].outputs
+        for old_value, new_value in zip(*made, strict=False):
+            pair = (matching.before.names[old_value], matching.after.names[new_value])
             if ABSENT in (old_value, new_value) or pair[0] not in inner[0] or pair[1] not in inner[1]:
                 continue
-            if same.representative(old_value) in read_as.get(new_value, (same.representative(old_value),)):
+            if matching.representative(old_value) in read_as.get(new_value, (matching.representative(old_value),)):
                 yield pair
 
 
@@ -276,62 +277,62 @@ class ValuePairs:
 
 def pair_values(matched: ModelMatching) -> ValuePairs:
     """Pair the values of two models, from the outputs up."""
-    same = matched.same
-    before, after = same.before, same.after
+    matching = matched.nodes
+    before, after = matching.before, matching.after
     read_as: dict[int, set[int]] = defaultdict(set)
     for name, old_name in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items():
-        read_as[after.outputs[name]].add(same.representative(before.outputs[old_name]))
+        read_as[after.outputs[name]].add(matching.representative(before.outputs[old_name]))
     certain = defaultdict(set, {new: set(olds) for new, olds in read_as.items()})
-    for place in reversed(range(len(after.items))):
-        item, old_place = after.items[place], same.old_of[place]
-        if old_place < 0:
+    for index in reversed(range(len(after.items))):
+        item, old_index = after.items[index], matching.old_of[index]
+        if old_index < 0:
             if item.op[1] in QUANTIZING:  # its results stand for its input
                 for known in (read_as, certain):
                     known[item.inputs[0]] |= known[item.outputs[0]]
             continue
-        old_item = before.items[old_place]
+        old_item = before.items[old_index]
         made = [pair for pair in zip(item.outputs, old_item.outputs, strict=False) if ABSENT not in pair]
-        is_certain = any(same.representative(old) in certain[new] for new, old in made)
-        is_certain = is_certain and item.op_digest == old_item.op_digest and _read_same_constants(same, item, old_item)
-        for new, old in _read_in_same_place(same, item, old_item):
+        is_certain = any(matching.representative(old) in certain[new] for new, old in made)
+        is_certain &= item.op_digest == old_item.op_digest and _read_same_constants(matching, item, old_item)
+        for new, old in _read_in_same_place(matching, item, old_item):
             read_as[new].add(old)
             if is_certain:
                 certain[new].add(old)
     news: dict[int, dict[int, None]] = defaultdict(dict)
-    for new, old in enumerate(same.value_of):
+    for new, old in enumerate(matching.value_of):
         for value in (old, *sorted(read_as[new])):
             if value >= 0:
-                news[same.representative(value)][new] = None
+                news[matching.representative(value)][new] = None
     return ValuePairs(dict(read_as), dict(certain), dict(news))
 
 
 QUANTIZING: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
-def _read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> Iterator[tuple[int, int]]:
+def _read_in_same_place(matching: NodeMatching, item: Item, old_item: Item) -> Iterator[tuple[int, int]]:
     """The values but constants that two matched nodes read in the same place.
 
-    An unmatched operand of a commutative op pairs with every unmatched operand: their numbers decide which is which.
+    An unmatched operand of a commutative op pairs with every unmatched operand: their values decide which is which.
     """
     news, olds = ([value for value in node.inputs if value != ABSENT] for node in (item, old_item))
-    pairs = list(zip(news, map(same.representative, olds), strict=False)) if len(news) == len(olds) else []
+    pairs = list(zip(news, map(matching.representative, olds), strict=False)) if len(news) == len(olds) else []
     if item.op[1] in COMMUTATIVE:
-        both = list(itertools.product(news, map(same.representative, olds)))
-        known = [(new, old) for new, old in both if same.counterpart(new) == old]
+        both = list(itertools.product(news, map(matching.representative, olds)))
+        known = [(new, old) for new, old in both if matching.counterpart(new) == old]
         seen, old_seen = {new for new, _ in known}, {old for _, old in known}
         pairs = [*known, *((new, old) for new, old in both if new not in seen and old not in old_seen)]
-    constants = same.after.constants, same.before.constants
+    constants = matching.after.constants, matching.before.constants
     return ((new, old) for new, old in pairs if new not in constants[0] and old not in constants[1])
 
 
-def _read_same_constants(same: NodeMatching, item: Item, old_item: Item) -> bool:
+def _read_same_constants(matching: NodeMatching, item: Item, old_item: Item) -> bool:
     """Whether two nodes read the same constants, except weights that were quantized."""
-    before, after = same.before, same.after
+    before, after = matching.before, matching.after
     olds = Counter(
         before.value_digests[value] for value in old_item.inputs if value != ABSENT and value in before.constants
     )
     news = [value for value in item.inputs if value != ABSENT and value in after.constants]
     others = [value for value in news if after.value_digests[value] not in olds]
     producers = [after.producers[value] for value in others]
-    are_quantized = all(place >= 0 and after.items[place].op[1] in QUANTIZING for place in producers)
+    are_quantized = all(index >= 0 and after.items[index].op[1] in QUANTIZING for index in producers)
     return len(news) == olds.total() and are_quantized

@@ -1,7 +1,7 @@
-"""Tell which tensors a second model quantizes, so that its many new nodes and scales are one entry for each tensor.
+"""Quantization in a diff: one entry for each quantized tensor, in place of its many nodes and scales.
 
-Of two quantized models, tell which tensors they quantize otherwise: formats, scales in units of the last place, zero
-points.
+`find_quantizations`: the tensors that the second model quantizes and the first has as floats. `find_requantizations`:
+the tensors that both models quantize, with the difference in format, scales (in ulp), zero points or integers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Quantizations:
 
     found: tuple[QuantizedValue, ...]
     nodes: frozenset[int]
-    """Places of the new nodes."""
+    """Indices of the new nodes."""
     added: frozenset[str]
     """Stored tensors of the second model: integers, scales, zero points."""
     removed: frozenset[str]
@@ -48,14 +48,14 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
     Args:
         stored: pairs of ids of constants that matched nodes read, of which one may be computed.
     """
-    after, before = matched.same.after, matched.same.before
+    after, before = matched.nodes.after, matched.nodes.before
     floats = {new: old for old, new in stored if old in before.tensors}
     reader = QdqReader(matched.after)
     values: list[QuantizedValue] = []
     nodes: set[int] = set()
     removed: set[str] = set()
-    for place, end in enumerate(after.items):
-        chain = _chain_of(matched, place, end)
+    for node, end in enumerate(after.items):
+        chain = _chain_of(matched, node, end)
         if not chain:
             continue
         value = after.items[chain[0]].inputs[0]
@@ -64,31 +64,31 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
             continue  # a constant that the first model does not have
         if old >= 0:
             removed.add(before.names[old])
-        values.append(_quantization(matched, reader, [after.items[place] for place in chain], old))
+        values.append(_quantization(matched, reader, [after.items[node] for node in chain], old))
         nodes.update(chain)
-    read = {value for place in nodes for value in after.items[place].inputs if value != ABSENT}
+    read = {value for node in nodes for value in after.items[node].inputs if value != ABSENT}
     alone = [value for value in read if all(consumer in nodes for consumer, _ in after.uses[value])]
     producers = {after.producers[value] for value in alone if value in after.shapes and after.producers[value] >= 0}
-    nodes |= {producer for producer in producers if matched.same.old_of[producer] < 0}  # a Constant that holds a scale
+    nodes |= {producer for producer in producers if matched.nodes.old_of[producer] < 0}  # a Constant that holds a scale
     added = frozenset(after.names[value] for value in alone if value in after.tensors)
     return Quantizations(tuple(values), frozenset(nodes), added, frozenset(removed))
 
 
-def _chain_of(matched: ModelMatching, place: int, end: Item) -> list[int]:
-    """The places of the new nodes that quantize a tensor and end with the DequantizeLinear `end`; empty for none."""
-    same, after = matched.same, matched.same.after
-    if end.op[1] != DEQUANTIZE or same.old_of[place] >= 0:
+def _chain_of(matched: ModelMatching, node: int, end: Item) -> list[int]:
+    """The indices of the new nodes that quantize a tensor and end with the DequantizeLinear `end`; empty for none."""
+    matching, after = matched.nodes, matched.nodes.after
+    if end.op[1] != DEQUANTIZE or matching.old_of[node] >= 0:
         return []
     if end.inputs[0] in after.constants and not _made_by(after, end.inputs[0], QUANTIZE):
-        return [place]
+        return [node]
     start = after.producers[end.inputs[0]]
-    if not _made_by(after, end.inputs[0], QUANTIZE) or same.old_of[start] >= 0:
+    if not _made_by(after, end.inputs[0], QUANTIZE) or matching.old_of[start] >= 0:
         return []
     if _encoding(after, after.items[start]) != _encoding(after, end):
         return []
     bound = after.producers[after.items[start].inputs[0]]
-    has_bound = bound >= 0 and after.items[bound].op[1] == "Clip" and same.old_of[bound] < 0
-    return [bound, start, place] if has_bound else [start, place]
+    has_bound = bound >= 0 and after.items[bound].op[1] == "Clip" and matching.old_of[bound] < 0
+    return [bound, start, node] if has_bound else [start, node]
 
 
 def _made_by(after: FlatGraph, value: int, op: str) -> bool:
@@ -100,11 +100,11 @@ def _encoding(after: FlatGraph, item: Item) -> list[int]:
 
 
 def _quantization(matched: ModelMatching, reader: QdqReader, chain: Sequence[Item], old: int) -> QuantizedValue:
-    """One tensor; `old` is the stored tensor of the first model, negative for a computed value."""
-    same, after = matched.same, matched.same.after
+    """The entry of one tensor; `old` is the id of the first model's stored tensor, negative for a computed value."""
+    matching, after = matched.nodes, matched.nodes.after
     value = chain[0].inputs[0]
-    known = same.counterpart(value)
-    name = same.before.names[old if old >= 0 else known] if max(old, known) >= 0 else after.names[value]
+    known = matching.counterpart(value)
+    name = matching.before.names[old if old >= 0 else known] if max(old, known) >= 0 else after.names[value]
     data_type, encoding = reader.read_scales(chain[-1].node)
     error = _largest_error(matched, old, reader.tensor(chain[-1].node.input[0]), encoding) if old >= 0 else ""
     dtype = TensorProto.DataType.Name(data_type).lower()
@@ -124,7 +124,7 @@ def _arrangement(end: NodeProto, encoding: Encoding | None) -> str:
 
 def _largest_error(matched: ModelMatching, old: int, whole: TensorProto | None, encoding: Encoding | None) -> str:
     """The distance of the dequantized values from the first model's values; empty where they are not compared."""
-    tensor = matched.same.before.tensors[old]
+    tensor = matched.nodes.before.tensors[old]
     if whole is None or encoding is None or tensor.dims != whole.dims or tensor.data_type == TensorProto.STRING:
         return ""
     if matched.before.is_unread(tensor) or matched.after.is_unread(whole):
@@ -142,15 +142,15 @@ DEQUANTIZE: Final = "DequantizeLinear"
 
 @dataclass(frozen=True, slots=True)
 class Requantizations:
-    """The tensors that both models quantize, and otherwise, or only the first one."""
+    """The tensors that both models quantize in different ways, and those that only the first model quantizes."""
 
     found: tuple[QuantizationChange, ...]
     removed: frozenset[int]
-    """Places of nodes of the first model that are a part of these."""
+    """Indices of nodes of the first model that are a part of these."""
     added: frozenset[int]
-    """The same of the second model."""
+    """Indices of nodes of the second model that are a part of these."""
     labels: frozenset[str]
-    """The nodes of both by their labels."""
+    """The labels of the nodes of both models."""
     removed_tensors: frozenset[str]
     added_tensors: frozenset[str]
 
@@ -166,24 +166,24 @@ class Requantizations:
 
 @dataclass(frozen=True, slots=True)
 class _Quantizer:
-    """How one model quantizes a tensor: by the nodes at `places`; `stored`: the quantized tensor, if it is stored."""
+    """How one model quantizes a tensor. `nodes`: indices of the nodes that do it. `stored`: the integers, if stored."""
 
     name: str
     encoding: Encoding
-    places: tuple[int, ...]
+    nodes: tuple[int, ...]
     stored: TensorProto | None
 
 
 def find_requantizations(matched: ModelMatching) -> Requantizations:
     """Compare the quantizers of both models: at matched nodes, else of tensors with the same name."""
-    same = matched.same
-    befores = _read_quantizers(matched.before, same.before)
-    afters = _read_quantizers(matched.after, same.after)
-    by_name = {quantizer.name: place for place, quantizer in befores.items()}
+    matching = matched.nodes
+    befores = _read_quantizers(matched.before, matching.before)
+    afters = _read_quantizers(matched.after, matching.after)
+    by_name = {quantizer.name: node for node, quantizer in befores.items()}
     changes: list[tuple[QuantizationChange, _Quantizer | None, _Quantizer | None]] = []
     seen: set[int] = set()
-    for place, new in afters.items():
-        start = same.old_of[place]
+    for node, new in afters.items():
+        start = matching.old_of[node]
         start = start if start in befores else by_name.get(new.name, ABSENT)
         if start == ABSENT or start in seen:
             continue
@@ -191,30 +191,32 @@ def find_requantizations(matched: ModelMatching) -> Requantizations:
         change = _compare(matched, befores[start], new)
         if change is not None:
             changes.append((change, befores[start], new))
-    for place, old in befores.items():
-        if place not in seen and same.is_lost(place):
+    for node, old in befores.items():
+        if node not in seen and matching.is_lost(node):
             kind = _format_of(old.encoding)
             changes.append((QuantizationChange(old.name, kind, "float", old.stored is not None), old, None))
-    olds = {place for _, old, _ in changes if old for place in old.places}
-    news = {place for _, _, new in changes if new for place in new.places}
-    labels = {str(label_of(same.before.items[place].node)) for place in olds}
-    labels |= {str(label_of(same.after.items[place].node)) for place in news}
+    olds = {node for _, old, _ in changes if old for node in old.nodes}
+    news = {node for _, _, new in changes if new for node in new.nodes}
+    labels = {str(label_of(matching.before.items[node].node)) for node in olds}
+    labels |= {str(label_of(matching.after.items[node].node)) for node in news}
     return Requantizations(
         tuple(change for change, _, _ in changes),
-        frozenset(place for place in olds if same.is_lost(place)),
-        frozenset(place for place in news if same.old_of[place] < 0),
+        frozenset(node for node in olds if matching.is_lost(node)),
+        frozenset(node for node in news if matching.old_of[node] < 0),
         frozenset(labels),
-        frozenset(_own_tensors(same.before, olds)),
-        frozenset(_own_tensors(same.after, news)),
+        frozenset(_own_tensors(matching.before, olds)),
+        frozenset(_own_tensors(matching.after, news)),
     )
 
 
-def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quantizer]:
-    """The quantizers of a model, by the place of QuantizeLinear, or DequantizeLinear of a stored tensor. A quantizer
-    without an integer encoding, such as an 8-bit float, is left to the comparison of nodes."""
+def _read_quantizers(model: DetachedModel, graph: FlatGraph) -> dict[int, _Quantizer]:
+    """The quantizers of a model, by the index of QuantizeLinear, or of DequantizeLinear of a stored tensor.
+
+    A quantizer without an integer encoding, such as an 8-bit float, is left to the comparison of nodes.
+    """
     reader = QdqReader(model)
     found: dict[int, _Quantizer] = {}
-    for place, item in enumerate(index.items):
+    for node, item in enumerate(graph.items):
         if item.op[1] not in ("QuantizeLinear", "DequantizeLinear"):
             continue
         try:
@@ -223,26 +225,26 @@ def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quant
         except UsageError:
             continue
         if read is not None:
-            stored = None if is_start else index.tensors.get(item.inputs[0])
-            found[place] = _Quantizer(*read, (place, *_surrounding_nodes(index, place)), stored)
+            stored = None if is_start else graph.tensors.get(item.inputs[0])
+            found[node] = _Quantizer(*read, (node, *_surrounding_nodes(graph, node)), stored)
     return found
 
 
-def _surrounding_nodes(index: FlatGraph, place: int) -> Iterator[int]:
+def _surrounding_nodes(graph: FlatGraph, node: int) -> Iterator[int]:
     """The Clip before a QuantizeLinear, and the DequantizeLinear after it."""
-    item = index.items[place]
+    item = graph.items[node]
     if item.op[1] == "QuantizeLinear":
-        consumers = (consumer for consumer, _ in index.uses[item.outputs[0]])
-        yield from (place for place in consumers if index.items[place].op[1] == "DequantizeLinear")
-        bound = index.producers[item.inputs[0]]
-        if bound >= 0 and index.items[bound].op[1] == "Clip" and len(index.uses[item.inputs[0]]) == 1:
+        consumers = (consumer for consumer, _ in graph.uses[item.outputs[0]])
+        yield from (node for node in consumers if graph.items[node].op[1] == "DequantizeLinear")
+        bound = graph.producers[item.inputs[0]]
+        if bound >= 0 and graph.items[bound].op[1] == "Clip" and len(graph.uses[item.inputs[0]]) == 1:
             yield bound
 
 
-def _own_tensors(index: FlatGraph, places: Collection[int]) -> Iterator[str]:
+def _own_tensors(graph: FlatGraph, nodes: Collection[int]) -> Iterator[str]:
     """The stored tensors that these nodes alone read."""
-    reads = {value for place in places for value in index.items[place].inputs if value in index.tensors}
-    return (index.names[value] for value in reads if all(consumer in places for consumer, _ in index.uses[value]))
+    reads = {value for node in nodes for value in graph.items[node].inputs if value in graph.tensors}
+    return (graph.names[value] for value in reads if all(consumer in nodes for consumer, _ in graph.uses[value]))
 
 
 def _compare(matched: ModelMatching, old: _Quantizer, new: _Quantizer) -> QuantizationChange | None:
@@ -255,17 +257,17 @@ def _compare(matched: ModelMatching, old: _Quantizer, new: _Quantizer) -> Quanti
     if kinds[0] != kinds[1] or before.scale.shape != after.scale.shape:
         return QuantizationChange(new.name, *kinds, is_stored)
     parts = [*_scale_change(before.scale, after.scale), *_zero_change(before.zero_point, after.zero_point)]
-    parts += _number_change(matched, old.stored, new.stored)
+    parts += _integer_change(matched, old.stored, new.stored)
     return QuantizationChange(new.name, *kinds, is_stored, ", ".join(parts)) if parts else None
 
 
 def _format_of(encoding: Encoding) -> str:
-    """The format without a word on symmetry, which is read from zero points alone and shows in these."""
+    """The format as text, without its symmetry: zero points decide that, and are compared themselves."""
     return str(replace(encoding.precision, symmetric=encoding.precision.signed))
 
 
 def _scale_change(before: np.ndarray, after: np.ndarray) -> Iterator[str]:
-    """In units of the last place, where these are few; else as a part of the scale."""
+    """How scales differ: in ulp of float32 up to `MOST_STEPS`, else as a fraction of the scale."""
     old, new = (scale.astype(np.float32).ravel() for scale in (before, after))
     steps = np.abs(old.view(np.int32).astype(np.int64) - new.view(np.int32))
     if not steps.any():
@@ -288,7 +290,7 @@ def _zero_change(before: np.ndarray, after: np.ndarray) -> Iterator[str]:
         yield f"{count} of {before.size} zero points differ"
 
 
-def _number_change(matched: ModelMatching, old: TensorProto | None, new: TensorProto | None) -> Iterator[str]:
+def _integer_change(matched: ModelMatching, old: TensorProto | None, new: TensorProto | None) -> Iterator[str]:
     if (
         old is None
         or new is None

@@ -47,15 +47,11 @@ class Replacement:
         """The replacement as text, with at most `most` nodes on each side."""
         removed, added = (
             _join_entries(self.removed, most),
-            _join_entries((*self.added, *map(_label_stored, self.stored)), most),
+            _join_entries((*self.added, *(f"stored constant {name}" for name in self.stored)), most),
         )
         if not removed:
             return f"added {added}"
         return f"{removed} → {added}" if added else f"removed {removed}"
-
-
-def _label_stored(name: str) -> str:
-    return f"stored constant {name}"
 
 
 def _join_entries(entries: Sequence[object], most: int) -> str:
@@ -234,6 +230,6 @@ class Diff:
 
 
 def label_of(node: NodeProto) -> NodeLabel:
-    place = module_path_of(node)
+    module = module_path_of(node)
     name = node.name or first_output(node)
-    return NodeLabel(op_name(node), name, place.paths[-1] if place is not None and place.paths else "")
+    return NodeLabel(op_name(node), name, module.paths[-1] if module is not None and module.paths else "")

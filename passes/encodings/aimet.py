@@ -268,10 +268,10 @@ def _list_channels(encoding: Encoding) -> Encoding:
         return encoding
     channel = _channel_axis(encoding)
     assert channel is not None
-    places = (channel, encoding.axis)
+    axes = (channel, encoding.axis)
 
     def list_rows(array: np.ndarray) -> np.ndarray:
-        rows = np.moveaxis(array, places, (0, 1))
+        rows = np.moveaxis(array, axes, (0, 1))
         return rows.reshape(*rows.shape[:2], -1)[:, :, 0]
 
     return encoding.with_arrays(list_rows)

@@ -280,10 +280,10 @@ class _EncodingCarrier:
         changed_by: dict[str, str] = {}
         equals: dict[str, str] = {}
         open_names = set(names) if self.context.draws() else set[str]()
-        for place, version in enumerate(self.versions[1:], start=1):
+        for index, version in enumerate(self.versions[1:], start=1):
             pairs = [
                 (source, name)
-                for name, sources in self.traced.candidates[place].items()
+                for name, sources in self.traced.candidates[index].items()
                 for source in sources
                 if source in open_names
             ]

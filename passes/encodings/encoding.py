@@ -18,7 +18,7 @@ from onnx import GraphProto, NodeProto
 from passes.errors import UsageError
 from passes.graph.inference import FLOATS, float_shapes, float_tensors
 from passes.graph.op_facts import (
-    BIAS as BIAS_PLACE,
+    BIAS as BIAS_POSITION,
 )
 from passes.graph.op_facts import (
     BIASED,
@@ -250,13 +250,13 @@ def _shape_blocks(name: str, encoding: Encoding, shape: tuple[int, ...], axes: A
             f"encodings: {name!r} has {encoding.scale.size} scales, expected {wanted[channel] * wanted[axis]}: blocks "
             f"of {encoding.precision.block} along axis {axis} of {shape} for each index of axis {channel}"
         )
-    placed = [size if at in (channel, axis) else 1 for at, size in enumerate(wanted)]
+    sizes = [size if at in (channel, axis) else 1 for at, size in enumerate(wanted)]
 
-    def place(array: np.ndarray) -> np.ndarray:
+    def spread(array: np.ndarray) -> np.ndarray:
         listed = array.reshape(wanted[channel], wanted[axis])
-        return np.broadcast_to((listed if channel < axis else listed.T).reshape(placed), wanted)
+        return np.broadcast_to((listed if channel < axis else listed.T).reshape(sizes), wanted)
 
-    return encoding.with_arrays(place)
+    return encoding.with_arrays(spread)
 
 
 def _shape_of_blocks(shape: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:
@@ -294,16 +294,16 @@ def _find_axes(model: DetachedModel, shapes: Mapping[str, tuple[int, ...]]) -> d
     moved = find_moved_constants(graph, shapes, float_shapes(model.proto))
     found: dict[str, Axes] = {}
     for node in graph.node:
-        for place, name in enumerate(node.input):
+        for position, name in enumerate(node.input):
             if name in moved:
-                channel, summed = map(moved[name].axis_of_source, _axes(node, place, len(moved[name].axes)))
+                channel, summed = map(moved[name].axis_of_source, _axes(node, position, len(moved[name].axes)))
                 if channel is not None:
                     found.setdefault(moved[name].source, (channel, summed))
     return found
 
 
-def _axes(node: NodeProto, place: int, rank: int) -> Axes:
-    axes = weight_axes(node, place, rank)
+def _axes(node: NodeProto, position: int, rank: int) -> Axes:
+    axes = weight_axes(node, position, rank)
     if axes is not None:
         return axes
-    return (rank - 1 if place == BIAS_PLACE and rank and node.op_type in BIASED else None), None
+    return (rank - 1 if position == BIAS_POSITION and rank and node.op_type in BIASED else None), None

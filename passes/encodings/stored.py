@@ -64,9 +64,9 @@ def derive_encoding(array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple
 def _encode(relation: Relation, array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple[Encoding, tuple[str, ...]]:
     """The encoding of `array`, which is made of `sources` in this way."""
     if isinstance(relation, Joined):
-        pieces = [sources[piece.place].transpose(piece.order) for piece in relation.pieces]
+        pieces = [sources[piece.source].transpose(piece.order) for piece in relation.pieces]
         return _concatenate(pieces, relation.axis), tuple(piece.name for piece in pieces)
-    source = sources[relation.place].transpose(relation.order)
+    source = sources[relation.source].transpose(relation.order)
     match relation:
         case Moved():
             encoding = _reshape(source, array)
@@ -100,11 +100,11 @@ def _take(encoding: Encoding, slices: Sequence[int], axis: int) -> Encoding:
         first, count, block = slices[0], len(slices), precision.block
         if list(slices) != list(range(first, first + count)) or first % block:
             raise NoEncoding(f"it is cut through blocks of {block}")
-        places = range(first // block, -(-(first + count) // block))
+        blocks = range(first // block, -(-(first + count) // block))
     else:
-        places = slices
+        blocks = slices
     along = 0 if precision.granularity == "channel" else axis
-    return encoding.with_arrays(partial(np.take, indices=places, axis=along))
+    return encoding.with_arrays(partial(np.take, indices=blocks, axis=along))
 
 
 def _concatenate(pieces: Sequence[EncodedArray], axis: int) -> Encoding:

@@ -49,7 +49,7 @@ class TracedTensors:
 
     candidates: of each version.
     equal: tensor of the final model → the tensors of the source that are computed in the same way.
-    gone: tensor of the source → place of the first version in which nothing takes its place any more.
+    gone: tensor of the source → number of the first version in which nothing stands for it (0 is the source).
     fates: tensor of the source → a sentence on what became of the node that computed it.
     """
 
@@ -67,22 +67,22 @@ def trace_tensors(versions: Sequence[ModelVersion]) -> TracedTensors:
     origins: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
     alive = origins
     all_candidates, gone, fates = [origins], dict[str, int](), dict[str, str]()
-    for place, version in enumerate(versions[1:], start=1):
+    for number, version in enumerate(versions[1:], start=1):
         after = _index(version, table)
-        same = match(index, after)
-        replaced = _replaced_values(same)
+        matching = match(index, after)
+        replaced = _replaced_values(matching)
         before_names, after_names = _main_values(index), _main_values(after)
         step = {
-            name: [index.names[old] for old in _candidates(same, value, before_names, replaced)]
+            name: [index.names[old] for old in _candidates(matching, value, before_names, replaced)]
             for name, value in after_names.items()
         }
         origins = {name: _sources_of(olds, origins) for name, olds in step.items()}
         was_alive = {source_name for known in alive.values() for source_name in known}
-        kept = {name: _kept_names(same, value, before_names) for name, value in after_names.items()}
+        kept = {name: _kept_names(matching, value, before_names) for name, value in after_names.items()}
         still = {name: _sources_of(olds, alive) for name, olds in kept.items()}
         is_alive = {source_name for known in still.values() for source_name in known}
-        fates |= _describe_fates(same, alive, was_alive - is_alive)
-        gone |= dict.fromkeys(was_alive - is_alive, place)
+        fates |= _describe_fates(matching, alive, was_alive - is_alive)
+        gone |= dict.fromkeys(was_alive - is_alive, number)
         index, alive = after, still
         all_candidates.append(origins)
     return TracedTensors(tuple(all_candidates), _equal_values(source, index), gone, fates)
@@ -107,15 +107,15 @@ def _sources_of(olds: Sequence[str], known: Mapping[str, tuple[str, ...]]) -> tu
 
 
 def _candidates(
-    same: NodeMatching, value: int, before_names: Mapping[str, int], replaced: Mapping[int, Sequence[int]]
+    matching: NodeMatching, value: int, before_names: Mapping[str, int], replaced: Mapping[int, Sequence[int]]
 ) -> list[int]:
     """The values before a step that may be the value `value` after the step."""
-    before, after = same.before, same.after
-    found = _namesake(same, value, before_names)
-    if same.value_of[value] >= 0:
-        found += same.values_equal_to(same.value_of[value])
+    before, after = matching.before, matching.after
+    found = _namesake(matching, value, before_names)
+    if matching.value_of[value] >= 0:
+        found += matching.values_equal_to(matching.value_of[value])
     for consumer, position in after.uses[value]:
-        old = same.old_of[consumer]
+        old = matching.old_of[consumer]
         inputs = before.items[old].inputs if old >= 0 else ()
         if len(inputs) == len(after.items[consumer].inputs):
             found += inputs if after.items[consumer].op[1] in COMMUTATIVE else [inputs[position]]
@@ -124,44 +124,42 @@ def _candidates(
     return [old for old in dict.fromkeys(found) if old != ABSENT and before_names.get(before.names[old]) == old]
 
 
-def _namesake(same: NodeMatching, value: int, before_names: Mapping[str, int]) -> list[int]:
-    old = before_names.get(same.after.names[value])
+def _namesake(matching: NodeMatching, value: int, before_names: Mapping[str, int]) -> list[int]:
+    old = before_names.get(matching.after.names[value])
     return [] if old is None else [old]
 
 
-def _kept_names(same: NodeMatching, value: int, before_names: Mapping[str, int]) -> list[str]:
+def _kept_names(matching: NodeMatching, value: int, before_names: Mapping[str, int]) -> list[str]:
     """The values before a step of which one after it has the name, or the place."""
-    found = _namesake(same, value, before_names)
-    if same.value_of[value] >= 0:
-        found += same.values_equal_to(same.value_of[value])
-    return [same.before.names[old] for old in found]
+    found = _namesake(matching, value, before_names)
+    if matching.value_of[value] >= 0:
+        found += matching.values_equal_to(matching.value_of[value])
+    return [matching.before.names[old] for old in found]
 
 
-def _replaced_values(same: NodeMatching) -> dict[int, list[int]]:
+def _replaced_values(matching: NodeMatching) -> dict[int, list[int]]:
     """New node → the outputs of the nodes that it replaces."""
     found: dict[int, list[int]] = {}
-    for entry in find_replacements(same):
-        made = [value for old in reversed(entry.lost) for value in same.before.items[old].outputs]
+    for entry in find_replacements(matching):
+        made = [value for old in reversed(entry.lost) for value in matching.before.items[old].outputs]
         found |= dict.fromkeys(entry.news, made)
     return found
 
 
 def _describe_fates(
-    same: NodeMatching, alive: Mapping[str, tuple[str, ...]], lost: set[str]
+    matching: NodeMatching, alive: Mapping[str, tuple[str, ...]], lost: set[str]
 ) -> Iterator[tuple[str, str]]:
     """Each tensor of the source that a step has removed, and what became of its producer."""
     news: dict[int, str] = {}
-    for entry in find_replacements(same):
-        made = " and ".join(
-            f"{same.after.items[new].op[1]} {same.after.items[new].node.name or same.after.items[new].node.output[0]!r}"
-            for new in sorted(entry.news)[:SHOWN]
-        )
+    for entry in find_replacements(matching):
+        made = (matching.after.items[new] for new in sorted(entry.news)[:SHOWN])
+        made = " and ".join(f"{item.op[1]} {item.node.name or item.node.output[0]!r}" for item in made)
         news |= dict.fromkeys(entry.lost, f"is part of {made} now")
-    for name, value in _main_values(same.before).items():
+    for name, value in _main_values(matching.before).items():
         for source in lost.intersection(alive.get(name, ())):
-            producer = same.before.producers[value]
+            producer = matching.before.producers[value]
             if producer >= 0:
-                yield source, f"its {same.before.items[producer].op[1]} {news.get(producer, 'is gone')}"
+                yield source, f"its {matching.before.items[producer].op[1]} {news.get(producer, 'is gone')}"
             else:
                 yield source, "nothing reads it any more"
 

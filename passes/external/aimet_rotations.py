@@ -81,11 +81,11 @@ def name_after_modules(model: onnx.ModelProto) -> dict[str, str]:
     """
     stored = initializers_of(model.graph)
     names: dict[str, str] = {}
-    for place, node in enumerate(model.graph.node):
+    for index, node in enumerate(model.graph.node):
         weight = next((WEIGHT.sub("", name) for name in node.input if name in stored and WEIGHT.search(name)), "")
         path = (modules_of(node) or (weight,))[-1]
         if path or not node.name:
-            name = "/".join(["", *filter(None, path.split(".")), f"{node.op_type}_{place}"])
+            name = "/".join(["", *filter(None, path.split(".")), f"{node.op_type}_{index}"])
             names[name], node.name = node.name, name
     return names
 

@@ -34,7 +34,7 @@ def borrow(piece: ModelProto, constant: NodeProto) -> None:
 
 
 def let_out(piece: ModelProto, name: str) -> None:
-    """Have a value leave a piece by a node: a pass cannot put another value in the place of an output."""
+    """Have a value leave a piece by a node: a pass cannot replace an output by another value."""
     outside = f"{name}{OUTSIDE}"
     piece.graph.output.add(name=outside)
     piece.graph.node.add(domain=DOMAIN, op_type=LEAVES, name=name, input=[name], output=[outside])
@@ -47,7 +47,7 @@ class ModelAssembler:
         self._source = source
         graph = source.graph
         self._nodes: list[list[NodeProto]] = [[node] for node in graph.node]
-        """Place in the source → the nodes that take that place in the result."""
+        """Position in the source → the nodes that replace the source's node in the result."""
         index = GraphIndex(graph)
         self._stored = dict(index.initializers)
         self._dropped: set[str] = set()
@@ -61,13 +61,13 @@ class ModelAssembler:
         self._called: dict[str, str] = {}
         """Value of the source → its name as the output of its producer."""
 
-    def replace(self, places: Sequence[int], names: frozenset[str], optimized: ModelProto) -> None:
-        """Put `optimized` in the place of the nodes at `places`, which had values of these `names`."""
-        inside = {name for place in places for node in self._nodes[place] for name in node.output}
-        for place in places:
-            self._nodes[place] = []
+    def replace(self, positions: Sequence[int], names: frozenset[str], optimized: ModelProto) -> None:
+        """Replace the nodes at `positions` by `optimized`, which had values of these `names`."""
+        inside = {name for position in positions for node in self._nodes[position] for name in node.output}
+        for position in positions:
+            self._nodes[position] = []
         fresh = self._fresh_names(names, optimized.graph)
-        nodes = self._nodes[places[0]]
+        nodes = self._nodes[positions[0]]
         for node in optimized.graph.node:
             if node.name.startswith(BORROWED):
                 continue
@@ -136,9 +136,9 @@ class ModelAssembler:
         before = self._stored.get(tensor.name)
         return before is not None and before.SerializeToString() != tensor.SerializeToString()
 
-    def place_of(self, place: int) -> int:
-        """The place in the result of the first node at or after `place` in the source."""
-        return sum(map(len, self._nodes[:place]))
+    def position_of(self, position: int) -> int:
+        """The position in the result of the first node at or after `position` in the source."""
+        return sum(map(len, self._nodes[:position]))
 
     def _leave(self, name: str, inside: str) -> None:
         """Rename the piece's output `name` to `inside`."""

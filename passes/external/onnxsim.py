@@ -225,8 +225,8 @@ def every_pass() -> list[str]:
     """
     if NATIVE not in sys.modules:
         package = importlib.machinery.PathFinder.find_spec("onnxsim")
-        places = package.submodule_search_locations if package else None
-        spec = importlib.machinery.PathFinder.find_spec(NATIVE, places)
+        folders = package.submodule_search_locations if package else None
+        spec = importlib.machinery.PathFinder.find_spec(NATIVE, folders)
         if spec is None or spec.loader is None:
             raise ImportError(f"there is no {NATIVE}")
         sys.modules[NATIVE] = importlib.util.module_from_spec(spec)

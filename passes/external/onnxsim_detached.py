@@ -217,9 +217,9 @@ def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) ->
         products[node.input[0] if node.op_type in MATRIX_PRODUCTS else ""].append(node)
         read.update(
             name
-            for place, name in enumerate(reads_of(node))
+            for position, name in enumerate(reads_of(node))
             if node.op_type not in LAYOUT
-            and (node.op_type, place) not in OPAQUE_OPERANDS
+            and (node.op_type, position) not in OPAQUE_OPERANDS
             and not (skips_concat and node.op_type == "Concat")
         )
     if attention:

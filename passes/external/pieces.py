@@ -37,13 +37,13 @@ WHOLE_NODES: Final = 1000
 """Up to so many nodes a graph goes whole: there the square does not matter yet."""
 
 WINDOW: Final = 160
-"""Nodes of a piece at least; up to half as many more, for a better place to cut."""
+"""Nodes of a piece at least; up to half as many more, to cut where fewer values cross."""
 
 SEAM: Final = 32
 """Nodes on either side of a cut that are looked at again."""
 
 Cut = Callable[[Sequence[int], int], list[range]]
-"""Places to cut at and the number of nodes → the places of each piece."""
+"""(positions to cut at, number of nodes) → the positions of each piece."""
 
 DEAD_END: Final = "eliminate_deadend"
 EXTRACT: Final = "extract_constant_to_initializer"
@@ -65,7 +65,7 @@ class GraphPieces:
     Args:
         model: left as it is.
         optimize: the library: a serialized model and names of passes → the result.
-        cuts: places between which the windows lie; chosen here by default.
+        cuts: positions between which the windows lie; chosen here by default.
     """
 
     def __init__(self, model: ModelProto, optimize: Optimize, cuts: Sequence[int] = ()) -> None:
@@ -74,7 +74,7 @@ class GraphPieces:
         self._optimize = optimize
         index = GraphIndex(model.graph)
         self._nodes, self._producers, self._stored = index.nodes, index.positions, index.initializers
-        self._consumers = {name: [place for place, _ in uses] for name, uses in index.uses.items()}
+        self._consumers = {name: [position for position, _ in uses] for name, uses in index.uses.items()}
         self._infos = {info.name: info for info in (*model.graph.value_info, *model.graph.output)}
         self._inputs, self._outputs = index.inputs, index.outputs
 
@@ -97,8 +97,8 @@ class GraphPieces:
         assembler = ModelAssembler(self.model)
         for piece, result in zip(pieces, results, strict=True):
             if result is not None:
-                assembler.replace(piece.places, piece.names, onnx.load_from_string(result))
-        return GraphPieces(assembler.model(), self._optimize, [assembler.place_of(cut) for cut in self._cuts])
+                assembler.replace(piece.positions, piece.names, onnx.load_from_string(result))
+        return GraphPieces(assembler.model(), self._optimize, [assembler.position_of(cut) for cut in self._cuts])
 
     def _pieces(self, cut: Cut, *, live: bool, borrows: bool) -> list[_Piece]:
         key = (cut, live, borrows)
@@ -125,20 +125,20 @@ class GraphPieces:
         crossing = self._crossing
         cuts, begun = [], 0
         while len(self._nodes) - begun > WINDOW * 3 // 2 + SEAM:
-            begun = min(range(begun + WINDOW, begun + WINDOW * 3 // 2), key=lambda place: crossing[place])
+            begun = min(range(begun + WINDOW, begun + WINDOW * 3 // 2), key=lambda position: crossing[position])
             cuts.append(begun)
         return cuts
 
     @cached_property
     def _crossing(self) -> list[int]:
-        """For each place, the number of values computed before it and read at it or later."""
+        """For each position, the number of values computed before it and read at it or later."""
         changes = Counter[int]()
         for name, producer in self._producers.items():
             consumers = self._consumers.get(name)
             if consumers and self._nodes[producer].op_type != "Constant":
                 changes[producer + 1] += 1
                 changes[max(consumers) + 1] -= 1
-        return list(itertools.accumulate(changes[place] for place in range(len(self._nodes) + 1)))
+        return list(itertools.accumulate(changes[position] for position in range(len(self._nodes) + 1)))
 
     def _nodes_alive(self, live: bool) -> Collection[int]:
         """The nodes that count as consumers of a value; with `live` only nodes that an output depends on."""
@@ -147,10 +147,10 @@ class GraphPieces:
         alive: set[int] = set()
         front = [self._producers[name] for name in self._outputs if name in self._producers]
         while front:
-            place = front.pop()
-            if place not in alive:
-                alive.add(place)
-                front.extend(self._producers[name] for name in self._nodes[place].input if name in self._producers)
+            position = front.pop()
+            if position not in alive:
+                alive.add(position)
+                front.extend(self._producers[name] for name in self._nodes[position].input if name in self._producers)
         return alive
 
     def _piece(
@@ -158,12 +158,12 @@ class GraphPieces:
     ) -> _Piece:
         proto = ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import)
         proto.graph.name = "piece"
-        places = sorted(group)
-        nodes = [self._nodes[place] for place in places]
-        inside = set(places)
+        positions = sorted(group)
+        nodes = [self._nodes[position] for position in positions]
+        inside = set(positions)
 
         def is_read_elsewhere(name: str) -> bool:
-            return any(place not in inside and place in alive for place in self._consumers.get(name, ()))
+            return any(position not in inside and position in alive for position in self._consumers.get(name, ()))
 
         read = values_read(nodes)
         for name in read:
@@ -188,7 +188,7 @@ class GraphPieces:
                 proto.graph.value_info.append(info)
             if is_read_elsewhere(name):
                 let_out(proto, name)
-        return _Piece(proto.SerializeToString(), tuple(places), frozenset(_names(proto)))
+        return _Piece(proto.SerializeToString(), tuple(positions), frozenset(_names(proto)))
 
     def _enter(self, proto: ModelProto, name: str, *, borrows: bool) -> None:
         """Give a piece a value that it reads and does not make."""
@@ -213,18 +213,18 @@ class GraphPieces:
         classes: dict[int, list[int]] = defaultdict(list)
         for name, tensor in self._stored.items():
             value_numbers[name] = numbers.setdefault(_content(tensor), len(numbers))
-        for place, node in enumerate(self._nodes):
+        for position, node in enumerate(self._nodes):
             attributes = tuple(sorted(attribute.SerializeToString(deterministic=True) for attribute in node.attribute))
             read = tuple(value_numbers.get(name, name) for name in node.input)
             number = numbers.setdefault((node.domain, node.op_type, attributes, read, len(node.output)), len(numbers))
             value_numbers.update({name: (number, index) for index, name in enumerate(node.output)})  # type: ignore[misc]
-            classes[number].append(place)
-        duplicates = {place for places in classes.values() if len(places) > 1 for place in places}
-        links = [places for places in classes.values() if len(places) > 1]
-        for place in duplicates:
-            producers = (self._producers.get(name, -1) for name in self._nodes[place].input)
-            links.append([place, *(producer for producer in producers if producer in duplicates)])
-        return [[place for group in batch for place in group] for batch in _batches(group_linked(links), WINDOW)]
+            classes[number].append(position)
+        duplicates = {position for positions in classes.values() if len(positions) > 1 for position in positions}
+        links = [positions for positions in classes.values() if len(positions) > 1]
+        for position in duplicates:
+            producers = (self._producers.get(name, -1) for name in self._nodes[position].input)
+            links.append([position, *(producer for producer in producers if producer in duplicates)])
+        return [[position for group in batch for position in group] for batch in _batches(group_linked(links), WINDOW)]
 
     def _merge_equal_initializers(self) -> GraphPieces:
         """Ask the library which of equal initializers stays: each is read by a node of its own."""
@@ -248,10 +248,10 @@ class GraphPieces:
 
 @dataclass(slots=True)
 class _Piece:
-    """One piece: `places` are the places of its nodes in the graph, `names` the names of all its values."""
+    """One piece: `positions` are those of its nodes in the graph, `names` the names of all its values."""
 
     source: bytes
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     names: frozenset[str]
     _is_written: bool = False
     """Whether `source` is in the form in which the library writes a model."""

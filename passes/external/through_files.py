@@ -143,9 +143,9 @@ def number_nodes(model: ModelProto) -> list[str]:
     """
     del model.metadata_props[:]
     names = []
-    for place, node in enumerate(model.graph.node):
+    for index, node in enumerate(model.graph.node):
         names.append(node.name)
-        node.name = f"{NUMBERED}{place}"
+        node.name = f"{NUMBERED}{index}"
         node.ClearField("doc_string")
         del node.metadata_props[:]
     return names
@@ -154,16 +154,16 @@ def number_nodes(model: ModelProto) -> list[str]:
 def restore_names(model: ModelProto, names: Sequence[str], source: Sequence[NodeProto]) -> None:
     """Give the nodes of `model` their `names`, where those are numbers the names of the `source` nodes."""
     for node, name in zip(model.graph.node, names, strict=True):
-        place = name.removeprefix(NUMBERED)
-        node.name = name if place == name else source[int(place)].name
+        index = name.removeprefix(NUMBERED)
+        node.name = name if index == name else source[int(index)].name
 
 
 def quote_own_names(message: str, source: Sequence[NodeProto]) -> str:
     """What a library says of a numbered model, with the names that its nodes have in `source`."""
 
     def find_name(number_nodes: re.Match[str]) -> str:
-        place = int(number_nodes[1])
-        node = source[place] if place < len(source) else NodeProto()
+        index = int(number_nodes[1])
+        node = source[index] if index < len(source) else NodeProto()
         return next((name for name in (node.name, *node.output) if name), number_nodes[0])
 
     return re.sub(rf"{re.escape(NUMBERED)}(\d+)", find_name, message)

@@ -1,8 +1,8 @@
-"""What ONNX's own code finds of a model, under limits: types by shape inference, constants by its evaluator.
+"""Types by ONNX's shape inference and constants by its reference evaluator, under limits of time and memory.
 
-A constant is computed by ONNX's reference evaluator: what grows, or may not end, in a process with limits. Shape
-inference always runs there. It carries the values of small constants along, so a file of a kilobyte in which 34 nodes
-double a constant takes all memory there is; and native code cannot be stopped in the process that calls it.
+Shape inference always runs in a process with limits: it computes the values of small constants too, so a file of a
+kilobyte in which 34 nodes double a constant takes all memory, and native code cannot be stopped in the process that
+calls it. The evaluator runs in such a process if a constant grows, or its computation may not end.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ Result = TypeVar("Result")
 
 LEAST_SECONDS: Final = 20.0
 SECONDS_PER_NODE: Final = 0.002
-"""The time limit; inference takes a hundredth of it where nothing is wrong."""
+"""Time limit: the sum of both. Inference of a sound model takes a hundredth of it."""
 
 MOST_MEMORY: Final = 8 * 2**30
 
@@ -132,7 +132,7 @@ MOST_MEMORY: Final = 8 * 2**30
 def infer_shapes(
     model: ModelProto, *, check_type: bool = False, strict_mode: bool = False, data_prop: bool = False
 ) -> ModelProto:
-    """`onnx.shape_inference.infer_shapes`, under limits; `model` stays as it is.
+    """`onnx.shape_inference.infer_shapes` under limits; `model` does not change.
 
     Raises:
         InferenceError: onnx refuses the model.

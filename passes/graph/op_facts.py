@@ -1,7 +1,7 @@
-"""Facts about operators: what they do with elements, where their operands stand, and what they are called.
+"""Facts about operators: what they do with elements, at which positions their operands are, and their names.
 
 Rooms share these facts, checkers too. A rule, such as which operators may stand between two nodes of a structure, is in
-the module that follows it: a checker has rules of its own.
+the module that applies it: a checker has rules of its own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def has_body(node: NodeProto) -> bool:
 
 
 def is_opaque(node: NodeProto) -> bool:
-    """Whether `node` cannot be run apart from its model: it is random, or it has a body."""
+    """Whether `node` cannot be run without its model: it is random, or it has a body."""
     return node.op_type in RANDOM_OPS or has_body(node)
 
 
@@ -110,12 +110,12 @@ def domain_of(node: NodeProto) -> str:
 
 
 def op_name(node: NodeProto) -> str:
-    """`Softmax`, or with a domain that is not ONNX's own: `com.microsoft::Attention`."""
+    """The operator's name for messages: `Softmax`, or with another domain than ONNX's `com.microsoft::Attention`."""
     return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
 
 
 def op_of(node: NodeProto) -> str:
-    """`Softmax`, or with its domain: `com.microsoft.Gelu`."""
+    """The operator's name as a key of tables: `Softmax`, or with another domain than ONNX's `com.microsoft.Gelu`."""
     return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"
 
 
@@ -137,8 +137,10 @@ def opset_of(model: ModelProto) -> int:
 
 
 def weight_axes(node: NodeProto, index: int, rank: int) -> tuple[int | None, int | None] | None:
-    """The channel axis and the summed axis of the weight at input `index`; None if that input is no weight. Both axes
-    are None where the weight has several of them, as a recurrent weight has."""
+    """(channel axis, summed axis) of the weight at input `index`, counted from 0; None if that input is no weight.
+
+    `rank` is the rank of the weight. Both axes are None where a weight has several, as a recurrent weight has.
+    """
     match node.op_type, index:
         case "MatMul", (0 | 1) if rank >= 2:
             return (rank - 1, rank - 2) if index == 1 else (rank - 2, rank - 1)
@@ -162,7 +164,7 @@ Shape = tuple[int, ...]
 class MovedConstant:
     """A value that holds the elements of the stored tensor `source`, each once; `source` itself is such a value too.
 
-    axes: for each axis of the value, the source axis with the same elements; None for a merged, split or new axis.
+    `axes`: for each axis of the value, the source axis with the same elements; None for a merged, split or new axis.
     """
 
     source: str
@@ -191,15 +193,14 @@ def find_moved_constants(
         if shape is None or any(size < 0 for size in shape):
             continue
         before = found[source]
-        places = _places(node, known[source], shape)
-        found[name] = MovedConstant(before.source, tuple(before.axis_of_source(place) for place in places))
+        axes = _axes_of_result(node, known[source], shape)
+        found[name] = MovedConstant(before.source, tuple(before.axis_of_source(axis) for axis in axes))
         known[name] = shape
     return found
 
 
-def _places(node: NodeProto, shape: Shape, result: Shape) -> list[int | None]:
-    """For each axis of the result of a layout operator, the input axis with the same elements; None if there is
-    none."""
+def _axes_of_result(node: NodeProto, shape: Shape, result: Shape) -> list[int | None]:
+    """For each axis of a layout operator's result, the input axis with the same elements; None if there is none."""
     if node.op_type == "Transpose":
         return [*attribute_of(node, "perm", range(len(shape))[::-1])]
     if node.op_type in RESHAPES:
@@ -208,7 +209,9 @@ def _places(node: NodeProto, shape: Shape, result: Shape) -> list[int | None]:
 
 
 def axis_in_shape(shape: Sequence[int], other: Sequence[int], axis: int) -> int | None:
-    """The axis of `other` with the same elements as `axis` of `shape`, where both are shapes of one sequence of
-    elements; None where that axis is merged or split."""
+    """The axis of `other` with the same elements as `axis` of `shape`; None where that axis is merged or split.
+
+    Both are shapes of the same elements in the same order.
+    """
     wanted = math.prod(shape[:axis]), shape[axis]
-    return next((place for place in range(len(other)) if (math.prod(other[:place]), other[place]) == wanted), None)
+    return next((index for index in range(len(other)) if (math.prod(other[:index]), other[index]) == wanted), None)

@@ -1,6 +1,6 @@
 """Walks through a graph: bodies of nodes, the values that a node reads, live nodes, topological order.
 
-`pause_collector` keeps Python's garbage collector from walks of its own meanwhile.
+`pause_collector` stops Python's garbage collector during a walk: it would visit the model's objects again and again.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _zeros(graph: GraphProto) -> set[str]:
                 node.output[0] for attribute in node.attribute if attribute.name == "value_float" and attribute.f == 0
             )
     for name, tensor in tensors:
-        is_known = tensor.data_location != TensorProto.EXTERNAL and tensor.data_type in NUMBERS
+        is_known = tensor.data_location != TensorProto.EXTERNAL and tensor.data_type in KNOWN_TYPES
         if is_known and prod(tensor.dims) <= SMALL and not numpy_helper.to_array(tensor).any():
             found.add(name)
     return found
@@ -115,7 +115,7 @@ def _zeros(graph: GraphProto) -> set[str]:
 SMALL: Final = 16
 """Larger constants are not examined; they may be external data."""
 
-NUMBERS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL})
+KNOWN_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL})
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
@@ -129,7 +129,7 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     order = topological_order(graph.node)
     if order == list(range(len(graph.node))) or len(order) < len(graph.node):
         return
-    nodes = [graph.node[place] for place in order]
+    nodes = [graph.node[index] for index in order]
     moved = onnx.GraphProto(node=nodes)  # a copy, since clearing the field frees the nodes
     del graph.node[:]
     graph.node.extend(moved.node)
@@ -152,71 +152,71 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:
     """The indices of `nodes` in topological order, smallest first; nodes on a cycle or after one are left out."""
-    producers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     producers_of = [{producers[name] for name in reads_of(node) if name in producers} for node in nodes]
-    if all(max(before, default=-1) < place for place, before in enumerate(producers_of)):
+    if all(max(before, default=-1) < index for index, before in enumerate(producers_of)):
         return list(range(len(producers_of)))
-    waiting, consumers = Counter({place: len(before) for place, before in enumerate(producers_of)}), defaultdict(list)
-    for place, before in enumerate(producers_of):
+    waiting, consumers = Counter({index: len(before) for index, before in enumerate(producers_of)}), defaultdict(list)
+    for index, before in enumerate(producers_of):
         for producer in before:
-            consumers[producer].append(place)
-    ready = [place for place, before in enumerate(producers_of) if not before]
+            consumers[producer].append(index)
+    ready = [index for index, before in enumerate(producers_of) if not before]
     order = []
     while ready:
-        place = heapq.heappop(ready)
-        order.append(place)
-        for consumer in consumers[place]:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for consumer in consumers[index]:
             waiting[consumer] -= 1
             if not waiting[consumer]:
                 heapq.heappush(ready, consumer)
     return order
 
 
-Place = TypeVar("Place", bound=Hashable)
+Value = TypeVar("Value", bound=Hashable)
 Source = TypeVar("Source")
 
 
-class NearestSources(Generic[Place, Source]):
-    """What the places of a graph are made from, nearest first. Each place is expanded once, whoever asks: places that
-    are shared, such as the states of an unrolled recurrence, cost no more than others.
+class NearestSources(Generic[Value, Source]):
+    """The nearest sources of values: a search up the graph that expands each value once, however many values share it.
 
     Args:
-        expand: place → the sources at that place, each under a key, and the places before it. Equal keys are one
-            source. Places may form circles.
-        most: how many of the nearest sources are kept for each place.
+        expand: value → (the sources at this value, each under a key; the values that it is computed from). A value is
+            whatever the caller searches by, such as a name, or a name with an axis. Equal keys are one source. Values
+            may form cycles.
+        most: how many of the nearest sources are kept for each value.
     """
 
     def __init__(
-        self, expand: Callable[[Place], tuple[Mapping[Hashable, Source], Sequence[Place]]], most: int = 32
+        self, expand: Callable[[Value], tuple[Mapping[Hashable, Source], Sequence[Value]]], most: int = 32
     ) -> None:
         # A search that holds this object has `expand` as a method: a circle, in which its model would stay.
         self._expand = WeakMethod(expand) if isinstance(expand, MethodType) else lambda: expand
         self._most = most
-        self._open: dict[Place, tuple[Mapping[Hashable, Source], Sequence[Place]]] = {}
-        self._found: dict[Place, dict[Hashable, tuple[int, Source]]] = {}
+        self._open: dict[Value, tuple[Mapping[Hashable, Source], Sequence[Value]]] = {}
+        self._found: dict[Value, dict[Hashable, tuple[int, Source]]] = {}
 
     @property
     def visits(self) -> int:
-        """How many places were expanded."""
+        """How many values were expanded."""
         return len(self._open)
 
-    def of(self, place: Place) -> list[Source]:
-        """The sources of `place`."""
-        if place not in self._found:
-            self._find(self._order(place))
-        return [source for _, source in self._found[place].values()]
+    def of(self, value: Value) -> list[Source]:
+        """The sources of `value`."""
+        if value not in self._found:
+            self._find(self._order(value))
+        return [source for _, source in self._found[value].values()]
 
-    def _before(self, place: Place) -> Sequence[Place]:
-        if place not in self._open:
+    def _before(self, value: Value) -> Sequence[Value]:
+        if value not in self._open:
             expand = self._expand()
             assert expand is not None, "the search lives while it asks"
-            self._open[place] = expand(place)
-        return self._open[place][1]
+            self._open[value] = expand(value)
+        return self._open[value][1]
 
-    def _order(self, place: Place) -> list[Place]:
-        """`place` and the places that it is made from whose sources are not known yet, producers first."""
-        order, entered = [], {place}
-        stack = [(place, iter(self._before(place)))]
+    def _order(self, value: Value) -> list[Value]:
+        """`value` and the values it is computed from whose sources are not known yet, producers first."""
+        order, entered = [], {value}
+        stack = [(value, iter(self._before(value)))]
         while stack:
             top, rest = stack[-1]
             for before in rest:
@@ -229,36 +229,36 @@ class NearestSources(Generic[Place, Source]):
                 order.append(top)
         return order
 
-    def _find(self, order: Sequence[Place]) -> None:
-        """Find the sources of the places of `order`; along a circle, such as a state, until none is nearer."""
+    def _find(self, order: Sequence[Value]) -> None:
+        """Find the sources of the values in `order`; in a cycle, such as a state, until no source is nearer."""
         is_circular = False
-        for place in order:
-            is_circular = is_circular or any(before not in self._found for before in self._before(place))
-            self._found[place] = self._join(place)
+        for value in order:
+            is_circular = is_circular or any(before not in self._found for before in self._before(value))
+            self._found[value] = self._join(value)
         for _ in order if is_circular else ():
             is_settled = True
-            for place in order:
-                known = self._join(place)
-                is_settled = is_settled and known == self._found[place]
-                self._found[place] = known
+            for value in order:
+                known = self._join(value)
+                is_settled = is_settled and known == self._found[value]
+                self._found[value] = known
             if is_settled:
                 return
 
-    def _join(self, place: Place) -> dict[Hashable, tuple[int, Source]]:
+    def _join(self, value: Value) -> dict[Hashable, tuple[int, Source]]:
         """Key → distance and source, of the nearest sources."""
-        own, places = self._open[place]
+        own, values = self._open[value]
         found = {key: (0, source) for key, source in own.items()}
-        for before in dict.fromkeys(places):
+        for before in dict.fromkeys(values):
             for key, (distance, source) in self._found.get(before, {}).items():
                 if key not in found or distance + 1 < found[key][0]:
                     found[key] = distance + 1, source
-        if len(places) > 1:
+        if len(values) > 1:
             found = dict(sorted(found.items(), key=lambda entry: entry[1][0])[: self._most])
         return found
 
 
 def group_linked(links: Iterable[Sequence[int]]) -> list[list[int]]:
-    """The groups of numbers that `links` connect, directly or through others: sorted, in the order of their first."""
+    """The groups of integers that `links` connect, directly or through others: sorted, in the order of their first."""
     parent: dict[int, int] = {}
 
     def root(number: int) -> int:
@@ -279,7 +279,7 @@ def group_linked(links: Iterable[Sequence[int]]) -> list[list[int]]:
 
 @contextlib.contextmanager
 def pause_collector() -> Iterator[None]:
-    """While a large model or graph is made or looked through, it would look through all of it again and again."""
+    """Stop Python's garbage collector in this block, where it would visit all objects of a large model repeatedly."""
     was_on = gc.isenabled()
     gc.disable()
     try:

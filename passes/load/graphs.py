@@ -127,7 +127,7 @@ class GraphCheck:
     ) -> set[str]:
         """Check `nodes`, and add their outputs to `own`; returns the names that they read from outside."""
         producers: dict[str, int] = {}
-        for place, node in enumerate(nodes):
+        for index, node in enumerate(nodes):
             check_node(node, self.operators)
             for name in node.output:
                 if not name:
@@ -142,21 +142,21 @@ class GraphCheck:
                         f"{describe_node(node)} makes {name!r}, but {other} already; expected a name of its own"
                     )
                 own.add(name)
-                producers[name] = place
+                producers[name] = index
         free: set[str] = set()
         is_sorted = True
-        for place, node in enumerate(nodes):
+        for index, node in enumerate(nodes):
             reads = {name for name in node.input if name}
             for name in reads:
                 if name not in own:
                     _require_visible(name, outer, f"is read by {describe_node(node)}")
             if any(True for _ in bodies_in(node)):
-                earlier = own - {name for later in nodes[place:] for name in later.output}
+                earlier = own - {name for later in nodes[index:] for name in later.output}
                 reads |= self._check_inside(node, (*outer, own), (*taken, earlier))
             elif node.attribute:
                 self._check_inside(node, (), ())
             free |= reads - own
-            is_sorted = is_sorted and all(producers.get(name, -1) < place for name in reads)
+            is_sorted = is_sorted and all(producers.get(name, -1) < index for name in reads)
         if not is_sorted:
             _refuse_cycle(nodes)
         return free
@@ -177,8 +177,8 @@ class GraphCheck:
 
 def _refuse_cycle(nodes: Sequence[NodeProto]) -> None:
     """Refuse nodes that form a cycle; other unsorted nodes are allowed, since loading sorts them."""
-    sorted_places = set(topological_order(nodes))
-    stuck = [node for place, node in enumerate(nodes) if place not in sorted_places]
+    sorted_indices = set(topological_order(nodes))
+    stuck = [node for index, node in enumerate(nodes) if index not in sorted_indices]
     if stuck:
         raise ModelError(
             f"{describe_node(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or "

@@ -178,10 +178,10 @@ def check_sparse(sparse: SparseTensorProto) -> None:
         raise ModelError(f"{where} has the shape {dims}; expected dims of 1 and more that a machine can hold")
     check_bytes(where, dims, -(-item_bits(dtype) // 8))
     count = list(sparse.values.dims)
-    places = list(sparse.indices.dims)
-    if len(count) != 1 or places not in (count, [*count, len(dims)]) or sparse.indices.data_type != TensorProto.INT64:
+    shape = list(sparse.indices.dims)
+    if len(count) != 1 or shape not in (count, [*count, len(dims)]) or sparse.indices.data_type != TensorProto.INT64:
         raise ModelError(
-            f"{where} has values of the shape {count} and indices of {places}; expected [n], and int64[n] or "
+            f"{where} has values of the shape {count} and indices of {shape}; expected [n], and int64[n] or "
             f"int64[n, {len(dims)}]"
         )
     indices = onnx.numpy_helper.to_array(sparse.indices)

@@ -95,10 +95,10 @@ class FlatGraph:
         for position, value in enumerate(item.inputs):
             if value != ABSENT:
                 self.uses[value].append((index, position))
-        for place, value in enumerate(item.outputs):
+        for output, value in enumerate(item.outputs):
             if value != ABSENT:
                 self.producers[value] = index
-                self.value_digests[value] = self.intern((item.digest, place))
+                self.value_digests[value] = self.intern((item.digest, output))
 
     def store(self, value: int, shape: tuple[int, ...]) -> None:
         self.shapes[value] = shape
@@ -284,10 +284,10 @@ def result_of(item: Item) -> str:
     return first_output(item.node)
 
 
-def handle_of(flat: FlatGraph, place: int, handle: Handle) -> Hashable:
+def handle_of(flat: FlatGraph, index: int, handle: Handle) -> Hashable:
     """The node's op and name, or None if it has no name."""
-    name = handle(flat.items[place])
-    return (flat.items[place].op, name) if name else None
+    name = handle(flat.items[index])
+    return (flat.items[index].op, name) if name else None
 
 
 def input_key_of(item: Item, inputs: list[int]) -> Hashable:
@@ -295,31 +295,31 @@ def input_key_of(item: Item, inputs: list[int]) -> Hashable:
     return (item.op, item.op_digest, *(sorted(inputs) if item.op[1] in COMMUTATIVE else inputs))
 
 
-def index_unique(places: Iterable[int], key_of: Callable[[int], Hashable]) -> dict[Hashable, int]:
-    """Key → place, of the places whose key is unique."""
-    places_by_key: dict[Hashable, list[int]] = defaultdict(list)
-    for place in places:
-        key = key_of(place)
+def index_unique(indices: Iterable[int], key_of: Callable[[int], Hashable]) -> dict[Hashable, int]:
+    """Key → index, of the node or value indices whose key is unique."""
+    indices_by_key: dict[Hashable, list[int]] = defaultdict(list)
+    for index in indices:
+        key = key_of(index)
         if key is not None:
-            places_by_key[key].append(place)
-    return {key: places[0] for key, places in places_by_key.items() if len(places) == 1}
+            indices_by_key[key].append(index)
+    return {key: indices[0] for key, indices in indices_by_key.items() if len(indices) == 1}
 
 
-def is_one_kind(same: NodeMatching, item: Item, old_item: Item) -> bool:
+def is_one_kind(matching: NodeMatching, item: Item, old_item: Item) -> bool:
     """Whether both nodes have one op, and weights of one shape where both read weights."""
     if item.op != old_item.op:
         return False
-    after, before = same.after, same.before
+    after, before = matching.after, matching.before
     pairs = zip(item.inputs, old_item.inputs, strict=False)
     stored = [(new, old) for new, old in pairs if new in after.shapes and old in before.shapes]
     weights = (pair for pair in stored if pair[0] in after.weights or pair[1] in before.weights)
     return all(after.shapes[new] == before.shapes[old] for new, old in weights)
 
 
-def is_namesake(same: NodeMatching, new: int, old: int) -> bool:
+def is_namesake(matching: NodeMatching, new: int, old: int) -> bool:
     """Whether two nodes of one kind have one name, or outputs of one name."""
-    item, old_item = same.after.items[new], same.before.items[old]
-    return share_name(item, old_item) and is_one_kind(same, item, old_item)
+    item, old_item = matching.after.items[new], matching.before.items[old]
+    return share_name(item, old_item) and is_one_kind(matching, item, old_item)
 
 
 def share_name(item: Item, old_item: Item) -> bool:

@@ -28,61 +28,61 @@ class ReplacedNodes:
     around: tuple[int, ...]
 
 
-def find_replacements(same: NodeMatching) -> list[ReplacedNodes]:
+def find_replacements(matching: NodeMatching) -> list[ReplacedNodes]:
     """The old nodes that each unmatched new node replaces; each new node is in one entry.
 
     A node that replaces nothing but its namesake is matched with it: it is not new.
     """
     replacements: list[ReplacedNodes] = []
-    for clump in _clumps(same):
+    for clump in _clumps(matching):
         # In a large clump, the replaced nodes of a single new node take long to find, and are nearly those of all.
         shares = [clump] if len(clump) > CLUMP else [{new} for new in sorted(clump)]
         for share in shares:
-            together = _replaced_by(same, share)
-            products = _products_among(same, together) if len(clump) > 1 else []
+            together = _replaced_by(matching, share)
+            products = _products_among(matching, together) if len(clump) > 1 else []
             in_products = {new for product in products for new in product.news}
             if share - in_products:
                 replacements.append(replace(together, news=together.news - in_products))
             replacements.extend(products)
-    news = [replacement for replacement in replacements if not _is_namesake_alone(same, replacement)]
-    return [replace(replacement, lost=tuple(filter(same.is_lost, replacement.lost))) for replacement in news]
+    news = [replacement for replacement in replacements if not _is_namesake_alone(matching, replacement)]
+    return [replace(replacement, lost=tuple(filter(matching.is_lost, replacement.lost))) for replacement in news]
 
 
-def _is_namesake_alone(same: NodeMatching, replacement: ReplacedNodes) -> bool:
+def _is_namesake_alone(matching: NodeMatching, replacement: ReplacedNodes) -> bool:
     if len(replacement.news) != 1 or len(replacement.lost) != 1:
         return False
     [new], [old] = replacement.news, replacement.lost
-    if not same.is_lost(old) or not is_namesake(same, new, old):
+    if not matching.is_lost(old) or not is_namesake(matching, new, old):
         return False
-    same.claim(new, old)
+    matching.claim(new, old)
     return True
 
 
-def _clumps(same: NodeMatching) -> list[set[int]]:
+def _clumps(matching: NodeMatching) -> list[set[int]]:
     """Clumps of new nodes: nodes that unmatched values connect are in one clump."""
     clumps: list[set[int]] = []
     seen: set[int] = set()
-    for new in same.open_new():
+    for new in matching.open_new():
         if new not in seen:
-            clumps.append(_through_new(same, {new}, lambda item: _unknown_neighbours(same, item)))
+            clumps.append(_through_new(matching, {new}, lambda item: _unknown_neighbours(matching, item)))
             seen |= clumps[-1]
     return clumps
 
 
-def _replaced_by(same: NodeMatching, share: set[int]) -> ReplacedNodes:
-    items = same.before.items
-    entries = _entries(same, share)
-    exits = {_without_identities(same, value) for value in _exits(same, share)}
-    ends = {equal for value in entries for equal in same.values_equal_to(value)}
-    back = _reach(exits - ends, ends, lambda value: _lost_producer(same, value), lambda old: items[old].inputs)
-    forth = _reach(ends, exits, lambda value: _lost_consumers(same, value), lambda old: items[old].outputs)
-    producers = (same.before.producers[value] for value in entries)
-    consumers = (consumer for value in exits for consumer, _ in same.before.uses[value])
+def _replaced_by(matching: NodeMatching, share: set[int]) -> ReplacedNodes:
+    items = matching.before.items
+    entries = _entries(matching, share)
+    exits = {_without_identities(matching, value) for value in _exits(matching, share)}
+    ends = {equal for value in entries for equal in matching.values_equal_to(value)}
+    back = _reach(exits - ends, ends, lambda value: _lost_producer(matching, value), lambda old: items[old].inputs)
+    forth = _reach(ends, exits, lambda value: _lost_consumers(matching, value), lambda old: items[old].outputs)
+    producers = (matching.before.producers[value] for value in entries)
+    consumers = (consumer for value in exits for consumer, _ in matching.before.uses[value])
     around = {old for old in (*producers, *consumers) if old >= 0}
     return ReplacedNodes(frozenset(share), tuple(sorted(back & forth or back)), tuple(sorted(around)))
 
 
-def _products_among(same: NodeMatching, replacement: ReplacedNodes) -> list[ReplacedNodes]:
+def _products_among(matching: NodeMatching, replacement: ReplacedNodes) -> list[ReplacedNodes]:
     """The new products of weights, each with the lost nodes that used only these weights.
 
     The other new nodes of `replacement` replace the lost nodes before and after the product: a Reshape before the new
@@ -90,19 +90,19 @@ def _products_among(same: NodeMatching, replacement: ReplacedNodes) -> list[Repl
     """
     products = []
     for new in sorted(replacement.news):
-        item = same.after.items[new]
+        item = matching.after.items[new]
         if item.op[1] not in PRODUCTS:
             continue
-        consumers = find_weight_consumers(same, item, among=set(replacement.lost))
+        consumers = find_weight_consumers(matching, item, among=set(replacement.lost))
         if consumers:
-            lost = [old for old in replacement.lost if old in consumers or _feeds_constant(same, old, consumers)]
+            lost = [old for old in replacement.lost if old in consumers or _feeds_constant(matching, old, consumers)]
             products.append(ReplacedNodes(frozenset({new}), tuple(lost), replacement.around))
     return products
 
 
-def _feeds_constant(same: NodeMatching, old: int, consumers: set[int]) -> bool:
+def _feeds_constant(matching: NodeMatching, old: int, consumers: set[int]) -> bool:
     """Whether a node makes a constant that one of `consumers` reads, such as a transposed weight."""
-    before = same.before
+    before = matching.before
     front = [value for value in before.items[old].outputs if value in before.constants]
     while front:
         for consumer, _ in before.uses[front.pop()]:
@@ -112,61 +112,63 @@ def _feeds_constant(same: NodeMatching, old: int, consumers: set[int]) -> bool:
     return False
 
 
-def _without_identities(same: NodeMatching, old_value: int) -> int:
+def _without_identities(matching: NodeMatching, old_value: int) -> int:
     """The value before the lost identities that passed it on: nothing has to replace them."""
-    producer = same.before.producers[old_value]
-    while producer >= 0 and same.is_lost(producer):
-        passed = same.before.items[producer].inputs
-        if not passed or passed[0] == ABSENT or same.representative(passed[0]) != same.representative(old_value):
+    producer = matching.before.producers[old_value]
+    while producer >= 0 and matching.is_lost(producer):
+        passed = matching.before.items[producer].inputs
+        equals = matching.representative(old_value)  # never ABSENT
+        if not passed or matching.representative(passed[0]) != equals:
             break
         old_value = passed[0]
-        producer = same.before.producers[old_value]
+        producer = matching.before.producers[old_value]
     return old_value
 
 
-def _entries(same: NodeMatching, share: set[int]) -> set[int]:
+def _entries(matching: NodeMatching, share: set[int]) -> set[int]:
     """The old values that new nodes read, directly or through other new nodes."""
-    places = _through_new(same, share, lambda item: _unknown_producers(same, item))
-    read = (value for place in places for value in same.after.items[place].inputs if value != ABSENT)
-    return {same.value_of[value] for value in read if same.value_of[value] >= 0}
+    indices = _through_new(matching, share, lambda item: _unknown_producers(matching, item))
+    read = (value for index in indices for value in matching.after.items[index].inputs if value != ABSENT)
+    return {matching.value_of[value] for value in read if matching.value_of[value] >= 0}
 
 
-def _exits(same: NodeMatching, share: set[int]) -> set[int]:
+def _exits(matching: NodeMatching, share: set[int]) -> set[int]:
     """The old values that outputs of new nodes replace, directly or through other new nodes."""
-    after = same.after
-    places = _through_new(same, share, lambda item: _unknown_consumers(same, item))
-    values = {value for place in places for value in after.items[place].outputs if value != ABSENT}
-    exits = {same.value_of[value] for value in values if same.value_of[value] >= 0}
-    for consumer, position in (pair for value in values if same.value_of[value] < 0 for pair in after.uses[value]):
-        inputs = same.before.items[same.old_of[consumer]].inputs if same.old_of[consumer] >= 0 else ()
+    after = matching.after
+    indices = _through_new(matching, share, lambda item: _unknown_consumers(matching, item))
+    values = {value for index in indices for value in after.items[index].outputs if value != ABSENT}
+    exits = {matching.value_of[value] for value in values if matching.value_of[value] >= 0}
+    for consumer, position in (pair for value in values if matching.value_of[value] < 0 for pair in after.uses[value]):
+        inputs = matching.before.items[matching.old_of[consumer]].inputs if matching.old_of[consumer] >= 0 else ()
         if len(inputs) == len(after.items[consumer].inputs) and inputs[position] != ABSENT:
             exits.add(inputs[position])
     return exits
 
 
-def _unknown_producers(same: NodeMatching, item: Item) -> list[int]:
+def _unknown_producers(matching: NodeMatching, item: Item) -> list[int]:
     """The producers of the unknown values that a node reads."""
-    producers = (same.after.producers[value] for value in item.inputs if value != ABSENT and same.value_of[value] < 0)
+    unknown = (value for value in item.inputs if value != ABSENT and matching.value_of[value] < 0)
+    producers = (matching.after.producers[value] for value in unknown)
     return [producer for producer in producers if producer >= 0]
 
 
-def _unknown_consumers(same: NodeMatching, item: Item) -> list[int]:
+def _unknown_consumers(matching: NodeMatching, item: Item) -> list[int]:
     """The consumers of the unknown values that a node makes."""
-    unknown = (value for value in item.outputs if value != ABSENT and same.value_of[value] < 0)
-    return [consumer for value in unknown for consumer, _ in same.after.uses[value]]
+    unknown = (value for value in item.outputs if value != ABSENT and matching.value_of[value] < 0)
+    return [consumer for value in unknown for consumer, _ in matching.after.uses[value]]
 
 
-def _unknown_neighbours(same: NodeMatching, item: Item) -> list[int]:
-    return [*_unknown_producers(same, item), *_unknown_consumers(same, item)]
+def _unknown_neighbours(matching: NodeMatching, item: Item) -> list[int]:
+    return [*_unknown_producers(matching, item), *_unknown_consumers(matching, item)]
 
 
-def _through_new(same: NodeMatching, start: set[int], onwards: Callable[[Item], Iterable[int]]) -> set[int]:
+def _through_new(matching: NodeMatching, start: set[int], onwards: Callable[[Item], Iterable[int]]) -> set[int]:
     seen, front = set(start), list(start)
     while front:
-        for place in onwards(same.after.items[front.pop()]):
-            if place not in seen and same.old_of[place] < 0:
-                seen.add(place)
-                front.append(place)
+        for index in onwards(matching.after.items[front.pop()]):
+            if index not in seen and matching.old_of[index] < 0:
+                seen.add(index)
+                front.append(index)
     return seen
 
 
@@ -187,26 +189,26 @@ def _reach(
     return seen
 
 
-def _lost_producer(same: NodeMatching, value: int) -> list[int]:
-    producer = same.before.producers[value]
-    return [producer] if producer >= 0 and same.is_lost(producer) else []
+def _lost_producer(matching: NodeMatching, value: int) -> list[int]:
+    producer = matching.before.producers[value]
+    return [producer] if producer >= 0 and matching.is_lost(producer) else []
 
 
-def _lost_consumers(same: NodeMatching, value: int) -> list[int]:
+def _lost_consumers(matching: NodeMatching, value: int) -> list[int]:
     """The lost consumers of a value, without those that only ask for its shape."""
-    consumers = [consumer for consumer, _ in same.before.uses[value] if same.is_lost(consumer)]
-    return [consumer for consumer in consumers if same.before.items[consumer].op[1] not in ASKS_FOR_SHAPE]
+    consumers = [consumer for consumer, _ in matching.before.uses[value] if matching.is_lost(consumer)]
+    return [consumer for consumer in consumers if matching.before.items[consumer].op[1] not in ASKS_FOR_SHAPE]
 
 
-def find_weight_consumers(same: NodeMatching, item: Item, among: AbstractSet[int] | None = None) -> set[int]:
+def find_weight_consumers(matching: NodeMatching, item: Item, among: AbstractSet[int] | None = None) -> set[int]:
     """The lost nodes that read the weights of `item`, a node after the pass; empty where that is ambiguous.
 
     A weight that has one consumer, under all its names, is certain. Layers may share a weight, and a pass merges equal
     weights, such as biases of zeros: of several consumers, the right one is the only neighbour of the certain
     consumers. With `among`, only these nodes count.
     """
-    weights = (same.value_of[value] for value in item.inputs if value in same.after.weights)
-    consumer_sets = [_consumers_of(same, value) for value in weights if value >= 0]
+    weights = (matching.value_of[value] for value in item.inputs if value in matching.after.weights)
+    consumer_sets = [_consumers_of(matching, value) for value in weights if value >= 0]
     if among is not None:
         consumer_sets = [consumers & among for consumers in consumer_sets]
     certain = {old for consumers in consumer_sets if len(consumers) == 1 for old in consumers}
@@ -215,22 +217,22 @@ def find_weight_consumers(same: NodeMatching, item: Item, among: AbstractSet[int
         near = {
             old
             for old in consumers
-            if old in certain or any(_are_adjacent(same, old, neighbour) for neighbour in certain)
+            if old in certain or any(_are_adjacent(matching, old, neighbour) for neighbour in certain)
         }
         if len(near) != 1:
             return set()
         all_consumers |= near
-    return all_consumers if all(map(same.is_lost, all_consumers)) else set()
+    return all_consumers if all(map(matching.is_lost, all_consumers)) else set()
 
 
-def _consumers_of(same: NodeMatching, old_value: int) -> set[int]:
+def _consumers_of(matching: NodeMatching, old_value: int) -> set[int]:
     """The nodes that compute with a weight, under any of its names or through constants computed from it."""
-    before = same.before
+    before = matching.before
     consumers: set[int] = set()
     seen: set[int] = set()
     front = [old_value]
     while front:
-        for value in same.values_equal_to(front.pop()):
+        for value in matching.values_equal_to(front.pop()):
             if value in seen:
                 continue
             seen.add(value)
@@ -243,7 +245,7 @@ def _consumers_of(same: NodeMatching, old_value: int) -> set[int]:
     return consumers
 
 
-def _are_adjacent(same: NodeMatching, old: int, other: int) -> bool:
+def _are_adjacent(matching: NodeMatching, old: int, other: int) -> bool:
     """Whether one of the two nodes reads an output of the other node."""
-    first, second = same.before.items[old], same.before.items[other]
+    first, second = matching.before.items[old], matching.before.items[other]
     return not set(first.outputs).isdisjoint(second.inputs) or not set(second.outputs).isdisjoint(first.inputs)

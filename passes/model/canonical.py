@@ -72,11 +72,7 @@ class CanonicalModel:
 TensorKey = Callable[[DetachedModel, TensorProto], str]
 
 
-def _content(model: DetachedModel, tensor: TensorProto) -> str:
-    return model.digest(tensor)
-
-
-def canonicalize(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalModel:
+def canonicalize(model: DetachedModel, tensor_key: TensorKey = DetachedModel.digest) -> CanonicalModel:
     """Read `model`: its attributes and constants, which is most of the work.
 
     Args:
@@ -106,7 +102,7 @@ def function_digests(model: DetachedModel, canonical: CanonicalModel) -> dict[st
 
 def _function_digest(function: FunctionProto, body: CanonicalGraph) -> str:
     """Digest of a function; the names of its values and nodes do not count."""
-    digests = {name: _hash("input", place) for place, name in enumerate(function.input)}
+    digests = {name: _hash("input", index) for index, name in enumerate(function.input)}
     _walk(body, digests, True, _as_it_is)
     defaults = sorted(attribute.SerializeToString(deterministic=True).hex() for attribute in function.attribute_proto)
     opsets = sorted((entry.domain, entry.version) for entry in function.opset_import)
@@ -229,9 +225,9 @@ class _GraphReader:
         return CanonicalGraph(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs, is_body)
 
     def nodes(self, nodes: Iterable[NodeProto]) -> tuple[CanonicalNode, ...]:
-        return tuple([self.node(node, place) for place, node in enumerate(nodes)])
+        return tuple([self.node(node, index) for index, node in enumerate(nodes)])
 
-    def node(self, node: NodeProto, place: int) -> CanonicalNode:
+    def node(self, node: NodeProto, index: int) -> CanonicalNode:
         plain, bodies, constant = [], [], ""
         for attribute in sorted(node.attribute, key=attrgetter("name")):
             inner = bodies_of(attribute)
@@ -240,7 +236,7 @@ class _GraphReader:
         op, inputs, outputs = node.op_type, tuple(node.input), tuple(node.output)
         if op == "Constant" and node.domain == "" and node.attribute and node.attribute[0].name == "value":
             constant = self.tensor(node.attribute[0].t)
-        draw = f"#{place}" if op in RANDOM_OPS else ""  # equal random nodes draw different numbers
+        draw = f"#{index}" if op in RANDOM_OPS else ""  # equal random nodes draw different values
         arity = f"{len(inputs)}:{''.join(['1' if name else '0' for name in outputs])}"
         domain = "" if node.domain == "ai.onnx" else node.domain
         is_identity = op == "Identity" and domain == "" and len(inputs) == len(outputs) == 1

@@ -151,8 +151,8 @@ def free_initializers(model: DetachedModel) -> DetachedModel:
 def drop_default_inputs(graph: onnx.GraphProto) -> set[str]:
     """Take the inputs away that are initializers, in place; returns their names."""
     names = _defaults(graph)
-    for place in reversed([place for place, info in enumerate(graph.input) if info.name in names]):
-        del graph.input[place]
+    for index in reversed([index for index, info in enumerate(graph.input) if info.name in names]):
+        del graph.input[index]
     return names
 
 
@@ -180,8 +180,8 @@ def declare_initializers(graph: onnx.GraphProto) -> None:
 def hide_defaults(graph: onnx.GraphProto) -> None:
     """Leave the inputs without their defaults, in place, so that no pass can take these for constants."""
     hidden = _defaults(graph)
-    for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in hidden]):
-        del graph.initializer[place]
+    for index in reversed([index for index, tensor in enumerate(graph.initializer) if tensor.name in hidden]):
+        del graph.initializer[index]
 
 
 def with_defaults(before: DetachedModel, after: DetachedModel) -> DetachedModel:

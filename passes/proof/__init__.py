@@ -1,7 +1,7 @@
 """Proof that passes do not change what a model computes: models run against references, in a process of their own.
 
 prover.py, numeric.py                      references, measurements, the protocol of a prover, and proof by
-                                           structure alone; proof by numbers
+                                           structure alone; proof by running the models
 exported_run.py                            what is measured on the exported model, which all others are compared with;
                                            whether a fault in a kept weight would be detected
 client.py, server.py                       the draws and their values; the one question to the proof worker

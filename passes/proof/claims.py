@@ -1,9 +1,9 @@
 """Claims that values of a changed model equal the values of the model before; only claimed values are computed.
 
-After most changes a model differs in a few places. If the values at those places are equal, the operators after them
-run on equal values. So each value that is computed in a new way under its old name becomes a claim. If the outputs of
-both models have the same digest under the claims, it is enough to run the changed nodes on held values of the model
-before, and to check each claim bit for bit. A claim depends only on earlier claims.
+Most steps change a few nodes. If these nodes still compute the same values, the operators after them run on equal
+values. So each value that is computed in a new way under its old name becomes a claim. If the outputs of both models
+have the same value digest under the claims, it is enough to run the changed nodes on stored values of the model before,
+and to check each claim bit for bit. A claim depends only on earlier claims.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProvenModel:
     measurement: Measurement
 
     @cached_property
-    def places(self) -> Mapping[str, str]:
+    def first_names(self) -> Mapping[str, str]:
         """Value digest → the first value that has it."""
         return {digest: name for name, digest in reversed([*self.digests.values.items()]) if name}
 
@@ -77,7 +77,7 @@ def make_claims(
     Returns:
         None if the outputs differ even under the claims.
     """
-    known, names = before.places.keys(), dict[str, str]()
+    known, names = before.first_names.keys(), dict[str, str]()
 
     def substitute(name: str, digest: str) -> str:
         digest = equal.get(digest, digest)
@@ -194,13 +194,13 @@ class _PartBuilder:
             elif first_output(node) not in self.new_nodes:
                 copy = self.new_nodes[first_output(node)] = self._copy(node, "new")
                 copy.output[:] = [NEW + output if output else "" for output in node.output]
-                for place, read in enumerate(node.input):
-                    known = self.before.places.get(self.claims.digests.values.get(read, ""))
+                for position, read in enumerate(node.input):
+                    known = self.before.first_names.get(self.claims.digests.values.get(read, ""))
                     if read and known is None:
                         stack.append(read)
                     elif known is not None:
                         self._add_old(known)
-                    copy.input[place] = known or (NEW + read if read else "")
+                    copy.input[position] = known or (NEW + read if read else "")
 
     def _add_old(self, root: str) -> None:
         """Add a value of the model before, with the nodes that compute it."""

@@ -307,9 +307,9 @@ def _arrangements(
     equal ones.
     """
     for turn in range(turns):
-        yield {dim: sizes[(place + turn) % turns] for place, (dim, sizes) in enumerate(further.items())}
-    for place in range(turns, max(map(len, further.values()), default=0)):
-        yield {dim: sizes[place] if place < len(sizes) else first[dim] for dim, sizes in further.items()}
+        yield {dim: sizes[(index + turn) % turns] for index, (dim, sizes) in enumerate(further.items())}
+    for index in range(turns, max(map(len, further.values()), default=0)):
+        yield {dim: sizes[index] if index < len(sizes) else first[dim] for dim, sizes in further.items()}
     for dim, sizes in further.items():
         for size in sizes:
             yield {**first, dim: size}

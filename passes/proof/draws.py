@@ -59,7 +59,7 @@ class Trait(StrEnum):
 
 WORDS: Final[Mapping[Trait, str]] = {
     Trait.ROWS: "indices over whole tables",
-    Trait.WIDE: "numbers over the range that a name, a dtype or a range gives",
+    Trait.WIDE: "values over the range that a name, a dtype or a range gives",
     Trait.EXACT: "exact zeros among floats",
     Trait.OUTLIERS: "floats of ten times their range",
     Trait.ONES: "masks of ones",
@@ -191,12 +191,12 @@ class DrawnInput:
         return self.low, self.high
 
 
-def _reach(array: np.ndarray, numbers: Sequence[float], seed: int) -> None:
-    """Put `numbers` into `array`, from both ends; an array with fewer elements gets some of them, chosen by the
+def _reach(array: np.ndarray, values: Sequence[float], seed: int) -> None:
+    """Put `values` into `array`, from both ends; an array with fewer elements gets some of them, chosen by the
     seed."""
-    turn = -seed % len(numbers) if array.size < len(numbers) else 0
-    for place in range(min(array.size, len(numbers))):
-        array.flat[-((place + 1) // 2) if place % 2 else place // 2] = numbers[(turn + place) % len(numbers)]
+    turn = -seed % len(values) if array.size < len(values) else 0
+    for index in range(min(array.size, len(values))):
+        array.flat[-((index + 1) // 2) if index % 2 else index // 2] = values[(turn + index) % len(values)]
 
 
 def _fit(example: np.ndarray, shape: Sequence[int]) -> np.ndarray:

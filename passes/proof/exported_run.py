@@ -137,8 +137,8 @@ class ExportedRun:
         names = [name for term in terms for name in (term.added, term.trunk)]
         types = computed_types(self.model, names, self._source_types) if names else {}
         weak = {}
-        for place, term in enumerate(terms):
-            dtype, ratio = types.get(term.trunk) or types.get(term.added), readings.ratios.get(place)
+        for index, term in enumerate(terms):
+            dtype, ratio = types.get(term.trunk) or types.get(term.added), readings.ratios.get(index)
             if dtype and dtype != DRAWN and ratio is not None and ratio <= tolerance_for(dtype, tolerances).rtol:
                 weak[term] = ratio
         return tuple(weak), {term.added: term.share(ratio) for term, ratio in weak.items()}

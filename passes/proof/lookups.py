@@ -1,4 +1,7 @@
-"""Lookups: nodes that read rows of a constant table, selected by indices computed from an input."""
+"""Find lookups: nodes that read rows of a constant table, selected by indices that an input decides.
+
+A draw proves nothing about rows that it does not read. So indices are drawn over all rows of their table
+(`rows_by_input`), and the gauges measure which rows were read (`find_lookups`)."""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ from passes.weights.detached import DetachedModel
 class Lookup:
     """One node that reads rows of a table.
 
-    `selectors` names the values that select the rows. `stored` is the table where it is stored in a body, and None
-    where `data` names a value of the graph; values of a node in a body cannot be measured from outside.
+    `data` names the table, `axis` its axis of rows, `selectors` the values that select the rows. `stored` is the table
+    itself if a body of If, Loop or Scan stores it, else None. `is_nested`: the node is in a body, where its values
+    cannot be measured from outside.
     """
 
     output: str
@@ -42,11 +46,11 @@ class Lookup:
         return self.op not in ("GatherND", "GatherElements")
 
     def as_rows(self, table: np.ndarray) -> np.ndarray:
-        """The table as a matrix with a row for each index."""
+        """`table` as a matrix [rows, elements of a row]."""
         return np.moveaxis(table, self.axis, 0).reshape(table.shape[self.axis], -1)
 
     def rows_read(self, dims: tuple[int, ...], values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Whether each row is read, given the `values` of the selectors."""
+        """bool[rows]: which rows of a table with these `dims` are read; `values`: the selectors' arrays by name."""
         count = dims[self.axis]
         read = np.zeros(count, bool)
         if self.op == "Slice":
@@ -69,11 +73,11 @@ def _sliced_rows(count: int, axis: int, bounds: list[np.ndarray | None]) -> slic
     if starts is None or ends is None:
         return slice(None)
     over = range(len(starts)) if axes is None else [int(number) for number in axes]
-    place = next((place for place, sliced in enumerate(over) if sliced == axis), None)
-    if place is None:
+    index = next((index for index, sliced in enumerate(over) if sliced == axis), None)
+    if index is None:
         return slice(None)
-    step = 1 if steps is None else int(steps[place])
-    start, stop = int(starts[place]), int(ends[place])
+    step = 1 if steps is None else int(steps[index])
+    start, stop = int(starts[index]), int(ends[index])
     # ONNX writes "to the very front" as a number far below zero; Python's slices would count it from the back.
     return slice(start, None if step < 0 and stop < -count else stop, step)
 
@@ -83,11 +87,11 @@ def find_lookups(model: DetachedModel) -> list[Lookup]:
     if not _has_any(model.proto.graph):
         return []
     index = model.index
-    constant, small = index.folded, index.initializers
+    constant = index.folded
     lookups: list[Lookup] = []
     view = cache(lambda: GraphView(model))  # few models have such a product
     for node in model.index.live:
-        lookup = _lookup(node, constant, small) or _product_with_one_hot(view, node, index)
+        lookup = _lookup(node, constant, index.initializers) or _product_with_one_hot(view, node, index)
         if lookup is not None:
             lookups.append(lookup)
         lookups.extend(_fused_lookups(node, constant))
@@ -115,22 +119,22 @@ def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
             yield from _in_body(inner, constant - own.keys())
 
 
-def _lookup(node: NodeProto, constant: Collection[str], small: Mapping[str, TensorProto]) -> Lookup | None:
+def _lookup(node: NodeProto, constant: Collection[str], initializers: Mapping[str, TensorProto]) -> Lookup | None:
     if node.domain not in ONNX_DOMAINS or node.op_type not in OPS:
         return None
-    if node.input[0] not in constant or constant_inputs(node, constant):
+    if node.input[0] not in constant or _has_constant_selectors(node, constant):
         return None
     axis = attribute_of(node, "axis", 0)
     selectors = tuple(node.input[1:])
     if node.op_type == "Slice":
-        axis = _first_axis(node, small)
+        axis = _first_axis(node, initializers)
     elif node.op_type == "GatherND":
         axis = 0
     return Lookup(node.output[0], node.op_type, node.input[0], axis, selectors)
 
 
 def _fused_lookups(node: NodeProto, constant: Collection[str]) -> Iterator[Lookup]:
-    """The tables of words, places and segments that onnxruntime's fused operator reads."""
+    """The tables of words, positions and segments that onnxruntime's fused operator reads."""
     if node.op_type != EMBEDS:
         return
     operands = dict(enumerate(node.input))
@@ -140,13 +144,13 @@ def _fused_lookups(node: NodeProto, constant: Collection[str]) -> Iterator[Looku
             yield Lookup(node.output[0], node.op_type, data, 0, (selectors,), is_nested=not selectors)
 
 
-def constant_inputs(node: NodeProto, constant: Collection[str]) -> bool:
+def _has_constant_selectors(node: NodeProto, constant: Collection[str]) -> bool:
     """Whether the selectors are constant, so that the result is too."""
     return len(node.input) < 2 or all(name in constant for name in node.input[1:])
 
 
-def _first_axis(node: NodeProto, small: Mapping[str, TensorProto]) -> int:
-    stored = small.get(node.input[3]) if len(node.input) > 3 else None
+def _first_axis(node: NodeProto, initializers: Mapping[str, TensorProto]) -> int:
+    stored = initializers.get(node.input[3]) if len(node.input) > 3 else None
     if stored is None or stored.data_type not in (TensorProto.INT64, TensorProto.INT32):
         return 0
     axes = numpy_helper.to_array(stored)

@@ -1,7 +1,7 @@
 """Fixed noise: a model whose random nodes are replaced by nodes that compute the same values in every run.
 
 Two models can be compared after a RandomNormal only if both draw the same values. So each random node becomes a
-few operators that read values from a pool, at places that follow from the node's key. Nothing is fed: shapes are those
+few operators that read values from a pool, at offsets that follow from the node's key. Nothing is fed: shapes are those
 that the model computes, and nodes in If and Loop are replaced in place. In a Loop the values differ in each iteration.
 
 The key of a node is the name of its result in the source. If a pass renames random nodes, nodes of the same
@@ -80,12 +80,12 @@ class FixedNoise:
         keys: dict[int, str] = {}
         free = list(self.nodes)
         for alike in (_has_name, _has_attributes, _has_operator):
-            for place, node in enumerate(found):
-                known = next((source for source in free if alike(source, node)), None) if place not in keys else None
+            for index, node in enumerate(found):
+                known = next((source for source in free if alike(source, node)), None) if index not in keys else None
                 if known is not None:
-                    keys[place] = known.name
+                    keys[index] = known.name
                     free.remove(known)
-        return [keys.get(place, f"{NOISE}new/{place}") for place in range(len(found))]
+        return [keys.get(index, f"{NOISE}new/{index}") for index in range(len(found))]
 
 
 def _has_name(source: _RandomNode, node: _RandomNode) -> bool:
@@ -172,7 +172,7 @@ class _NoiseWriter:
         """Replace the random nodes of `graph` and its bodies.
 
         Args:
-            turns: the iteration numbers of the Loops around the graph.
+            turns: the iteration counters of the Loops around the graph.
             false: outer constants that are False.
         """
         false |= frozenset(false_constants(graph))
@@ -199,17 +199,17 @@ class _NoiseWriter:
 
     @staticmethod
     def _noise(steps: _NoiseSteps, pool: str, key: str, shape: str, turns: tuple[str, ...]) -> str:
-        """float32 values of `shape`, from the pool: index `i` reads place `start + i · step`."""
+        """float32 values of `shape`, from the pool: element i is read at offset `start + i · step` of the pool."""
         digest = hashlib.sha256(key.encode()).digest()
         start, step, *further = (int.from_bytes(digest[at : at + 4], "big") % (POOL - 1) + 1 for at in (0, 4, 8, 12))
         count = steps.add("ReduceProd", [shape], keepdims=0)
         indices = steps.add("Range", [steps.int64(0), count, steps.int64(1)])
-        place = steps.add("Add", [steps.add("Mul", [indices, steps.int64(step)]), steps.int64(start)])
+        offset = steps.add("Add", [steps.add("Mul", [indices, steps.int64(step)]), steps.int64(start)])
         for depth, turn in enumerate(turns):
-            place = steps.add(
-                "Add", [place, steps.add("Mul", [turn, steps.int64(further[depth % len(further)] + depth)])]
+            offset = steps.add(
+                "Add", [offset, steps.add("Mul", [turn, steps.int64(further[depth % len(further)] + depth)])]
             )
-        picked = steps.add("Gather", [NOISE + pool, steps.add("Mod", [place, steps.int64(POOL)])])
+        picked = steps.add("Gather", [NOISE + pool, steps.add("Mod", [offset, steps.int64(POOL)])])
         return steps.add("Reshape", [picked, shape])
 
 

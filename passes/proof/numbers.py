@@ -18,7 +18,7 @@ EXPONENTS: Final = int(math.log2(GAP))
 MANY: Final = 32
 
 DRAWN: Final = "random"
-"""In place of a floating type, for values that depend on random numbers: no two programs draw the same."""
+"""In place of a floating type, for values that depend on random draws: no two programs draw the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ NO_ERROR: Final = Errors(0.0, 0.0, 1.0, math.inf, 0.0, 0.0)
 
 
 NOT_COMPARED: Final = Errors(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, judged_as=DRAWN)
-"""The errors of values of which only shape and dtype were compared, since random numbers differ from run to run."""
+"""The errors of values of which only shape and dtype were compared, since random values differ from run to run."""
 
 
 def only_compared(errors: Mapping[str, Errors]) -> dict[str, Errors]:
-    """The errors of values whose numbers were compared."""
+    """The errors of the values that were compared element by element."""
     return {name: error for name, error in errors.items() if error.judged_as != DRAWN}
 
 
@@ -134,7 +134,7 @@ def _compare_values(
             bad = int((~(same | finite)).sum())
             return _incomparable(f"{bad} of {left.size} elements are NaN or infinite on one side only")
         left, right, error = left[finite], right[finite], error[finite]
-    with np.errstate(over="ignore", invalid="ignore"):  # ratios and squares of float64 numbers may be infinite
+    with np.errstate(over="ignore", invalid="ignore"):  # ratios and squares of float64 values may be infinite
         return _measure(left, right, error, tolerance) if left.size else NO_ERROR
 
 
@@ -202,7 +202,7 @@ def _may_leave_a_gap(magnitude: np.ndarray) -> bool:
     counts = np.bincount(magnitude.view(np.int64) >> MANTISSA_BITS)  # by the exponent, which is 0 for 0
     occupied = np.flatnonzero(counts[1:])
     if counts.size and counts[0] and (np.count_nonzero(magnitude) != magnitude.size - counts[0]):
-        return True  # numbers below the normal ones
+        return True  # subnormal values
     return bool((np.diff(occupied) >= EXPONENTS).any())
 
 
@@ -228,7 +228,7 @@ def _sqnr(signal: np.ndarray, error: np.ndarray) -> float:
     noise, power = (float(np.vdot(array, array).real) for array in (error, signal))
     if noise == 0.0:
         return math.inf
-    ratio = power / noise  # 0 where the error of float64 numbers is beyond float64
+    ratio = power / noise  # 0 where the error of float64 values is beyond float64
     return 10.0 * math.log10(ratio) if ratio > 0.0 else -math.inf
 
 

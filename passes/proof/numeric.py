@@ -1,4 +1,4 @@
-"""Proof by numbers: models are compared with references that another program computed once.
+"""Proof by running: the outputs of models are compared with references that another program computed once.
 
 A comparison of outputs may miss faults: with tiny random weights, zeroing a layer's Q and K moved a random BEiT's
 output by 1.6e-5. So the values at kept structures are compared too, and a fault in every kept weight is injected, to
@@ -129,7 +129,7 @@ class NumericProver:
             raise ModelError(RANDOM.format(", ".join(map(repr, run.outputs))))
         if left:
             shown = ", ".join(map(repr, left))
-            self._skipped = (*self._skipped, f"not compared: {shown} (random numbers; shape and dtype are compared)")
+            self._skipped = (*self._skipped, f"not compared: {shown} (random values; shape and dtype are compared)")
         run.own_outputs = run.outputs if self._is_own else own
         self._record_exported(run, self._run_exported(run))
 
@@ -349,7 +349,7 @@ STRUCTURE_ONLY: Final = (
 )
 
 RANDOM: Final = (
-    "every output of the model depends on random numbers that cannot be fixed ({}), so nothing can be compared; make "
+    "every output of the model depends on random values that cannot be fixed ({}), so nothing can be compared; make "
     "the noise an input, take opset 11 or later, or prove by structure alone (proof: structure)"
 )
 """The error where nothing could be compared; takes the outputs."""

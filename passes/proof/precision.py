@@ -104,12 +104,12 @@ class _PrecisionWalk:
             fed = [known.get(name) or "" for name in node.input]
             while True:
                 before = list(fed)
-                for place, info in enumerate(body.input):
-                    inner[info.name] = fed[place] if place < len(fed) else ""
+                for index, info in enumerate(body.input):
+                    inner[info.name] = fed[index] if index < len(fed) else ""
                 self.through(body, ChainMap(inner, known), types)
                 results = [inner.get(info.name, known.get(info.name)) or "" for info in body.output][result:]
-                for place in range(carried):
-                    fed[first + place] = _worst(fed[first + place], results[place])
+                for index in range(carried):
+                    fed[first + index] = _worst(fed[first + index], results[index])
                 if fed == before:
                     break
             dtypes = [_worst(*pair) for pair in zip(dtypes, results, strict=False)]

@@ -1,5 +1,5 @@
 """The references of a proof, its results, and the protocol of provers; with the prover that checks structure only.
-`numeric.py` compares numbers."""
+`numeric.py` runs models and compares their outputs."""
 
 from __future__ import annotations
 
@@ -91,17 +91,17 @@ def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:
 
 
 def ranges_of(references: Iterable[Reference]) -> dict[str, tuple[float, float]]:
-    """Input of numbers → the least and the greatest finite number that it has in any of the `references`."""
+    """Numeric input → the least and the greatest finite value that it has in any of the `references`."""
     ranges: dict[str, tuple[float, float]] = {}
     for reference in references:
         for name, array in reference.feeds.items():
             if array.dtype.kind in "bcOSU":
                 continue
-            numbers = array.astype(np.float64)
-            numbers = numbers[np.isfinite(numbers)]
-            if numbers.size:
+            values = array.astype(np.float64)
+            values = values[np.isfinite(values)]
+            if values.size:
                 low, high = ranges.get(name, (math.inf, -math.inf))
-                ranges[name] = min(low, float(numbers.min())), max(high, float(numbers.max()))
+                ranges[name] = min(low, float(values.min())), max(high, float(values.max()))
     return ranges
 
 
@@ -156,7 +156,7 @@ class Prover(Protocol):
 
 
 class StructureProver:
-    """The prover for a model that cannot be run here: it computes nothing and compares no numbers.
+    """The prover for a model that cannot be run here: it computes nothing and compares no values.
 
     The runner still checks after each change that the model is valid ONNX, has the same signature, and has all kept
     structures with their weights. Whether the model computes the same stays open.

@@ -43,7 +43,7 @@ ALIGNMENT: Final = 64
 class StoredArray:
     """An array in a file."""
 
-    place: FileRange
+    file_range: FileRange
     dtype: np.dtype
     shape: tuple[int, ...]
 
@@ -58,7 +58,7 @@ def load(values: Mapping[str, Value]) -> Arrays:
     return {
         name: value
         if isinstance(value, np.ndarray)
-        else np.asarray(maps.view(value.place)).view(value.dtype).reshape(value.shape)
+        else np.asarray(maps.view(value.file_range)).view(value.dtype).reshape(value.shape)
         for name, value in values.items()
     }
 
@@ -85,8 +85,8 @@ class ArrayFile:
                 offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
                 file.write(bytes(offset - file.tell()))
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-                place = FileRange(str(self._path), offset, array.nbytes)
-                stored[name] = StoredArray(place, array.dtype, array.shape)
+                file_range = FileRange(str(self._path), offset, array.nbytes)
+                stored[name] = StoredArray(file_range, array.dtype, array.shape)
         return stored
 
 

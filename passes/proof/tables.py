@@ -117,8 +117,8 @@ def _align(index: int, old: np.ndarray, new: np.ndarray, over: int) -> list[_Ali
     old, new = (old, new) if over == 0 else (old.T, new.T)
     before, after = ([hash(line.tobytes()) for line in table] for table in (old, new))
     counts = Counter(before)
-    places = {line: place for place, line in enumerate(before) if counts[line] == 1}
-    votes = Counter(places[line] - place for place, line in enumerate(after) if line in places)
+    rows = {line: row for row, line in enumerate(before) if counts[line] == 1}
+    votes = Counter(rows[line] - row for row, line in enumerate(after) if line in rows)
     if not votes:
         return []
     offset, most = votes.most_common(1)[0]
@@ -187,8 +187,8 @@ def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, digests:
     tables = []
     dims = {name: tuple(tensor.dims) for name, tensor in model.index.initializers.items()}
     by_value = values_of_inputs(model) if gauges.lookups else set()
-    for place, lookup in enumerate(gauges.lookups):
-        rows, selectors = readings.rows.get(place), readings.selectors.get(place, [])
+    for index, lookup in enumerate(gauges.lookups):
+        rows, selectors = readings.rows.get(index), readings.selectors.get(index, [])
         varies = (
             lookup.is_nested
             or not by_value.isdisjoint(lookup.selectors)
@@ -316,8 +316,8 @@ def _part_of(before: DetachedModel, olds: Sequence[Lookup], after: DetachedModel
     for side, side_model, lookups in (("old/", before, olds), (NEW, after, news)):
         _copy_constants(side_model, {lookup.data for lookup in lookups if lookup.stored is None}, side, proto.graph)
         names.append([])
-        for place, lookup in enumerate(lookups):
-            name = f"{side}table {place}"
+        for index, lookup in enumerate(lookups):
+            name = f"{side}table {index}"
             data = side + lookup.data
             if lookup.stored is not None:
                 data = f"{name} stored"

@@ -128,16 +128,16 @@ class Descendants:
 
     def __init__(self, nodes: Sequence[NodeProto]) -> None:
         self._nodes = nodes
-        self._places: dict[str, list[int]] = defaultdict(list)
-        for place, node in enumerate(nodes):
+        self._indices: dict[str, list[int]] = defaultdict(list)
+        for index, node in enumerate(nodes):
             for name in _source_names(node):
-                self._places[name].append(place)
+                self._indices[name].append(index)
 
     def of(self, sources: Iterable[NodeProto]) -> list[NodeProto]:
         """The nodes, in order, that are one of `sources` or were made of some of them, by one pass or several."""
         names = {known_as(node) for node in sources}
         return [
-            self._nodes[place] for place in sorted({place for name in names for place in self._places.get(name, ())})
+            self._nodes[index] for index in sorted({index for name in names for index in self._indices.get(name, ())})
         ]
 
 
@@ -183,27 +183,26 @@ def module_path_of(node: NodeProto) -> ModulePath | None:
     return ModulePath(paths, classes, _frames(known.get(STACK_KEY, "")))
 
 
-def common_module(places: Iterable[ModulePath]) -> ModulePath | None:
-    """The innermost module that holds all of `places`; those outside of any module do not count."""
-    inside = [place for place in places if place.paths]
+def common_module(modules: Iterable[ModulePath]) -> ModulePath | None:
+    """The innermost module that holds all of `modules`; those outside of any module do not count."""
+    inside = [module for module in modules if module.paths]
     if not inside:
         return None
-    paths = _common([place.paths for place in inside])
-    return ModulePath(
-        paths, _common([place.classes for place in inside])[: len(paths)], _common([place.frames for place in inside])
-    )
+    paths = _common([module.paths for module in inside])
+    classes = _common([module.classes for module in inside])[: len(paths)]
+    return ModulePath(paths, classes, _common([module.frames for module in inside]))
 
 
-def write_module_path(node: NodeProto, place: ModulePath, author: str) -> None:
-    """Write the module path `place` on `node`, which the pass `author` made."""
+def write_module_path(node: NodeProto, module: ModulePath, author: str) -> None:
+    """Write the module path `module` on `node`, which the pass `author` made."""
     entries = {
         NAMESPACE_KEY: "/".join(
             f"{path}: {kind}"
-            for path, kind in zip((*place.paths, author), (*place.classes, node.op_type), strict=False)
+            for path, kind in zip((*module.paths, author), (*module.classes, node.op_type), strict=False)
         ),
-        SCOPES_KEY: repr([*place.paths, author]),
-        CLASSES_KEY: repr([*place.classes, author]),
-        STACK_KEY: "\n".join(place.frames),
+        SCOPES_KEY: repr([*module.paths, author]),
+        CLASSES_KEY: repr([*module.classes, author]),
+        STACK_KEY: "\n".join(module.frames),
     }
     replace_entries(node, entries)
 
@@ -250,9 +249,9 @@ def strip_metadata(model: DetachedModel) -> DetachedModel:
         _clear(graph, *graph.input, *graph.output, *graph.value_info, *graph.initializer, *graph.node)
     for function in proto.functions:
         _clear(function, *function.value_info, *function.node)
-    written = [place for place, entry in enumerate(proto.metadata_props) if entry.key.startswith(OF_ONNXSIM)]
-    for place in reversed(written):
-        del proto.metadata_props[place]
+    written = [index for index, entry in enumerate(proto.metadata_props) if entry.key.startswith(OF_ONNXSIM)]
+    for index in reversed(written):
+        del proto.metadata_props[index]
     if not is_stripped(proto):
         proto.metadata_props.add(key=MARK, value=STRIPPED)
     return model.with_proto(proto)
@@ -313,8 +312,8 @@ def _map_values(before: ModelProto, after: ModelProto) -> Names:
     for node in before.graph.node:
         same = survivors.get(known_as(node))
         outputs = list(same.output) if same is not None and same.op_type == node.op_type else []
-        for place, name in enumerate(node.output):
-            new = outputs[place] if place < len(outputs) else ""
+        for index, name in enumerate(node.output):
+            new = outputs[index] if index < len(outputs) else ""
             names = (name,) if name in has else (new,) if new and new not in computed else ()
             pairs += [(name, names)] if name else []
     return _without_unchanged(pairs)

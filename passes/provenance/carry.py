@@ -34,19 +34,19 @@ class Carrier:
 
     def carry(self, before: AnalyzedModel, after: AnalyzedModel, author: str) -> None:
         """Like `passes.provenance.carry`. Changes the graph of `after`."""
-        same = match(self._index_of(before), self._index_of(after))
-        replaced = find_replacements(same)
-        news = _mark_new(same, author, replaced)
-        trace_weights(same, (before.model, after.model), author, replaced)
-        survivors = [(new, old) for new, old in enumerate(same.old_of) if old >= 0]
+        matching = match(self._index_of(before), self._index_of(after))
+        replaced = find_replacements(matching)
+        news = _mark_new(matching, author, replaced)
+        trace_weights(matching, (before.model, after.model), author, replaced)
+        survivors = [(new, old) for new, old in enumerate(matching.old_of) if old >= 0]
         for new, old in survivors:
-            _give_back(same, new, old)
-            if _is_changed(same, new, old):
-                node = same.after.items[new].node
+            _give_back(matching, new, old)
+            if _is_changed(matching, new, old):
+                node = matching.after.items[new].node
                 write_annotations(node, annotations_of(node).changed_by(author))
-                same.after.carried.pop(new, None)
-        named = [(same.after.items[new].node, same.before.items[old].node.name) for new, old in survivors]
-        restore_names(named, [same.after.items[new].node for new in sorted(news)])
+                matching.after.carried.pop(new, None)
+        named = [(matching.after.items[new].node, matching.before.items[old].node.name) for new, old in survivors]
+        restore_names(named, [matching.after.items[new].node for new in sorted(news)])
         _carry_model(before.model, after.model)
 
     def _index_of(self, analyzed: AnalyzedModel) -> FlatGraph:
@@ -71,66 +71,64 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
     return after
 
 
-def _mark_new(same: NodeMatching, author: str, found: Sequence[ReplacedNodes]) -> set[int]:
+def _mark_new(matching: NodeMatching, author: str, found: Sequence[ReplacedNodes]) -> set[int]:
     """Annotate the nodes that the pass made, and return them."""
-    root = _root(same) if found else None
+    root = _root(matching) if found else None
     for replacement in found:
-        replaced = [same.before.items[old].node for old in replacement.lost]
-        around = [same.before.items[old].node for old in replacement.around]
+        replaced = [matching.before.items[old].node for old in replacement.lost]
+        around = [matching.before.items[old].node for old in replacement.around]
         inside, beside, marks = _common(replaced), _common(around), join_annotations(author, replaced)
-        for node in (same.after.items[new].node for new in replacement.news):
+        for node in (matching.after.items[new].node for new in replacement.news):
             # A tool may have copied the metadata of one replaced node; the module that holds all of them is surer.
-            place = inside or _common([node]) or beside or root
+            module = inside or _common([node]) or beside or root
             write_annotations(node, marks)
-            if place is not None:
-                write_module_path(node, place, author)
+            if module is not None:
+                write_module_path(node, module, author)
     return {new for replacement in found for new in replacement.news}
 
 
 def _common(nodes: Iterable[NodeProto]) -> ModulePath | None:
-    return common_module(place for place in map(module_path_of, nodes) if place is not None)
+    return common_module(module for module in map(module_path_of, nodes) if module is not None)
 
 
-def _root(same: NodeMatching) -> ModulePath | None:
+def _root(matching: NodeMatching) -> ModulePath | None:
     """The module path of the model itself; None if no node has one."""
-    places = (module_path_of(item.node) for item in same.before.items)
-    return next(
-        (ModulePath(place.paths[:1], place.classes[:1], ()) for place in places if place is not None and place.paths),
-        None,
-    )
+    modules = (module_path_of(item.node) for item in matching.before.items)
+    found = (module for module in modules if module is not None and module.paths)
+    return next((ModulePath(module.paths[:1], module.classes[:1], ()) for module in found), None)
 
 
-def _give_back(same: NodeMatching, new: int, old: int) -> None:
-    node, known = same.after.items[new].node, same.before.items[old].node
+def _give_back(matching: NodeMatching, new: int, old: int) -> None:
+    node, known = matching.after.items[new].node, matching.before.items[old].node
     if node.metadata_props or node.doc_string:
         has = {entry.key for entry in node.metadata_props}
         node.metadata_props.extend(entry for entry in known.metadata_props if entry.key not in has)
         if known.doc_string and not node.doc_string:
             node.doc_string = known.doc_string
         return
-    carried = same.before.carried.get(old)
+    carried = matching.before.carried.get(old)
     if carried is None:
         bare = NodeProto(metadata_props=known.metadata_props, doc_string=known.doc_string or None)
         carried = bare.SerializeToString()
     node.MergeFromString(carried)
-    same.after.carried[new] = carried
+    matching.after.carried[new] = carried
 
 
-def _is_changed(same: NodeMatching, new: int, old: int) -> bool:
+def _is_changed(matching: NodeMatching, new: int, old: int) -> bool:
     """Whether the pass changed the attributes, the number of inputs, or the constants of the node."""
-    item, old_item = same.after.items[new], same.before.items[old]
+    item, old_item = matching.after.items[new], matching.before.items[old]
     if item.digest == old_item.digest:
         return False
     pairs = zip_longest(item.inputs, old_item.inputs, fillvalue=ABSENT)
-    return item.op_digest != old_item.op_digest or any(_is_other(same, one, other) for one, other in pairs)
+    return item.op_digest != old_item.op_digest or any(_is_other(matching, one, other) for one, other in pairs)
 
 
-def _is_other(same: NodeMatching, value: int, old_value: int) -> bool:
+def _is_other(matching: NodeMatching, value: int, old_value: int) -> bool:
     if ABSENT in (value, old_value):
         return value != old_value
-    if value not in same.after.shapes or old_value not in same.before.shapes:
+    if value not in matching.after.shapes or old_value not in matching.before.shapes:
         return False
-    return same.after.value_digests[value] != same.before.value_digests[old_value]
+    return matching.after.value_digests[value] != matching.before.value_digests[old_value]
 
 
 def _carry_model(before: DetachedModel, after: DetachedModel) -> None:

@@ -82,20 +82,20 @@ class _Chain:
 
 
 def trace_weights(
-    same: NodeMatching, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[ReplacedNodes]
+    matching: NodeMatching, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[ReplacedNodes]
 ) -> None:
     """Annotate each new initializer after a step with its origin; give other initializers their annotations back."""
     lost_by = {new: replacement.lost for replacement in replaced for new in replacement.news}
     chains: dict[int, _Chain] | None = None
-    for value, tensor in same.after.tensors.items():
-        old = _find_unchanged(same, value)
+    for value, tensor in matching.after.tensors.items():
+        old = _find_unchanged(matching, value)
         if old is not None:
             _give_back(tensor, old)
         elif part_of(tensor):
             write_annotations(tensor, replace(annotations_of(tensor), author=author))
         elif _is_weight(tensor):
-            chains = _chains(same.before) if chains is None else chains
-            _mark(tensor, _sources_of(same, value, lost_by, chains), models, author)
+            chains = _chains(matching.before) if chains is None else chains
+            _mark(tensor, _sources_of(matching, value, lost_by, chains), models, author)
 
 
 def _is_weight(tensor: TensorProto) -> bool:
@@ -106,18 +106,18 @@ def _is_weight(tensor: TensorProto) -> bool:
     return size >= TELLING or (size > 1 and tensor.data_type not in INTEGERS)
 
 
-def _find_unchanged(same: NodeMatching, value: int) -> TensorProto | None:
+def _find_unchanged(matching: NodeMatching, value: int) -> TensorProto | None:
     """The stored tensor of the model before that has the same content; of several, the namesake."""
-    if same.value_of[value] < 0:
+    if matching.value_of[value] < 0:
         return None
-    digest = same.after.value_digests[value]
-    before = same.before
+    digest = matching.after.value_digests[value]
+    before = matching.before
     olds = [
         old
-        for old in same.values_equal_to(same.value_of[value])
+        for old in matching.values_equal_to(matching.value_of[value])
         if old in before.tensors and before.value_digests[old] == digest
     ]
-    name = same.after.names[value]
+    name = matching.after.names[value]
     return next((before.tensors[old] for old in sorted(olds, key=lambda old: before.names[old] != name)), None)
 
 
@@ -129,52 +129,53 @@ def _give_back(tensor: TensorProto, old: TensorProto) -> None:
 
 
 def _sources_of(
-    same: NodeMatching, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]
+    matching: NodeMatching, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]
 ) -> _Chain:
     """The weights that a new tensor replaces: those that its consumers read before, else those of lost nodes nearby."""
-    before, beside = same.before, []
-    known = same.value_of[value]
+    before, beside = matching.before, []
+    known = matching.value_of[value]
     olds = [known] if known in before.constants and known != ABSENT else []
-    for consumer, position in same.after.uses[value]:
-        old = same.old_of[consumer]
+    for consumer, position in matching.after.uses[value]:
+        old = matching.old_of[consumer]
         if old >= 0:
-            olds.extend(_constants_read_before(same, consumer, old, position))
-            beside.extend(_lost_beside(same, old))
+            olds.extend(_constants_read_before(matching, consumer, old, position))
+            beside.extend(_lost_beside(matching, old))
         else:
             beside.extend(lost_by.get(consumer, ()))
     known_chains = [chains[constant] for constant in dict.fromkeys(olds) if constant in chains]
     weights = [tensor for chain in known_chains for tensor in chain.weights]
     if len(weights) == 1:
         tensor, form = weights[0], known_chains[0].form
-        if math.prod(tensor.dims) == math.prod(same.after.tensors[value].dims) and form not in ("", "folded"):
+        if math.prod(tensor.dims) == math.prod(matching.after.tensors[value].dims) and form not in ("", "folded"):
             return _Chain((tensor,), form)
     read = (operand for old in dict.fromkeys(beside) for operand in before.items[old].inputs if operand in chains)
     weights.extend(tensor for constant in read for tensor in chains[constant].weights)
     if any(
-        position == BIAS and same.after.items[index].op[1] in PRODUCTS for index, position in same.after.uses[value]
+        position == BIAS and matching.after.items[index].op[1] in PRODUCTS
+        for index, position in matching.after.uses[value]
     ):
         weights.sort(key=lambda tensor: not "".join(_names_of(tensor)[:1]).endswith("bias"))  # a bias goes first
     return _Chain(tuple({tensor.name: tensor for tensor in weights}.values()))
 
 
-def _constants_read_before(same: NodeMatching, consumer: int, old: int, position: int) -> list[int]:
+def _constants_read_before(matching: NodeMatching, consumer: int, old: int, position: int) -> list[int]:
     """The old constants that a node read where it now reads a new tensor."""
-    item, inputs = same.after.items[consumer], same.before.items[old].inputs
+    item, inputs = matching.after.items[consumer], matching.before.items[old].inputs
     if item.op[1] in COMMUTATIVE:
-        kept = {same.counterpart(value) for value in item.inputs}
-        read = [value for value in inputs if same.representative(value) not in kept]
+        kept = {matching.counterpart(value) for value in item.inputs}
+        read = [value for value in inputs if matching.representative(value) not in kept]
     else:
         read = [inputs[position]] if position < len(inputs) else []
-    return [value for value in read if value != ABSENT and value in same.before.constants]
+    return [value for value in read if value != ABSENT and value in matching.before.constants]
 
 
-def _lost_beside(same: NodeMatching, old: int) -> list[int]:
+def _lost_beside(matching: NodeMatching, old: int) -> list[int]:
     """The lost nodes that consume an output of `old`, or produce one of its inputs."""
-    before = same.before
+    before = matching.before
     item = before.items[old]
     consumers = [consumer for value in item.outputs if value != ABSENT for consumer, _ in before.uses[value]]
     producers = [before.producers[value] for value in item.inputs if value != ABSENT and value not in before.constants]
-    return [index for index in (*consumers, *producers) if index >= 0 and same.is_lost(index)]
+    return [index for index in (*consumers, *producers) if index >= 0 and matching.is_lost(index)]
 
 
 def _chains(before: FlatGraph) -> dict[int, _Chain]:
@@ -224,8 +225,8 @@ def _compare(
     known = dict(enumerate(of_size))
     found = TensorForms(before, known).find(tensor, after.digest(tensor)) if known else None
     if found is not None:
-        form, place = found
-        return form or "reshaped", [known[place]]
+        form, index = found
+        return form or "reshaped", [known[index]]
     of_type = [candidate for candidate in weights if candidate.data_type == tensor.data_type]
     for kind_of in (_dims_of, _rank_of):  # Q, K and V may have different widths
         for kind in dict.fromkeys(map(kind_of, of_type)):

@@ -147,8 +147,8 @@ def files_of(reference: str) -> tuple[Path, ...] | Refusal:
         load(reference)
     except PolicyError as error:
         return Refusal(str(error))
-    place = reference.rpartition(":")[0] if is_reference(reference) else installed_passes()[reference].module
-    return tuple(sorted(_beside(place)))
+    location = reference.rpartition(":")[0] if is_reference(reference) else installed_passes()[reference].module
+    return tuple(sorted(_beside(location)))
 
 
 def run_step(step: StepReference, model: MappedModel, folder: str, draws: Draws) -> StepOutput:
@@ -294,8 +294,8 @@ def load(reference: str) -> Any:
     if not is_reference(reference):
         entry = installed_passes()[reference]
         return call_user_code(entry.load, f"loading the pass {reference!r} raises")
-    place, _, name = reference.rpartition(":")
-    module = _module(place, reference)
+    location, _, name = reference.rpartition(":")
+    module = _module(location, reference)
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         hint = nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'nothing to call'}"
@@ -305,8 +305,8 @@ def load(reference: str) -> Any:
 
 def _clash_beside(reference: str) -> str:
     """The sentence about a file next to the user's with the name of a package of ours; empty without such a file."""
-    place = reference.rpartition(":")[0]
-    clash = describe_clash(str(Path(place).resolve().parent)) if place.endswith(".py") else ""
+    location = reference.rpartition(":")[0]
+    clash = describe_clash(str(Path(location).resolve().parent)) if location.endswith(".py") else ""
     return f"{clash}; rename it" if clash else ""
 
 
@@ -324,22 +324,23 @@ def call_user_code(make: Callable[[], Result], title: str, reference: str = "") 
         frames = [
             frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")
         ]
-        place = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        line = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         said = str(error).strip().splitlines() or [""]
         clash = _clash_beside(reference)
         advice = f"\n  {clash}" if clash else ""
-        raise PolicyError(f"{title} {type(error).__name__}: {said[0]}{place}{advice}") from error
+        raise PolicyError(f"{title} {type(error).__name__}: {said[0]}{line}{advice}") from error
 
 
-def _module(place: str, reference: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return call_user_code(lambda: importlib.import_module(place), f"the pass {reference}: importing {place} raises")
-    path = Path(place)
+def _module(location: str, reference: str) -> ModuleType:
+    if not location.endswith(".py"):
+        title = f"the pass {reference}: importing {location} raises"
+        return call_user_code(lambda: importlib.import_module(location), title)
+    path = Path(location)
     if not path.is_file():
         others = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise PolicyError(
-            f"the pass {reference}: no file {place!r}{nearest(path.name, others)}; in a configuration, relative paths "
-            "are relative to its folder"
+            f"the pass {reference}: no file {location!r}{nearest(path.name, others)}; in a configuration, relative "
+            "paths are relative to its folder"
         )
     return call_user_code(
         lambda: _run_file(path.resolve()), f"the pass {reference}: loading its file raises", reference
@@ -364,9 +365,9 @@ def _run_file(path: Path) -> ModuleType:
     return module
 
 
-def _beside(place: str) -> set[Path]:
+def _beside(location: str) -> set[Path]:
     """The file of a loaded module, and the loaded files of the same folder or below, less what pip installed there."""
-    own = place if place.endswith(".py") else getattr(sys.modules[place], "__file__", None)
+    own = location if location.endswith(".py") else getattr(sys.modules[location], "__file__", None)
     if own is None:
         return set()
     folder = Path(own).resolve().parent

@@ -172,8 +172,8 @@ def _ask(worker: Worker, question: Callable[..., Any], reference: str, **argumen
 
 def _absolute(reference: str) -> str:
     """`reference` with the whole path of its file: the worker may have started in another folder."""
-    place, _, name = reference.rpartition(":")
-    return f"{Path(place).absolute()}:{name}" if place.endswith(".py") else reference
+    location, _, name = reference.rpartition(":")
+    return f"{Path(location).absolute()}:{name}" if location.endswith(".py") else reference
 
 
 def _raise(answer: Any) -> Any:
@@ -192,8 +192,8 @@ def _kept_files(folder: Path) -> Iterator[None]:
             yield
         finally:
             with contextlib.suppress(OSError):
-                for place in folders:
-                    place.mkdir(parents=True, exist_ok=True)
+                for path in folders:
+                    path.mkdir(parents=True, exist_ok=True)
                 for path in held.keys() - set(folder.rglob("*")):
                     with path.open("wb") as file:
                         shutil.copyfileobj(held[path], file)

@@ -96,8 +96,8 @@ def write_core(core: AttentionCore, writer: NodeWriter) -> None:
     query = _turn(core, _split(core.query, "query", writer), core.query, "query", writer)
     key, value = _keys_and_values(core, writer)
     if core.key.count not in (1, core.query.count):
-        places = np.arange(core.query.count) // (core.query.count // core.key.count)
-        repeat = writer.constant(places, "heads_of_query")
+        heads = np.arange(core.query.count) // (core.query.count // core.key.count)
+        repeat = writer.constant(heads, "heads_of_query")
         value = writer.add("Gather", value, repeat, label="value_heads", axis=1)
         key = writer.add("Gather", key, repeat, label="key_heads", axis=1)
     scaled = _scores(core, query, key, writer)
@@ -259,7 +259,7 @@ def _computed_causal(core: AttentionCore, query: str, key: str, writer: NodeWrit
 
 
 def _query_positions(core: AttentionCore, query: str, writer: NodeWriter) -> str:
-    """The places of the queries in the whole sequence."""
+    """The positions of the queries in the whole sequence."""
     if isinstance(core.query.length, int) and isinstance(core.past_length, int):
         return writer.constant(np.arange(core.query.length) + core.past_length, "query_positions")
     rows = writer.positions(core.query.length, query, 2, "rows")
@@ -311,9 +311,9 @@ def _turn(core: AttentionCore, value: str, heads: Heads, label: str, writer: Nod
 
 def _tables(core: AttentionCore, rotary: Rotary, value: str, label: str, writer: NodeWriter) -> tuple[str, str]:
     """Cosine and sine of the positions, to be multiplied with [batch, heads, length, half of the width]."""
-    places = rotary.positions or _query_positions(core, value, writer)
-    cosine = writer.add("Gather", rotary.cosine, places, label=f"{label}_cosine", axis=0)
-    sine = writer.add("Gather", rotary.sine, places, label=f"{label}_sine", axis=0)
+    positions = rotary.positions or _query_positions(core, value, writer)
+    cosine = writer.add("Gather", rotary.cosine, positions, label=f"{label}_cosine", axis=0)
+    sine = writer.add("Gather", rotary.sine, positions, label=f"{label}_sine", axis=0)
     if not rotary.positions:
         return cosine, sine
     axis = writer.ints([1], "axis_1")

@@ -24,7 +24,7 @@ Size = int | str
 class AxisFactor:
     """A factor of an axis. `key` identifies it within a layout; a factor that is split passes its key on to its parts.
 
-    `source` is the tensor of sizes, and the place in it, from which a size that is not fixed can be read at run time.
+    `source` is the tensor of sizes, and the index in it, from which a size that is not fixed can be read at run time.
     """
 
     size: Size
@@ -62,14 +62,14 @@ class ChannelLayout:
     @classmethod
     def of_product(cls, dims: Sequence[Size], channel_axis: int) -> ChannelLayout:
         """The layout of the product's own output."""
-        place = channel_axis % len(dims)
-        count = dims[place]
+        channel_axis %= len(dims)
+        count = dims[channel_axis]
         if not isinstance(count, int):
             raise ValueError("the number of channels is not known")
-        factors = [AxisFactor(size or f"?{at}", (at,), at == place) for at, size in enumerate(dims)]
+        factors = [AxisFactor(size or f"?{at}", (at,), at == channel_axis) for at, size in enumerate(dims)]
         axes = tuple(() if factor.size == 1 else (factor,) for factor in factors)
-        base = tuple(() if at == place else axis for at, axis in enumerate(axes))
-        return cls(axes, base, place, np.arange(count).reshape(() if count == 1 else (count,)))
+        base = tuple(() if at == channel_axis else axis for at, axis in enumerate(axes))
+        return cls(axes, base, channel_axis, np.arange(count).reshape(() if count == 1 else (count,)))
 
     @property
     def factors(self) -> Group:
@@ -128,12 +128,12 @@ class ChannelLayout:
         if int(indices.min()) < -count or int(indices.max()) >= count:
             return None
         ahead = [factor for earlier in self.axes[:axis] for factor in earlier if factor.is_channel]
-        place, wide = len(ahead), len(group)
+        first, wide = len(ahead), len(group)
 
         def taken_from(array: Array) -> Array:
-            merged = array.reshape(*array.shape[:place], count, *array.shape[place + wide :])
-            part = np.take(merged, indices, axis=place)
-            return part.squeeze(place) if indices.shape == (1,) else part
+            merged = array.reshape(*array.shape[:first], count, *array.shape[first + wide :])
+            part = np.take(merged, indices, axis=first)
+            return part.squeeze(first) if indices.shape == (1,) else part
 
         fewer = () if indices.size == 1 else (AxisFactor(indices.size, group[0].key, True),)
         news = () if indices.ndim == 0 else (fewer,)
@@ -189,11 +189,11 @@ def _regroup(factors: Group, dims: Sequence[Size], source: str) -> tuple[tuple[G
     queue = deque(factors)
     front: list[Group] = []
     back: list[Group] = []
-    for groups, places, from_left in ((front, range(len(dims)), True), (back, reversed(range(len(dims))), False)):
-        for place in places:
+    for groups, axes, from_left in ((front, range(len(dims)), True), (back, reversed(range(len(dims))), False)):
+        for axis in axes:
             if len(front) + len(back) == len(dims):
                 break
-            group = _next_group(queue, dims[place], splits, from_left)
+            group = _next_group(queue, dims[axis], splits, from_left)
             if group is None:
                 break
             groups.append(group)

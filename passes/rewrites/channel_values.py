@@ -221,10 +221,10 @@ def _split_sizes(view: GraphView, node: NodeProto, count: int) -> list[int] | No
 def _reads_of_sequence(view: GraphView, node: NodeProto) -> list[tuple[int, NodeProto]] | None:
     found: list[tuple[int, NodeProto]] = []
     for consumer in view.consumers.get(node.output[0], []):
-        place = view.scalar(consumer.input[1]) if op_of(consumer) == "SequenceAt" else None
-        if place is None:
+        index = view.scalar(consumer.input[1]) if op_of(consumer) == "SequenceAt" else None
+        if index is None:
             return None
-        found.append((int(place), consumer))
+        found.append((int(index), consumer))
     return found
 
 

@@ -162,8 +162,8 @@ def _select_scores(graph: MaskedGraph) -> MaskedGraph:
         select = graph.nodes[use.node]
         if not graph.is_choice_of_zero(use) or not graph.depends_on_input(select.input[0]):
             continue
-        for place in graph.consumers[select.output[0]]:
-            add = proto.graph.node[place]
+        for position in graph.consumers[select.output[0]]:
+            add = proto.graph.node[position]
             if is_op(add, "Add") and len(set(add.input)) == 2:
                 scores = next(name for name in add.input if name != select.output[0])
                 branches = [scores, scores]
@@ -184,20 +184,20 @@ def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str
     zero = {name: take_name(f"{name}_zero", taken) for name in sorted({graph.constant_name(use) for use in uses})}
     proto.graph.initializer.extend(_raise(graph, name, new, 0.0) for name, new in zero.items())
     at, renamed = {(use.node, use.slot) for use in uses}, dict[str, str]()
-    for place in graph.path_nodes(uses):
+    for position in graph.path_nodes(uses):
         node = proto.graph.node.add()
-        node.CopyFrom(graph.nodes[place])
+        node.CopyFrom(graph.nodes[position])
         node.name = ""
         for slot, name in enumerate(node.input):
-            node.input[slot] = zero[name] if (place, slot) in at else renamed.get(name, name)
+            node.input[slot] = zero[name] if (position, slot) in at else renamed.get(name, name)
         for slot, name in enumerate(node.output):
             node.output[slot] = renamed[name] = take_name(f"{name}_zero", taken)
     del proto.graph.output[:], proto.graph.value_info[:]
     flattens = any(entry.version < 13 and entry.domain in ONNX_DOMAINS for entry in proto.opset_import)
     scores = []
-    for place in graph.uses:
-        value = graph.nodes[place].input[0]
-        axis = attribute_of(graph.nodes[place], "axis", 1 if flattens else -1)
+    for position in graph.uses:
+        value = graph.nodes[position].input[0]
+        axis = attribute_of(graph.nodes[position], "axis", 1 if flattens else -1)
         shown = [take_name(f"{value}_{kind}", taken) for kind in ("masked", "free")]
         for source, name in zip((value, renamed[value]), shown, strict=True):
             flat = take_name(f"{name}_flat", taken)
@@ -223,12 +223,12 @@ def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
         by_name[graph.constant_name(use)].append(use)
     for name, uses in by_name.items():
         spots = {(use.node, use.slot) for use in uses}
-        reads = [(place, slot) for place in graph.consumers[name] for slot in range(len(graph.nodes[place].input))]
-        others = [(place, slot) for place, slot in reads if graph.nodes[place].input[slot] == name]
+        reads = [(at, slot) for at in graph.consumers[name] for slot in range(len(graph.nodes[at].input))]
+        others = [(at, slot) for at, slot in reads if graph.nodes[at].input[slot] == name]
         is_shared = name in graph.outputs or not spots.issuperset(others) or graph.is_read_in_bodies(name)
         new = take_name(f"{name}_clamped", taken) if is_shared else name
-        for place, slot in spots:
-            proto.graph.node[place].input[slot] = new
+        for position, slot in spots:
+            proto.graph.node[position].input[slot] = new
         if not is_shared:
             proto.graph.initializer.remove(next(tensor for tensor in proto.graph.initializer if tensor.name == name))
         proto.graph.initializer.append(_raise(graph, name, new, bound / min(abs(use.factor) for use in uses)))

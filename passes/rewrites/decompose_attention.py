@@ -53,8 +53,8 @@ class DecomposeAttention(Step):
 
 def _replace_attention(model: DetachedModel) -> tuple[DetachedModel, list[str], bool]:
     """The model without attention nodes in its main graph, why some stay, and whether any were replaced."""
-    places = [place for place, node in enumerate(model.proto.graph.node) if is_attention(node)]
-    if not places:
+    indices = [index for index, node in enumerate(model.proto.graph.node) if is_attention(node)]
+    if not indices:
         return model, [], False
     opset = opset_of(model.proto)
     if opset < OLDEST:
@@ -63,8 +63,8 @@ def _replace_attention(model: DetachedModel) -> tuple[DetachedModel, list[str], 
     view = GraphView(model)
     edit, types = GraphEdit.of(view, second=1), GraphTypes.of(view)
     reasons = []
-    for place in places:
-        writer = NodeWriter(view.own[place], edit)
+    for index in indices:
+        writer = NodeWriter(view.own[index], edit)
         try:
             write_core(read_attention(writer, types), writer)
         except NotHandledError as reason:

@@ -96,7 +96,10 @@ def _treats_rows_alike(rewriter: Rewriter, node: NodeProto, lead: Lead) -> bool:
         axes = rewriter.ints(input_of(node, 1)) if input_of(node, 1) else None
         return first == lead and bool(attribute_of(node, "keepdims", 1)) and axes in ([-1], [rank - 1])
     if node.op_type in ALONG_ROWS:
-        axis = attribute_of(node, "axis", 0 if node.op_type in FIRST_AXIS else -1)
+        default = 0 if node.op_type in FIRST_AXIS else -1
+        if node.op_type in ("Softmax", "LogSoftmax") and rewriter.opset < 13:
+            default = 1
+        axis = attribute_of(node, "axis", default)
         if axis not in (-1, rank - 1) or (any(node.output[1:]) and node.op_type != "Split"):
             return False
         if node.op_type == "Concat":
@@ -199,8 +202,9 @@ class _Flattener:
         """Write each operator of the region on matrices, in order."""
         known = {name: self._enter(name) for name in self._entries()}
         nodes = self._ordered()
-        for node in nodes:
-            inputs = [known.get(read) or self._operand(read) for read in node.input]
+        reads = [list(node.input) for node in nodes]  # now: to replace a value changes the nodes that read it
+        for node, names_read in zip(nodes, reads, strict=True):
+            inputs = [known.get(name) or self._operand(name) for name in names_read]
             if node.op_type == "ReduceMean":
                 inputs[1] = self.rewriter.constant_of(np.array([-1]), "last_axis")
             names = list(filter(None, node.output))

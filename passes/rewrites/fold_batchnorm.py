@@ -179,7 +179,7 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
         found[channels] = values.reshape(-1)
         return found
 
-    params = [by_channel(value.layout.params[own.params[place]]) for place in range(1, 5)]
+    params = [by_channel(value.layout.params[own.params[position]]) for position in range(1, 5)]
     factor, shift = _affine(norm, params)
     inputs = {id(node): list(node.input)}
     _refuse_other_nodes(stored)
@@ -187,8 +187,8 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
     layouts = {
         id(result.node): result.layout for result in channel_values(view, product).walk() if result.node is not None
     }
-    for place, add in enumerate(adds):
-        more = shift if place == len(adds) - 1 else np.zeros(count)
+    for position, add in enumerate(adds):
+        more = shift if position == len(adds) - 1 else np.zeros(count)
         inputs[id(add.node)] = _scaled_add(edit, add, layouts[id(add.node)], factor, more)
     dtype = view.model.array(stored.tensor).dtype
     if op_of(node) == "Gemm":
@@ -212,9 +212,9 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
 def _end(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto], inputs: Mapping[int, Sequence[str]]) -> None:
     """Remove `norm`; the node before `norm` now makes the value that the consumers read."""
     edit.removed.add(id(norm))
-    for place, node in enumerate(path):
-        if place == 0 or id(node) in inputs:
-            output = norm.output[0] if place == 0 else node.output[0]
+    for position, node in enumerate(path):
+        if position == 0 or id(node) in inputs:
+            output = norm.output[0] if position == 0 else node.output[0]
             edit.replace_node(node, op_of(node), inputs.get(id(node), list(node.input)), output)
     for consumer in edit.view.consumers.get(norm.input[0], ()):
         if op_of(consumer) == "Shape":

@@ -127,7 +127,7 @@ def _store_value(name: str, array: np.ndarray, spill: WeightFile) -> FoldedValue
     data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
     data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     weight = Weight(array.shape, data_type, data, digest_of(array))
-    path, offset = spill.place(weight)
+    path, offset = spill.store(weight)
     stored = WeightRef(name, weight.dims, data_type, path, offset, array.nbytes)
     return FoldedValue(name, array.nbytes, None, stored, weight.digest)
 

@@ -30,8 +30,8 @@ class GraphEdit(NewTensors):
     view: GraphView = field(kw_only=True)
     removed: set[int] = field(default_factory=set)
     """The nodes that go, by their ids."""
-    place: int = 0
-    """The place in the graph before which nodes are added."""
+    position: int = 0
+    """The position in the graph before which nodes are added."""
     nodes: list[tuple[int, NodeProto]] = field(default_factory=list)
     replaced: set[str] = field(default_factory=set)
     """The names of stored tensors that got new values."""
@@ -135,7 +135,7 @@ class GraphEdit(NewTensors):
         return output
 
     def replace_node(self, node: NodeProto, op: str, inputs: Sequence[str], output: str) -> None:
-        """Put `op` in the place of `node`, with its name, its metadata and, for the same operator, its attributes."""
+        """Put `op` in place of `node`, with its name, its metadata and, for the same operator, its attributes."""
         same = NodeProto(op_type=op, name=node.name, input=inputs, output=[output])
         same.metadata_props.extend(node.metadata_props)
         same.attribute.extend(node.attribute if op == node.op_type else ())
@@ -153,17 +153,17 @@ class GraphEdit(NewTensors):
         if not node.metadata_props:
             node.metadata_props.extend(template.metadata_props)
         node.name = take_name(part_name(template.name, role), self.node_names) if template.name else ""
-        self.nodes.append((self.place, node))
+        self.nodes.append((self.position, node))
 
     def replace_by(self, writer: NodeWriter) -> None:
-        """Put the nodes of `writer` in the place of its node."""
+        """Replace the writer's node by the nodes of `writer`."""
         self.removed.add(id(writer.node))
-        place = self.view.positions[first_output(writer.node)]
-        self.nodes.extend((place, node) for node in writer.nodes)
+        position = self.view.positions[first_output(writer.node)]
+        self.nodes.extend((position, node) for node in writer.nodes)
 
     def add_bare(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
         """Add a node that stands for none of the graph."""
-        self.nodes.append((self.place, onnx.helper.make_node(op, inputs, [output], **attributes)))
+        self.nodes.append((self.position, onnx.helper.make_node(op, inputs, [output], **attributes)))
 
     def opset(self) -> int:
         return opset_of(self.view.model.proto)

@@ -32,7 +32,7 @@ class MaskUse:
 
 
 class MaskedGraph:
-    """A model with its Softmaxes and the mask constants that reach them. Nodes are known by their places."""
+    """A model with its Softmaxes and the mask constants that reach them. Nodes are known by their positions in it."""
 
     def __init__(self, model: DetachedModel) -> None:
         self.model = model
@@ -42,18 +42,18 @@ class MaskedGraph:
         self._stored = {name: tensor for name, tensor in stored if name not in index.inputs}
         self._fed = index.required_inputs
         self.consumers = defaultdict[str, set[int]](set)
-        for place, node in enumerate(self.nodes):
+        for position, node in enumerate(self.nodes):
             for name in reads_of(node):
-                self.consumers[name].add(place)
-        self._softmaxes = [place for place, node in enumerate(self.nodes) if is_op(node, "Softmax")]
+                self.consumers[name].add(position)
+        self._softmaxes = [position for position, node in enumerate(self.nodes) if is_op(node, "Softmax")]
 
     @cached_property
     def uses(self) -> Mapping[int, Collection[MaskUse]]:
         """Softmax → the uses of mask constants whose effect nothing but a Softmax sees."""
-        found = {place: set(self._trace(self.nodes[place].input[0])) for place in self._softmaxes}
+        found = {position: set(self._trace(self.nodes[position].input[0])) for position in self._softmaxes}
         sound = {use for uses in found.values() for use in uses if self._ends_in_softmax(use, found)}
-        kept = {place: [use for use in uses if use in sound] for place, uses in found.items()}
-        return {place: uses for place, uses in kept.items() if uses}
+        kept = {position: [use for use in uses if use in sound] for position, uses in found.items()}
+        return {position: uses for position, uses in kept.items() if uses}
 
     def all_uses(self) -> list[MaskUse]:
         """The uses before every Softmax, each use once, in the order of the graph."""
@@ -76,8 +76,8 @@ class MaskedGraph:
     def is_read_in_bodies(self, name: str) -> bool:
         """Whether the body of an If, Loop or Scan reads a value."""
         return any(
-            reads_of(self.nodes[place]).count(name) > list(self.nodes[place].input).count(name)
-            for place in self.consumers[name]
+            reads_of(self.nodes[position]).count(name) > list(self.nodes[position].input).count(name)
+            for position in self.consumers[name]
         )
 
     def _trace(self, value: str) -> Iterator[MaskUse]:
@@ -88,14 +88,14 @@ class MaskedGraph:
             if state in seen or state[0] not in self._producers:
                 continue
             seen.add(state)
-            place, factor = self._producers[state[0]], state[1]
-            for slot, scale in self._inputs_to_follow(self.nodes[place], factor):
-                name = self.nodes[place].input[slot]
+            position, factor = self._producers[state[0]], state[1]
+            for slot, scale in self._inputs_to_follow(self.nodes[position], factor):
+                name = self.nodes[position].input[slot]
                 array = self.constant(name)
                 if array is None:
                     pending.append((name, scale))
                 elif _is_mask(array, scale):
-                    yield MaskUse(place, slot, scale)
+                    yield MaskUse(position, slot, scale)
 
     def _inputs_to_follow(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
         """The inputs of `node` that may bring a mask, each with the factor between that input and Softmax."""
@@ -139,7 +139,7 @@ class MaskedGraph:
         """Whether no other consumer sees the values between the constant and the Softmax."""
         spot = (use.node, use.slot)
         reached = {
-            place for place, uses in found.items() if spot in {(mask_use.node, mask_use.slot) for mask_use in uses}
+            node for node, uses in found.items() if spot in {(mask_use.node, mask_use.slot) for mask_use in uses}
         }
         pending, seen = list(self.nodes[use.node].output), set[str]()
         while pending:
@@ -149,8 +149,8 @@ class MaskedGraph:
             seen.add(value)
             if value in self.outputs:
                 return False
-            for place in self.consumers[value] - reached:
-                node = self.nodes[place]
+            for position in self.consumers[value] - reached:
+                node = self.nodes[position]
                 if node.op_type in SHAPES:
                     continue
                 if not any(node.input[slot] == value for slot, _ in self._inputs_to_follow(node, 1.0)):
@@ -169,10 +169,10 @@ class MaskedGraph:
             name = pending.pop()
             if name in self._fed:
                 return True
-            place = self._producers.get(name)
-            if name not in seen and place is not None and self.nodes[place].op_type not in SHAPES:
+            position = self._producers.get(name)
+            if name not in seen and position is not None and self.nodes[position].op_type not in SHAPES:
                 seen.add(name)
-                pending += reads_of(self.nodes[place])
+                pending += reads_of(self.nodes[position])
         return False
 
     def changes_whole_rows(self) -> bool:
@@ -181,10 +181,10 @@ class MaskedGraph:
 
     def _may_change_row(self, use: MaskUse) -> bool:
         path = self.path_nodes([use])
-        changed = {name for place in path for name in self.nodes[place].output}
+        changed = {name for position in path for name in self.nodes[position].output}
         is_added, is_decided = bool(np.isinf(self.values(use).astype(np.float32)).any()), False
-        for place in path:
-            node = self.nodes[place]
+        for position in path:
+            node = self.nodes[position]
             others = [name for name in node.input if name not in changed and self.constant(name) is None]
             is_added |= node.op_type in SUMS and bool(others)
             deciding = [node.input[0]] if node.op_type == "Where" else others if node.op_type == "Mul" else []
@@ -195,10 +195,10 @@ class MaskedGraph:
         """The nodes between these uses and the Softmaxes, in order."""
         pending, found = [use.node for use in uses], set[int]()
         while pending:
-            place = pending.pop()
-            node = self.nodes[place]
-            if place not in found and place not in self._softmaxes and node.op_type not in SHAPES:
-                found.add(place)
+            position = pending.pop()
+            node = self.nodes[position]
+            if position not in found and position not in self._softmaxes and node.op_type not in SHAPES:
+                found.add(position)
                 pending += [consumer for name in node.output for consumer in self.consumers[name]]
         return sorted(found)
 

@@ -32,7 +32,7 @@ class StoredChannels:
     width: int = 1
     """How many elements of a channel are adjacent along the axis: the elements of one of its blocks."""
 
-    def places(self, channels: Array) -> Array:
+    def positions(self, channels: Array) -> Array:
         """The positions along the axis of the elements of some channels."""
         return (channels[:, None] * self.width + np.arange(self.width)).reshape(-1)
 
@@ -80,8 +80,8 @@ def read_product(view: GraphView, node: NodeProto) -> MergedProduct:
         raise NotSplit("has its channels along more than one axis")
     if "Conv" in node.op_type and attribute_of(node, "group", 1) != 1:
         raise NotSplit("is the weight of a Conv in groups")
-    place = product.out.index(letters[0]) - len(product.out)
-    count = _count_channels(view, node, place)
+    channels = product.out.index(letters[0]) - len(product.out)
+    count = _count_channels(view, node, channels)
     weights = {list(node.input).index(product.operands[side]): stored_channels(view, product.operands[side], axis)}
     read_input = _packed_channels if op_of(node) == NBITS else _channels_of_input
     for at, name in enumerate(node.input):
@@ -92,12 +92,12 @@ def read_product(view: GraphView, node: NodeProto) -> MergedProduct:
     is_left_plain = not attribute_of(node, "transA", 0)
     plain = op_of(node) in MATRIX_PRODUCTS | {"MatMulInteger", "QLinearMatMul"} and is_left_plain
     is_matrix = op_of(node) == NBITS or (plain and side == 1 and len(matrix) == 2)
-    return MergedProduct(node, place, weights, data, is_matrix)
+    return MergedProduct(node, channels, weights, data, is_matrix)
 
 
-def _count_channels(view: GraphView, node: NodeProto, place: int) -> int:
+def _count_channels(view: GraphView, node: NodeProto, axis: int) -> int:
     dims = view.dims(node.output[0])
-    count = dims[place] if dims is not None and -place <= len(dims) else None
+    count = dims[axis] if dims is not None and -axis <= len(dims) else None
     if not isinstance(count, int):
         raise NotSplit("makes a value whose shape is not known")
     return count
@@ -110,8 +110,8 @@ def _channels_of_input(view: GraphView, node: NodeProto, name: str, count: int) 
         raise NotSplit(f"comes with {name}, whose shape is not known")
     if all(dim == 1 for dim in dims):
         return None
-    places = WITH_CHANNELS.get(op_of(node), range(len(node.input)))
-    is_of_data = list(node.input).index(name) not in places
+    positions = WITH_CHANNELS.get(op_of(node), range(len(node.input)))
+    is_of_data = list(node.input).index(name) not in positions
     if is_of_data or dims[-1] != count or any(dim != 1 for dim in dims[:-1]) or name not in view.folded:
         raise NotSplit(f"comes with {name}, which is no bias of one number per channel")
     try:

@@ -165,7 +165,7 @@ class NodeWriter:
             outputs: the names that the consumers know.
             keep: the attributes that stay; by default, all.
         """
-        count = max(place for place, name in enumerate(inputs, start=1) if name)
+        count = max(position for position, name in enumerate(inputs, start=1) if name)
         made = helper.make_node(op_type, inputs[:count], outputs, name=self.node.name, domain=self.node.domain)
         made.attribute.extend(attribute for attribute in self.node.attribute if not keep or attribute.name in keep)
         self._append(made)

@@ -55,7 +55,7 @@ def separate_inputs(writer: NodeWriter, types: GraphTypes) -> SeparateInputs | N
 
 def _separate_multi_head(writer: NodeWriter, types: GraphTypes) -> SeparateInputs | None:
     """MultiHeadAttention with [batch, length, heads, 3, size] as Q, or [batch, length, heads, 2, size] as K."""
-    query, key, value = (input_of(writer.node, place) for place in range(3))
+    query, key, value = (input_of(writer.node, position) for position in range(3))
     if value:
         return None
     if not key:
@@ -78,10 +78,8 @@ def _unstack(writer: NodeWriter, types: GraphTypes, value: str, names: str) -> t
         raise NotHandledError(f"its input {value} is not packed in {len(names)}, or its shape is not known")
     sizes = writer.ints([0, 0, heads * size], "shape")
     chosen = [
-        writer.add(
-            "Gather", value, writer.scalar(place, TensorProto.INT64, f"place_{place}"), label=f"{name}_heads", axis=3
-        )
-        for place, name in enumerate(names)
+        writer.add("Gather", value, writer.scalar(at, TensorProto.INT64, f"place_{at}"), label=f"{name}_heads", axis=3)
+        for at, name in enumerate(names)
     ]
     values = [writer.add("Reshape", part, sizes, label=name) for part, name in zip(chosen, names, strict=True)]
     return [InputPart(part, heads * size, types.dim(value, 1)) for part in values], chosen[0]
@@ -110,7 +108,7 @@ def _separate_product(writer: NodeWriter, types: GraphTypes) -> SeparateInputs:
 def _separate_quantized(writer: NodeWriter, types: GraphTypes) -> SeparateInputs:
     """QAttention multiplies integers: the products are exact, and are scaled as the operator scales them."""
     node = writer.node
-    integers = [input_of(node, place) for place in (0, 1, 6, 7)]
+    integers = [input_of(node, position) for position in (0, 1, 6, 7)]
     while not integers[-1]:
         integers.pop()
     value = writer.add("MatMulInteger", *integers, label="projected")
@@ -197,8 +195,8 @@ def _check(writer: NodeWriter, types: GraphTypes) -> None:
     """Raise where the operator has an input, an attribute or an output that the new operator does not take."""
     node = writer.node
     inputs, outputs, mask, advice = LIMITS.get(op_of(node), ({}, 0, 0, ""))
-    for place, title in inputs.items():
-        if input_of(node, place):
+    for position, title in inputs.items():
+        if input_of(node, position):
             raise NotHandledError(f"it has {title}{advice}")
     for name in ("do_rotary", "past_present_share_buffer") if outputs else ():
         if attribute_of(node, name, 0):
@@ -228,8 +226,8 @@ def _attend(writer: NodeWriter, inputs: SeparateInputs, mask: str, scores_bias: 
     """MultiHeadAttention, which has the keys and the values of a cache in two inputs and two outputs."""
     output, present = writer.node.output[0], [*writer.node.output[1:2]]
     pasts = [
-        writer.add("Gather", past, writer.constant(np.array(place), f"past_{name}.place"), label=f"past_{name}", axis=0)
-        for place, name in enumerate(("key", "value") if past else ())
+        writer.add("Gather", past, writer.constant(np.array(at), f"past_{name}.place"), label=f"past_{name}", axis=0)
+        for at, name in enumerate(("key", "value") if past else ())
     ]
     halves = [writer.name(f"present_{name}") for name in ("key", "value")] if past or any(present) else []
     writer.end("MultiHeadAttention", [*inputs.values, "", mask, scores_bias, *pasts], [output, *halves], KEPT)

@@ -171,7 +171,7 @@ class _Smoother:
         return self.edit.renew_tensor(name, (array.astype(np.float64) * factor).astype(array.dtype))
 
     def _add_mul(self, data: str, factor: Array, consumer: NodeProto) -> str:
-        self.edit.place = self.edit.view.positions[consumer.output[0]]
+        self.edit.position = self.edit.view.positions[consumer.output[0]]
         name = self.edit.store(factor.astype(np.float32), f"{data}.smooth")
         return self.edit.add_node("Mul", [data, name], self.edit.free(f"{data}.smoothed"), consumer, "smooth")
 

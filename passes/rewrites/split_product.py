@@ -158,7 +158,7 @@ class _Splitter:
             NotSplit: a tensor that cannot be cut, or sizes that are not known.
         """
         before = self.edit.state()
-        self.edit.place = self.edit.view.positions[product.value]
+        self.edit.position = self.edit.view.positions[product.value]
         ends = {part.value.name for parts in roles.values() for part in parts}
         self.edit.removed.update((id(product.node), *(id(node) for node in _nodes_between(root, ends))))
         try:
@@ -175,8 +175,8 @@ class _Splitter:
         self.edit.removed.add(id(node))
         dims = self.edit.view.dims(product.value)
         assert dims  # the product was read
-        places = list(range(len(dims)))[attribute_of(node, "start", 0) : attribute_of(node, "end")]
-        positions, name = [at for at in places if at != len(dims) - 1], node.output[0]
+        axes = list(range(len(dims)))[attribute_of(node, "start", 0) : attribute_of(node, "end")]
+        positions, name = [at for at in axes if at != len(dims) - 1], node.output[0]
         pieces: list[str] = []
         if positions:
             sizes = self.edit.add_node("Shape", [product.data], self.edit.free(f"{name}.data"), node, "")
@@ -184,7 +184,7 @@ class _Splitter:
             pieces.append(
                 self.edit.add_node("Gather", [sizes, chosen], self.edit.free(f"{name}.positions"), node, "", axis=0)
             )
-        if len(places) > len(positions):
+        if len(axes) > len(positions):
             pieces.append(self.edit.ints([int(dims[-1])], f"{name}.channels"))
         self.edit.add_node("Concat", pieces, name, node, "", axis=0)
 
@@ -232,8 +232,8 @@ class _Splitter:
     ) -> str:
         inputs = list(op.node.input)
         inputs[op.data] = value
-        for at, place in op.params.items():
-            values = np.concatenate([part.value.layout.params[place].reshape(-1) for part in pieces])
+        for at, position in op.params.items():
+            values = np.concatenate([part.value.layout.params[position].reshape(-1) for part in pieces])
             ones = 0 if op.node.op_type == "BatchNormalization" else trailing
             matrix = matrix_of(self.edit.view, inputs[at])
             whole = None if matrix is None else matrix.stored
@@ -307,9 +307,9 @@ class _Splitter:
             raise NotSplit("has more than one size that is only known at run time")
         edit = self.edit
         if size not in edit.made:
-            place = edit.ints([at], f"{source}.place")
+            index = edit.ints([at], f"{source}.place")
             edit.made[size] = edit.free(f"{source}.{at}")
-            edit.add_bare("Gather", [source, place], edit.made[size], axis=0)
+            edit.add_bare("Gather", [source, index], edit.made[size], axis=0)
         return edit.made[size]
 
     def _cut_weight(self, stored: StoredChannels, channels: Array, role: str, consumer: NodeProto) -> str:
@@ -319,10 +319,10 @@ class _Splitter:
             model, name = self.edit.view.model, _part_name(whole.name, role, consumer)
             weight = model.weight(whole)
             if weight is not None and weight.unread:
-                rows = _unread_rows(weight, stored.axis, stored.places(channels))
+                rows = _unread_rows(weight, stored.axis, stored.positions(channels))
                 self.edit.made[key] = self.edit.store_weight(rows, name, whole, role)
             else:
-                part = np.take(model.array(whole), stored.places(channels), axis=stored.axis)
+                part = np.take(model.array(whole), stored.positions(channels), axis=stored.axis)
                 self.edit.made[key] = self.edit.store(np.ascontiguousarray(part), name, whole, role)
         name = self.edit.made[key]
         for node, axis in reversed(stored.nodes):
@@ -348,7 +348,7 @@ class _Splitter:
 
 
 def _unread_rows(weight: Weight, axis: int, channels: Array) -> Weight:
-    """Some consecutive rows of an unread weight, as a place in its file.
+    """Some consecutive rows of an unread weight, as a range of its file.
 
     Raises:
         NotSplit: the rows are not consecutive or in no file, so that the weight would have to be read.
@@ -358,10 +358,10 @@ def _unread_rows(weight: Weight, axis: int, channels: Array) -> Weight:
         raise NotSplit("stays unread, and its parts are not consecutive rows of it")
     size = weight.data.nbytes // weight.dims[0]
     data = weight.data[first * size : (first + count) * size]
-    place = find_file_range(data)
-    if place is None:
+    file_range = find_file_range(data)
+    if file_range is None:
         raise NotSplit("stays unread, and is in no file")
-    digest = derived_digest(place.path, "place", (place.offset, place.nbytes))
+    digest = derived_digest(file_range.path, "place", (file_range.offset, file_range.nbytes))
     return Weight((count, *weight.dims[1:]), weight.data_type, data, digest, unread=True)
 
 

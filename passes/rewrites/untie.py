@@ -67,8 +67,8 @@ class Untie(Step):
 
     def _consumer_of(self, node: NodeProto) -> Hashable:
         """The innermost module around a node, or the node itself, by what it computes."""
-        place = None if self.each_node else module_path_of(node)
-        return place.paths[-1] if place is not None and place.paths else tuple(node.output)
+        module = None if self.each_node else module_path_of(node)
+        return module.paths[-1] if module is not None and module.paths else tuple(node.output)
 
 
 @dataclass(frozen=True, slots=True)

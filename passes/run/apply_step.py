@@ -1,4 +1,4 @@
-"""The steps as a policy lets them run; and one step run, whose result is a model that can be read."""
+"""Prepare the steps of a recipe (names, skips, input shapes), and run one step, whose result is a readable model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def with_skips(step: Step, policy: Policy, context: PassContext) -> Step:
 
 
 def fix_input_shapes(steps: Sequence[Step], model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """`model` with the input shapes that a step was asked for, to draw inputs that fit; None where none was.
+    """`model` with the input shapes that a step's options ask for, so that fitting inputs are drawn; None if none asks.
 
     A named dim that is fixed in one input is fixed in all.
 
@@ -87,8 +87,8 @@ def fix_input_shapes(steps: Sequence[Step], model: onnx.ModelProto) -> onnx.Mode
 
 
 def without_weight_readers(recipe: Sequence[Step | Repeat]) -> list[Step | Repeat]:
-    """`recipe` without the inner passes that would join weights that are to stay unread; each row of the report says
-    what was left out."""
+    """`recipe` without the inner passes that join weights, for a model whose weights have to stay unread; each report
+    row says what was left out."""
     return [
         Repeat(tuple(map(_without_weight_readers, item.steps)), item.limit)
         if isinstance(item, Repeat)

@@ -1,10 +1,11 @@
-"""What a step did that its user should know: growth, and nodes that went because of what random weights hold.
+"""Notes on a step: the model grew, or nodes were removed only because random weights hold zeros and ones.
 
-A folded Tile may spell megabytes, and a folded Transpose stores a tied table a second time. Libraries keep the name of
-what they fold, so the nodes that computed it before can take its place again, whatever the library is called.
+Folding trades computation for stored bytes: a folded Tile may store megabytes, and a folded Transpose stores a tied
+table a second time. `compute_again` puts back the nodes of folded values that make the model much larger. Every library
+gives the folded tensor the name of the computed value, so this works for all of them.
 
-Random weights have zero biases, and a trained model has not, so a count of nodes that a step removed since their stored
-values are zero or one is not what a trained model gives.
+Biases of random weights are zero, and those of a trained model are not. So the nodes that a step removed because their
+stored operand is zero or one would stay in a trained model: `describe_void_nodes` counts them.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ ALLOWED: Final = 2**17
 """Bytes by which folding may make any model larger: tables of positions, masks of short sequences."""
 
 ALLOWED_SHARE: Final = 100
-"""A model may grow by one part in so many, where that is more."""
+"""A model may grow by 1/100 of its stored bytes, where that is more than `ALLOWED`."""
 
 NOTICED: Final = 2**10
-"""Bytes of growth that are worth a word, if they are a hundredth of the model, too."""
+"""Bytes of growth that a note mentions, if they are also 1/100 of the model."""
 
 NAMED: Final = 3
+"""The most folded tensors that a note names."""
 
 
 def stored_bytes(model: DetachedModel) -> int:
@@ -51,7 +53,7 @@ def count_nodes(model: DetachedModel) -> int:
 
 
 def describe_growth(before: DetachedModel, after: DetachedModel) -> tuple[str, ...]:
-    """A sentence for each way in which `after` is larger."""
+    """Sentences on growth: one if the stored tensors of `after` are larger, one if it has more nodes."""
     sentences = []
     had, has = stored_bytes(before), stored_bytes(after)
     if has - had >= max(NOTICED, had // ALLOWED_SHARE):
@@ -76,7 +78,11 @@ def _describe(tensor: TensorProto, made_by: Mapping[str, NodeProto]) -> str:
 
 
 def compute_again(before: DetachedModel, after: DetachedModel) -> tuple[DetachedModel, str]:
-    """`after` without the folded values that make it much larger, and what was left computed; empty for nothing."""
+    """Compute the folded values that make `after` much larger again.
+
+    Returns:
+        The model, and a note that names these values; `after` itself and an empty text if there are none.
+    """
     had = stored_bytes(before)
     growth, allowed = stored_bytes(after) - had, max(ALLOWED, had // ALLOWED_SHARE)
     if growth <= NOTICED:
@@ -102,9 +108,10 @@ class _FoldedGroup:
     """Folded values that are computed from the same stored tensors, so that all or none of them is folded.
 
     Args:
-        nodes: what computed them, by the name of the first output.
-        sources: the stored tensors that they need and that the step has dropped.
-        gain: bytes that the model saves if they are computed.
+        names: the folded values.
+        nodes: the nodes that computed them, by the name of the first output.
+        sources: the stored tensors that these nodes need and that the step has dropped.
+        gain: bytes that the model saves if the values are computed.
     """
 
     names: tuple[str, ...]
@@ -119,6 +126,7 @@ class _FoldedGroup:
 
 
 def _folded_groups(before: DetachedModel, after: DetachedModel) -> Iterator[_FoldedGroup]:
+    """Walk back from each new stored tensor, as `before` computed it, to what `after` still has."""
     index, now = before.index, after.index
     made_by, stored, fed = index.producers, index.initializers, index.inputs
     kept = (now.initializers.keys() & stored.keys()) | now.producers.keys()
@@ -142,11 +150,11 @@ def _folded_groups(before: DetachedModel, after: DetachedModel) -> Iterator[_Fol
             if nodes:
                 parts.append((tensor, nodes, sources))
     needing: dict[str, list[int]] = defaultdict(list)
-    for place, (_, _, sources) in enumerate(parts):
+    for part, (_, _, sources) in enumerate(parts):
         for name in sources:
-            needing[name].append(place)
-    for members in group_linked([*([place] for place in range(len(parts))), *needing.values()]):
-        group = [parts[index] for index in members]
+            needing[name].append(part)
+    for members in group_linked([*([part] for part in range(len(parts))), *needing.values()]):
+        group = [parts[part] for part in members]
         sources = {name: tensor for _, _, needed in group for name, tensor in needed.items()}
         nodes = {name: node for _, made, _ in group for name, node in made.items()}
         folded = tuple(tensor.name for tensor, _, _ in group)
@@ -155,6 +163,7 @@ def _folded_groups(before: DetachedModel, after: DetachedModel) -> Iterator[_Fol
 
 
 def _unfold(before: DetachedModel, after: DetachedModel, groups: Iterable[_FoldedGroup]) -> DetachedModel:
+    """`after` with the nodes and sources of `groups` in place of their folded tensors."""
     proto = after.copy_proto()
     graph = proto.graph
     names = {name for group in groups for name in group.names}
@@ -165,9 +174,9 @@ def _unfold(before: DetachedModel, after: DetachedModel, groups: Iterable[_Folde
     stays = [tensor for tensor in graph.initializer if tensor.name not in names | computed]
     stays += [tensor for name, tensor in sources.items() if name not in has]
     replace_entries(graph.initializer, stays)
-    doubled = [place for place, info in enumerate(graph.value_info) if info.name in computed]
-    for place in reversed(doubled):
-        del graph.value_info[place]
+    doubled = [index for index, info in enumerate(graph.value_info) if info.name in computed]
+    for index in reversed(doubled):
+        del graph.value_info[index]
     graph.node.extend(nodes.values())
     sort_nodes(graph)
     return DetachedModel(proto, {**before.weights, **after.weights})
@@ -193,7 +202,7 @@ UNIT_OPERANDS: Final = {
     "Div": ("one", (1,)),
     "Pow": ("one", (1,)),
 }
-"""Operator → the operand that makes it void, and where that may stand."""
+"""Operator → (the operand value with which it does nothing, the input positions where that value has this effect)."""
 
 
 def describe_void_nodes(before: DetachedModel, after: DetachedModel) -> tuple[str, ...]:
@@ -217,9 +226,9 @@ def describe_void_nodes(before: DetachedModel, after: DetachedModel) -> tuple[st
 @dataclass(frozen=True, slots=True)
 class _VoidNodes:
     nodes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(operator, the value that makes it void) → how many."""
+    """(operator, the operand value with which it does nothing) → how many such nodes there are."""
     reads: Counter[str] = field(default_factory=Counter)
-    """The value → how often a stored tensor of nothing else is read."""
+    """`zero` or `one` → how many node inputs read a stored tensor that holds this value alone."""
 
 
 def _count(model: DetachedModel) -> _VoidNodes:
@@ -248,7 +257,7 @@ def _is_void_batchnorm(node: NodeProto, held: list[str], made_by: dict[str, Node
     if node.op_type != "BatchNormalization" or held[1:5] != ["one", "zero", "zero", "one"]:
         return False
     producer = made_by.get(node.input[0])
-    # Behind a product it is put into the weights, whatever its own values are.
+    # After a product a BatchNormalization is folded into the weights, whatever its own values are.
     return producer is None or producer.op_type not in PRODUCTS
 
 

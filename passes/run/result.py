@@ -1,5 +1,6 @@
-"""The result of a pass run: the final model, a row for each step, a verdict for each structure; and how long a model
-takes in onnxruntime as its users run it."""
+"""The result of a pass run: the final model, a row for each step, a verdict for each structure, and the model's latency
+in onnxruntime with its default optimization.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Observer = Callable[[str, int, int, PassRow | None], None]
 
 
 ChangeObserver = Callable[[int, PassRow, AnalyzedModel, AnalyzedModel], None]
-"""Called as (place of the row, the row without its time, the model before the step, the model that the step made)."""
+"""Called as (index of the row, the row without its time, the model before the step, the model that the step made)."""
 
 
 def run_passes(
@@ -97,7 +97,7 @@ def run_passes(
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
-    """An accepted step, with the place of its row and the model that it made."""
+    """An accepted step, with the index of its row and the model that it made."""
 
     row: int
     step: Step
@@ -170,14 +170,14 @@ class _PassLoop:
         except StepFailed as failure:
             return str(failure)
 
-    def _revert_accepted(self, place: int) -> None:
+    def _revert_accepted(self, index: int) -> None:
         """Revert one of the accepted steps, and try the steps after it again."""
-        guilty, later = self.accepted[place], self.accepted[place + 1 :]
+        guilty, later = self.accepted[index], self.accepted[index + 1 :]
         why = self._fault_of(guilty.after)
         self.rows[guilty.row] = replace(
             self.rows[guilty.row], status=Status.REVERTED, reason=f"run as a whole: {' '.join(why.split())}"
         )
-        self.accepted = self.accepted[:place]
+        self.accepted = self.accepted[:index]
         self.current = self.accepted[-1].after if self.accepted else self.baseline
         self.on_change(guilty.row, self.rows[guilty.row], self.current, guilty.after)
         for accepted in later:
@@ -274,8 +274,8 @@ class _PassLoop:
         if attempt is not None and attempt.changed:
             self._report_change(len(self.rows) - 1, attempt)
 
-    def _report_change(self, place: int, attempt: Attempt) -> None:
-        self.on_change(place, self.rows[place], self.current, attempt.after)
+    def _report_change(self, index: int, attempt: Attempt) -> None:
+        self.on_change(index, self.rows[index], self.current, attempt.after)
 
     def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one

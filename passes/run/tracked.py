@@ -192,9 +192,9 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
             taken.add(info.name)
             graph.output.append(info)
     # A value is a graph output or in value_info; a pass would change a model in which it is both.
-    doubled = [place for place, info in enumerate(graph.value_info) if info.name in taken]
-    for place in reversed(doubled):
-        del graph.value_info[place]
+    doubled = [at for at, info in enumerate(graph.value_info) if info.name in taken]
+    for at in reversed(doubled):
+        del graph.value_info[at]
     return model.with_proto(proto)
 
 
@@ -212,8 +212,8 @@ def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
     del graph.output[:]
     graph.output.extend(stays)
     freed = _nodes_only_for(graph, {output.name for output in pinned})
-    for place in sorted(freed, reverse=True):
-        del graph.node[place]
+    for index in sorted(freed, reverse=True):
+        del graph.node[index]
     computed = computed_values(graph.node) if freed else {}
     known = {info.name for info in graph.value_info}
     graph.value_info.extend(info for info in pinned if info.name not in known and (not freed or info.name in computed))
@@ -221,14 +221,14 @@ def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
 
 
 def _nodes_only_for(graph: onnx.GraphProto, pinned: set[str]) -> list[int]:
-    """The places of the nodes that lived for `pinned` alone, which are no outputs any more."""
+    """The indices of the nodes that lived for `pinned` alone, which are no outputs any more."""
     live = live_nodes(graph)
     known = {id(node) for node in live}
-    dead = [(place, node) for place, node in enumerate(graph.node) if id(node) not in known]
+    dead = [(index, node) for index, node in enumerate(graph.node) if id(node) not in known]
     freed = []
-    for place, node in reversed(dead):
+    for index, node in reversed(dead):
         if pinned.intersection(node.output):
-            freed.append(place)
+            freed.append(index)
             pinned.update(reads_of(node))
     return freed
 

@@ -164,7 +164,7 @@ class Trial:
             return Attempt(self.before, False, {}, None, why, Status(failure.status))
 
     def attempt(self, step: Step) -> Attempt:
-        """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.
+        """Run `step` with the kept structures pinned, and judge the result by structure and by its output values.
 
         No pass can fuse across a pin. So where relaxed pins exist, and the step does something with them, it runs once
         more on its own result with these, and that attempt counts if it is sound and smaller.
@@ -253,7 +253,7 @@ class Trial:
         return Attempt(after, True, lost, None, "", note=result.why or "")
 
     def _measure(self, attempt: Attempt) -> Attempt:
-        """`attempt` with its numbers judged, if it has changed the model and its structure is right."""
+        """`attempt` with its output values judged, if it has changed the model and its structure is right."""
         if attempt.why or not attempt.changed:
             return attempt
         measurement = self.prover.measure(attempt.model, attempt.after.canonical)

@@ -181,9 +181,9 @@ class _WeightedProducts:
                 after += [name for name in node.output if name]
         return products, after
 
-    def _expand_inner(self, place: _ValueAxis) -> tuple[dict[Hashable, _Inner], list[_ValueAxis]]:
-        join, before = _step_back(self._view, *place, self._through)
-        return {self._key(join): _Inner(join, place[1])} if join is not None else {}, before
+    def _expand_inner(self, value_axis: _ValueAxis) -> tuple[dict[Hashable, _Inner], list[_ValueAxis]]:
+        join, before = _step_back(self._view, *value_axis, self._through)
+        return {self._key(join): _Inner(join, value_axis[1])} if join is not None else {}, before
 
 
 class _StateProducts:
@@ -204,11 +204,11 @@ class _StateProducts:
                 joint = _Joint(inner, outer, side)
                 yield joint.as_scores() if is_scores else joint.as_context()
 
-    def _expand(self, place: _ValueAxis) -> tuple[dict[Hashable, tuple[bool, _Inner]], list[_ValueAxis]]:
-        join, before = _step_back(self._search.view, *place, STATE)
+    def _expand(self, value_axis: _ValueAxis) -> tuple[dict[Hashable, tuple[bool, _Inner]], list[_ValueAxis]]:
+        join, before = _step_back(self._search.view, *value_axis, STATE)
         if join is None or join.value in self._taken:
             return {}, before
-        inner = _Inner(join, place[1])
+        inner = _Inner(join, value_axis[1])
         made = self._made(inner)
         return {made: (made[0] == "scores", inner)} if made is not None else {}, before
 

@@ -39,13 +39,13 @@ class Product:
     def contracted_axis(self, side: Side) -> int | None:
         """The axis of an operand that is summed over."""
         both = [letter for letter in self.terms[0] if letter in self.terms[1] and letter not in self.out]
-        return _place(self.terms[side], both[-1]) if both else None
+        return _axis_of(self.terms[side], both[-1]) if both else None
 
     def free_axis(self, side: Side) -> int | None:
         """The axis of an operand that the result has and the other operand has not; the last of several."""
         other = self.terms[1 - side]
         alone = [letter for letter in self.terms[side] if letter not in other and letter in self.out]
-        return _place(self.terms[side], alone[-1]) if alone else None
+        return _axis_of(self.terms[side], alone[-1]) if alone else None
 
     def sources(self, axis: int | None) -> tuple[tuple[Side, int | None], ...]:
         """The operands that have the `axis` of the result, each with its axis there; both if that is not known.
@@ -60,16 +60,16 @@ class Product:
         found: list[tuple[Side, int | None]] = []
         for side in SIDES:
             if letter in self.terms[side]:
-                found.append((side, _place(self.terms[side], letter)))
+                found.append((side, _axis_of(self.terms[side], letter)))
         return tuple(found)
 
 
 def product_of(view: GraphView, node: NodeProto) -> Product | None:
     """`node` as a product of two operands; None if it is something else, or sums over the axes of more of them."""
-    places = OPERAND_PLACES.get(op_of(node))
-    if places is None or len(node.input) <= max(places):
+    positions = OPERAND_POSITIONS.get(op_of(node))
+    if positions is None or len(node.input) <= max(positions):
         return None
-    operands = (node.input[places[0]], node.input[places[1]])
+    operands = (node.input[positions[0]], node.input[positions[1]])
     if not all(operands):
         return None
     if node.op_type == "Einsum":
@@ -78,8 +78,8 @@ def product_of(view: GraphView, node: NodeProto) -> Product | None:
         dims = view.dims(operands[1])
         if dims is None or not 3 <= len(dims) <= 5:
             return None
-        places_out = "xyz"[: len(dims) - 2]
-        return Product(node, operands, (f"bc{places_out}", f"oc{'uvw'[: len(places_out)]}"), f"bo{places_out}")
+        positions_out = "xyz"[: len(dims) - 2]
+        return Product(node, operands, (f"bc{positions_out}", f"oc{'uvw'[: len(positions_out)]}"), f"bo{positions_out}")
     left = "km" if attribute_of(node, "transA") else "mk"
     right = "nk" if attribute_of(node, "transB") else "kn"
     return Product(node, operands, (left, "nkz" if node.op_type == "MatMulNBits" else right), "mn")
@@ -149,13 +149,13 @@ def _einsum(node: NodeProto) -> Product | None:
     return Product(node, (node.input[one], node.input[other]), (terms[one], terms[other]), result)
 
 
-def _place(term: str, letter: str) -> int:
+def _axis_of(term: str, letter: str) -> int:
     return term.rindex(letter) - len(term)
 
 
 SIDES: Final[tuple[Side, Side]] = (0, 1)
 
-OPERAND_PLACES: Final = {**FACTORS, **{f"com.microsoft.{name}": places for name, places in CONTRIB_FACTORS.items()}}
+OPERAND_POSITIONS: Final = {**FACTORS, **{f"com.microsoft.{name}": pair for name, pair in CONTRIB_FACTORS.items()}}
 """Op → the positions of its two operands among its inputs."""
 
 
@@ -198,12 +198,12 @@ def _through_squeeze(view: GraphView, node: NodeProto, name: str, axis: int) -> 
     before, after = view.dims(name), view.dims(node.output[0])
     axes = axes_of(view, node)
     if before is None or after is None:
-        return axis if axes and all(-axis < -place for place in axes if place < 0) and min(axes) < 0 else None
+        return axis if axes and all(-axis < -own for own in axes if own < 0) and min(axes) < 0 else None
     if -axis > len(after):  # of a value with more axes, whose rank was not known on the way
         return None
     inserted = node.op_type == "Unsqueeze"
     longer, shorter = (len(after), len(before)) if inserted else (len(before), len(after))
-    gone = {place % longer for place in axes} if axes else {at for at, dim in enumerate(before) if dim == 1}
+    gone = {own % longer for own in axes} if axes else {at for at, dim in enumerate(before) if dim == 1}
     stay = [at for at in range(longer) if at not in gone]
     if len(stay) != shorter:
         return None
@@ -247,15 +247,15 @@ def _in_groups(olds: Dims, news: Dims, at: int) -> int | None:
     start = prod(int(dim) for dim in news[:at])
     end = start * int(news[at])
     reached, found = 1, None
-    for place, size in enumerate(sizes):
+    for old, size in enumerate(sizes):
         if size > 1 and reached < end and reached * size > start:
-            found = place  # the elements of this axis vary within the new one
+            found = old  # the elements of this axis vary within the new one
         reached *= size
     return found
 
 
 def _through_gather(view: GraphView, node: NodeProto, name: str, axis: int) -> int | None:
-    """A Gather replaces the axis that it gathers along by the axes of its indices."""
+    """A Gather repositions the axis that it gathers along by the axes of its indices."""
     data, indices, after = view.dims(name), view.dims(node.input[1]), view.dims(node.output[0])
     if data is None or indices is None or after is None:
         return axis if (attribute_of(node, "axis") or 0) == 0 else None
@@ -282,7 +282,7 @@ def _through_reduction(view: GraphView, node: NodeProto, name: str, axis: int) -
         return None
     if attribute_of(node, "keepdims", 1):
         return axis
-    stay = [at for at in range(len(dims)) if at not in {place % len(dims) for place in axes}]
+    stay = [at for at in range(len(dims)) if at not in {own % len(dims) for own in axes}]
     return stay[axis] - len(dims) if -axis <= len(stay) else None
 
 

@@ -97,7 +97,7 @@ def is_rotation(view: GraphView, matrix: Matrix) -> bool:
 
 
 def _stored_square(view: GraphView, matrix: Matrix) -> np.ndarray | None:
-    """The stored numbers of a matrix that is read as it is stored, or transposed; None for other matrices."""
+    """The stored elements of a matrix that is read as it is stored, or transposed; None for other matrices."""
     producer = view.producers.get(matrix.value)
     is_stored = producer is None or (producer.op_type == "Transpose" and producer.input[0] == matrix.stored.name)
     dims = matrix.stored.dims

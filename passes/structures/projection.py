@@ -66,13 +66,8 @@ class ProjectionSearch:
 
     def __init__(self, view: GraphView) -> None:
         self.view = view
-        self._sources: NearestSources[_Place, Projection] = NearestSources(self._expand)
+        self._sources: NearestSources[_AxisVisit, Projection] = NearestSources(self._expand)
         self._depends: dict[tuple[str, str], bool] = {}
-
-    @property
-    def visits(self) -> int:
-        """How many values were looked at, each once for each of its axes."""
-        return self._sources.visits
 
     def behind(self, operand: Operand) -> list[Projection]:
         """The projections that `operand` is made from, seen through heads and norms; the nearest first.
@@ -135,23 +130,23 @@ class ProjectionSearch:
 
     def _reach(self, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
         """The projections that make the `axis` of `name`; for a rotation of heads, the projections before it."""
-        return self._sources.of(_Place(name, axis, 0, through))
+        return self._sources.of(_AxisVisit(name, axis, 0, through))
 
-    def _expand(self, place: _Place) -> tuple[dict[Hashable, Projection], list[_Place]]:
-        node = self.view.producers.get(place.value)
-        if node is None or place.value in self.view.folded:
+    def _expand(self, visit: _AxisVisit) -> tuple[dict[Hashable, Projection], list[_AxisVisit]]:
+        node = self.view.producers.get(visit.value)
+        if node is None or visit.value in self.view.folded:
             return {}, []
         projection = as_projection(self.view, node)
         if projection is None:
-            passes_on = node.op_type in place.through and _carries(node, place.value)
+            passes_on = node.op_type in visit.through and _carries(node, visit.value)
             if not passes_on and not _is_depthwise(self.view, node):
                 return {}, []
-            inputs = inputs_with_axis(self.view, node, place.axis)
-            return {}, [place._replace(value=name, axis=axis) for name, axis in inputs]
-        before = projection.axis_of_data(place.axis)
+            inputs = inputs_with_axis(self.view, node, visit.axis)
+            return {}, [visit._replace(value=name, axis=axis) for name, axis in inputs]
+        before = projection.axis_of_data(visit.axis)
         if before != "made here":
-            passed = place.passed + 1
-            on = [place._replace(value=projection.data, axis=before, passed=passed)] if passed <= MOST_PASSED else []
+            passed = visit.passed + 1
+            on = [visit._replace(value=projection.data, axis=before, passed=passed)] if passed <= MOST_PASSED else []
             return {}, on
         return {producer.value: producer for producer in self._rotated_heads(projection) or [projection]}, []
 
@@ -171,7 +166,7 @@ class ProjectionSearch:
         return behind if behind and all(_columns(self.view, source) > size[-1] for source in behind) else []
 
 
-class _Place(NamedTuple):
+class _AxisVisit(NamedTuple):
     """A value and one of its axes, on a walk back `through` ops that has `passed` products over other axes."""
 
     value: str

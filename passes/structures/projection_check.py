@@ -162,10 +162,10 @@ def _condition(scope: _GraphScope, node: NodeProto, model: DetachedModel) -> boo
 def _operands(scope: _GraphScope, model: DetachedModel) -> Iterator[_ProductOperand]:
     for node in scope.live:
         scale = attribute_of(node, "alpha", 1.0)
-        for place in PRODUCTS.get(node.op_type, ()):
-            if place < len(node.input):
+        for position in PRODUCTS.get(node.op_type, ()):
+            if position < len(node.input):
                 suffix = packing_suffix(node, scope.index.initializers, model) + ("" if scale == 1.0 else f"*{scale}")
-                yield _ProductOperand(scope, scope.path + node.output[0], node.input[place], suffix)
+                yield _ProductOperand(scope, scope.path + node.output[0], node.input[position], suffix)
 
 
 def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: DetachedModel) -> str:

@@ -50,8 +50,8 @@ def nodes_between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) 
 
 
 def _sort(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
-    places = {view.positions[name] for node in nodes if (name := first_output(node))}
-    return [view.nodes[place] for place in sorted(places)]
+    positions = {view.positions[name] for node in nodes if (name := first_output(node))}
+    return [view.nodes[position] for position in sorted(positions)]
 
 
 def _inside(boundary: Boundary, view: GraphView) -> Iterator[NodeProto]:

@@ -268,12 +268,12 @@ class GraphView(GraphIndex):
 
 def _with_known_products(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` for shape inference, which knows no MatMulNBits: each is a MatMul of the same sizes."""
-    places = [place for place, node in enumerate(proto.graph.node) if op_of(node) == "com.microsoft.MatMulNBits"]
-    if not places:
+    positions = [at for at, node in enumerate(proto.graph.node) if op_of(node) == "com.microsoft.MatMulNBits"]
+    if not positions:
         return proto
     known = copy_of(proto)
-    for place in places:
-        node = known.graph.node[place]
+    for position in positions:
+        node = known.graph.node[position]
         sizes = [int(attribute_of(node, name, 0)) for name in "KN"]
         matrix = f"{node.output[0]} of {node.input[1]}"
         known.graph.input.append(helper.make_tensor_value_info(matrix, TensorProto.FLOAT, sizes))
@@ -283,8 +283,8 @@ def _with_known_products(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def carried_inputs(node: NodeProto) -> list[str]:
     """The inputs that carry data on, without parameters: shapes, indices, conditions, scales."""
-    places = CARRIED.get(node.op_type)
-    names = node.input if places is None else [node.input[at] for at in places if at < len(node.input)]
+    positions = CARRIED.get(node.op_type)
+    names = node.input if positions is None else [node.input[at] for at in positions if at < len(node.input)]
     return [name for name in names if name]
 
 
@@ -297,8 +297,8 @@ def module_of(nodes: list[NodeProto]) -> str:
 
 def modules_of(node: NodeProto) -> tuple[str, ...]:
     """The paths of all torch modules around `node`, outermost first, without the root; empty if it is not known."""
-    place = module_path_of(node)
-    return tuple(filter(None, place.paths)) if place else ()
+    module = module_path_of(node)
+    return tuple(filter(None, module.paths)) if module else ()
 
 
 @dataclass(frozen=True, slots=True)

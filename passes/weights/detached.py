@@ -43,7 +43,7 @@ from passes.weights.stand_ins import (
 MOST_READ_BYTES: Final = 2**20
 """The largest tensor without a stand-in that is read even where weights are to stay unread."""
 UNREAD: Final = "onnxline.unread"
-"""The metadata key of a model whose weights stay unread: they are identified by their place in a file."""
+"""The metadata key of a model whose weights stay unread: they are identified by their range in a file."""
 PROTOBUF_LIMIT: Final = 2**31 - 2**20
 """Bytes that one protobuf message may hold, less a margin for its own framing."""
 
@@ -141,7 +141,7 @@ def detach(
         model: with inline or external data.
         base_dir: the folder of the external data; it is memory-mapped, not read.
         known: a store whose weights are reused where they are equal, so that nothing is held twice.
-        unread: identify external data of 1 KiB or more by its place, without reading it.
+        unread: identify external data of 1 KiB or more by its file range, without reading it.
         checked: `passes.load` has checked that each tensor's data fills its shape.
 
     Raises:
@@ -193,9 +193,9 @@ def detach(
 
 def _weight(tensor: TensorProto, data: np.ndarray, *, unread: bool) -> tuple[Weight, tuple[float, ...] | None]:
     """The weight, and the elements of its stand-in."""
-    place = find_file_range(data) if unread and data.nbytes >= DETACH_FROM_BYTES else None
-    if place is not None:
-        digest = derived_digest(place.path, "place", (place.offset, place.nbytes))
+    file_range = find_file_range(data) if unread and data.nbytes >= DETACH_FROM_BYTES else None
+    if file_range is not None:
+        digest = derived_digest(file_range.path, "place", (file_range.offset, file_range.nbytes))
         weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest, unread=True)
         return weight, stand_in_elements(weight)
     weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest_of_bytes(data.data))

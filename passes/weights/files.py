@@ -57,9 +57,9 @@ def save(
         before = set(path.parent.glob(f"{path.name}.*.data"))
         if referring:
             _refer(model, proto, path)
-        places: dict[str, _DataRange] = {}
+        ranges: dict[str, _DataRange] = {}
         if referring or model.nbytes() > external_from:
-            places = _write_data(model, proto, path)
+            ranges = _write_data(model, proto, path)
         for tensor in proto.graph.initializer:
             weight = model.weight(tensor)
             if weight is not None and tensor.data_location != TensorProto.EXTERNAL:
@@ -71,9 +71,9 @@ def save(
         except BaseException:
             _drop(set(path.parent.glob(f"{path.name}.*.data")) - before)
             raise
-        if source is not None and source[0].nbytes() > external_from and _is_worth_sharing(*source, before, places):
-            _point_to_shared(*source, places)
-        _drop(set(path.parent.glob(f"{path.name}.*.data")) - _files_of(places, path.parent))
+        if source is not None and source[0].nbytes() > external_from and _is_worth_sharing(*source, before, ranges):
+            _point_to_shared(*source, ranges)
+        _drop(set(path.parent.glob(f"{path.name}.*.data")) - _files_of(ranges, path.parent))
 
 
 def _is_worth_sharing(model: DetachedModel, path: Path, before: set[Path], shared: Mapping[str, _DataRange]) -> bool:
@@ -81,7 +81,7 @@ def _is_worth_sharing(model: DetachedModel, path: Path, before: set[Path], share
     are a tenth of its bytes, or it points into a data file of `before`, which goes now."""
     weights = model.weights.values()
     common = sum(weight.data.nbytes for weight in weights if weight.digest in shared)
-    files = {place.path for weight in weights if (place := find_file_range(weight.data)) is not None}
+    files = {file_range.path for weight in weights if (file_range := find_file_range(weight.data)) is not None}
     return common * LEAST_SHARE >= model.nbytes() or not files.isdisjoint(str(file.resolve()) for file in before)
 
 
@@ -100,10 +100,10 @@ def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _Dat
     for tensor in inner_tensors(proto.graph):
         if tensor.data_location == TensorProto.EXTERNAL:
             inline(tensor, files.bytes_of(tensor))
-    places = _write_data(model, proto, path, shared)
+    ranges = _write_data(model, proto, path, shared)
     with replace_when_done(path) as out:
         out.write_bytes(proto.SerializeToString())
-    _drop(set(path.parent.glob(f"{path.name}.*data")) - _files_of(places, path.parent))
+    _drop(set(path.parent.glob(f"{path.name}.*data")) - _files_of(ranges, path.parent))
 
 
 @contextlib.contextmanager
@@ -124,12 +124,12 @@ def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
     folder, own = str(path.parent.resolve()), f"{path.name}."
     for tensor in proto.graph.initializer:
         weight = model.weight(tensor)
-        place = None if weight is None else find_file_range(weight.data)
-        if place is None:
+        file_range = None if weight is None else find_file_range(weight.data)
+        if file_range is None:
             continue
-        parent, name = os.path.split(place.path)
+        parent, name = os.path.split(file_range.path)
         if parent == folder and not (name.startswith(own) and name.endswith(".data")):  # saving removes that file
-            point_to(tensor, name, place.offset, place.nbytes)
+            point_to(tensor, name, file_range.offset, file_range.nbytes)
     if all(entry.key != UNREAD for entry in proto.metadata_props):
         proto.metadata_props.add(key=UNREAD, value="weights lie in files of others; they are known by their places")
 
@@ -144,10 +144,10 @@ def _write_data(
     """Write the weights of `proto`'s stand-ins to a file, and point the initializers to it.
 
     Args:
-        shared: the places of weights that are already in a file, by their digests.
+        shared: the file ranges of weights that are already in a file, by their digests.
 
     Returns:
-        The places of the weights that were written, by their digests.
+        The file ranges of the weights that were written, by their digests.
     """
     weights = [
         (tensor, weight)
@@ -156,20 +156,20 @@ def _write_data(
     ]
     shared = shared or {}
     written = {weight.digest: weight for _, weight in weights if weight.digest not in shared}
-    places: dict[str, _DataRange] = {}
+    ranges: dict[str, _DataRange] = {}
     if written:
         content = hashlib.blake2b(b"".join(map(str.encode, written)), digest_size=6)
         data_path = path.with_name(f"{path.name}.{content.hexdigest()}.data")
         with replace_when_done(data_path) as temporary, temporary.open("wb") as file:
             for digest, weight in written.items():
-                places[digest] = _append(file, weight, data_path.name)
+                ranges[digest] = _append(file, weight, data_path.name)
     for tensor, weight in weights:
-        point_to(tensor, *(places.get(weight.digest) or shared[weight.digest]))
-    return places
+        point_to(tensor, *(ranges.get(weight.digest) or shared[weight.digest]))
+    return ranges
 
 
-def _files_of(places: Mapping[str, _DataRange], folder: Path) -> set[Path]:
-    return {folder / name for name, _, _ in places.values()}
+def _files_of(ranges: Mapping[str, _DataRange], folder: Path) -> set[Path]:
+    return {folder / name for name, _, _ in ranges.values()}
 
 
 def save_together(models: Mapping[Path, DetachedModel], data: Path) -> None:
@@ -182,18 +182,18 @@ def save_together(models: Mapping[Path, DetachedModel], data: Path) -> None:
     """
     for path in models:
         path.unlink(missing_ok=True)
-    places: dict[str, _DataRange] = {}
+    ranges: dict[str, _DataRange] = {}
     with replace_when_done(data) as temporary, temporary.open("wb") as file:
         for model in models.values():
             for tensor in model.proto.graph.initializer:
                 weight = model.weight(tensor)
-                if weight is not None and weight.digest not in places:
-                    places[weight.digest] = _append(file, weight, data.name)
+                if weight is not None and weight.digest not in ranges:
+                    ranges[weight.digest] = _append(file, weight, data.name)
     for path, model in models.items():
         proto = model.copy_proto()
         for tensor in proto.graph.initializer:
             if (weight := model.weight(tensor)) is not None:
-                point_to(tensor, *places[weight.digest])
+                point_to(tensor, *ranges[weight.digest])
         with replace_when_done(path) as temporary:
             temporary.write_bytes(proto.SerializeToString())
 

@@ -34,22 +34,22 @@ class FileMaps:
     def __init__(self) -> None:
         self._maps: dict[str, np.memmap] = {}
 
-    def view(self, place: FileRange) -> np.ndarray:
-        """The bytes at `place` as uint8, read-only.
+    def view(self, file_range: FileRange) -> np.ndarray:
+        """The bytes at `file_range` as uint8, read-only.
 
         Raises:
             OSError: the file cannot be opened or mapped.
-            ValueError: the file ends before `place` does.
+            ValueError: the file ends before `file_range` does.
         """
-        if place.nbytes == 0:
+        if file_range.nbytes == 0:
             return np.empty(0, np.uint8)
-        whole, end = self._maps.get(place.path), place.offset + place.nbytes
+        whole, end = self._maps.get(file_range.path), file_range.offset + file_range.nbytes
         if whole is None or whole.size < end:
-            with FileIO(place.path) as file:
-                whole = self._maps[place.path] = np.memmap(file, np.uint8, "r")
+            with FileIO(file_range.path) as file:
+                whole = self._maps[file_range.path] = np.memmap(file, np.uint8, "r")
         if whole.size < end:
-            raise ValueError(f"{place.path} has {whole.size} bytes, and {end} were asked for")
-        return whole[place.offset : end]
+            raise ValueError(f"{file_range.path} has {whole.size} bytes, and {end} were asked for")
+        return whole[file_range.offset : end]
 
 
 def find_file_range(data: np.ndarray) -> FileRange | None:

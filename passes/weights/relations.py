@@ -36,17 +36,17 @@ ROUNDING: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The elements of the source at `place`, transposed by `order`, in another shape."""
+    """The elements of source number `source`, transposed by `order`, in another shape."""
 
-    place: int
+    source: int
     order: Order
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The slices with these indices, along `axis`, of the source at `place`, transposed by `order`."""
+    """The slices with these indices, along `axis`, of source number `source`, transposed by `order`."""
 
-    place: int
+    source: int
     order: Order
     axis: int
     slices: tuple[int, ...]
@@ -62,9 +62,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """The source at `place`, transposed by `order`, with a factor for each slice along `axis`."""
+    """The source at `index`, transposed by `order`, with a factor for each slice along `axis`."""
 
-    place: int
+    source: int
     order: Order
     axis: int
     factors: Array
@@ -79,25 +79,25 @@ def find_relations(array: Array, sources: Sequence[Array], axes: Sequence[int | 
     Args:
         axes: for each source the axis along which factors are looked for first.
     """
-    orders = [(place, order) for place, source in enumerate(sources) for order in _every_order(source.ndim)]
-    for place, order in orders:
-        source = sources[place].transpose(order)
+    orders = [(index, order) for index, source in enumerate(sources) for order in _every_order(source.ndim)]
+    for index, order in orders:
+        source = sources[index].transpose(order)
         if source.size == array.size and np.array_equal(source.reshape(array.shape), array):
-            yield Moved(place, order)
+            yield Moved(index, order)
             continue
         axis = _shorter_axis(source.shape, array.shape)
         slices = None if axis is None else _find_slices(source, array, axis)
         if axis is not None and slices is not None:
-            yield Cut(place, order, axis, slices)
+            yield Cut(index, order, axis, slices)
     for axis in range(array.ndim) if len(sources) > 1 else ():
         pieces = _find_pieces(array, axis, sources)
         if pieces is not None:
             yield Joined(pieces, axis)
-    for place, order in orders:
-        first = axes[place]
-        found = _find_factors(sources[place].transpose(order), array, 0 if first is None else order.index(first))
+    for index, order in orders:
+        first = axes[index]
+        found = _find_factors(sources[index].transpose(order), array, 0 if first is None else order.index(first))
         if found is not None:
-            yield Scaled(place, order, *found)
+            yield Scaled(index, order, *found)
 
 
 def orders_of(rank: int) -> Iterator[Order]:
@@ -121,12 +121,12 @@ def _shorter_axis(shape: tuple[int, ...], part: tuple[int, ...]) -> int | None:
 def _find_slices(whole: Array, part: Array, axis: int) -> tuple[int, ...] | None:
     """For each slice of `part` along `axis`, its index in `whole`; neighbours where equal slices leave a choice."""
     rows, wanted = (np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (whole, part))
-    places: dict[bytes, list[int]] = {}
-    for place, row in enumerate(rows):
-        places.setdefault(row.tobytes(), []).append(place)
+    indices: dict[bytes, list[int]] = {}
+    for index, row in enumerate(rows):
+        indices.setdefault(row.tobytes(), []).append(index)
     found: list[int] = []
     for row in wanted:
-        known = places.get(row.tobytes())
+        known = indices.get(row.tobytes())
         if known is None:
             return None
         after = found[-1] + 1 if found else -1
@@ -143,17 +143,17 @@ def _find_pieces(array: Array, axis: int, sources: Sequence[Array]) -> tuple[Mov
         if piece is None:
             return None
         pieces.append(piece)
-        start += sources[piece.place].shape[piece.order[axis]]
+        start += sources[piece.source].shape[piece.order[axis]]
     return tuple(pieces) if len(pieces) > 1 else None
 
 
 def _piece_at(rest: Array, axis: int, sources: Sequence[Array]) -> Moved | None:
     """The source with which `rest` begins, along its first axis, which is `axis` of the joined tensor."""
-    for place, source in enumerate(sources):
+    for index, source in enumerate(sources):
         for order in _every_order(source.ndim) if source.ndim == rest.ndim else ():
             piece = np.moveaxis(source.transpose(order), axis, 0)
             if 0 < len(piece) <= len(rest) and np.array_equal(rest[: len(piece)], piece):
-                return Moved(place, order)
+                return Moved(index, order)
     return None
 
 

@@ -50,25 +50,25 @@ class WeightFile:
     def __init__(self, folder: Path, name: str = "weights.data") -> None:
         self._path = self._first = folder / name
         self._renewed = 0
-        self._places: dict[str, tuple[str, int]] = {}
+        self._ranges: dict[str, tuple[str, int]] = {}
 
     def renew(self) -> None:
         """Begin another file, for another model. Views of the old file stay valid; its space on the disk is freed after
         the last view is gone."""
-        if self._places:
+        if self._ranges:
             self._path.unlink(missing_ok=True)
             self._renewed += 1  # a name that was in use would be taken for the file that is still mapped
             self._path = self._first.with_stem(f"{self._first.stem}-{self._renewed}")
-            self._places = {}
+            self._ranges = {}
 
-    def place(self, weight: Weight) -> tuple[str, int]:
+    def store(self, weight: Weight) -> tuple[str, int]:
         """The file that holds the bytes of `weight`, and their offset in it."""
-        place = find_file_range(weight.data)
-        if place is not None:
-            return place.path, place.offset
-        if weight.digest not in self._places:
-            self._places[weight.digest] = (str(self._path), self._append(weight.data))
-        return self._places[weight.digest]
+        file_range = find_file_range(weight.data)
+        if file_range is not None:
+            return file_range.path, file_range.offset
+        if weight.digest not in self._ranges:
+            self._ranges[weight.digest] = (str(self._path), self._append(weight.data))
+        return self._ranges[weight.digest]
 
     def _append(self, data: np.ndarray) -> int:
         try:
@@ -122,9 +122,9 @@ def portable(model: DetachedModel, spill: WeightFile) -> MappedModel:
     for tensor in model.proto.graph.initializer:
         weight = model.weight(tensor)
         if weight is not None:
-            path, offset = spill.place(weight)
-            place = (path, offset, weight.data.nbytes, weight.digest, weight.unread)
-            found.append(WeightRef(tensor.name, weight.dims, weight.data_type, *place))
+            path, offset = spill.store(weight)
+            stored = (path, offset, weight.data.nbytes, weight.digest, weight.unread)
+            found.append(WeightRef(tensor.name, weight.dims, weight.data_type, *stored))
     return MappedModel(model.proto.SerializeToString(), tuple(found))
 
 
@@ -136,7 +136,7 @@ def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
     """
     detached = open_model(model)
     for weight in detached.weights.values():
-        spill.place(weight)  # all of them first, since a file that has grown has to be mapped again
+        spill.store(weight)  # all of them first, since a file that has grown has to be mapped again
     maps = FileMaps()
     return DetachedModel(
         detached.proto, {key: _store_in_file(weight, spill, maps) for key, weight in detached.weights.items()}
@@ -144,5 +144,5 @@ def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
 
 
 def _store_in_file(weight: Weight, spill: WeightFile, maps: FileMaps) -> Weight:
-    path, offset = spill.place(weight)
+    path, offset = spill.store(weight)
     return replace(weight, data=maps.view(FileRange(path, offset, weight.data.nbytes)))

@@ -4,8 +4,8 @@ Optimizers compare and hash tensors by these elements, so two stand-ins are equa
 and the stand-in of a tensor of only 0 or only 1 is all 0 or all 1. The elements of other stand-ins are never 0 or 1,
 nor NaN in any format, since a NaN would make a tensor unequal to itself.
 
-**Unread** weights are identified by their place instead: their digest is computed from file, offset and length. Equal
-places are equal tensors; but two copies of one tensor count as different, and a tensor of only 0 or 1 is not
+**Unread** weights are identified by their file range instead: their digest is computed from file, offset and length.
+Equal ranges are equal tensors; but two copies of one tensor count as different, and a tensor of only 0 or 1 is not
 recognized. So a model of terabytes is detached without reading any of its elements.
 """
 
@@ -39,7 +39,7 @@ class Weight:
     data: np.ndarray
     digest: str
     unread: bool = False
-    """Whether its digest is computed from its place, and not from its content."""
+    """Whether its digest is computed from its file range, and not from its content."""
     digests_by_order: dict[tuple[int, ...], str] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Order of axes → the digest of the transposed tensor, where it was asked for."""
 

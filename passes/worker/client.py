@@ -61,7 +61,7 @@ class Worker:
         timeout_s: seconds that one call may take before the process is killed.
         memory_bytes: what the process may allocate; 0 for no limit. Weights that are mapped from files do not count.
         preload: modules that the process imports when it starts.
-        cores: numbers of the cores that it and its children run on, one thread each; none: any core, and one thread.
+        cores: indices of the cores that it and its children run on, one thread each; none: any core, and one thread.
         alone: each call has a process of its own, and nothing of it is left for the next call; for code of the user's.
             Such a call is no generator, and keeps no worker state.
     """
@@ -246,8 +246,8 @@ class Worker:
         end, self._lifeline = Pipe(duplex=False)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         handles = (theirs.fileno(), end.fileno())
-        numbers = (*handles, self.memory_bytes, int(self.alone and CAN_FORK))
-        command = [sys.executable, OWN_NAMES, WORKER, *map(str, numbers), *self.preload]
+        settings = (*handles, self.memory_bytes, int(self.alone and CAN_FORK))
+        command = [sys.executable, OWN_NAMES, WORKER, *map(str, settings), *self.preload]
         environment = _environment(os.environ, max(1, len(self.cores)))
         if self.alone:  # the files of its forks; a process that is killed cannot remove them
             self._folder = tempfile.TemporaryDirectory(prefix="onnxline-forks-", ignore_cleanup_errors=True)

@@ -1,4 +1,4 @@
-"""Our packages under names of their own, and by path: a script may call modules of its own `passes` and `pipeline`.
+"""Load our packages under private names or by path: a user's script may have its own modules `passes` and `pipeline`.
 
 Only the standard library is used, since this file is also loaded by path, before anything else of ours:
 

@@ -94,8 +94,8 @@ def _group_limits(system: Path) -> Iterator[int]:
             continue
         folder, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
         inside = Path(group.lstrip("/"))
-        for place in (inside, *inside.parents):  # a container sees its own group as the outermost one
-            limit = _read_text(system / "sys/fs/cgroup" / folder / place / name).strip()
+        for path in (inside, *inside.parents):  # a container sees its own group as the outermost one
+            limit = _read_text(system / "sys/fs/cgroup" / folder / path / name).strip()
             if limit.isdigit():
                 yield int(limit)
 
@@ -113,7 +113,7 @@ LEAST_GIB: Final = 0.25
 
 
 def check_limits(timeout_s: object, memory_gib: object) -> None:
-    """Refuse limits that are no numbers, or that nothing can keep.
+    """Refuse limits that are not numeric, or that nothing can keep.
 
     Raises:
         UsageError: naming the limit, what was found, and what was expected.
@@ -141,7 +141,7 @@ def limit_memory(limit: int) -> None:
 
 
 def available_cores() -> list[int]:
-    """The numbers of the cores that this process may run on."""
+    """The indices of the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

@@ -130,31 +130,31 @@ def answer_in_fork(make_answer: Callable[[], bytes], handles: Iterable[int]) -> 
     """
     Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)  # a pass may have deleted it
     with tempfile.TemporaryDirectory(prefix="call-", ignore_cleanup_errors=True) as folder:
-        place = Path(folder, "answer")
+        path = Path(folder, "answer")
         child = os.fork()
         if child == 0:
-            _answer(make_answer, handles, place)
+            _answer(make_answer, handles, path)
         _, status = os.waitpid(child, 0)
         end_descendants()
         try:
-            return place.read_bytes()
+            return path.read_bytes()
         except OSError:
             return pickle.dumps(CallAnswer(CallOutcome.DIED, os.waitstatus_to_exitcode(status)))
 
 
-def _answer(make_answer: Callable[[], bytes], handles: Iterable[int], place: Path) -> Never:
-    """In the fork: write the answer to `place`, and end."""
+def _answer(make_answer: Callable[[], bytes], handles: Iterable[int], path: Path) -> Never:
+    """In the fork: write the answer to `path`, and end."""
     process, code = os.getpid(), 1
     try:
         for handle in handles:
             os.close(handle)
         # A pass that clears away its temporary files must not meet ours.
-        own = place.with_name("temporary")
+        own = path.with_name("temporary")
         own.mkdir()
         os.environ["TMPDIR"] = tempfile.tempdir = str(own)
         answer = make_answer()
         if os.getpid() == process:  # it may have forked, and come back in the fork as well
-            _write(answer, place)
+            _write(answer, path)
             code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -169,11 +169,11 @@ def _answer(make_answer: Callable[[], bytes], handles: Iterable[int], place: Pat
         os._exit(code & 0xFF)
 
 
-def _write(answer: bytes, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = place.with_name("unfinished")
+def _write(answer: bytes, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name("unfinished")
     unfinished.write_bytes(answer)
-    unfinished.replace(place)
+    unfinished.replace(path)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""`ModelBuilder`, to which modules emit.
+"""`ModelBuilder`, which collects the ops that modules emit and makes a Graph of them.
 
-What torch's functions call for IR tensors, down to the operators of torch, is added to the graph. torch itself says
-which operators these are, and what their results look like, since the same call is made on tensors of the device meta.
+A call of a torch function on IR tensors is made on meta tensors of the same shapes. Each torch operator that this call
+dispatches becomes an op of the graph, and the meta result gives the shape and dtype of the op's result.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class MetaCall:
 
 
 class MetaCalls(ProxyTorchDispatchMode):
-    """Lists the operators that a function calls, before torch takes them apart (`aten.linear`, not `aten.addmm`).
+    """Lists the operators that a function calls, before torch decomposes them (`aten.linear`, not `aten.addmm`).
 
-    Calls are seen there by torch's own modes alone, so this is one of them (torch 2.13).
+    Only torch's own modes see calls before decomposition, so this class inherits from one (torch 2.13).
     """
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ class MetaCalls(ProxyTorchDispatchMode):
 
 
 class ModelBuilder(GraphBuilder):
-    """A Builder that knows parameters, modules and the mode.
+    """A Builder with the parameters and modules of a model, and its mode.
 
-    training: whether modules emit what they do in training: Dropout draws, BatchNorm normalises by its batch.
+    `training`: whether modules emit their training behaviour: Dropout draws, BatchNorm normalises by its batch.
     """
 
     mistake = UsageError
@@ -83,7 +83,11 @@ class ModelBuilder(GraphBuilder):
         return IRTensor(self, self.input(self.unique_name(name), spec))
 
     def register(self, module: nn.Module, prefix: str = "") -> dict[str, IRTensor]:
-        """Give a module, and what it holds, their paths and names. Returns the values of parameters and buffers."""
+        """Record the paths of `module` and its submodules, and the names of their tensors.
+
+        Returns:
+            {name in `module`: IR tensor} of its parameters and buffers.
+        """
         stored: dict[str, torch.Tensor] = {
             **dict(module.named_parameters(remove_duplicate=False)),
             **dict(module.named_buffers(remove_duplicate=False)),
@@ -97,12 +101,12 @@ class ModelBuilder(GraphBuilder):
         return {name: self._tensors[id(tensor)] for name, tensor in stored.items()}
 
     def path_of(self, module: nn.Module) -> str | None:
-        """Where a module is in the model; None for one that was not registered."""
+        """The path of a module in the model; None if it was not registered."""
         return self._paths.get(module)
 
     @contextmanager
     def within(self, path: str, module: nn.Module) -> Any:
-        """What is emitted meanwhile belongs to `module` at `path`, in names and in messages.
+        """Ops that are emitted in this block belong to `module` at `path`, in names and in messages.
 
         An error of torch, or of the module's own code, becomes one sentence that names the innermost module.
         """

@@ -1,6 +1,6 @@
-"""torch's functions that IR tensors take in another way than by the operators that torch calls.
+"""torch functions that IR tensors handle themselves, and not by the operators that torch would call.
 
-The operands of some are checked first, for a sentence that says what a layer expects; some depend on the mode.
+Some check their operands first, to say in a sentence what a layer expects; some depend on the mode (training or not).
 """
 
 from __future__ import annotations

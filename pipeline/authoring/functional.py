@@ -1,4 +1,4 @@
-"""What a `forward` is written with: operations on IR tensors, each of which adds ops to the graph, or on torch's.
+"""Operations for the `forward` of a module: on IR tensors each adds ops to the graph, on torch's tensors it computes.
 
 They have the names and the arguments of `torch.nn.functional`, as far as they go, and torch's functions and methods
 work as well. `FUNCTIONS` is the table of all.

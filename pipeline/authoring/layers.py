@@ -1,7 +1,7 @@
 """Layers and losses: those of `torch.nn`, with arguments that are checked when they are made.
 
-Each is the class of torch with `Module` before it, so parameters, first numbers, state dicts and what it computes are
-torch's. Any other layer of `torch.nn` can stand in a model as it is.
+Each class inherits from the class of torch and from `Module`, so parameters, their initial values, state dicts and
+results are torch's. Any other layer of `torch.nn` can stand in a model as it is.
 """
 
 from __future__ import annotations

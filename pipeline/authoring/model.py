@@ -1,4 +1,4 @@
-"""`Model`: layers that are put together, compiled to a train step, and trained."""
+"""`Model`: layers in a row, which are compiled to a train step and trained."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Evaluation:
 class Model:
     """A model by hand: its inputs, and the layers that follow them.
 
-        model = Model((64, 64))                      # batches of 64 samples with 64 numbers each
+        model = Model((64, 64))                      # batches of 64 samples with 64 features each
         model.add(Linear(64, 128)).add(ReLU()).add(Linear(128, 10))
         model.compile(Adam(lr=1e-3), CrossEntropyLoss())
         history = model.fit(batches, epochs=3)
@@ -265,7 +265,7 @@ class Model:
 
     @typed
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take the numbers of a state dict; those of the optimizer stay.
+        """Load the parameters and buffers of a state dict; the state of the optimizer stays.
 
         Raises:
             UsageError: a name, a shape or a dtype is another; nothing has changed.
@@ -280,7 +280,7 @@ class Model:
 
     @typed
     def to_torch(self, *, training: bool = False) -> GraphModule:
-        """A module of torch that computes the same, with copies of the numbers: for `record_step` and for an export."""
+        """A module of torch that computes the same, with copies of the weights: for `record_step` and for an export."""
         return as_module(self.graph(training=training)).train(training)
 
     def _emit(

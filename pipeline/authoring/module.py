@@ -88,7 +88,7 @@ class Module(nn.Module):
         return ""
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take the numbers of a state dict, which torch's module of the same layers may have made.
+        """Load the parameters and buffers of a state dict, which torch's module of the same layers may have made.
 
         Raises:
             UsageError: a name, a shape or a dtype is another; nothing has changed.

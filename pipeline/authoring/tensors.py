@@ -1,7 +1,7 @@
 """`IRTensor`, which stands for a value of a graph that is being built, and checks of the arguments of this room.
 
-An IRTensor has a shape and a dtype and no numbers. torch's functions and methods take it, and ask its builder; so a
-`forward` that computes with tensors of torch emits too.
+An IRTensor has a shape and a dtype, and no elements. torch's functions and methods take it, and call its builder: so a
+`forward` that was written for torch's tensors emits ops too.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class IRTensor:
 
     def __bool__(self) -> Any:
         raise self.builder.refusal(
-            "an IR tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or settings"
+            "an IR tensor has no elements, so Python cannot decide by it; expected a decision by shapes or settings"
         )
 
     __float__ = __int__ = __bool__

@@ -32,8 +32,8 @@ class FieldWriter:
         self.parts: list[bytes] = []
         self.texts: dict[bytes, int] = {}
 
-    def pack(self, layout: str, *numbers: int) -> None:
-        self.parts.append(struct.pack(f"<{layout}", *numbers))
+    def pack(self, layout: str, *values: int) -> None:
+        self.parts.append(struct.pack(f"<{layout}", *values))
 
     def text(self, text: str) -> None:
         self.pack("I", self.texts.setdefault(text.encode(), len(self.texts)))

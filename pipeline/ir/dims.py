@@ -1,7 +1,7 @@
-"""Named dims: the expressions that torch prints of them, numbers in their place, and inputs that become states.
+"""Named dims: evaluate the expressions that torch prints of them, give them sizes, and turn inputs into states.
 
-An expression is one such as `2*batch`, `((n//2)) + 1`, `Max(1, n)` or `Eq(Mod(n, 2), 0)`. A Graph for any batch with
-numbers for its dims is a Graph for a batch of 4. Caches that ONNX models take as `past` and give back as `present`
+An expression is one such as `2*batch`, `((n//2)) + 1`, `Max(1, n)` or `Eq(Mod(n, 2), 0)`. With sizes for its dims, a
+Graph for any batch becomes a Graph for a batch of 4. Caches that ONNX models take as `past` and give back as `present`
 become states of the graph.
 """
 
@@ -260,7 +260,7 @@ def dim_names(graph: Graph) -> frozenset[str]:
 def _wrong_names(graph: Graph, dims: Dims) -> Iterator[str]:
     known = dim_names(graph) | graph.dims.keys()
     for name in dims.keys() - known:
-        hint = nearest(name, known) or f"; its dims are {', '.join(sorted(known)) or 'all numbers'}"
+        hint = nearest(name, known) or f"; its dims are {', '.join(sorted(known)) or 'all fixed'}"
         yield f"it has no dim {name!r}{hint}"
     for name in sorted(dim_names(graph) - dims.keys()):
         yield f"the dim {name!r} has no size"

@@ -1,8 +1,8 @@
 """The IR: Values, Ops and the Graph that holds them. Data only, and frozen; `Builder` makes a Graph, `check` checks it.
 
-An Op of the ONNX importer has numbers, strings, and tuples of one type as attributes. An Op of the torch importer (kind
-`aten.linear.default`) holds its whole call: every argument that was given, by its name in the operator's schema. An
-`InputRef` stands for each tensor, so None among tensors, tensor lists and keyword tensors keep their positions.
+An Op of the ONNX importer has attributes that are numbers, strings, or tuples of one type. An Op of the torch importer
+(kind `aten.linear.default`) holds its whole call: every argument that was given, by its name in the operator's schema.
+An `InputRef` stands for each tensor, so None among tensors, tensor lists and keyword tensors keep their positions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from passes.suggest import describe_argument
 from pipeline.errors import UsageError
 
 Dim = int | str
-"""A size, or the name of a dimension that is fixed per feed signature."""
+"""A size, or the name of a dim whose size a run's inputs decide."""
 
 DTYPE_BITS: Final[dict[str, int]] = {
     "bool": 8,
@@ -57,7 +57,7 @@ class TensorSpec:
     `shape` holds sizes, or names of dynamic dims; `dtype` is a key of `DTYPE_BITS`.
 
     Raises:
-        SpecError: (a UsageError and a ValueError) an unknown dtype, a shape that is none, or a negative size.
+        SpecError: (a UsageError and a ValueError) an unknown dtype, a shape that is no tuple, or a negative size.
     """
 
     shape: tuple[Dim, ...]
@@ -74,8 +74,8 @@ class TensorSpec:
             raise SpecError(f"a size may not be negative: found {negative[0]} at axis {self.shape.index(negative[0])}")
 
     def __str__(self) -> str:
-        place = "" if self.device == "cpu" else f" on {self.device}"
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]{place}"
+        device = "" if self.device == "cpu" else f" on {self.device}"
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]{device}"
 
     @property
     def rank(self) -> int:
@@ -83,6 +83,7 @@ class TensorSpec:
 
     @property
     def is_static(self) -> bool:
+        """Whether each dim is a size."""
         return all(isinstance(dim, int) for dim in self.shape)
 
     @property
@@ -113,14 +114,14 @@ Plain: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...
 
 @dataclass(frozen=True, slots=True)
 class InputRef:
-    """The tensor `op.inputs[index]`, at this place of the call."""
+    """Stands in `attrs` for the tensor `op.inputs[index]`."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class BodyRef:
-    """The subgraph `op.bodies[index]`, at this place of the call."""
+    """Stands in `attrs` for the subgraph `op.bodies[index]`."""
 
     index: int
 
@@ -138,7 +139,7 @@ class TorchConst:
 
 @dataclass(frozen=True, slots=True)
 class SymExpr:
-    """A number that follows from named dims, as an expression: `SymExpr("2*batch + 1")`."""
+    """A number that is computed from named dims, as an expression: `SymExpr("2*batch + 1")`."""
 
     expression: str
 
@@ -186,8 +187,8 @@ class Value:
     users: tuple[int, ...] = ()
     """Indices in `Graph.ops` of the ops that read it, ascending, each once."""
     strides: tuple[Dim, ...] | None = None
-    """In elements, as in the source; None where that was contiguous or unknown. A plan keeps the strides of inputs and
-    stored values, and may choose others for computed ones."""
+    """Strides in the source, in elements; None where the value was contiguous there, or its strides are unknown. A plan
+    keeps the strides of inputs and stored values, and may choose others for computed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +215,11 @@ class Op:
     kernel: KernelSpec | None = None
     """None while no emitter knows the kind; lowering lists such ops."""
     constraints: Mapping[str, Plain] = field(default_factory=dict)
-    """Facts for the planner, e.g. `inplace: (0,)`: output 0 may reuse the storage of that input."""
+    """Facts for the planner, e.g. `inplace: (0,)`: output 0 may reuse the storage of input 0."""
     hints: Mapping[str, Plain] = field(default_factory=dict)
     """Advice for the caller's own passes (`optimize_ir`, `optimize_plan`); nothing here depends on it."""
     saved: tuple[int, ...] = ()
-    """What a gradient of the op reads, as a training policy knows it: places among its inputs, then its outputs."""
+    """What the gradient of the op reads: indices into `(*inputs, *outputs)`. A user's training policy sets it."""
     name: str = ""
     """The source's name of the node, for messages."""
     node_type: str = ""

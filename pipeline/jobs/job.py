@@ -1,4 +1,4 @@
-"""A job, its outcome, and the interface of executors; and processes of this machine that run jobs.
+"""A job, its outcome, and the interface of executors; and an executor that runs jobs in processes of this machine.
 
 A process that dies costs one attempt of one job, and is replaced.
 """

@@ -51,6 +51,8 @@ class PartsRun:
         self.cached: list[str] = []
         self.seconds: dict[str, float] = {}
         self._loaded: LoadedModel | None = None
+        self._source: Source | None = None
+        """Of the last part that was opened."""
 
     def run(self) -> PartsResult:
         """Run the parts; those of an earlier run are taken where nothing has changed.
@@ -104,7 +106,8 @@ class PartsRun:
         section = config.model.transformers
         assert section is not None
         self._loaded = self._loaded or load_for_parts(section, config.model)
-        return open_source(config, self._loaded)
+        self._source = open_source(config, self._loaded)
+        return self._source
 
     def _raise_failure(self) -> None:
         """Raise the worst failure of a part, if there is any, with the name of the part where others ended well."""
@@ -147,7 +150,7 @@ class PartsRun:
     def _part(self) -> DecoderPart:
         from pipeline.export.parts import part_of
 
-        return part_of(next(iter(self.runs.values())).opened)
+        return part_of(self._source)
 
     def _report(self, failure: str = "", exit_code: int = 0) -> Report:
         reports = {name: run.written for name, run in self.runs.items() if run.written is not None}

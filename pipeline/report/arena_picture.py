@@ -1,7 +1,8 @@
-"""The arena of a plan over time as SVG: calls from left to right, bytes upwards, one bar for each storage class.
+"""Draw the arena of a plan over time as SVG: calls from left to right, byte offsets upwards, one bar for each storage.
 
-Colours are those of the report's page where it has them, and fixed ones in a file of its own. Labels along the calls
-are the blocks of the torch module, each at its first place; other plots along the model have them too.
+Inside of `report.html` the bars have the page's colours; an SVG file of its own has fixed colours. The labels below the
+calls name the blocks of the torch module, each at the first call of the block. Other plots of the report use the same
+labels (`block_labels`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ LONGEST_LABEL: Final = 16
 
 
 def block_labels(modules: Sequence[str]) -> tuple[tuple[int, str], ...]:
-    """(index, label) of the first place of each block, so far apart that at most `MOST_LABELS` fit.
+    """(index, label) of the first point of each block; labels that would be too close to the previous one are left out.
 
     Args:
-        modules: the module path of each place, in the order of the axis; an empty path has no label.
+        modules: the module path of each point, in the order of the axis; an empty path has no label.
     """
     first: dict[str, int] = {}
     for index, module in enumerate(modules):
@@ -51,7 +52,7 @@ def shorten_label(text: str) -> str:
 def _block(module: str) -> str:
     """`encoder.layer.3` of `encoder.layer.3.attention.self`: up to the first number; without one, the first part."""
     parts = module.split(".")
-    numbered = next((place for place, part in enumerate(parts) if part.isdecimal()), 0)
+    numbered = next((at for at, part in enumerate(parts) if part.isdecimal()), 0)
     return ".".join(parts[: numbered + 1])
 
 
@@ -86,7 +87,7 @@ class _MemoryPanel:
     size: int
     bars: Sequence[_ArenaBar]
     alive: Sequence[int] = ()
-    """By call; a line over the bars."""
+    """Bytes alive at each call; drawn as a line over the bars."""
 
     @property
     def shown(self) -> Sequence[_ArenaBar]:
@@ -109,8 +110,8 @@ def draw_arena(plan: ExecutionPlan, modules: Mapping[str, str] | None = None) ->
     Args:
         modules: {name of a value: path of the module that makes it}, for labels along the calls.
     """
-    everyone = occupants(plan)
-    panels = [_arena_panel(plan, list(everyone.values())), *_region_panels(plan, everyone)]
+    stored = occupants(plan)
+    panels = [_arena_panel(plan, list(stored.values())), *_region_panels(plan, stored)]
     labels = block_labels([_module(plan, call, modules) for call in plan.calls]) if modules else ()
     return _template().render(
         panels=panels,
@@ -136,20 +137,21 @@ def _template() -> Template:
 
 
 def _module(plan: ExecutionPlan, call: KernelCall, modules: Mapping[str, str]) -> str:
+    """The module of the first result of `call` that has one; empty if none has."""
     return next((module for vid in call.out_vids if (module := modules.get(plan.slots[vid].name))), "")
 
 
-def _arena_panel(plan: ExecutionPlan, everyone: Sequence[Occupant]) -> _MemoryPanel:
-    alive = alive_bytes(everyone, len(plan.calls))
+def _arena_panel(plan: ExecutionPlan, stored: Sequence[Occupant]) -> _MemoryPanel:
+    alive = alive_bytes(stored, len(plan.calls))
     bars = [
         _ArenaBar(value.root, value.life.first, value.life.last, value.offset, value.nbytes, _name(plan, value))
-        for value in everyone
+        for value in stored
     ]
     title = f"arena: {bytes_text(plan.arena_bytes)}, of which {bytes_text(plan.live_bytes)} are alive at once at most"
     return _MemoryPanel(title, plan.arena_bytes, bars, alive)
 
 
-def _region_panels(plan: ExecutionPlan, everyone: dict[int, Occupant]) -> Iterator[_MemoryPanel]:
+def _region_panels(plan: ExecutionPlan, stored: dict[int, Occupant]) -> Iterator[_MemoryPanel]:
     if plan.memory is None:
         return
     moves = plan.memory.moves()
@@ -160,8 +162,8 @@ def _region_panels(plan: ExecutionPlan, everyone: dict[int, Occupant]) -> Iterat
                 stay.first,
                 stay.last,
                 stay.offset,
-                everyone[stay.root].nbytes,
-                _name(plan, everyone[stay.root]),
+                stored[stay.root].nbytes,
+                _name(plan, stored[stay.root]),
             )
             for stay in plan.memory.residences
             if stay.region == at
@@ -173,7 +175,7 @@ def _region_panels(plan: ExecutionPlan, everyone: dict[int, Occupant]) -> Iterat
         yield _MemoryPanel(title, region.nbytes or used, bars)
 
 
-def _name(plan: ExecutionPlan, one: Occupant) -> str:
-    slot = plan.slots[one.root]
-    producer = Kind(plan.calls[one.life.first].kind_id).name
-    return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}, {bytes_text(one.nbytes)}, made by {producer}"
+def _name(plan: ExecutionPlan, value: Occupant) -> str:
+    slot = plan.slots[value.root]
+    producer = Kind(plan.calls[value.life.first].kind_id).name
+    return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}, {bytes_text(value.nbytes)}, made by {producer}"

@@ -51,7 +51,7 @@ class TrainingReport:
     loss: str
     optimizer: str
     parameters: int
-    """Numbers that are trained."""
+    """Count of trained elements: the sizes of all trained tensors, added."""
     ops: int
     """Of the Graph of a step: forward, backward and update."""
     phases: tuple[TrainingPhase, ...]
@@ -253,7 +253,7 @@ class ExportReport:
     not_drawn: tuple[str, ...] = ()
     """Sizes, not asked for by the user, at which the export is not valid, with the reasons."""
     random: tuple[str, ...] = ()
-    """Outputs that depend on random numbers: of these only shape and dtype are compared."""
+    """Outputs that depend on random values: of these only shape and dtype are compared."""
     weights: str = ""
     """Where the weights of a torch module come from: `random, seed 0`; empty for an ONNX source."""
     lifted: tuple[str, ...] = ()
@@ -268,7 +268,7 @@ class ExportReport:
     def not_compared(self) -> tuple[str, ...]:
         """A sentence on random outputs, if there are any."""
         shown = ", ".join(map(repr, self.random))
-        said = f"not compared with the reference: {shown} (random numbers; shape and dtype are compared)"
+        said = f"not compared with the reference: {shown} (random values; shape and dtype are compared)"
         return (said,) if shown else ()
 
 
@@ -298,7 +298,7 @@ class PassesReport:
     pictures: Pictures = field(default_factory=Pictures)
     """For `report.html`; `report.json` does not hold them."""
     not_compared: str = ""
-    """Why no number was compared; empty where numbers were."""
+    """Why no values were compared; empty where they were."""
     coverage: Coverage = field(default_factory=Coverage)
     layers: tuple[LayerErrors, ...] = ()
     """The final model against the export, on the first draw, where a layer ends."""
@@ -410,9 +410,9 @@ class Report:
     files: tuple[str, ...]
     marks: tuple[Mark, ...] = ()
     not_compared: str = ""
-    """Why no number was compared; empty where numbers were."""
+    """Why no values were compared; empty where they were."""
     coverage: Coverage | None = None
-    """What the draws have shown; None where the passes were not proven by numbers, or not at all."""
+    """What the draws have shown; None where the proof ran no model: by structure alone, or not at all."""
     notes: tuple[str, ...] = ()
     """Notes of the stages, also from the earlier run of a cached stage."""
     layers: tuple[LayerErrors, ...] = ()

@@ -1,4 +1,4 @@
-"""What no plan can hold: sequences, optionals, results as long as the elements say, and loops.
+"""Operators that no plan can hold: on sequences and optionals, with result sizes that depend on elements, and loops.
 
 The body of a Loop, a Scan or a SequenceMap is a remainder of its own, whose plans serve all iterations.
 """

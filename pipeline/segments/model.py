@@ -1,11 +1,9 @@
 """An ONNX model that runs on whatever it is fed: arrays of any shape, sequences, optionals, strings.
 
-The two kinds of steps: a plan, and one node that no plan can hold.
-
-A remainder: the nodes that are left of a model or of a body, and the steps by which they have been run so far.
-
-A step is made for the types and shapes of what the remainder reads, and for the numbers that decide shapes (the input 1
-of a Reshape) or the course (the condition of an If). The next run with the same ones takes the same step.
+The model, and each body of a loop, is a remainder: nodes that run in steps. A step is a plan for some nodes, or one
+node that no plan can hold. It is made at the first run, for the types and shapes of what the remainder reads, and for
+the values that decide shapes (the input 1 of a Reshape) or branches (the condition of an If). A later run with the same
+types, shapes and deciding values takes the same step.
 """
 
 from __future__ import annotations
@@ -106,10 +104,10 @@ class HostStep:
 
 
 def stored_value(stored: Mapping[str, Stored], name: str) -> np.ndarray:
-    """The numbers of an initializer.
+    """The elements of an initializer.
 
     Raises:
-        SourceError: nothing makes the value, or the file has no numbers for it.
+        SourceError: nothing makes the value, or the file has no elements for it.
     """
     if name not in stored or (payload := stored[name].payload) is None:
         raise SourceError(f"the value {name!r} is read, and nothing makes it; check the model")
@@ -264,7 +262,7 @@ class SegmentedModel:
 
 
 def odd_initializers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
-    """Initializers of types that the IR does not have, such as strings and four-bit numbers."""
+    """Initializers of types that the IR does not have, such as strings and four-bit integers."""
     return {
         tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if not is_ir_type(tensor.data_type)
     }

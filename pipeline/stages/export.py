@@ -164,7 +164,7 @@ def _measure_export(
 
 
 def _random_outputs(errors: Mapping[str, Errors]) -> tuple[str, ...]:
-    """The outputs that depend on random numbers, which no two programs draw equally.
+    """The outputs that depend on random values, which no two programs draw equally.
 
     Raises:
         SourceError: all of them do.
@@ -173,7 +173,7 @@ def _random_outputs(errors: Mapping[str, Errors]) -> tuple[str, ...]:
     if drawn and len(drawn) == len(errors):
         shown = ", ".join(map(repr, drawn))
         raise SourceError(
-            f"every output of the model depends on random numbers ({shown}), so nothing can be compared; "
+            f"every output of the model depends on random values ({shown}), so nothing can be compared; "
             "make the noise an input, or set its scale to 0 (noise_scale, dropout) in the model's configuration"
         )
     return tuple(drawn)

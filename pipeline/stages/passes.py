@@ -185,7 +185,7 @@ def _check_shapes(recipe: Sequence[RecipeItem], model: DetachedModel, references
 def _prover_of(
     config: RunConfig, references: References, context: PassContext, computed_in: Collection[str]
 ) -> NumericProver | None:
-    """The prover by numbers against `references`, which were `computed_in` these types; None for proof by structure."""
+    """The prover that compares outputs with `references`, `computed_in` these types; None for proof by structure."""
     if config.verify.proof == STRUCTURE:
         return None
     known = {"inputs": references.traits, "skipped": references.skipped}
@@ -279,7 +279,7 @@ def _mark(row: int, model: DetachedModel) -> Mark:
 def _write_diff(
     folder: str, row: PassRow, before: AnalyzedModel, after: AnalyzedModel, workspace: Workspace, why_not_compared: str
 ) -> None:
-    """Write a diff by structure against the model before the pass, and by numbers against the reference."""
+    """Write a diff: of the structure against the model before the pass, of the outputs against the reference."""
     numbers = Numbers(row.errors) if row.errors else None
     why = "" if row.errors else row.reason or why_not_compared or "there is no output to compare"
     diff = compare_models(before.model, after.model, (before.canonical, after.canonical))

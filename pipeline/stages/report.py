@@ -362,7 +362,7 @@ class _Sketch:
                     self.wires.append(Wire(self._sources[name], end, shape_text(self._view, name)))
 
     def _reads_data(self, node: NodeProto, name: str) -> bool:
-        """Whether `node` reads the numbers of the value `name`, and not only its type or shape."""
+        """Whether `node` reads the elements of the value `name`, and not only its type or shape."""
         if node.op_type in ("Shape", "Size") or not is_data(node, self._view):
             return False
         return node.op_type != "CastLike" or node.input[0] == name

@@ -50,7 +50,7 @@ Place = tuple[int, int]
 """First byte, and how many."""
 
 GRAPH, INITIALIZER, NAME, RAW_DATA = 7, 5, 8, 9
-"""Numbers of fields of ModelProto, GraphProto and TensorProto."""
+"""Field numbers of ModelProto, GraphProto and TensorProto."""
 
 BYTES_FIELD = 2
 """The wire type of texts, bytes and messages."""

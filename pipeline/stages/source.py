@@ -1,6 +1,6 @@
 """Stage `source`: makes or opens the model, and computes its fingerprint.
 
-The weights of a model may stay in a checkpoint's files: where they are written then, and whether they are read.
+The weights may stay in a checkpoint's files; then the stage decides where they are written, and whether they are read.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def leaves_unread(config: RunConfig) -> bool | None:
 
 
 def why_not_compared(config: RunConfig) -> str:
-    """The reason why no numbers are compared; empty where they are."""
+    """Why no values are compared; empty where they are."""
     if config.verify.proof != STRUCTURE:
         return ""
     where = (

@@ -235,16 +235,16 @@ LIMIT = 2**63
 
 ANYTHING: frozenset[type] = frozenset({object})
 
-NUMBERS: frozenset[type] = frozenset({bool, int, InputRef, SymExpr})
-"""torch takes a tensor of one element for a number, and a symbolic size too."""
+SCALARS: frozenset[type] = frozenset({bool, int, InputRef, SymExpr})
+"""What torch takes for a number: a tensor of one element and a symbolic size too."""
 
 TYPES: dict[str, frozenset[type]] = {
-    "Tensor": NUMBERS | {float, complex},
-    "int": NUMBERS,
-    "bool": NUMBERS,
-    "float": NUMBERS | {float},
-    "number": NUMBERS | {float, complex},
-    "complex": NUMBERS | {float, complex},
+    "Tensor": SCALARS | {float, complex},
+    "int": SCALARS,
+    "bool": SCALARS,
+    "float": SCALARS | {float},
+    "number": SCALARS | {float, complex},
+    "complex": SCALARS | {float, complex},
     "str": frozenset({str}),
     "ScalarType": frozenset({int}),
     "Device": frozenset(),

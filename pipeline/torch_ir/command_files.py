@@ -121,7 +121,7 @@ def _tensor(path: Path, name: str, archive: Mapping[str, np.ndarray]) -> torch.T
     try:
         return to_torch(archive[name])
     except (UsageError, TypeError, ValueError) as error:  # strings and objects
-        raise UsageError(f"{path}: the array {name!r} holds no numbers: {error}") from error
+        raise UsageError(f"{path}: the array {name!r} holds no numeric values: {error}") from error
 
 
 TEXTS = (".mmd", ".md", ".mermaid", ".txt")

@@ -308,7 +308,7 @@ def copy_arguments(arguments: Any) -> Any:
 
 @contextmanager
 def same_randomness() -> Iterator[None]:
-    """Every run inside draws the same numbers; the caller's generator is as it was afterwards."""
+    """Every run inside draws the same random values; afterwards the caller's generator has its former state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -359,7 +359,7 @@ def _pair_inputs(ir: IR, before: Mapping[str, Any], after: Mapping[str, Any], ex
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors are equal to the bit: cheaper than comparing numbers, and a NaN equals itself.
+    """Whether two tensors are equal to the bit: cheaper than comparing values, and a NaN equals itself.
 
     Tensors without plain bits (sparse, quantized, meta, of a subclass) are taken to be equal.
     """

@@ -163,7 +163,7 @@ def _read_side(side: str, data: Any, count: int) -> Tree | None:
     tree = _read_tree(data, ("signature", side))
     indices = [leaf.index for _, leaf in leaves(tree) if leaf.index is not None]
     if sorted(indices) != list(range(count)):
-        what = f"each tensor of graph_{side} once, by the numbers 0 to {count - 1}" if count else "no tensors"
+        what = f"each tensor of graph_{side} once, by the indices 0 to {count - 1}" if count else "no tensors"
         raise Unexpected(f"signature.{side}: {describe_mistake(indices, what)}")
     return tree
 

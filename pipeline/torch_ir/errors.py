@@ -12,9 +12,9 @@ UsageError
 └── WeightLoadError      a file of weights cannot be read
     └── NoWeightFile         there is no such file (a FileNotFoundError too)
 
-The types of what callers give are checked before Python fails on them deep inside; plain data becomes dataclasses by
-pydantic, where a mistake is one sentence that says where, what was found and what was expected. `warn` points to the
-user's line that called us, however deep in our code it is called.
+Arguments are checked at the public functions, before Python fails deep inside. `parse` makes dataclasses of plain data
+by pydantic; a mistake is one sentence that says where, what was found and what was expected. `warn` points to the line
+of the user's code, however deep in our code the warning arises.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def by_name(what: str, given: Any, error: type[UsageError]) -> Mapping[str, Any]
 
 
 def path_of(what: str, given: Any, error: type[UsageError]) -> Path:
-    """
+    """`given` as a Path, if a file system can name it; `what` is the argument's name in messages.
+
     Raises:
         UsageError: (as `error`) it is no path.
     """
@@ -133,7 +134,7 @@ def arguments(what: str, given: Any, error: type[UsageError]) -> tuple[Any, ...]
     """Positional arguments as a tuple; a single tensor is the only argument.
 
     Raises:
-        UsageError: (as `error`) it is no row of arguments.
+        UsageError: (as `error`) it is no sequence of arguments.
     """
     if isinstance(given, torch.Tensor):
         return (given,)
@@ -144,7 +145,8 @@ def arguments(what: str, given: Any, error: type[UsageError]) -> tuple[Any, ...]
 
 
 def a_module(given: Any, error: type[UsageError]) -> nn.Module:
-    """
+    """`given`, if it is a module whose parameters all have shapes.
+
     Raises:
         UsageError: (as `error`) it is no module, or one whose parameters are still to be made.
     """
@@ -170,9 +172,10 @@ def _lazy(model: nn.Module, error: type[UsageError]) -> UsageError:
 
 
 def a_number(what: str, given: Any, expected: str, error: type[UsageError], below: float = math.inf) -> None:
-    """
+    """Refuse what is not in [0, `below`); `expected` says in the message what is.
+
     Raises:
-        UsageError: (as `error`) it is no number of 0 or more, and less than `below`.
+        UsageError: (as `error`) it is no real number, negative, or not less than `below`.
     """
     if not isinstance(given, Real) or isinstance(given, bool) or not 0 <= float(given) < below:
         raise error(f"{what}: found {given!r:.60}, expected {expected}")
@@ -195,7 +198,7 @@ def a_type(given: Any) -> str:
 T = TypeVar("T")
 
 TEXT = "IR JSON"
-"""The subject of messages where there is no file to name."""
+"""The subject of messages about an IR that was read from no file."""
 
 
 @contextmanager
@@ -220,7 +223,7 @@ def parse(cls: type[T], data: Any, where: Sequence[str | int] = ()) -> T:
 
 
 def explain_as(what: str) -> WrapValidator:
-    """The words for a field whose type does not say enough: all that is wrong inside is said of the whole field."""
+    """A pydantic validator for a field: any mistake inside of the field is reported as `found …, expected <what>`."""
     return WrapValidator(partial(_check, what))
 
 
@@ -262,4 +265,4 @@ EXPECTED = {
     "dict_type": "an object",
     "dataclass_type": "an object",
 }
-"""What pydantic's types of errors ask for (pydantic 2)."""
+"""Pydantic 2's type of an error → what was expected."""

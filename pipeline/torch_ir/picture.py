@@ -98,7 +98,7 @@ def _group_by_module(graph: Graph, ops: Sequence[int], path: str) -> list[int | 
     """Ops in the order of the graph; neighbours in one module below `path` are put into a box."""
     depth = len(path.split(".")) if path else 0
     items: list[int | ModuleBox] = []
-    for below, run in groupby(ops, key=lambda at: ".".join(_path(graph, at)[: depth + 1])):
+    for below, run in groupby(ops, key=lambda at: ".".join(graph.ops[at].origin.split(".")[: depth + 1])):
         members = list(run)
         if len(members) == 1 or len(below.split(".")) <= depth or not below:
             items += members
@@ -109,10 +109,6 @@ def _group_by_module(graph: Graph, ops: Sequence[int], path: str) -> list[int | 
         name = below.removeprefix(f"{path}.") if path else below
         items.append(ModuleBox(name, below, inner, kinds=tuple(graph.ops[at].kind for at in members)))
     return items
-
-
-def _path(graph: Graph, at: int) -> list[str]:
-    return graph.ops[at].origin.split(".") if graph.ops[at].origin else []
 
 
 STORED = (Role.PARAM, Role.STATE, Role.CONST)

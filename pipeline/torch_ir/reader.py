@@ -141,7 +141,7 @@ class _DocumentReader:
         """
         for size in sizes:
             if isinstance(size, str) and (unknown := names_of(size, where) - self.dims):
-                known = f"one of {', '.join(sorted(self.dims))}" if self.dims else "only numbers, as there are no dims"
+                known = f"one of {', '.join(sorted(self.dims))}" if self.dims else "only integers, as there are no dims"
                 raise Unexpected(f"{where}: found {size!r} of the dim {min(unknown)!r}, expected {known}")
 
     def vid(self, name: str) -> int:

@@ -1,7 +1,7 @@
-"""Functions that users register for single types of op: how to convert them, and how to run them.
+"""Functions that users register for a type of op: one that converts its nodes, or one that runs them.
 
-This is the only global table of the package: `@register_executor("mylib.op")` at the head of a user's file applies to
-all later calls, as in pytorch-ir. To avoid it, give an executor a `Registry` of its own.
+`REGISTERED` is the only global table of the package: `@register_executor("mylib.op")` in a user's file applies to all
+later calls, as in pytorch-ir. An executor that gets a `Registry` of its own ignores `REGISTERED`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class NodeInfo:
-    """The argument of a function of `register_op`: one call, before it is converted."""
+    """The argument of a function of `register_op`: the node to convert."""
 
     name: str
     target: Any
@@ -41,7 +41,7 @@ Convert = Callable[[NodeInfo], OpNode]
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Functions by op type, with its overload or without: `aten.relu.default`, `mylib.op`."""
+    """Functions by op type; a key may leave the overload out: `aten.relu.default`, `mylib.op`."""
 
     executors: dict[str, Execute] = field(default_factory=dict)
     conversions: dict[str, Convert] = field(default_factory=dict)
@@ -56,7 +56,14 @@ REGISTERED = Registry()
 
 
 def register_executor(op_pattern: str) -> Callable[[F], F]:
-    """Run ops of the type `op_pattern` by the decorated function, not by torch: `fn(inputs, attrs) -> [outputs]`."""
+    """Run ops of the type `op_pattern` by the decorated function, not by torch: `fn(inputs, attrs) -> [outputs]`.
+
+    Args:
+        op_pattern: the op type, such as `aten.relu.default`, or `mylib.op` for all overloads.
+
+    Raises:
+        UsageError: `op_pattern` is no string, or what is decorated cannot be called.
+    """
     return _register_in(REGISTERED.executors, op_pattern)
 
 
@@ -65,14 +72,17 @@ def register_op(op_pattern: str) -> Callable[[F], F]:
 
     Taken from the returned node are `name`, `op_type` and `attrs`; the shapes and dtypes of `outputs`, whose names must
     not change, since other nodes read them; and which tensors the `inputs` are, among those that the node may read.
-    Producers follow from the graph. A call of torch's is checked against its schema. Anything else that does not fit
-    is a ConversionError.
+    Producers follow from the graph. A call of torch's is checked against its schema. Any other mismatch is a
+    ConversionError.
+
+    Raises:
+        UsageError: `op_pattern` is no string, or what is decorated cannot be called.
     """
     return _register_in(REGISTERED.conversions, op_pattern)
 
 
 def list_registered_ops() -> dict[str, list[str]]:
-    """The op types that have a function of the user's: {"execution": […], "conversion": […]}."""
+    """The op types with a registered function: {"execution": […], "conversion": […]}."""
     return {"execution": sorted(REGISTERED.executors), "conversion": sorted(REGISTERED.conversions)}
 
 
@@ -117,10 +127,10 @@ def kinds_of(graph: Graph) -> set[str]:
 
 
 def apply_conversions(graph: Graph, registry: Registry) -> Graph:
-    """Replace each op for which `registry` has a conversion, in bodies too, by what that returns.
+    """Replace each op for which `registry` has a conversion by the converted op, in bodies too.
 
     Raises:
-        ConversionError: it gives another node than one on tensors that are there, with outputs of the same names.
+        ConversionError: a conversion fails, or returns a node with unknown inputs or with other names of outputs.
     """
     if not any(look_up(registry.conversions, kind) for kind in kinds_of(graph)):
         return graph

@@ -1,4 +1,4 @@
-"""How the arguments and the result of a model nest: tuples, dicts, dataclasses, caches, down to tensors and numbers.
+"""How the arguments and the result of a model nest: tuples, dicts, dataclasses, caches; tensors and Python values.
 
 Kept with the IR, so that results are compared as trees, and arguments are taken as the model takes them. A traced
 program has both trees, and the caller's names of dims.

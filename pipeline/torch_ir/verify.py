@@ -312,7 +312,7 @@ def _name(target: Any) -> str:
     """The base name of the IR's nodes of this operator; "" if the IR has no node for it."""
     try:
         operator = describe_operator(target)
-    except Unsupported:  # `getitem`, numbers
+    except Unsupported:  # `getitem`, and operators on Python numbers
         return ""
     return "" if operator.nothing or operator.same else operator.base
 

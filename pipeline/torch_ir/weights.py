@@ -1,14 +1,12 @@
-"""Stored tensors of a model and its IR.
+"""Load weights from a checkpoint, match them to the weights of an IR, and compute buffers that no checkpoint has.
 
-They are loaded from a checkpoint and matched to weights, the names of tied ones are merged, and buffers that no
-checkpoint has are computed.
+A checkpoint names tensors as the model does; an IR has the names of torch.export's placeholders, one for each name of a
+tensor, so the names of a tied weight are merged.
 
-Checkpoints have the model's names of tensors, an IR has those of its placeholders.
-
-torch.export makes a placeholder for each name of a tensor. Non-persistent buffers of a model on meta have no data, and
-are computed again: models of `transformers` can fill such buffers (`PreTrainedModel._init_weights`: rotary frequencies,
-position ids), since `from_pretrained` makes them on meta too. We fill a CPU copy of the module that owns the buffer;
-the model itself is not touched. We do that twice, over different contents: what differs was not written.
+Non-persistent buffers of a model on meta have no data, and are computed again: models of `transformers` can fill such
+buffers (`PreTrainedModel._init_weights`: rotary frequencies, position ids), since `from_pretrained` makes them on meta
+too. A CPU copy of the module that owns the buffer is filled; the model itself is not changed. The copy is filled twice,
+over different contents: an element that differs was not written.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class TrainRun:
         return self._finish(source, program, history)
 
     def _finish(self, source: TrainSource, program: TrainProgram, history: TrainingHistory) -> TrainResult:
-        """What follows the steps: weights, numbers, ONNX, and the report, also of a failure on the way."""
+        """Write what follows the steps: weights, metrics, ONNX and the report; a failure on the way is reported too."""
         training = self._describe(program, history)
         try:
             program.write_back()
@@ -203,8 +203,8 @@ class TrainRun:
         if found == [folder / HISTORY]:  # of a training that was killed before it saved any state
             found.pop().unlink()
         if found:
-            numbers = itertools.count(1)
-            aside = next(path for path in (folder / EARLIER / str(number) for number in numbers) if not path.exists())
+            counter = itertools.count(1)
+            aside = next(path for path in (folder / EARLIER / str(number) for number in counter) if not path.exists())
             make_folder(aside)
             for file in found:
                 file.rename(aside / file.name)
@@ -239,7 +239,7 @@ class TrainRun:
             yield batch
 
     def _evaluate_all(self, source: TrainSource) -> dict[str, float]:
-        """The numbers of the trained model, and of those that it is compared with."""
+        """The metrics of the trained model, and those of the models that it is compared with."""
         trained = source.finish()
         if self._train.evaluate is None:
             return {}
@@ -253,7 +253,7 @@ class TrainRun:
         with torch.no_grad():
             found = call_user_code(lambda: function(trained, **self._train.args), f"train.evaluate {text} raises", text)
         if not isinstance(found, Mapping):
-            raise SourceError(f"train.evaluate {text} returns {type(found).__name__}, expected numbers by name")
+            raise SourceError(f"train.evaluate {text} returns {type(found).__name__}, expected floats by name")
         try:
             return {str(name): float(value) for name, value in found.items()}
         except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor with several elements

@@ -189,7 +189,7 @@ def open_train_source(config: RunConfig, batch: object, quantized: Path | None) 
         SourceError: the model cannot be made or read.
     """
     model = config.model
-    torch.manual_seed(model.seed)  # for the first weights, and the random numbers of the steps
+    torch.manual_seed(model.seed)  # for the initial weights, and what the steps draw
     if quantized is not None:
         return _QuantizedModel(config, quantized, batch)
     if model.onnx is not None:

@@ -1,10 +1,10 @@
 """Tensors and other objects that a forward pass leaves in modules and in the user's files: a recording removes them.
 
-`self.mask = torch.ones(4)`, an entry of a dict that serves as a cache, a counter or the state of a generator of random
-numbers would otherwise stay as the recording made them, and the module could not be called any more. So would a tensor
-in a dict or a cache of the user's files: `MASKS = {}`, `@functools.cache`. The files that define the
-classes of the modules and the loss are searched, and the files that these import, but no installed library. Defaults
-and closures of functions are searched too.
+`self.mask = torch.ones(4)`, an entry of a dict that serves as a cache, a counter or the state of a random generator
+would otherwise stay as the recording made them, and the module could not be called any more. So would a tensor in a
+dict or a cache of the user's files: `MASKS = {}`, `@functools.cache`. The files that define the classes of the modules
+and the loss are searched, and the files that these import, but no installed library. Defaults and closures of functions
+are searched too.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class ModuleAttributes:
         self._caches = [(cache, cache.cache_info().misses) for cache in outside.functions]
         self._taken: dict[tuple[int, Any], tuple[dict[Any, Any], Container, Any]] = {}
         """{(id of a dict, key): (the dict, its copy from before, the constant that the first recording left)}."""
-        self._numbers: dict[str, tuple[dict[str, Any], dict[str, int | float]]] = {}
+        self._scalars: dict[str, tuple[dict[str, Any], dict[str, int | float]]] = {}
         self._generators: list[Any] = []
         for name, part in module.named_modules():
             own = vars(part)
-            self._numbers[name] = (own, {key: value for key, value in own.items() if isinstance(value, int | float)})
+            self._scalars[name] = (own, {key: value for key, value in own.items() if isinstance(value, int | float)})
             for title, container in _containers(name, own):
                 self._before.append((title, container, container.copy()))
                 held = container.values() if isinstance(container, dict) else container
@@ -62,7 +62,7 @@ class ModuleAttributes:
         self._random = self._random_states()
 
     @property
-    def drew_numbers(self) -> bool:
+    def called_generator(self) -> bool:
         """Whether Python or numpy has drawn random values since the snapshot."""
         return [repr(state) for state in self._random] != [repr(state) for state in self._random_states()]
 
@@ -93,7 +93,7 @@ class ModuleAttributes:
     def second_call(self, number_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
         """Put plain tensors in the place of the removed constants, as a second call of the module would find them."""
         for (_, key), (container, _, value) in self._taken.items():
-            container[key] = pytree.tree_map_only(torch.Tensor, number_of, value, is_leaf=MetNodes())
+            container[key] = pytree.tree_map_only(torch.Tensor, number_of, value, is_leaf=VisitedNodes())
         try:
             yield
         finally:
@@ -130,15 +130,19 @@ class ModuleAttributes:
             for key, value in self._own_entries(container):
                 if not isinstance(value, NEVER_TENSORS):
                     name = _without_place(title, key, container)
-                    yield from ((name, leaf) for leaf in pytree.tree_leaves(value, is_leaf=MetNodes()))
+                    yield from ((name, leaf) for leaf in pytree.tree_leaves(value, is_leaf=VisitedNodes()))
 
     def put_back(self) -> list[str]:
-        """Restore everything; returns the names of the numbers that had changed."""
+        """Restore everything.
+
+        Returns:
+            The names of the int and float attributes that had changed.
+        """
         changed = [
             f"{name}.{key}" if name else key
-            for name, (now, numbers) in self._numbers.items()
-            for key in sorted(numbers)
-            if key in now and repr(now[key]) != repr(numbers[key])  # by their text: a NaN equals itself
+            for name, (now, before) in self._scalars.items()
+            for key in sorted(before)
+            if key in now and repr(now[key]) != repr(before[key])  # by their text: a NaN equals itself
         ]
         for _, container, before in self._before:
             _put_back(container, before)
@@ -155,13 +159,13 @@ class ModuleAttributes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        drew_numbers, changed = self.drew_numbers, self.put_back()
+        called_generator, changed = self.called_generator, self.put_back()
         if kind is not None:
             return
-        if drew_numbers:
+        if called_generator:
             warnings.warn(
-                "the forward pass or the loss draws random numbers of Python or numpy, which decided nothing in nine "
-                "recordings, and decide nothing in a step: draw by torch, or give what they decide with the batch",
+                "the forward pass or the loss calls Python's or numpy's random generator, and a recorded step does "
+                "not repeat those calls: use torch.rand, or pass the values with the batch",
                 stacklevel=2,
             )
         if changed:
@@ -203,11 +207,11 @@ def _traced_in(value: object) -> list[torch.Tensor]:
     """The tensors of a recording in an entry."""
     if isinstance(value, NEVER_TENSORS):
         return []
-    leaves = pytree.tree_leaves(value, is_leaf=MetNodes())
+    leaves = pytree.tree_leaves(value, is_leaf=VisitedNodes())
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_plain(leaf)]
 
 
-class MetNodes:
+class VisitedNodes:
     """Returns for each node of a walk whether it was met before, as in a container that contains itself."""
 
     def __init__(self) -> None:

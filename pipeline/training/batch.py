@@ -165,7 +165,7 @@ def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in module.named_buffers():
         _refuse_tensor(f"buffer {name!r}", tensor, "give it some first: module.to_empty(device='cpu'), then weights")
     for name, tensor in batch.items():
-        _refuse_tensor(f"{name!r} of the batch", tensor, "give an example with numbers")
+        _refuse_tensor(f"{name!r} of the batch", tensor, "give an example with values")
 
 
 def refuse_optimizer_hooks(optimizer: Optimizer) -> None:
@@ -195,7 +195,7 @@ def _refuse_tensor(name: str, tensor: torch.Tensor, advice: str) -> None:
     if is_lazy(tensor):
         raise UsageError(f"{name} of a lazy module has no shape yet: call the module once before the optimizer is made")
     if tensor.device.type == "meta":
-        raise UsageError(f"{name} is on the device meta, which has no numbers; {advice}")
+        raise UsageError(f"{name} is on the device meta, which has no values; {advice}")
     if tensor.device.type != "cpu":
         raise Unsupported(f"{name} is on {tensor.device}; recorded steps run on the CPU: give module.cpu()")
     if tensor.layout is not torch.strided:

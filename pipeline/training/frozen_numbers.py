@@ -60,10 +60,10 @@ class RandomGuard:
         if not torch.equal(self._expected, torch.get_rng_state()):
             place = place_outside()
             raise Unsupported(
-                "the forward pass or the loss sets the state of torch's random numbers"
+                "the forward pass or the loss sets the state of torch's random generator"
                 + (f" ({place})" if place != NO_PLACE else "")
                 + ", as torch.manual_seed, fork_rng and torch.utils.checkpoint do, which no step would do: seed before "
-                "the steps, keep numbers that are to stay in a buffer, and call what draws outside of a checkpoint"
+                "the steps, keep values that are to stay in a buffer, and call what draws outside of a checkpoint"
             )
 
     def put_back(self) -> None:
@@ -156,7 +156,7 @@ class RefusedCalls(TorchFunctionMode):
             raise Unsupported(
                 f"torch.{name} draws from {f'the torch.Generator {own!r}' if own else 'a torch.Generator'} "
                 f"({place_outside()}), whose state no step would keep: leave generator= out, or draw before each "
-                "step and give the numbers with the batch; numbers that are to stay belong into a buffer"
+                "step and give the values with the batch; values that are to stay belong into a buffer"
             )
         if name in RECURRENT:
             # Both forms of each, for padded and for packed sequences, have these after the list of weights.
@@ -181,10 +181,10 @@ def _text_of(leaf: object) -> str:
     if not is_plain(leaf) or leaf.layout is not torch.strided or leaf.is_meta:
         return form
     with _disable_current_modes():
-        numbers = leaf.detach().cpu().contiguous().reshape(-1)
+        elements = leaf.detach().cpu().contiguous().reshape(-1)
         if leaf.numel() <= SHOWN:
-            return f"{form} of {numbers.tolist()}"
-        digest = hashlib.blake2b(numbers.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+            return f"{form} of {elements.tolist()}"
+        digest = hashlib.blake2b(elements.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
     return f"{form} with the digest {digest}"
 
 
@@ -333,7 +333,7 @@ def _refuse_open_sizes(func: Any, result: Any) -> None:
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in leaf.shape):
             raise Unsupported(
-                f"the size of a result follows from the numbers in the input ({func}, {place_outside()}); expected "
+                f"the size of a result follows from the values in the input ({func}, {place_outside()}); expected "
                 "sizes that stay from step to step: use torch.where or multiply by a mask in place of a selection"
             )
 

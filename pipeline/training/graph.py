@@ -1,12 +1,12 @@
 """The Graph of a train step: the recorded operators, a check for values that are not finite, and the updates.
 
-A step whose loss is not finite (or the norm of its gradients, where they are clipped or checked) changes nothing: the
-updates read `skip`, and the buffers that the forward pass wrote keep their old values. Then `find_first_broken` runs
-the step again, operator by operator, to name the first operator whose result is not finite.
+A step changes nothing if its loss is not finite, or the norm of its gradients where they are clipped or checked: the
+updates read the value `skip`, and the buffers that the forward pass wrote keep their old values. `find_first_broken`
+then runs the step again, operator by operator, to name the first operator whose result is not finite.
 
-An update stands as early as it may: after the last operator that reads the parameter, and after the operator of
-its gradient. So the memory of a large gradient is free again at once. Small parameters of a group share one update,
-since a launch costs more than they do.
+Each update is inserted as early as its operands allow: after the last operator that reads the parameter, and after the
+operator that computes its gradient. So the memory of a large gradient is free again at once. The small parameters of a
+group share one update op, since a launch takes longer than updating them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
 from pipeline.training.trace import TracedStep
 
 LARGE = 1024 * 1024
-"""The fewest bytes of a parameter that has an update of its own."""
+"""The fewest bytes of a parameter that has an update op of its own."""
 
 STEP = "optimizer.step"
 """The state that counts the steps, float32."""
@@ -40,26 +40,30 @@ RATE = TensorSpec((), "float64")
 
 
 def stored_name(name: str) -> str:
-    """The value of the parameter or buffer `name` of the module."""
+    """The name of the value that holds the parameter or buffer `name` of the module."""
     return f"module.{name}"
 
 
 def moment_name(param: str, sort: str) -> str:
-    """The value of a moment of the parameter `param`."""
+    """The name of the value that holds the moment `sort` of the parameter `param`, such as `exp_avg`."""
     return f"optimizer.{param}.{sort}"
 
 
 def rate_name(group: int) -> str:
-    """The value of the learning rate of a group, float64."""
+    """The name of the value that holds the learning rate of a group: a float64 scalar."""
     return f"optimizer.rate.{group}"
 
 
 def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int = LARGE) -> Graph:
-    """The Graph of one step. Its inputs are the batch, its output is the loss; what it changes has updates.
+    """The Graph of one step: its inputs are the batch, its output is the loss, and `updates` has all that it changes.
 
-    Where the norm of the gradients is known, a second output is finite only if the loss and the norm are.
+    Where the norm of the gradients is computed, the graph has a second output: the sum of loss and norm, which is
+    finite only if both are.
 
-    Parameters of at least `large` bytes have an update of their own.
+    Args:
+        traced: the recorded forward and backward pass.
+        settings: rule and groups of the optimizer.
+        large: the fewest bytes of a parameter that has an update op of its own.
 
     Raises:
         Unsupported: an operator or a dtype that the IR cannot hold.
@@ -87,7 +91,7 @@ def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int = 
 
 
 def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
-    """The recorded operators as a Graph that has no updates yet, and the vids of the nodes that matter."""
+    """The recorded operators as a Graph without updates, and {fx node: vid} of placeholders, results and new values."""
     region = Region(traced.module, Tensors({}))
     names, roles = {}, {}
     for name, node in traced.placeholders.items():
@@ -113,7 +117,7 @@ def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
 
 
 def _packs(group: OptimizerGroup, nbytes: Mapping[str, int], large: int) -> list[tuple[str, ...]]:
-    """The parameters of the group, as one tuple for each update."""
+    """The names of the group's parameters, a tuple for each update op: a large one alone, the small ones together."""
     small = tuple(name for name in group.params if nbytes[name] < large)
     return [(name,) for name in group.params if nbytes[name] >= large] + ([small] if small else [])
 
@@ -141,7 +145,7 @@ def _update(
 
 
 class _FiniteCheck:
-    """The operators that find values that are not finite, and then leave the step out."""
+    """Inserts the operators that test whether loss and norm are finite, and that undo the step if they are not."""
 
     def __init__(self, edit: _Edit, loss: int, norm: int | None) -> None:
         self._edit = edit
@@ -151,17 +155,17 @@ class _FiniteCheck:
             self.further = (loss,) = edit.insert("aten.add.Tensor", [loss, norm], [edit.spec(loss)], OF_TWO)
         (self.skip,) = edit.insert("NotFinite", [loss], [SCALAR], {})
         self._flags: list[int] = []
-        """`skip` as a condition, after the first call of `keep`."""
+        """The vid of `skip` as a bool, once `keep` has been called; empty before."""
 
     def keep(self, old: int, new: int) -> int:
-        """`new`, or `old` if the step is left out."""
+        """Insert a choice between two values: `new`, or `old` if the step is skipped. Returns its vid."""
         if not self._flags:
             self._flags += self._edit.insert("aten.ne.Scalar", [self.skip], [FLAG], {"self": InputRef(0), "other": 0})
         attrs: dict[str, Attr] = {"condition": InputRef(0), "self": InputRef(1), "other": InputRef(2)}
         return self._edit.insert("aten.where.self", [*self._flags, old, new], [self._edit.spec(old)], attrs)[0]
 
     def count(self, step: int) -> int:
-        """The number of this step, or of the previous step if this step is left out."""
+        """Insert the count of steps, which a skipped step does not raise. Returns its vid."""
         return self._edit.insert("CountStep", [step, self.skip], [SCALAR], {})[0]
 
 
@@ -195,18 +199,18 @@ class _Edit:
     ) -> tuple[int, ...]:
         """Insert an op after the producers of its inputs, and after the consumers of those inputs that are stored."""
         stored = [vid for vid in inputs if self._made[vid] < 0]
-        place = max([*(self._made[vid] for vid in inputs), *(self._last[vid] for vid in stored), 0])
+        after = max([*(self._made[vid] for vid in inputs), *(self._last[vid] for vid in stored), 0])
         number = len(self._ops)
         outs = tuple(
-            self._declare_result(f"{kind.split('.')[-2] if '.' in kind else kind}_{number}_{index}", spec, place)
+            self._declare_result(f"{kind.split('.')[-2] if '.' in kind else kind}_{number}_{index}", spec, after)
             for index, spec in enumerate(outputs)
         )
-        self._ops.append((place, Op(number, kind, tuple(inputs), outs, attrs, name=f"{kind}_{number}")))
+        self._ops.append((after, Op(number, kind, tuple(inputs), outs, attrs, name=f"{kind}_{number}")))
         return outs
 
-    def _declare_result(self, name: str, spec: TensorSpec, place: int) -> int:
+    def _declare_result(self, name: str, spec: TensorSpec, after: int) -> int:
         vid = self.declare(name, spec, Role.TMP)
-        self._made[vid] = place
+        self._made[vid] = after
         return vid
 
     def build(self, graph: Graph, updates: Mapping[int, int], outputs: Sequence[int]) -> Graph:
@@ -226,7 +230,7 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random:
     names = {value.name: value.vid for value in graph.values}
     given = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
     if given:
-        said = f"{', '.join(sorted(given))} held such numbers before the step"
+        said = f"{', '.join(sorted(given))} held such values before the step"
         stored = [name for name in given if graph.values[names[name]].role is not Role.INPUT]
         return f"{said}, since an earlier step had a finite loss and other gradients: {ADVICE}" if stored else said
     broken: list[Op] = []
@@ -240,16 +244,16 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random:
             torch.set_rng_state(random.default)
         run_eager(graph, tensors, observe=observe, own=OWN)
     if not broken:
-        return "no operator gave such a number when the step was run again, operator by operator with sums of their own"
+        return "every result was finite when the step was run again operator by operator, which sums in another order"
     op = broken[0]
-    place = " · ".join(filter(None, (op.origin, op.line)))
-    return f"the first operator that gave such a number is {op.name!r}, {op.operator}" + (
-        f" ({place})" if place else ""
+    source = " · ".join(filter(None, (op.origin, op.line)))
+    return f"the first operator whose result is not finite is {op.name!r}, {op.operator}" + (
+        f" ({source})" if source else ""
     )
 
 
 def _keep_operands(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The results of an update: here the old values, since nothing reads the new values."""
+    """The results of an update op when the step is run again: the old values, since nothing reads the new ones."""
     count = op.attrs.get("count", 1)
     assert isinstance(count, int)
     return [*ins[:count], *ins[2 * count :]][: len(op.outputs)]
@@ -266,4 +270,4 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 ADVICE = "record with check_gradients=True to stop at that step"
 
 OWN: Own = {**dict.fromkeys(("SGD", "Adam", "CountStep"), _keep_operands), "NotFinite": _do_not_skip}
-"""Kinds for which torch has no operator."""
+"""How to run the kinds for which torch has no operator."""

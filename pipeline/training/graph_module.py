@@ -176,7 +176,7 @@ class GraphModule(nn.Module):
         payload = self.graph.payloads.get(value.vid)
         if given is None and payload is None:
             raise UsageError(
-                f"graph {self.graph.name!r} has no numbers of {value.role} {name!r}; give them by weights=, such as "
+                f"graph {self.graph.name!r} has no values of {value.role} {name!r}; give them by weights=, such as "
                 "module.state_dict()"
             )
         tensor = given.detach().clone() if given is not None else as_tensor(payload.numpy()).clone()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A train step that runs. Its states are parameters, buffers, moments, learning rates and the number of the step."""
+"""A train step that runs. Its states are parameters, buffers, moments, learning rates and the count of steps."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class StoredWeight:
 
     name: str
     """The name of the floats."""
-    numbers: str
+    integers: str
     """The name of the initializer that holds the integers."""
     scale: str
     encoding: Encoding
@@ -101,7 +101,7 @@ def trainable_form(model: QdqModel) -> onnx.ModelProto:
     nodes = list(graph.node)
     del graph.node[:], graph.value_info[:]
     widening = _Widening({tensor.name: tensor for tensor in graph.initializer})
-    stored = {weight.numbers: weight for weight in model.stored}
+    stored = {weight.integers: weight for weight in model.stored}
     clips = {entry.clip: entry for entry in model.narrow}
     sources = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Clip" and node.input}
     for node in nodes:
@@ -110,10 +110,10 @@ def trainable_form(model: QdqModel) -> onnx.ModelProto:
             if weight.encoding.precision.bits == 32:
                 graph.node.append(helper.make_node("Identity", [weight.name], list(node.output), name=node.name))
                 continue
-            numbers = f"{node.output[0]}_numbers"
-            graph.node.extend(widening.quantize_weight(node, weight, numbers))
+            integers = f"{node.output[0]}_numbers"
+            graph.node.extend(widening.quantize_weight(node, weight, integers))
             _, limit = widening.zero_point(node)
-            dequantize = _copy(node, input=[numbers, node.input[1], limit])
+            dequantize = _copy(node, input=[integers, node.input[1], limit])
             graph.node.append(dequantize)
         elif node.op_type == QUANTIZE:
             graph.node.extend(widening.quantize_activation(node, clips.get(node.input[0]), sources))
@@ -122,7 +122,7 @@ def trainable_form(model: QdqModel) -> onnx.ModelProto:
             graph.node.append(_copy(node, input=[*node.input[:2], zero]))
         elif not (node.output and node.output[0] in clips):
             graph.node.append(node)
-    dropped = {weight.numbers for weight in model.stored}
+    dropped = {weight.integers for weight in model.stored}
     kept = [tensor for tensor in graph.initializer if tensor.name not in dropped]
     floats = [numpy_helper.from_array(_as_floats(model.proto, weight), weight.name) for weight in model.stored]
     del graph.initializer[:]
@@ -131,7 +131,7 @@ def trainable_form(model: QdqModel) -> onnx.ModelProto:
     return proto
 
 
-def stored_numbers(weight: StoredWeight, floats: np.ndarray, scale: np.ndarray, like: TensorProto) -> TensorProto:
+def quantize_floats(weight: StoredWeight, floats: np.ndarray, scale: np.ndarray, like: TensorProto) -> TensorProto:
     """The trained floats as integers of the format; ties go to the even number.
 
     Raises:
@@ -143,9 +143,9 @@ def stored_numbers(weight: StoredWeight, floats: np.ndarray, scale: np.ndarray, 
     encoding = weight.encoding
     shape = encoding.scale.shape
     spread_scale, zero = (encoding.spread(floats, part) for part in (scale.reshape(shape), encoding.zero_point))
-    numbers = np.rint(floats.astype(np.float32) / spread_scale.astype(np.float32)).astype(np.int64) + zero
-    numbers = np.clip(numbers, encoding.precision.lowest, encoding.precision.highest)
-    return numpy_helper.from_array(numbers.astype(helper.tensor_dtype_to_np_dtype(like.data_type)), like.name)
+    integers = np.rint(floats.astype(np.float32) / spread_scale.astype(np.float32)).astype(np.int64) + zero
+    integers = np.clip(integers, encoding.precision.lowest, encoding.precision.highest)
+    return numpy_helper.from_array(integers.astype(helper.tensor_dtype_to_np_dtype(like.data_type)), like.name)
 
 
 def check_scale(name: str, scale: np.ndarray) -> None:
@@ -217,9 +217,9 @@ class _Widening:
             names = [self._keep(f"{result}_{end}", np.asarray(number), zero.data_type) for end, number in ends]
             yield helper.make_node("Clip", [f"{result}_wide", *names], [result], name=f"{result}_Clip")
 
-    def _keep(self, name: str, numbers: np.ndarray, data_type: int) -> str:
+    def _keep(self, name: str, values: np.ndarray, data_type: int) -> str:
         wide = WIDER.get(data_type, data_type)
-        array = np.array(numbers).astype(np.int64).astype(helper.tensor_dtype_to_np_dtype(wide))
+        array = np.array(values).astype(np.int64).astype(helper.tensor_dtype_to_np_dtype(wide))
         self._made[name] = numpy_helper.from_array(array, name)
         return name
 
@@ -229,7 +229,7 @@ def _encoding_of(node: NodeProto, tensors: Mapping[str, TensorProto]) -> tuple[s
     names = [name for name in node.input if name]
     computed = [name for name in names if name not in tensors]
     if computed:
-        raise Unsupported(f"the scale or zero point {computed[0]!r} of stored numbers is computed; expected constants")
+        raise Unsupported(f"the scale or zero point {computed[0]!r} of stored integers is computed; expected constants")
     alone = onnx.GraphProto(node=[node], initializer=[tensors[name] for name in dict.fromkeys(names)])
     ((name, encoding),) = read_qdq(detach(onnx.ModelProto(graph=alone))).items()
     return name, encoding
@@ -257,11 +257,11 @@ def _as_floats(proto: onnx.ModelProto, weight: StoredWeight) -> np.ndarray:
     arrays = {
         tensor.name: numpy_helper.to_array(tensor)
         for tensor in proto.graph.initializer
-        if tensor.name in (weight.numbers, weight.scale)
+        if tensor.name in (weight.integers, weight.scale)
     }
-    numbers, encoding = arrays[weight.numbers].astype(np.int64), weight.encoding
-    scale, zero = (encoding.spread(numbers, part) for part in (encoding.scale, encoding.zero_point))
-    return ((numbers - zero).astype(np.float32) * scale).astype(arrays[weight.scale].dtype)
+    integers, encoding = arrays[weight.integers].astype(np.int64), weight.encoding
+    scale, zero = (encoding.spread(integers, part) for part in (encoding.scale, encoding.zero_point))
+    return ((integers - zero).astype(np.float32) * scale).astype(arrays[weight.scale].dtype)
 
 
 def _copy(node: NodeProto, *, input: list[str]) -> NodeProto:

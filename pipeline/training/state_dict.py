@@ -125,7 +125,7 @@ def _of_module(
     ]
     if changed:
         raise UsageError(
-            f"{changed[0]!r} is a constant of this program, with other numbers in the state dict: record the step again"
+            f"{changed[0]!r} is a constant of this program, with other values in the state dict: record the step again"
         )
     return {name: found[key].detach() for key, name in sources.keys.items() if name in states}
 

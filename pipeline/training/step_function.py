@@ -1,9 +1,9 @@
-"""The function that is recorded: loss, norm, gradients and buffers of the tensors that a step reads.
+"""The function that is recorded: from the tensors that a step reads to loss, norm, gradients and buffers.
 
-Other tensors are put in the place of a module's parameters and buffers, wherever the module holds them. torch's
-`functional_call` goes by names. Where one tensor has several (a module under two names, a weight that is an
-attribute of its parent too) it puts the last name back wrongly (torch 2.13). Here a tensor is found by its identity, in
-every module below, as an attribute and in lists, tuples and dicts that are attributes.
+The function replaces a module's parameters and buffers by the tensors of the step, wherever the module holds them.
+torch's `functional_call` goes by names: where a tensor has several names (a module under two names, a weight that is an
+attribute of its parent too), it restores the last name wrongly (torch 2.13). Here a tensor is found by its identity, in
+every submodule, as an attribute and in lists, tuples and dicts that are attributes.
 """
 
 from __future__ import annotations

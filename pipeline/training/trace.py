@@ -206,7 +206,7 @@ def _record_twice(
         if log.are_remains_constant:
             attributes.clear_caches()
         # A branch that a random value takes may be the same the second time.
-        for _ in range(8 if attributes.drew_numbers else 1):
+        for _ in range(8 if attributes.called_generator else 1):
             again = CallLog(random, log, attributes.name_of, lambda: attributes.left)
             _call_again(step, stored, others, attributes.name_of, again)
             attributes.take_out(again.is_constant)
@@ -341,7 +341,7 @@ def _refuse_writes(params: Collection[str]) -> None:
 def _refuse_decisions(names: Collection[str]) -> None:
     for name in sorted(names):
         raise Unsupported(
-            f"Python decides by the numbers of the buffer {name!r}, which the step changes, and a replay would not "
+            f"Python decides by the values of the buffer {name!r}, which the step changes, and a replay would not "
             "decide again: use torch.where or another operator in place of if, float(), int() or .item()"
         )
 

@@ -1,15 +1,16 @@
-"""Which weights of a graph are trained.
+"""Choose the weights of a graph that are trained.
 
-In ONNX every constant is an initializer, so a model does not say which of them are parameters. By default these are:
+In ONNX every constant is an initializer, so a model does not say which constants are parameters. By default these are:
 
-- of a graph that has params (torch's graphs, and `from_onnx(trainable=…)`): the float ones;
-- else the float constants with more than one element which an operator reads as a weight: an operand of a product, a
-  convolution or a recurrent kind, scale and bias of a normalisation, the table of an embedding, and what is added or
-  multiplied and has more than one element along one axis only (a bias, the scale of a layer). Moving elements and
-  quantizing changes nothing about that. What is added in several axes may as well be a mask, and is left as it is;
-- and the scales of quantizers, also those of one element.
+- in a graph with values of role param (torch's graphs, and `from_onnx(trainable=…)`): its float params;
+- in another graph: float constants with more than one element that an operator reads as a weight, directly or through
+  operators that move elements or quantize. Weights are operands of a product, a convolution or a recurrent operator,
+  scale and bias of a normalisation, the table of an embedding, and operands of an addition or a multiplication with
+  more than one element along exactly one axis (a bias, the scale of a layer). A constant that is added along several
+  axes may be a mask, and is not trained;
+- in every graph: the scales of quantizers, also those with one element.
 
-Statistics of a BatchNormalization stay, and so does what computes a shape. Globs of names choose otherwise.
+Statistics of a BatchNormalization and values that decide shapes are not trained. Globs of names choose otherwise.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ FIXED: Final[Mapping[str, Sequence[int]]] = {
     "ConstantOfShape": (0,), "Range": (0, 1, 2), "CumSum": (1,), "OneHot": (1,), "If": (0,), "Loop": (0, 1),
     "Dropout": (1, 2), "Trilu": (1,),
 }  # fmt: skip
-"""op type → the inputs whose numbers an importer has to know."""
+"""op type → the inputs whose values an importer has to know."""
 
 FLOATS: Final = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}

@@ -28,8 +28,8 @@ from pipeline.training.qdq import (
     StoredWeight,
     check_scale,
     has_quantizers,
+    quantize_floats,
     read_quantizers,
-    stored_numbers,
 )
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 class TrainedModule(Protocol):
-    """A module with numbers from a training, as a `TrainProgram` is."""
+    """A module with trained weights, as a `TrainProgram` is."""
 
     @property
     def module(self) -> nn.Module: ...
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Has the numbers under the key `module`."""
+        """The trained weights are under the key `module`."""
         ...
 
 
@@ -89,8 +89,8 @@ def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | G
             floats = arrays.pop(weight.name, None)
             if floats is None:
                 continue
-            like, scale = tensors[weight.numbers], _number_of(weight.scale, arrays, tensors)
-            like.CopyFrom(stored_numbers(weight, floats, scale, like))
+            like, scale = tensors[weight.integers], _array_of(weight.scale, arrays, tensors)
+            like.CopyFrom(quantize_floats(weight, floats, scale, like))
         for quantizer in qdq.narrow:
             if quantizer.scale in arrays:
                 _move_limits(quantizer, arrays[quantizer.scale], tensors)
@@ -100,7 +100,7 @@ def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | G
 
 
 def _arrays(trained: TrainedModule | GraphModule) -> dict[str, np.ndarray]:
-    """Trained numbers by the names of the model's initializers."""
+    """Trained weights by the names of the model's initializers."""
     if isinstance(trained, GraphModule):
         module, found = trained, trained.state_dict()
     else:
@@ -129,7 +129,7 @@ def _replace(name: str, array: np.ndarray, tensors: dict[str, onnx.TensorProto])
         tensor.doc_string = doc
 
 
-def _number_of(name: str, arrays: dict[str, np.ndarray], tensors: dict[str, onnx.TensorProto]) -> np.ndarray:
+def _array_of(name: str, arrays: dict[str, np.ndarray], tensors: dict[str, onnx.TensorProto]) -> np.ndarray:
     return arrays[name] if name in arrays else numpy_helper.to_array(tensors[name])
 
 
@@ -141,7 +141,7 @@ def _bias_scales(
 ) -> dict[str, np.ndarray]:
     """New scales of biases that had the product of the scales of a product's operands, by name."""
     producers = {name: node for node in proto.graph.node for name in node.output}
-    biases = {weight.numbers: weight.scale for weight in stored if weight.encoding.precision.bits == BIAS_BITS}
+    biases = {weight.integers: weight.scale for weight in stored if weight.encoding.precision.bits == BIAS_BITS}
     found: dict[str, np.ndarray] = {}
     for node in proto.graph.node:
         for name in node.input:
@@ -155,7 +155,7 @@ def _bias_scales(
             before = numpy_helper.to_array(tensors[bias.input[1]])
             first, second = (numpy_helper.to_array(tensors[scale]) for scale in scales)
             if first.size == 1 and second.size in (1, before.size) and np.allclose(before, first * second, rtol=1e-5):
-                after = _number_of(scales[0], arrays, tensors) * _number_of(scales[1], arrays, tensors)
+                after = _array_of(scales[0], arrays, tensors) * _array_of(scales[1], arrays, tensors)
                 found[bias.input[1]] = np.broadcast_to(after, before.shape).astype(before.dtype)
     return found
 

@@ -16,7 +16,7 @@ from benchmarks.fuzz.doors import Doors
 from benchmarks.fuzz.mutations import BrokenFile, broken_files
 from benchmarks.fuzz.seeds import seed_models
 
-SEED, COUNT, SHARES = 2026, 3000, 6
+SEED, COUNT, SHARES = 2026, 3000, 12
 HANG_S = 120.0
 SOME = {"optimize": 10, "diff": 60, "why": 50, "bisect": 300, "run": 75, "right": 60}
 """Door → of how many files it gets one; `load`, `from_onnx` and the diff of structures get them all."""

@@ -13,6 +13,9 @@ NIGHTLY: Final = {
     "benchmarks/model_families/test_detect.py::test_finds_the_triples_that_torch_ran": (
         "passes/structures/test_exports.py finds the triples of four exports, and test_attention_modules.py of 30 forms"
     ),
+    "docs/test_torch_ir_page.py::test_the_examples": (
+        "pipeline/torch_ir/; the workflow of the pages runs it with each change of a page"
+    ),
     "examples/test_author_digits.py::test_a_model_by_hand_learns_digits_and_goes_on_from_its_file": (
         "pipeline/authoring/test_training.py goes on from files"
     ),
@@ -45,7 +48,16 @@ NIGHTLY: Final = {
     "pipeline/export/test_mixtures.py::test_a_factory_s_mixture_exports_as_it_was_made": (
         "test_each_token_goes_to_its_own_experts exports such a mixture from its configuration"
     ),
+    "pipeline/importers/from_torch/layer_dedup/test_transformers.py::test_both_stacks_of_a_model": (
+        "test_plain.py: layers that alternate, two runs in one list, stages of blocks"
+    ),
     "pipeline/jobs/test_ray.py::test_what_ran_on_a_node_that_died_is_done_elsewhere": "test_jobs_of_one_node",
+    "pipeline/report/test_browser.py::test_drawings_have_one_scale_that_can_be_read_and_are_enlarged_by_keyboard": (
+        "test_layout.py; test_click_through_a_run opens each drawing"
+    ),
+    "pipeline/report/test_browser.py::test_the_memory_of_a_plan_is_drawn_in_colours_with_modules_along_it": (
+        "test_layer_plot.py and test_module_axis.py"
+    ),
     "whole_runs/test_backends.py::test_a_batch_says_which_runs_had_no_plan": (
         "pipeline/commands/test_batch.py reads the same row, of a run with a plan"
     ),
@@ -54,6 +66,9 @@ NIGHTLY: Final = {
     ),
     "whole_runs/test_parts.py::test_quantized_parts_have_one_set_of_encodings": (
         "pipeline/quantsim/test_parts.py has the samples of a chain and the ranges of two parts"
+    ),
+    "whole_runs/test_growth.py::test_passes_pictures_and_diff": (
+        "test_import_plan_and_its_check, and passes/external/test_pieces.py, which counts a step"
     ),
     "whole_runs/test_model_families.py::test_separate_projections_survive": (
         "passes/external/test_bert.py keeps them in a BERT, whole_runs/test_run.py in a whole run"
@@ -104,7 +119,9 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     ),
     "pipeline/authoring/test_training.py::test_a_training_that_was_stopped_goes_on_to_the_same_bits": ("2", "13"),
     "package/test_package.py::test_a_starter_runs_as_it_is": ("onnx-file",),
+    # The workflow of the pages runs all of them with each change of a page.
     "docs/test_tutorials.py::test_every_command": ("quick-start",),
+    "docs/test_readme.py::test_the_python_example_of_a_guide_runs": ("training",),
     "passes/graph/test_inference.py::test_a_constant_that_doubles_ends_in_one_sentence": ("integers",),
     "pipeline/export/test_weight_free.py::test_it_computes_what_the_module_does": (
         "as it is-False", "with a prefix-True",
@@ -126,16 +143,14 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     "pipeline/importers/from_torch/layer_dedup/test_transformers.py::test_a_model_of_transformers": (
         "LlamaForCausalLM-LlamaConfig-settings2",
     ),
-    "pipeline/importers/from_torch/layer_dedup/test_transformers.py::test_both_stacks_of_a_model": (
-        "T5ForConditionalGeneration-<lambda>-inputs0",
-    ),
     "pipeline/runtime/capture/test_captures.py::test_a_thousand_signatures_leave_the_memory_of_the_last_few": ("200",),
+    "pipeline/runtime/capture/test_threads.py::test_eight_threads_replay_many_times_without_a_difference": ("1000",),
     "pipeline/runtime/test_onnx_cases.py::test_none_is_wrong": ("each sixteenth",),
     "pipeline/runtime/test_onnx_cases.py::test_refusals_name_the_node_and_what_to_do": ("each sixteenth",),
     "pipeline/runtime/test_onnx_cases.py::test_what_was_right_stays_right": ("each sixteenth",),
     "pipeline/torch_ir/test_caches.py::test_numbers_of_python_inside_a_cache_are_those_of_the_trace": ("None",),
     "pipeline/torch_ir/test_model_families.py::test_from_meta_to_numbers": (
-        "Llama", "T5", "LSTM", "CNN that trains",
+        "Llama", "LSTM", "CNN that trains",
     ),
     "pipeline/torch_ir/test_view_writes.py::test_a_write_through_a_view_reaches_what_is_behind_it": (
         "out=", "setitem",

@@ -1,4 +1,4 @@
-"""Outputs that depend on random numbers: shape and dtype are compared, and the report says that no more is."""
+"""Outputs that depend on random values: shape and dtype are compared, and the report says that no more is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(folder: Path, model: dict[str, object], recipe: list[str]) -> dict[str, 
     report = json.loads((folder / "out" / "report.json").read_text())
     ran = {"export": report["export"], **{backend["name"]: backend for backend in report["runtime"]["backends"]}}
     assert report["export"]["random"] == ["y"]
-    assert any("'y' (random numbers;" in said for said in report["coverage"]["not_covered"])
+    assert any("'y' (random values;" in said for said in report["coverage"]["not_covered"])
     return {
         name: {output: error["judged_as"] for output, error in part["errors"].items()} for name, part in ran.items()
     }
@@ -66,7 +66,7 @@ def test_a_module_that_draws(tmp_path: Path) -> None:
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(NOISE.replace(", float[2, 8] z", "")), tmp_path / "noise.onnx")
-    with pytest.raises(SourceError, match="every output of the model depends on random numbers"):
+    with pytest.raises(SourceError, match="every output of the model depends on random values"):
         run(tmp_path, {"onnx": "noise.onnx"}, [])
 
 

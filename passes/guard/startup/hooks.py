@@ -81,13 +81,13 @@ class Launches:
                 "system": self._system,
             },
         }
-        for place, functions in ways.items():
+        for name, functions in ways.items():
             try:
-                module = importlib.import_module(place)
+                module = importlib.import_module(name)
             except ImportError:  # another operating system
                 continue
-            for name, way in functions.items():
-                native = getattr(module, name, None)
+            for function, way in functions.items():
+                native = getattr(module, function, None)
                 if native is not None:
                     yield native, _function_like(native, way)
 

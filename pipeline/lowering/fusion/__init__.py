@@ -20,14 +20,14 @@ from pipeline.lowering.fusion.gradients import (
     sum_rows_by_product,
 )
 from pipeline.lowering.fusion.layout import keep_channels_last, store_as_copied, store_images_by_channel
+from pipeline.lowering.fusion.op_patterns import select_constant_indices
 from pipeline.lowering.fusion.pointwise import add_in_products, fuse_convolutions, fuse_products, join_products
-from pipeline.lowering.fusion.readers import take_constant_places
 from pipeline.ops.aten import AS_STRIDED
 
 __all__ = ["FUSIONS", "NATIVE_TRAIN_PASSES", "TRAIN_PASSES", "fuse", "fuse_train_step"]
 
 FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
-    "select": take_constant_places,
+    "select": select_constant_indices,
     "attention": fuse_attention,
     "linear": fuse_products,
     "feed-forward": join_products,

@@ -1,4 +1,4 @@
-"""Scaled dot product attention: softmax(query @ keyᵀ · scale + mask) @ value."""
+"""The pass `attention`: softmax(query @ keyᵀ · scale + mask) @ value becomes one call of a fused kernel."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from pipeline.ir.graph import Graph, Op, TensorSpec
+from pipeline.lowering.fusion.op_patterns import Attention, constant_number, match_attention, match_sum
 from pipeline.lowering.fusion.pointwise import is_float32
-from pipeline.lowering.fusion.readers import Attention, constant_number, read_attention, read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
 PRODUCTS = frozenset({"aten.matmul.default"})
@@ -27,10 +27,13 @@ class Scores:
 
 
 def fuse_attention(graph: Graph) -> Graph:
-    """`attention`: one call in place of two products, the scaling, the mask and the softmax between them."""
+    """Replace two products, and the scaling, the mask and the softmax between them, by one op.
+
+    Attention that torch wrote as one call becomes `SmallAttention` if it has few scores, and stays otherwise.
+    """
     rewrite = Rewrite(graph)
     for op in graph.ops:
-        whole = read_attention(op)
+        whole = match_attention(op)
         if whole is not None:
             if _is_small(graph, whole):
                 width = graph.values[whole.query].spec.sizes[3]
@@ -49,14 +52,17 @@ def fuse_attention(graph: Graph) -> Graph:
         if scores is None or after is None or after.kind not in PRODUCTS or after.inputs[0] != weights:
             continue
         if scores.mask is not None and not zero_rows:
-            continue  # a row whose scores are all -inf is NaN there, and 0 in the fused kernel
+            continue  # softmax makes a row of -inf scores NaN, and the fused kernel makes it 0
         if _fits(graph, scores, after.inputs[1]):
             _put_attention(rewrite, after, scores)
     return rewrite.build()
 
 
 def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
-    """The fused kernels make (batch, tokens, heads, width), so that joining the heads needs no copy."""
+    """Replace `after`, the second product, by a fused kernel on `scores` and its other operand.
+
+    The kernels store their result as (batch, tokens, heads, width), so that joining the heads needs no copy.
+    """
     values = rewrite.graph.values
     batch, heads, width, tokens = values[scores.transposed_key].spec.sizes
     key = rewrite.declare(
@@ -79,7 +85,7 @@ def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
 
 
 def _put_small(rewrite: Rewrite, op: Op, operands: tuple[int, int, int], scale: float) -> None:
-    """The kernel for few tokens stores the scores, so the scores are a value of the plan."""
+    """Replace `op` by the kernel for few scores; its second result is the scores, so that the plan stores them."""
     query, key = (rewrite.spec(vid).shape for vid in operands[:2])
     stored, name = _declare_by_token(rewrite, op), rewrite.graph.values[op.outputs[0]].name
     scores = rewrite.declare(f"{name} scores", TensorSpec((*query[:3], key[2]), "float32"))
@@ -88,6 +94,7 @@ def _put_small(rewrite: Rewrite, op: Op, operands: tuple[int, int, int], scale: 
 
 
 def _is_small(graph: Graph, attention: Attention) -> bool:
+    """Whether the kernel for few scores takes this attention: static float32 of rank 4, at most `SMALL` scores."""
     specs = [graph.values[vid].spec for vid in (attention.query, attention.key, attention.value)]
     if not all(spec.rank == 4 and spec.is_static and spec.dtype == "float32" for spec in specs):
         return False
@@ -102,9 +109,10 @@ def _declare_by_token(rewrite: Rewrite, op: Op) -> int:
 
 
 SWAP = (0, 2, 1, 3)
+"""Swaps heads and tokens."""
 
 SMALL = 2**15
-"""The most scores, 128 KiB, for which products and softmax are faster than torch's kernel, which stores no scores."""
+"""The most scores (128 KiB of float32) for which products and softmax are faster than torch's kernel."""
 
 
 def _fits(graph: Graph, scores: Scores, value: int) -> bool:
@@ -122,25 +130,26 @@ def _fits(graph: Graph, scores: Scores, value: int) -> bool:
 
 
 def _scores(graph: Graph, vid: int) -> Scores | None:
+    """The value `vid` as scaled scores with or without a mask; None if it is computed otherwise."""
     mask, scale = None, 1.0
     op = producer(graph, vid)
-    both = read_sum(op) if op is not None and only_user(graph, vid) else None
+    both = match_sum(op) if op is not None and only_user(graph, vid) else None
     if both is not None:
         vid, mask = both
         if producer(graph, vid) is None or producer(graph, vid).kind not in (*PRODUCTS, *SCALES):  # type: ignore[union-attr]
             vid, mask = mask, vid
-    vid, scale = _scaled(graph, vid)
+    vid, scale = _split_scale(graph, vid)
     op = producer(graph, vid)
     if op is None or op.kind not in PRODUCTS or only_user(graph, vid) is None:
         return None
-    query, of_query = _scaled(graph, op.inputs[0])
-    key, of_key = _scaled(graph, op.inputs[1])
+    query, of_query = _split_scale(graph, op.inputs[0])
+    key, of_key = _split_scale(graph, op.inputs[1])
     factor = scale * of_query * of_key
     return Scores(query, key, factor, mask) if math.isfinite(factor) else None
 
 
-def _scaled(graph: Graph, vid: int) -> tuple[int, float]:
-    """For a value that is a constant times another value: that other value, and the constant."""
+def _split_scale(graph: Graph, vid: int) -> tuple[int, float]:
+    """The value that `vid` is a multiple of, and the constant factor; `vid` and 1 if it is no such multiple."""
     op = producer(graph, vid)
     if op is None or op.kind not in SCALES:
         return vid, 1.0
@@ -155,7 +164,7 @@ def _scaled(graph: Graph, vid: int) -> tuple[int, float]:
 
 
 def _with_zero_rows(graph: Graph, softmax: Op) -> tuple[int, bool]:
-    """The result of the softmax, or of `Where(IsNaN(weights), 0, weights)`, which torch's exporter puts after it."""
+    """The weights, and whether NaN rows become 0 by `Where(IsNaN(weights), 0, weights)`, as torch's exporter does."""
     weights = softmax.outputs[0]
     users = [graph.ops[oid] for oid in graph.values[weights].users]
     if [user.kind for user in users] != ["aten.ne.Tensor", "aten.where.self"] or weights in graph.outputs:

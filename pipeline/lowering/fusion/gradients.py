@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeline.ir.graph import Attr, Graph, InputRef, Op, TensorSpec, TorchConst
-from pipeline.lowering.fusion.readers import read_sum
+from pipeline.lowering.fusion.op_patterns import match_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
 
@@ -32,7 +32,7 @@ def join_parts(graph: Graph) -> Graph:
     """`parts`: a sum of gradients of parts that fill the whole tensor becomes their concatenation."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
-        if read_sum(op) is None or _is_inner_sum(graph, op):
+        if match_sum(op) is None or _is_inner_sum(graph, op):
             continue
         parts = _parts_of(graph, op)
         if parts is None or not _fill(parts, graph.values[op.outputs[0]].spec):
@@ -47,7 +47,7 @@ def join_parts(graph: Graph) -> Graph:
 def _is_inner_sum(graph: Graph, op: Op) -> bool:
     """Whether the only user of `op` is another sum of the same shape; then `op` is handled with that sum."""
     user = only_user(graph, op.outputs[0])
-    return user is not None and read_sum(user) is not None and _keeps_shape(graph, user)
+    return user is not None and match_sum(user) is not None and _keeps_shape(graph, user)
 
 
 def _keeps_shape(graph: Graph, op: Op) -> bool:
@@ -61,7 +61,7 @@ def _parts_of(graph: Graph, total: Op) -> list[Part] | None:
     todo = [total]
     while todo:
         op = todo.pop()
-        terms = read_sum(op)
+        terms = match_sum(op)
         if terms is None:
             part = _read_part(graph, op)
             if part is None:
@@ -147,7 +147,7 @@ def add_biases_in_products(graph: Graph) -> Graph:
     """`bias`: a product of matrices and the sum of its rows with a bias become one call."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
-        terms = read_sum(op)
+        terms = match_sum(op)
         if terms is None:
             continue
         for rows, bias in (terms, terms[::-1]):

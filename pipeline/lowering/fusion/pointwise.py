@@ -11,15 +11,15 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
-from pipeline.lowering.fusion.readers import (
-    Convolved,
+from pipeline.lowering.fusion.op_patterns import (
+    Convolution2d,
     MatrixProduct,
     Norm,
-    read_activation,
-    read_convolution,
-    read_norm,
-    read_product,
-    read_sum,
+    match_activation,
+    match_convolution,
+    match_norm,
+    match_product,
+    match_sum,
 )
 from pipeline.lowering.fusion.rewrite import Rewrite, is_constant, only_user
 from pipeline.ops.fused import PLAIN, Activation
@@ -32,7 +32,7 @@ def fuse_products(graph: Graph) -> Graph:
     """
     rewrite = Rewrite(graph)
     for op in graph.ops:
-        product = read_product(graph, op)
+        product = match_product(graph, op)
         if product is None or not is_float32(graph, op) or not is_constant(graph, product.weight):
             continue
         last, bias = op, product.bias
@@ -52,20 +52,20 @@ def fuse_products(graph: Graph) -> Graph:
     return rewrite.build()
 
 
-def read_stored_product(graph: Graph, op: Op) -> MatrixProduct | None:
+def match_stored_product(graph: Graph, op: Op) -> MatrixProduct | None:
     """A product with a constant matrix, alone or with the bias and the activation that `linear` joined to it."""
     if not is_float32(graph, op):
         return None
     if op.kind == "LinearPointwise" and not op.attrs["add"]:
         bias = op.inputs[2] if op.attrs["bias"] else None
         return MatrixProduct(op.inputs[0], op.inputs[1], bool(op.attrs["trans"]), bias)
-    product = read_product(graph, op)
+    product = match_product(graph, op)
     return None if product is None or not is_constant(graph, product.weight) else product
 
 
 def _add_of_bias(graph: Graph, op: Op, product: MatrixProduct) -> tuple[Op, int] | None:
     after = only_user(graph, op.outputs[0])
-    both = read_sum(after) if after is not None else None
+    both = match_sum(after) if after is not None else None
     if after is None or both is None:
         return None
     bias = both[1] if both[0] == op.outputs[0] else both[0]
@@ -79,7 +79,7 @@ def fuse_convolutions(graph: Graph) -> Graph:
     rewrite = Rewrite(graph)
     taken: set[int] = set()
     for op in graph.ops:
-        found = read_convolution(graph, op)
+        found = match_convolution(graph, op)
         if found is None or not is_float32(graph, op) or not is_constant(graph, found.weight):
             continue
         last, norm = _norm_after(graph, op)
@@ -92,7 +92,7 @@ def fuse_convolutions(graph: Graph) -> Graph:
 
 
 def _put_convolution(
-    rewrite: Rewrite, last: Op, found: Convolved, norm: Norm | None, other: int | None, activation: Activation
+    rewrite: Rewrite, last: Op, found: Convolution2d, norm: Norm | None, other: int | None, activation: Activation
 ) -> None:
     flags = {"add": other is not None, "bias": found.bias is not None, "norm": norm is not None}
     attrs: dict[str, Attr] = {
@@ -112,7 +112,7 @@ def _put_convolution(
 
 def _norm_after(graph: Graph, op: Op) -> tuple[Op, Norm | None]:
     after = only_user(graph, op.outputs[0])
-    norm = read_norm(after) if after is not None else None
+    norm = match_norm(after) if after is not None else None
     if after is None or norm is None or norm.x != op.outputs[0] or not _keeps_spec(graph, op, after):
         return op, None
     if not all(is_constant(graph, vid) and graph.values[vid].spec.dtype == "float32" for vid in norm.operands):
@@ -139,7 +139,7 @@ def _find_sum(graph: Graph, op: Op, taken: Container[int], *, after_views: bool 
     while after_views and after is not None and _keeps_order(graph, after):
         vid = after.outputs[0]
         after = only_user(graph, vid)
-    both = read_sum(after) if after is not None else None
+    both = match_sum(after) if after is not None else None
     if after is None or both is None or after.oid in taken:
         return None
     other = both[1] if both[0] == vid else both[0]
@@ -149,7 +149,7 @@ def _find_sum(graph: Graph, op: Op, taken: Container[int], *, after_views: bool 
 
 def _activation_after(graph: Graph, op: Op) -> tuple[Op, Activation]:
     after = only_user(graph, op.outputs[0])
-    activation = read_activation(after) if after is not None else None
+    activation = match_activation(after) if after is not None else None
     if after is None or activation is None or not _keeps_spec(graph, op, after):
         return op, PLAIN
     return after, activation
@@ -175,7 +175,7 @@ def add_in_products(graph: Graph) -> Graph:
     rewrite = Rewrite(graph)
     taken: set[int] = set()
     for op in graph.ops:
-        product = read_stored_product(graph, op)
+        product = match_stored_product(graph, op)
         found = _find_sum(graph, op, taken, after_views=True) if product is not None else None
         if product is not None and found is not None and graph.values[found.other].spec.is_static:
             taken.add(found.op.oid)
@@ -234,9 +234,9 @@ def join_products(graph: Graph) -> Graph:
     rewrite = Rewrite(graph)
     taken: set[int] = set()
     for op in graph.ops:
-        first = read_stored_product(graph, op) if op.oid not in taken else None
+        first = match_stored_product(graph, op) if op.oid not in taken else None
         after = only_user(graph, op.outputs[0]) if first is not None and op.kind == "LinearPointwise" else None
-        second = read_stored_product(graph, after) if after is not None else None
+        second = match_stored_product(graph, after) if after is not None else None
         if first is None or after is None or second is None or after.attrs.get("activation", "none") != "none":
             continue
         if second.x == op.outputs[0] and _is_large(graph, first) and _is_large(graph, second):

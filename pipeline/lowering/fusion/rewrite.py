@@ -1,4 +1,4 @@
-"""Replace ops of a graph by ops that make the same values, and drop ops that nothing reads any more."""
+"""`Rewrite`: replace ops of a graph by ops that make the same values, and drop ops whose results nothing reads."""
 
 from __future__ import annotations
 

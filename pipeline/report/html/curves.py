@@ -152,7 +152,7 @@ def _pool(losses: Sequence[float], count: int) -> list[Sequence[float]]:
 
 
 def _loss_curve(losses: Sequence[float]) -> Curve:
-    """The losses from left to right; the axis has round numbers, and begins at zero where that is near."""
+    """The losses from left to right; the axis has round ticks, and begins at zero where zero is near."""
     low, high = min(losses), max(losses)
     low = 0.0 if 0 <= low < high / 2 else low
     step = _round_step((high - low) / PARTS)
@@ -177,7 +177,7 @@ def _round_step(least: float) -> float:
 
 
 def _step_labels(steps: int) -> tuple[Tick, ...]:
-    """Numbers of steps below the curve."""
+    """The ticks below the curve: how many steps there were."""
     if steps < 2:
         return ()
     marks = sorted({round(1 + place * (steps - 1) / (LABELS - 1)) for place in range(LABELS)})

@@ -1,4 +1,4 @@
-"""The top of the page: how the run ended, and its main numbers; and the tables of names, old and new ones.
+"""The top of the page: how the run ended, its main results, and the tables of names, old and new ones.
 
 After a simulation its section says what dominates the noise, how Q, K and V fare, and the noise along the model.
 """
@@ -69,7 +69,7 @@ def _training(report: Report) -> Iterator[Card]:
     training = report.training
     if training is None:
         return
-    yield Card("steps", f"{training.steps:,}", f"{training.parameters:,} trained numbers")
+    yield Card("steps", f"{training.steps:,}", f"{training.parameters:,} trained values")
     if training.last_loss is not None:
         yield Card("loss", f"{training.last_loss:.4f}", "mean of the last 50 steps")
     for name, value in training.metrics.items():

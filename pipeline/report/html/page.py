@@ -1,4 +1,4 @@
-"""What `report.html` shows, as data; and as HTML: one text that loads nothing."""
+"""The data that `report.html` shows, and the page itself: one HTML text that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ FAVICONS: Final = {
 
 
 def _tolerances(errors: Mapping[str, Errors]) -> str:
-    """`of float32: y, z; only dtype and shape, since they depend on random numbers: noise`."""
+    """`of float32: y, z; only dtype and shape, since they depend on random values: noise`."""
     names: dict[str, list[str]] = {}
     for name, error in errors.items():
         names.setdefault(error.judged_as, []).append(name)
-    random = "only dtype and shape, since they depend on random numbers"
+    random = "only dtype and shape, since they depend on random values"
     return "; ".join(
         f"{random if dtype == DRAWN else f'of {dtype}'}: {', '.join(outputs)}"
         for dtype, outputs in names.items()
@@ -165,7 +165,7 @@ FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "tolerances": _tolerances,
     "worst": worst_of,
 }
-"""What the templates format numbers with."""
+"""The filters by which the templates format values."""
 
 
 def read_asset(name: str) -> Markup:

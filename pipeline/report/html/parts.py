@@ -1,4 +1,4 @@
-"""The page of a run in parts: a row and a tab for each part, and what the chain of them gave."""
+"""The page of a run in parts: a row and a tab for each part, and the errors of the chain of all parts."""
 
 from __future__ import annotations
 

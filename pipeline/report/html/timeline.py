@@ -1,6 +1,6 @@
 """A row for each pass: the operators of the model after it, bytes, error, and why it did not run or was reverted.
 
-Numbers stand as text: seconds, errors, and the output with the greatest error.
+Seconds, errors and the output with the greatest error are formatted as text here.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """`number` is from 1, 0 for the source. Of a row that changed something, numbers are of its result, accepted or
-    not; of other rows, of the model before them."""
+    """One pass. `number` counts from 1; 0 is the source.
+
+    The counts, bytes and errors of a pass that changed the model are those of its result, accepted or not; of another
+    pass, those of the model before it.
+    """
 
     number: int
     name: str

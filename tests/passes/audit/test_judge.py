@@ -63,7 +63,7 @@ def test_what_was_invalid_before_is_not_called_so_after() -> None:
 def test_random_numbers_are_not_judged() -> None:
     text = "g () => (float[4] y) { y = RandomNormal <shape = [4]> () }"
     case = Case("planted/random", model(text))
-    assert next(judge(case, [], 0, True)) == "it draws random numbers"
+    assert next(judge(case, [], 0, True)) == "it draws random values"
 
 
 def test_metadata_that_is_gone() -> None:

@@ -1,4 +1,4 @@
-"""Models that draw random numbers: both sides of a proof get the same noise, and what comes after it is compared."""
+"""Models that draw random values: both sides of a proof get the same noise, and what comes after it is compared."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_noise_has_the_distribution_that_the_node_asks_for(kind: str) -> None:
 
 def test_noise_that_cannot_be_fixed_is_a_mistake_where_all_outputs_depend_on_it(own: str, context: PassContext) -> None:
     source = model(BODIES["RandomNormalLike"], opset=9)
-    with pytest.raises(ModelError, match="every output of the model depends on random numbers"):
+    with pytest.raises(ModelError, match="every output of the model depends on random values"):
         passes.optimize(source, recipe=[{f"{own}:zero": {"name": "w"}}], context=context)
 
 
@@ -177,4 +177,4 @@ def test_an_output_that_is_not_compared_has_no_numbers_and_is_said(own: str, con
     source.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [2, 4]))
     run = passes.optimize(source, recipe=[{f"{own}:zero": {"name": "w"}}], context=context)
     assert np.isnan(run.rows[0].errors["y"].max_abs) and np.isnan(run.rows[0].errors["y"].cosine)
-    assert any(gap.startswith("not compared: 'y' (random numbers") for gap in run.coverage.not_covered)
+    assert any(gap.startswith("not compared: 'y' (random values") for gap in run.coverage.not_covered)

@@ -156,3 +156,45 @@ def test_an_expand_that_broadcasting_does_goes(context: PassContext) -> None:
         a = Expand (x, size) y = Add (a, b) c = Expand (x, size) d = Relu (x) z = Add (c, d)
     }"""
     assert merged(text, context, size=np.array([2, 3, 4])) == ["Add", "Expand [2, 3, 4]", "Relu", "Add"]
+
+
+ROWS = """g (float[2, 3, 8] x, float[2, 3, 8] r) => (float[2, 3, 8] y) {
+    a = Reshape (x, flat) b = Gemm (a, w) c = Reshape (b, deep) d = Add (c, r)
+    n = NORM e = Reshape (n, flat) f = Gemm (e, w) h = Reshape (f, deep) i = Mul (h, table) y = Add (i, d)
+}"""
+ROW_WEIGHTS = {
+    **{"w": np.eye(8, dtype=np.float32)[::-1].copy(), "scale": np.arange(8, dtype=np.float32)},
+    **{
+        "table": np.arange(48, dtype=np.float32).reshape(2, 3, 8),
+        "flat": np.array([6, 8]),
+        "deep": np.array([2, 3, 8]),
+    },
+}
+
+
+def test_rows_stay_a_matrix_between_two_products(context: PassContext) -> None:
+    lines = merged(ROWS.replace("NORM", "LayerNormalization <axis = 2> (d, scale)"), context, **ROW_WEIGHTS)
+    flat, deep = "Reshape [6, 8]", "Reshape [2, 3, 8]"
+    norm = ["Add", "LayerNormalization", "Gemm", "Mul", "Add"]
+    assert sorted(lines) == sorted([flat, "Gemm", flat, *norm, deep])
+
+
+def test_a_value_that_others_read_too_is_given_back_once(context: PassContext) -> None:
+    text = ROWS.replace("NORM", "LayerNormalization <axis = 2> (d, scale)")
+    text = text.replace("(float[2, 3, 8] y)", "(float[2, 3, 8] y, float[2, 8, 3] u)")
+    text = text.replace(
+        "y = Add (i, d)", "u = Transpose <perm = [0, 2, 1]> (n) j = Gelu (n) k = Mul (j, i) y = Add (k, d)"
+    )
+    lines = merged(text, context, **ROW_WEIGHTS)
+    assert sum(line.startswith("Reshape") for line in lines) == 4
+    assert sorted(line for line in lines if "Reshape" not in line) == sorted(
+        ["Gemm", "Gemm", "Add", "Add", "LayerNormalization", "Gelu", "Mul", "Mul", "Transpose [0, 2, 1]"]
+    )
+
+
+def test_rows_that_are_mixed_keep_their_axes(context: PassContext) -> None:
+    """A Softmax along another axis, and a product of whole values, need the axes."""
+    text = ROWS.replace("NORM", "Softmax <axis = 1> (d)")
+    weights = {name: array for name, array in ROW_WEIGHTS.items() if name != "scale"}
+    result = MergeLayout().apply(detached(model_of(text, **weights)), context)
+    assert (result.changed, result.why) == (False, "every chain is in its shortest form")

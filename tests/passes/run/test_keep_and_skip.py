@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,22 @@ from passes.run.result import author_of_loss
 from passes.worker.client import Worker
 from tests.support.onnx_models import attention, biased_attention, matrix, merged_attention, model_of
 from tests.support.pass_runs import ops, row
+
+Runs = Callable[..., passes.PassRun]
+
+
+@pytest.fixture(scope="module")
+def keeping(context: PassContext) -> Runs:
+    """A run of a model by its function that keeps Q, K and V; several tests read the same."""
+    return cache(lambda make, *recipe: passes.optimize(make(), recipe=recipe, keep=["qkv"], context=context))
+
+
+@pytest.fixture(scope="module")
+def skipping(context: PassContext) -> Runs:
+    """A run of one step, whose inner passes that merge are left out by their names."""
+    return cache(
+        lambda make, step, *skip: passes.optimize(make(), recipe=[step], skip=skip, watch=False, context=context)
+    )
 
 
 def test_without_a_policy_onnxoptimizer_merges_and_is_named(context: PassContext) -> None:
@@ -46,8 +63,8 @@ def test_a_lost_structure_names_the_step_that_is_left_in_place(context: PassCont
 
 
 @pytest.mark.parametrize("recipe", [["fuse_qkv"], ["onnxsim"], ["default", "onnxsim"]], ids=str)
-def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], context: PassContext) -> None:
-    run = passes.optimize(attention(), recipe=recipe, keep=["qkv"], context=context)
+def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], keeping: Runs) -> None:
+    run = keeping(attention, *recipe)
     (verdict,) = run.structures
     assert (verdict.kept, verdict.broken_by) == (True, None)
     assert run.power.margin > 1
@@ -69,9 +86,9 @@ def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], context: PassCon
     ids=str,
 )
 def test_the_first_pass_that_would_have_lost_what_is_kept_is_named(
-    recipe: list[str], said: str | None, context: PassContext
+    recipe: list[str], said: str | None, keeping: Runs
 ) -> None:
-    run = passes.optimize(biased_attention(), recipe=recipe, keep=["qkv"], context=context)
+    run = keeping(biased_attention, *recipe)
     assert [remark for remark in run.remarks if "kept" in remark] == ([said] if said else [])
 
 
@@ -82,12 +99,9 @@ def test_a_pass_that_is_skipped_would_have_lost_nothing(context: PassContext) ->
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keep_is_cheap(make, context: PassContext) -> None:
+def test_keep_is_cheap(make, keeping: Runs, skipping: Runs) -> None:
     """At most two nodes more than when only the passes that merge are skipped by name."""
-    kept = passes.optimize(make(), recipe=["onnxsim"], keep=["qkv"], context=context)
-    by_name = passes.optimize(
-        make(), recipe=["onnxsim"], skip=["fuse_qkv", "fuse_attention"], watch=False, context=context
-    )
+    kept, by_name = keeping(make, "onnxsim"), skipping(make, "onnxsim", "fuse_qkv", "fuse_attention")
     assert by_name.structures[0].kept
     assert ops(kept).total() <= ops(by_name).total() + 2
 
@@ -95,13 +109,12 @@ def test_keep_is_cheap(make, context: PassContext) -> None:
 @pytest.mark.parametrize(
     ("recipe", "merging"), [("onnxsim", ["fuse_qkv", "fuse_attention"]), ("onnxslim", ["FusionGemmMul"])]
 )
-def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], context: PassContext) -> None:
+def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], keeping: Runs, skipping: Runs) -> None:
     """Of rank 3, a product and its bias become a Gemm between two reshapes, which the reshapes around it take in. A pin
     in front of those would keep it from that; and behind them onnxsim would merge."""
     if recipe == "onnxslim":
         pytest.importorskip("onnxslim")
-    kept = passes.optimize(biased_attention(), recipe=[recipe], keep=["qkv"], context=context)
-    by_name = passes.optimize(biased_attention(), recipe=[recipe], skip=merging, watch=False, context=context)
+    kept, by_name = keeping(biased_attention, recipe), skipping(biased_attention, recipe, *merging)
     assert (kept.structures[0].kept, by_name.structures[0].kept) == (True, True)
     assert not kept.reverted
     assert ops(kept)["Gemm"] >= 3

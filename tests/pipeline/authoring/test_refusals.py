@@ -168,7 +168,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "a layer of torch that asks for numbers": (
         lambda: Model((8, 2)).add(nn.BatchNorm1d(2, momentum=None)).graph(training=True),
         "layer '0', BatchNorm1d(2, eps=1e-05, momentum=None, affine=True, bias=True, track_running_stats=True): an IR "
-        "tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or settings",
+        "tensor has no elements, so Python cannot decide by it; expected a decision by shapes or settings",
     ),
     "no such argument": (
         lambda: Linear(16, 4, device="cpu"),
@@ -225,7 +225,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a decision by numbers": (
         lambda: Model((2, 4), module=Undecided()).graph(),
-        "Undecided(): an IR tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or "
+        "Undecided(): an IR tensor has no elements, so Python cannot decide by it; expected a decision by shapes or "
         "settings",
     ),
     "a shape returned": (

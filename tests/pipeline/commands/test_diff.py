@@ -87,7 +87,7 @@ def test_models_that_take_other_inputs_are_compared_by_structure_alone(model) ->
     assert shown.exit_code == 1
     assert "  input x float[2,3] → (none)" in shown.stdout.splitlines()
     assert shown.stdout.splitlines()[-1] == (
-        "no numbers: the second model has an input 'other' that the first has not, so there are no numbers to compare"
+        "no numbers: the second model has an input 'other' that the first has not, so there are no values to compare"
     )
 
 

@@ -166,7 +166,7 @@ def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pyte
         ("verify", "m.json", FACTORY, "--weights", "part.safetensors"): f"lacks '{lacking}'; is it whole",
         ("verify", "m.json", FACTORY, "--weights", "no.pt"): "no file of torch.save",
         ("verify", "m.json", FACTORY, "--constants", "none.npz"): "there is no such file",
-        ("run", "m.json", "words.npz", *weights, "-o", "out.npz"): "the array 'x' holds no numbers",
+        ("run", "m.json", "words.npz", *weights, "-o", "out.npz"): "the array 'x' holds no numeric values",
         ("run", "m.json", "no.npz", *weights, "-o", "out.npz"): "no.npz is no whole .npz file",
         ("run", "m.json", "in.npz", *weights, "-o", "out.txt"): "out.txt: expected .npz or .safetensors",
         ("run", "m.json", "in.npz", *weights, "-o", "none/out.safetensors"): "there is no folder none",

@@ -25,7 +25,7 @@ from tests.support.processes import start_forked
 
 CONFIG = """
 model: {onnx: mlp.onnx}
-passes: {recipe: [default]}
+passes: {recipe: [eliminate_deadend]}
 quantsim:
   rules:
     op:MatMul: {weights: int4/block4, activations: uint16}

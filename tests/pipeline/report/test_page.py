@@ -153,7 +153,7 @@ def test_what_random_outputs_are_judged_by(tmp_path: Path) -> None:
         for name, dtype in {"y": "float16", "noise": DRAWN, "z": "float16"}.items()
     }
     html = html_of(replace(run_report, export=replace(run_report.export, errors=errors)), Pictures(), tmp_path)
-    random = "only dtype and shape, since they depend on random numbers"
+    random = "only dtype and shape, since they depend on random values"
     assert f"<dt>tolerances</dt><dd>of float16: y, z; {random}: noise</dd>" in html
 
 

@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "a dim that is not there": (
         ("nodes", 0, "outputs", 0, "shape"),
         ["2*n", 4],
-        r"nodes\[0\]: shape: found '2\*n' of the dim 'n', expected only numbers, as there are no dims; save",
+        r"nodes\[0\]: shape: found '2\*n' of the dim 'n', expected only integers, as there are no dims; save",
     ),
     "a size of 100 bits": (
         ("nodes", 0, "outputs", 0, "shape"),
@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "tensor 7": (
         ("signature", "inputs", "items", 0, "items"),
         [7],
-        r"signature.inputs: found \[7\], expected each tensor of graph_inputs once, by the numbers 0 to 0",
+        r"signature.inputs: found \[7\], expected each tensor of graph_inputs once, by the indices 0 to 0",
     ),
     "no tensor": (("signature", "outputs"), {"value": 1}, r"signature.outputs: found \[\], expected each tensor of"),
     "keys": (

@@ -82,7 +82,7 @@ def draw_and_cache(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "change", [lazy_buffer, new_buffer, cache_in_a_dict, keep_the_last, draw_and_leave, draw_and_cache]
 )
-@pytest.mark.filterwarnings("ignore:the forward pass or the loss draws")
+@pytest.mark.filterwarnings("ignore:the forward pass or the loss calls")
 def test_the_module_is_as_it_was_and_the_steps_are_those_of_torch(change: Change) -> None:
     module = ChangeableLinear(change)
     before = (dict(vars(module)), list(module.state_dict()), dict(module.kept), list(module.listed))
@@ -193,7 +193,7 @@ def fail_behind_a_cache(module: ChangeableLinear, x: torch.Tensor) -> torch.Tens
         (carry_a_first_state, r"(calls other operators|sets 'state')"),
         (keep_a_first_draw, "sets 'noise'"),
         (keep_a_first_batch, "sets 'first'"),
-        (seed_within, "sets the state of torch's random numbers"),
+        (seed_within, "sets the state of torch's random generator"),
         (count_in_a_new_buffer, r"writes to 'seen', a tensor .* \(aten.add_.Tensor, test_attributes.* in __init__"),
         (average_into_an_absent_buffer, "has left a tensor in 'absent', which no step carries .* with its first value"),
         (make_a_parameter, "makes the parameter 'gain' at its first call, which the optimizer does not have"),
@@ -213,7 +213,7 @@ def test_what_is_refused_leaves_nothing_either(change: Change, said: str) -> Non
 
 def test_random_numbers_that_decide_nothing_seen_are_warned_of() -> None:
     module = ChangeableLinear(lambda _, x: x if random.random() < 2 else -x)
-    with pytest.warns(UserWarning, match="draws random numbers of Python or numpy, which decided nothing"):
+    with pytest.warns(UserWarning, match="calls Python's or numpy's random generator"):
         record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
 
 

@@ -155,7 +155,7 @@ def drop_in_a_checkpoint(_: ChangeableMlp, x: torch.Tensor) -> torch.Tensor:
 def test_a_state_of_random_numbers_that_is_set_and_put_back_is_refused(change: Callable[..., torch.Tensor]) -> None:
     module = ChangeableMlp(change)
     before = torch.get_rng_state()
-    with pytest.raises(Unsupported, match="sets the state of torch's random numbers"):
+    with pytest.raises(Unsupported, match="sets the state of torch's random generator"):
         record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (X, LABEL))
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_finite_stops_and_changes_nothing(number: float) -> N
     before = program.snapshot()
     broken = x.clone()
     broken[3, 5] = number
-    with pytest.raises(NotFinite, match="step 2: the loss is nan; input held such numbers before the step"):
+    with pytest.raises(NotFinite, match="step 2: the loss is nan; input held such values before the step"):
         program.step((broken, label))
     for name, tensor in program.snapshot().states.items():
         assert torch.equal(tensor, before.states[name]), name

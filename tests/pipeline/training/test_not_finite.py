@@ -74,7 +74,7 @@ def test_the_operator_is_found_also_where_a_dropout_decides() -> None:
             program.step((X, LABEL))
             continue
         first = divisions[dropped.index(True)]
-        with pytest.raises(NotFinite, match=rf"the first operator that gave such a number is '{first}',"):
+        with pytest.raises(NotFinite, match=rf"the first operator whose result is not finite is '{first}',"):
             program.step((X, LABEL))
         blamed.add(first)
     assert len(blamed) > 2
@@ -82,7 +82,7 @@ def test_the_operator_is_found_also_where_a_dropout_decides() -> None:
 
 def test_an_input_that_is_not_finite_is_named() -> None:
     program, *_ = record(MODELS["mlp"], lambda params: SGD(params, lr=0.1))
-    with pytest.raises(NotFinite, match="step 1: the loss is nan; input held such numbers before the step"):
+    with pytest.raises(NotFinite, match="step 1: the loss is nan; input held such values before the step"):
         program.step((X * torch.nan, LABEL))
 
 
@@ -102,7 +102,9 @@ def test_a_gradient_that_is_not_finite_stops_the_step(options: dict[str, Any]) -
     module = seeded(Root)
     program = record_step(module, LOSS, sgd(module), (X, LABEL), **options)
     before = program.snapshot()
-    with pytest.raises(NotFinite, match="step 1: a gradient is not finite; the first operator that gave such a number"):
+    with pytest.raises(
+        NotFinite, match="step 1: a gradient is not finite; the first operator whose result is not finite"
+    ):
         program.step((X, LABEL))
     for name, tensor in program.snapshot().states.items():
         assert torch.equal(tensor, before.states[name]), name
@@ -113,7 +115,7 @@ def test_parameters_that_a_gradient_has_spoilt_are_named_one_step_later() -> Non
     module = seeded(Root)
     program = record_step(module, LOSS, sgd(module), (X, LABEL))
     program.step((X, LABEL))
-    with pytest.raises(NotFinite, match=r"module\.scale held such numbers before .*record with check_gradients=True"):
+    with pytest.raises(NotFinite, match=r"module\.scale held such values before .*record with check_gradients=True"):
         program.step((X, LABEL))
 
 

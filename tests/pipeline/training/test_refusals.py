@@ -101,7 +101,7 @@ def decide_by_a_large_mask(m: Forward, x: torch.Tensor) -> torch.Tensor:
 
 
 def words(m: Forward, x: torch.Tensor) -> torch.Tensor:
-    """How many rows there are follows from the numbers in the input."""
+    """How many rows there are follows from the values in the input."""
     return x[x[:, 0] > 0][:, :10] * m.mlp[2].bias[:10]  # type: ignore[index]
 
 
@@ -167,11 +167,11 @@ REFUSALS = [
     Refused(
         "does not depend on any parameter", forward(rounded), loss=nn.MSELoss(), batch=(X, X[:, :10]), error=UsageError
     ),
-    Refused("size of a result follows from the numbers", forward(words), loss=lambda out, _: out.mean()),
+    Refused("size of a result follows from the values", forward(words), loss=lambda out, _: out.mean()),
     Refused(r"igamma.*not implemented.*test_refusals\.py:", forward(no_derivative)),
     Refused(rf"{NUMBER} .*test_refusals\.py:", forward(decide)),
     *(Refused(NUMBER, forward(f)) for f in (count, decide_by_a_draw, decide_by_a_view, decide_by_a_large_mask)),
-    Refused("by the numbers of the buffer 'count', which", forward(decide_then_count)),
+    Refused("by the values of the buffer 'count', which", forward(decide_then_count)),
     Refused(r"makes float32\[2, 16\] of the buffer 'history', which", forward(append)),
     Refused(r"makes float32\[\] of the buffer 'count', which is int64", forward(average)),
     Refused("writes to a tensor that is neither a parameter nor", forward(write_plain)),

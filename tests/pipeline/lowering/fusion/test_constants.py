@@ -8,7 +8,7 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir.parse import from_text
 from pipeline.lowering.fusion import FUSIONS, fuse
-from pipeline.lowering.fusion.readers import take_constant_places
+from pipeline.lowering.fusion.op_patterns import select_constant_indices
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 GATHER = """
@@ -24,7 +24,7 @@ graph "row" (%0 "x": float32[3, 2]) {
 
 def test_a_gather_at_one_place_is_a_select() -> None:
     assert_becomes(
-        take_constant_places,
+        select_constant_indices,
         GATHER,
         """
         graph "row" (%0 "x": float32[3, 2]) {
@@ -40,7 +40,7 @@ def test_a_gather_at_one_place_is_a_select() -> None:
 
 
 def test_a_place_out_of_range_stays_for_the_kernel_to_refuse() -> None:
-    assert_stays(take_constant_places, GATHER, {"at": torch.tensor(3)})
+    assert_stays(select_constant_indices, GATHER, {"at": torch.tensor(3)})
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import pytest
 import torch
 
 from pipeline.runtime import compile_graph
@@ -13,10 +14,9 @@ from pipeline.runtime.capture.recorders import CallLoop
 from tests.pipeline.runtime.capture.capture_programs import negate, train_graph
 from tests.support.torch_programs import compile_module
 
-REPLAYS = 10_000
 
-
-def test_eight_threads_replay_ten_thousand_times_without_a_difference() -> None:
+@pytest.mark.parametrize("replays", [1_000, 10_000])
+def test_eight_threads_replay_many_times_without_a_difference(replays: int) -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)).eval()
     program, feed = compile_module(module, [torch.randn(2, 4)])
@@ -30,7 +30,7 @@ def test_eight_threads_replay_ten_thousand_times_without_a_difference() -> None:
             not torch.equal(
                 next(iter(program.replay({name: inputs[at % 8]}, copy=at % 2 == 0).values())), wanted[at % 8]
             )
-            for at in range(thread, thread + REPLAYS)
+            for at in range(thread, thread + replays)
         )
 
     with ThreadPoolExecutor(8) as pool:

@@ -1,6 +1,8 @@
-"""What an op computes: sums, activations, products, convolutions, and the values of small constants.
+"""Pattern matchers of single ops: sum, activation, matrix product, convolution, batch normalisation, attention.
 
-A reader returns None for an op that computes something else, or that has an argument which a fused kind cannot hold.
+A matcher takes an op of the IR and returns its operands (value ids) and attributes. It returns None if the op computes
+something else, or has an argument that a fused kind cannot hold. A graph is read here; only `select_constant_indices`
+rewrites one.
 """
 
 from __future__ import annotations
@@ -21,18 +23,19 @@ def constant_number(graph: Graph, vid: int) -> float | int | None:
     return graph.payloads[vid].numpy().reshape(-1)[0].item()
 
 
-def take_constant_places(graph: Graph) -> Graph:
-    """`select`: an index at one constant position becomes a select, which is a view."""
+def select_constant_indices(graph: Graph) -> Graph:
+    """The pass `select`: `x[..., i, ...]` with a constant i becomes aten.select, a view, which copies nothing."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
-        place = _place(graph, op)
-        if place is not None:
-            axis, index = place
+        selected = _constant_index(graph, op)
+        if selected is not None:
+            axis, index = selected
             rewrite.replace(op, "aten.select.int", op.inputs[:1], op.outputs, {"dim": axis, "index": index})
     return rewrite.build()
 
 
-def _place(graph: Graph, op: Op) -> tuple[int, int] | None:
+def _constant_index(graph: Graph, op: Op) -> tuple[int, int] | None:
+    """(axis, index counted from 0) of an aten.index whose only index is a constant scalar; None for other ops."""
     if op.kind != "aten.index.Tensor" or len(op.inputs) != 2 or graph.values[op.inputs[1]].spec.rank:
         return None
     index, spec = constant_number(graph, op.inputs[1]), graph.values[op.inputs[0]].spec
@@ -55,32 +58,35 @@ class MatrixProduct:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolved:
-    """A convolution over two dimensions."""
+class Convolution2d:
+    """A convolution over two spatial dimensions."""
 
     x: int
     weight: int
     bias: int | None
     strides: tuple[int, ...]
     pads: tuple[int, ...]
-    """One for both sides of a dimension."""
+    """For each spatial dimension the padding of both sides."""
     dilations: tuple[int, ...]
     group: int
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A batch normalisation with stored statistics: scale, bias, mean, variance."""
+    """A batch normalisation with stored statistics."""
 
     x: int
     operands: tuple[int, int, int, int]
+    """Scale, bias, mean, variance."""
     epsilon: float
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Torch's scaled dot product attention without mask and dropout; without a scale, it is one over the root of the
-    width."""
+    """Torch's scaled dot product attention without mask and dropout.
+
+    `scale`: None stands for torch's default, 1 / sqrt(size of the last axis of the query).
+    """
 
     query: int
     key: int
@@ -88,7 +94,7 @@ class Attention:
     scale: float | None
 
 
-def read_attention(op: Op) -> Attention | None:
+def match_attention(op: Op) -> Attention | None:
     if op.kind != "aten.scaled_dot_product_attention.default" or len(op.inputs) > 3:
         return None
     attrs = op.attrs
@@ -100,15 +106,15 @@ def read_attention(op: Op) -> Attention | None:
     return Attention(query, key, value, float(scale) if isinstance(scale, int | float) else None)
 
 
-def read_sum(op: Op) -> tuple[int, int] | None:
-    """Both operands of a sum."""
+def match_sum(op: Op) -> tuple[int, int] | None:
+    """Both operands of an addition of two tensors without a factor `alpha`."""
     if op.kind == "aten.add.Tensor" and len(op.inputs) == 2 and op.attrs.get("alpha", 1) == 1:
         return op.inputs[0], op.inputs[1]
     return None
 
 
-def read_activation(op: Op) -> Activation | None:
-    name = WORDS.get(op.kind)
+def match_activation(op: Op) -> Activation | None:
+    name = UNARY_ACTIVATIONS.get(op.kind)
     if name is not None:
         return Activation(name)
     attrs = op.attrs
@@ -116,7 +122,7 @@ def read_activation(op: Op) -> Activation | None:
         case "aten.gelu.default":
             return Activation("gelu_tanh" if attrs.get("approximate") == "tanh" else "gelu")
         case "aten.leaky_relu.default":
-            return Activation("leaky_relu", numbers(attrs.get("negative_slope", 0.01)))
+            return Activation("leaky_relu", floats(attrs.get("negative_slope", 0.01)))
         case "aten.hardtanh.default":
             return clip(attrs.get("min_val", -1.0), attrs.get("max_val", 1.0))
         case "aten.clamp.default":
@@ -130,19 +136,20 @@ def clip(low: Attr, high: Attr) -> Activation | None:
     """The activation that limits values to [low, high]; a limit that is left out is infinite."""
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     if isinstance(low, int | float) and isinstance(high, int | float):
-        return Activation("clip", numbers(low, high))
+        return Activation("clip", floats(low, high))
     return None
 
 
-def numbers(*values: Attr) -> tuple[float, ...]:
+def floats(*values: Attr) -> tuple[float, ...]:
+    """`values` as floats; values that are no numbers are left out."""
     return tuple(float(value) for value in values if isinstance(value, int | float))
 
 
-WORDS = {f"aten.{name}.default": name for name in ("relu", "silu", "sigmoid", "tanh", "hardswish")}
+UNARY_ACTIVATIONS = {f"aten.{name}.default": name for name in ("relu", "silu", "sigmoid", "tanh", "hardswish")}
 
 
-def read_product(graph: Graph, op: Op) -> MatrixProduct | None:
-    """A product whose right side is a matrix."""
+def match_product(graph: Graph, op: Op) -> MatrixProduct | None:
+    """A product whose right operand is a matrix, with a bias of one value per column or none."""
     product = _product(op)
     if product is None or graph.values[product.weight].spec.rank != 2 or graph.values[product.x].spec.rank < 2:
         return None
@@ -164,7 +171,7 @@ def _product(op: Op) -> MatrixProduct | None:
     return None
 
 
-def read_convolution(graph: Graph, op: Op) -> Convolved | None:
+def match_convolution(graph: Graph, op: Op) -> Convolution2d | None:
     if op.kind not in ("aten.conv2d.default", "aten.convolution.default"):
         return None
     attrs = op.attrs
@@ -177,7 +184,7 @@ def read_convolution(graph: Graph, op: Op) -> Convolved | None:
     groups = attrs.get("groups", 1)
     if strides is None or pads is None or dilations is None or not isinstance(groups, int):
         return None
-    return Convolved(op.inputs[0], op.inputs[1], bias, strides, pads, dilations, groups)
+    return Convolution2d(op.inputs[0], op.inputs[1], bias, strides, pads, dilations, groups)
 
 
 def pair(value: Attr) -> tuple[int, ...] | None:
@@ -189,7 +196,7 @@ def pair(value: Attr) -> tuple[int, ...] | None:
     return None
 
 
-def read_norm(op: Op) -> Norm | None:
+def match_norm(op: Op) -> Norm | None:
     if op.kind == "aten.batch_norm.default" and len(op.inputs) == 5 and op.attrs.get("training") is False:
         return Norm(op.inputs[0], op.inputs[1:5], float(op.attrs["eps"]))  # type: ignore[arg-type]
     return None
