@@ -143,10 +143,11 @@ class RunConsole:
         if result.runtime.ops:
             arena = bytes_text(result.runtime.arena_bytes)
             packed = result.runtime.packed_bytes
+            place = "" if result.runtime.device == "cpu" else f" on {result.runtime.device}"
             more = f", {bytes_text(packed)} of packed weights" if packed else ""
             native = sum(backend.native_calls for backend in result.runtime.backends)
             in_cpp = f" ({native} in C++, built by this machine's compiler)" if native else ""
-            self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}{in_cpp}, one arena of {arena}{more}")
+            self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}{in_cpp}, one arena of {arena}{place}{more}")
         for sentence in result.export.lifted:
             self.line(sentence)
 

@@ -37,7 +37,7 @@ def calibrate() -> Iterator[Feeds]:
 def main() -> None:
     exported = _simulate(SEPARATE, "exported", {"quantsim.profile": "qnn-htp"})
     clamped = _simulate(SEPARATE, "clamped", {"quantsim.profile": "qnn-htp"} | CLAMPED)
-    rows = {"as exported": exported, "behind clamp-mask": clamped}
+    rows = {"as exported": exported, "after clamp-mask": clamped}
     show_table(
         ("W8 per channel, A16 (qnn-htp)", "embeddings", "top-1"),
         ((title, *_judge(study)) for title, study in rows.items()),

@@ -268,7 +268,7 @@ class ValuePairs:
     """
 
     read_as: Mapping[int, Set[int]]
-    """Value of the second model → the values of the first in whose place matched nodes read it."""
+    """Value of the second model → the values of the first that matched nodes read at the same position."""
     certain: Mapping[int, Set[int]]
     """The part of `read_as` from which both models compute an output by the same nodes with the same weights."""
     news: Mapping[int, Iterable[int]]
@@ -294,7 +294,7 @@ def pair_values(matched: ModelMatching) -> ValuePairs:
         made = [pair for pair in zip(item.outputs, old_item.outputs, strict=False) if ABSENT not in pair]
         is_certain = any(matching.representative(old) in certain[new] for new, old in made)
         is_certain &= item.op_digest == old_item.op_digest and _read_same_constants(matching, item, old_item)
-        for new, old in _read_in_same_place(matching, item, old_item):
+        for new, old in _read_at_same_position(matching, item, old_item):
             read_as[new].add(old)
             if is_certain:
                 certain[new].add(old)
@@ -309,8 +309,8 @@ def pair_values(matched: ModelMatching) -> ValuePairs:
 QUANTIZING: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
-def _read_in_same_place(matching: NodeMatching, item: Item, old_item: Item) -> Iterator[tuple[int, int]]:
-    """The values but constants that two matched nodes read in the same place.
+def _read_at_same_position(matching: NodeMatching, item: Item, old_item: Item) -> Iterator[tuple[int, int]]:
+    """Pairs (new, old) of values, without constants, that two matched nodes read at the same position.
 
     An unmatched operand of a commutative op pairs with every unmatched operand: their values decide which is which.
     """

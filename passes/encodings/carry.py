@@ -253,7 +253,7 @@ class _EncodingCarrier:
                 yield LostEncoding(name, "stale", changed_by.get(name, ""), "the tensor in its place has other values")
 
     def _describe_stored(self, tensor: TensorProto) -> LostEncoding:
-        """Why a stored tensor of the source has no place in the final model."""
+        """Why a stored tensor of the source has no counterpart in the final model."""
         heirs = [stored for stored in self.stored.values() if tensor.name in annotations_of(stored).replaced]
         for heir in heirs:
             reason = self.refusals.get(heir.name)

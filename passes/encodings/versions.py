@@ -130,7 +130,7 @@ def _namesake(matching: NodeMatching, value: int, before_names: Mapping[str, int
 
 
 def _kept_names(matching: NodeMatching, value: int, before_names: Mapping[str, int]) -> list[str]:
-    """The values before a step of which one after it has the name, or the place."""
+    """The names of the values before a step that `value`, a value after it, equals; its namesake first."""
     found = _namesake(matching, value, before_names)
     if matching.value_of[value] >= 0:
         found += matching.values_equal_to(matching.value_of[value])

@@ -274,8 +274,8 @@ def through_ir(
 
 def _delete(entries: Any, names: Collection[str]) -> None:
     """Delete a graph's inputs or initializers that have one of `names`."""
-    for place in reversed([place for place, entry in enumerate(entries) if entry.name in names]):
-        del entries[place]
+    for index in reversed([index for index, entry in enumerate(entries) if entry.name in names]):
+        del entries[index]
 
 
 def _copy_of(tensor: Any) -> Any:

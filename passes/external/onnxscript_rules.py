@@ -131,7 +131,7 @@ def _replacement(rule: Any) -> Any:
 
 
 def _own_name(rule: Any, at: int) -> str:
-    """The rule's name; without one, that of the function which makes its replacement, or its place."""
+    """The rule's name; without one, the name of the function that makes its replacement, or its number."""
     function = getattr(_replacement(rule), "_function", None)
     return rule.name or getattr(function, "__name__", f"rule_{at}")
 

@@ -34,7 +34,7 @@ def byte_count(tensor: TensorProto) -> int:
 
 
 def check_payload(tensor: TensorProto, *, may_be_empty: bool = False) -> None:
-    """Refuse a tensor with inline data that does not fill its shape, or with data in two places.
+    """Refuse a tensor whose inline data does not fill its shape, or that has data in two fields, or a field and a file.
 
     External data is checked where it is mapped.
 

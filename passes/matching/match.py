@@ -127,7 +127,7 @@ def _namesake(matching: NodeMatching, item: Item, olds: list[int]) -> int:
 
 
 def _match_upwards(matching: NodeMatching) -> int:
-    """Match nodes that make a value for the same consumer at the same place. If several do, a namesake goes first."""
+    """Match nodes that make a value for the same consumer at the same position; of several, a namesake goes first."""
     count = 0
     for new in reversed(matching.open_new()):
         for index, value in enumerate(matching.after.items[new].outputs):
@@ -156,12 +156,12 @@ def _values_replaced_by(matching: NodeMatching, value: int) -> list[int]:
     for consumer, _ in matching.after.uses[value]:
         old = matching.old_of[consumer]
         if old >= 0:
-            pairs = _values_read_in_same_place(matching, matching.after.items[consumer], matching.before.items[old])
+            pairs = _values_read_at_same_position(matching, matching.after.items[consumer], matching.before.items[old])
             replaced.extend(old for new, old in pairs if new == value)
     return replaced
 
 
-def _values_read_in_same_place(matching: NodeMatching, item: Item, old_item: Item) -> list[tuple[int, int]]:
+def _values_read_at_same_position(matching: NodeMatching, item: Item, old_item: Item) -> list[tuple[int, int]]:
     """The values (new, old) that two matched nodes read at the same position; commutative operands in any order."""
     if len(item.inputs) != len(old_item.inputs):
         return []

@@ -122,4 +122,4 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(("guidance", "guidances"), (0.0, 10.0)),
     **dict.fromkeys(("position", "positions", "pos"), (0.0, 512.0)),
 }
-"""A word of a name → its range: steps and noise levels of diffusion, places in a sequence."""
+"""A word of a name → its range: steps and noise levels of diffusion, positions in a sequence."""

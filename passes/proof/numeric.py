@@ -166,7 +166,8 @@ class NumericProver:
         self._client.criteria = replace(self._client.criteria, computed_in=types)
 
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
-        return [reference.feeds for reference in self._references]
+        given = [known for known in self._references if known.draw is not None and known.draw.source]
+        return [reference.feeds for reference in given or self._references]
 
     def measure_export(self, model: DetachedModel) -> Measurement:
         """`measure` the exported model, before any pass.

@@ -98,7 +98,7 @@ class _PrecisionWalk:
     def _body_node(self, node: NodeProto, known: Known, types: Mapping[str, int]) -> None:
         """Propagate types through If, Loop or Scan. Bodies of loops are repeated until their types are stable."""
         dtypes = [""] * len(node.output)
-        first, carried, result = _places(node)
+        first, carried, result = _carried_values(node)
         for body in bodies_in(node):
             inner: Known = dict.fromkeys(initializers_of(body), None)
             fed = [known.get(name) or "" for name in node.input]
@@ -138,9 +138,12 @@ def _worst(*dtypes: str) -> str:
     return DRAWN if DRAWN in dtypes else least_precise(*dtypes)
 
 
-def _places(node: NodeProto) -> tuple[int, int, int]:
-    """Where a node carries values from iteration to iteration: the first carried input, how many are carried, and the
-    body's first output that is a result of the node."""
+def _carried_values(node: NodeProto) -> tuple[int, int, int]:
+    """The values that a Loop or Scan carries from iteration to iteration.
+
+    Returns:
+        (index of the first carried input, number of carried inputs, index of the body's first output that is a result).
+    """
     if node.op_type == "Loop":
         return 2, len(node.input) - 2, 1
     if node.op_type == "Scan":

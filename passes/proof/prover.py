@@ -131,7 +131,7 @@ class Prover(Protocol):
         ...
 
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
-        """The inputs of all draws; none where nothing is run."""
+        """The inputs that the user gave, or those of all draws where there are none; none where nothing is run."""
         ...
 
     def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:

@@ -14,6 +14,7 @@ from passes.external.aimet_rotations import Rotate
 from passes.external.onnxruntime_graph import OnnxRuntimeFusions, OnnxRuntimeGraph
 from passes.external.onnxscript import OnnxScriptOptimizer, OnnxScriptRewrites
 from passes.external.onnxsim import OnnxSim
+from passes.external.onnxsim_equalize import CrossLayerEqualization
 from passes.external.onnxslim import OnnxSlim
 from passes.recipe import CLEANING, EARLIER_RECIPES
 from passes.recipe.user_passes import installed_passes, is_reference, user_step, user_worker
@@ -30,7 +31,7 @@ from passes.rewrites.fold_scale import FoldScale
 from passes.rewrites.fold_shape import FoldShape
 from passes.rewrites.merge_layout import MergeLayout
 from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
-from passes.rewrites.smooth_quant import SmoothQuant
+from passes.rewrites.smooth_quant import Awq, SmoothQuant
 from passes.rewrites.softmax_guard import DropSoftmaxGuard
 from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.rewrites.untie import Tie, Untie
@@ -57,6 +58,8 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "fix-defaults": FixDefaults,
     "fold-batchnorm": FoldBatchnorm,
     "smooth-quant": SmoothQuant,
+    "awq": Awq,
+    "cross-layer-equalization": CrossLayerEqualization,
     "rotate": Rotate,
     "drop-softmax-guard": DropSoftmaxGuard,
     "fold-shape": FoldShape,
@@ -207,11 +210,11 @@ def _step(name: str, options: Mapping[str, Any], loader: Worker) -> Step:
 def _own_step(name: str, options: Mapping[str, Any]) -> Step:
     step_type = OWN_STEPS[name]
     if not step_type.hands_on_options:
-        _check_fields(name, step_type, options)
+        check_fields(name, step_type, options)
     return step_type.from_options(options)
 
 
-def _check_fields(name: str, step_type: Any, options: Mapping[str, Any]) -> None:
+def check_fields(name: str, step_type: Any, options: Mapping[str, Any]) -> None:
     """Refuse options that are no fields of a step, a dataclass, or that have another type."""
     takes = [field.name for field in dataclasses.fields(step_type) if field.init and field.name != "left_out"]
     for option in options:

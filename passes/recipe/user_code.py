@@ -311,7 +311,7 @@ def _clash_beside(reference: str) -> str:
 
 
 def call_user_code(make: Callable[[], Result], title: str, reference: str = "") -> Result:
-    """Call `make`, which runs the user's code; any error becomes a PolicyError with its place.
+    """Call `make`, which runs the user's code; any error becomes a PolicyError with its line.
 
     Raises:
         PolicyError: `title`, the error, and the line that raised it.

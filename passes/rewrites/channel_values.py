@@ -180,7 +180,7 @@ def _slice_axis(layout: ChannelLayout, part: slice, axis: int) -> ChannelLayout 
 
 
 def _split(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_NodeOutput] | None:
-    """Split; and SplitToSequence, if the list is only read at known places."""
+    """Split; and SplitToSequence, if the list is only read at known indices."""
     axis = attribute_of(node, "axis", 0)
     group = value.layout.axes[axis]
     if not group or not all(factor.is_channel for factor in group):

@@ -106,7 +106,7 @@ class NewTensors:
         return self.made[key]
 
     def ints(self, values: Sequence[int], name: str) -> str:
-        """The same of sizes, axes or places, as int64."""
+        """The same of sizes, axes or indices, as int64."""
         return self.constant(np.array(values, np.int64), name)
 
 

@@ -1,18 +1,19 @@
-"""SmoothQuant as preparation: outlier channels of activations move into the weights after them, by onnxsim's factors.
+"""SmoothQuant and AWQ's scaling as preparation: factors of onnxsim's move between channels and rows of weights.
 
-A product stays the same if a channel of its data is multiplied by a factor and the row of its weight divided by it. The
+SmoothQuant makes outlier channels of activations smaller, AWQ makes the rows of a weight larger that meet large ones. A
+product stays the same if a channel of its data is multiplied by a factor and the row of its weight divided by it. The
 norm before the product takes the factors, so that the value a quantizer sees between norm and product has no outliers.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from onnx import NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto, numpy_helper
 
 from passes.context import PassContext
 from passes.errors import PolicyError
@@ -53,33 +54,92 @@ class SmoothQuant(Step):
             raise PolicyError(f"pass {self.name!r}: alpha is {self.alpha!r}; expected a number from 0 to 1")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        draws = [dict(feeds) for feeds in context.draws()]
-        if not draws:
-            why = "no draw shows the range of the activations, so nothing is smoothed"
-            return PassResult(model, changed=False, why=why)
-        if model.unread():
-            return PassResult(model, changed=False, why="weights stay unread, so nothing is smoothed")
-        source = portable(model, context.spill)
-        factors = context.worker.call(find_factors, model=source, feeds=draws, alpha=float(self.alpha))
-        smoother = _Smoother(GraphEdit.of(GraphView(model)), self.add_nodes)
-        smoother.smooth(factors)
-        why = "; ".join(smoother.describe()) or None
-        return PassResult(smoother.edit.model() if smoother.smoothed else model, smoother.smoothed > 0, why)
+        smoother = _Smoother(GraphEdit.of(GraphView(model)), self.add_nodes, common_of=_widest)
+        return _scale(model, context, smoother, find_factors, {"alpha": float(self.alpha)})
+
+
+@dataclass(frozen=True, slots=True)
+class Awq(Step):
+    """Scale the rows of weights by onnxsim's `apply_awq` on the draws of the run: those that meet large activations get
+    more of the numbers of int4 in blocks of 32.
+
+    Args:
+        alphas: exponents that are tried between 0 and 1; each costs a product of all rows of the data.
+        add_nodes: whether a product that does not follow a norm gets a Mul of its own before it.
+    """
+
+    alphas: int = 20
+    add_nodes: bool = False
+    name: str = field(default="awq", init=False)
+    source: str = field(default="onnxsim", init=False)
+    description: ClassVar[Description] = values(
+        "Scale rows of weights that meet large activations, and these by the inverse (AWQ)"
+    )
+
+    def check(self, context: PassContext) -> None:
+        if self.alphas < 2:
+            raise PolicyError(f"pass {self.name!r}: alphas is {self.alphas!r}; expected an integer of 2 or more")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        smoother = _Smoother(GraphEdit.of(GraphView(model)), self.add_nodes, common_of=_middle)
+        return _scale(model, context, smoother, find_awq_factors, {"alphas": self.alphas})
+
+
+def _scale(
+    model: DetachedModel,
+    context: PassContext,
+    smoother: _Smoother,
+    find: Callable[..., Factors],
+    options: Mapping[str, Any],
+) -> PassResult:
+    """The model with the factors that `find` gives in the worker."""
+    draws = [dict(feeds) for feeds in context.draws()]
+    if not draws:
+        why = "no draw shows the range of the activations, so nothing is smoothed"
+        return PassResult(model, changed=False, why=why)
+    if model.unread():
+        return PassResult(model, changed=False, why="weights stay unread, so nothing is smoothed")
+    factors = context.worker.call(find, model=portable(model, context.spill), feeds=draws, **options)
+    smoother.smooth(factors)
+    why = "; ".join(smoother.describe()) or None
+    return PassResult(smoother.edit.model() if smoother.smoothed else model, smoother.smoothed > 0, why)
 
 
 def find_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray]], alpha: float) -> Factors:
     """In the worker: let onnxsim smooth the model, and read its factors from the smoothed model."""
     from onnxsim.quark_smoothquant import smooth_quant
 
+    proto = _whole(model)
+    return _read_factors(proto, smooth_quant(proto, [dict(feed) for feed in feeds], alpha=alpha))
+
+
+def find_awq_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray]], alphas: int) -> Factors:
+    """In the worker: let onnxsim scale the model for int4, and read its factors from the scaled model."""
+    from onnxsim import apply_awq, quantize_weight_only_int4
+
+    proto = _whole(model)
+    copy = ModelProto.FromString(proto.SerializeToString())
+    for entry in copy.opset_import:  # it quantizes nothing below 21; of this copy only names and numbers are read
+        entry.version = max(entry.version, 21) if not entry.domain else entry.version
+    quantized = quantize_weight_only_int4(copy)
+    return _read_factors(proto, apply_awq(proto, quantized, [dict(feed) for feed in feeds], num_alpha_steps=alphas))
+
+
+def _whole(model: MappedModel) -> ModelProto:
     proto, weights = model.model(), model.map_weights()
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name].array(), tensor.name))
+    return proto
+
+
+def _read_factors(proto: ModelProto, smoothed: ModelProto) -> Factors:
+    """The constants of the Mul operators that a library has put before products."""
     data = {node.output[0]: node.input[0] for node in proto.graph.node if op_of(node) == "MatMul"}
-    smoothed = smooth_quant(proto, [dict(feed) for feed in feeds], alpha=alpha).graph
-    stored = initializers_of(smoothed)
-    made = {node.output[0]: node for node in smoothed.node if node.op_type == "Mul"}
-    products = [node for node in smoothed.node if op_of(node) == "MatMul" and node.input[0] != data[node.output[0]]]
+    stored = initializers_of(smoothed.graph)
+    nodes = smoothed.graph.node
+    made = {node.output[0]: node for node in nodes if node.op_type == "Mul"}
+    products = [node for node in nodes if op_of(node) == "MatMul" and node.input[0] != data[node.output[0]]]
     return {node.output[0]: numpy_helper.to_array(stored[made[node.input[0]].input[1]]) for node in products}
 
 
@@ -93,6 +153,8 @@ class _Smoother:
 
     edit: GraphEdit
     adds_nodes: bool
+    common_of: Callable[[Array], Array]
+    """One factor for all products of one value, of their factors in rows."""
     smoothed: int = 0
     left: int = 0
 
@@ -104,7 +166,8 @@ class _Smoother:
                 by_data[node.input[0]].append(node)
         fixed = outside_readers(view)
         for data, products in by_data.items():
-            common = _common_factor([factors[node.output[0]] for node in products])
+            rows = np.stack([factors[node.output[0]].astype(np.float64).ravel() for node in products])
+            common = _usable(self.common_of(rows))
             if common is None:
                 self.left += len(products)
                 continue
@@ -184,12 +247,18 @@ class _Smoother:
             self.edit.replace_node(node, node.op_type, [data, name], node.output[0])
 
 
-def _common_factor(factors: Sequence[Array]) -> Array | None:
-    """One factor for all products of one value: the largest, which is that of a matrix of all their columns.
+def _widest(factors: Array) -> Array:
+    """SmoothQuant's factor of a matrix of all their columns."""
+    return factors.max(axis=0)
 
-    None where a factor is no number, or none is left to be applied.
-    """
-    wide = np.max([array.astype(np.float64) for array in factors], axis=0)
+
+def _middle(factors: Array) -> Array:
+    """AWQ's factor by the mean of the exponents, as each factor is a power of the same sizes."""
+    return np.exp(np.log(factors).mean(axis=0))
+
+
+def _usable(wide: Array) -> Array | None:
+    """The factor without channels that no draw shows; None where it is no number, or nothing is left to be applied."""
     found = np.where(wide >= UNSEEN, 1.0, wide)
     return found if np.isfinite(found).all() and (found > 0).all() and not np.allclose(found, 1.0) else None
 

@@ -124,10 +124,10 @@ def _explain_assertion(message: str, source: str) -> str:
     found = ASSERTION.search(message)
     if found is None:
         return message
-    place, condition = found.groups()
+    line, condition = found.groups()
     return (
         f"{source} does not handle a form that this model has, so the step changes nothing; "
-        f"{source} said: Assertion {condition} failed ({place})"
+        f"{source} said: Assertion {condition} failed ({line})"
     )
 
 

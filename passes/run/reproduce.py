@@ -96,8 +96,10 @@ def _bypass_repeatedly(model: DetachedModel, fails: Callable[[DetachedModel], bo
 
 
 def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadline: float) -> DetachedModel:
-    """`smallest`, by taking whole runs of nodes away, shorter and shorter ones. Of several places that fail, the first
-    stays, since the last nodes are removed first."""
+    """`model` without runs of nodes that the failure does not need; first long runs, then shorter ones.
+
+    The last nodes are tried first, so of several nodes that fail the first stays.
+    """
     types = types_of(model.proto)
     nodes, length = list(model.proto.graph.node), len(model.proto.graph.node)
     count = 0

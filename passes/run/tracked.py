@@ -41,7 +41,7 @@ class TrackedStructures:
     enforced: frozenset[str]
     pinned: frozenset[str]
     partly: Mapping[str, str] = field(default_factory=dict)
-    """Kept kind that was found in some places only → what the other places have instead."""
+    """Kept kind that the source has only in part → what it has in place of the rest, with advice."""
 
     def with_new(self, kinds: Sequence[str], model: DetachedModel, gone: Collection[tuple[str, str]]) -> Self:
         """These, with what `model` has of some kinds, if that is more than what it was known to have.

@@ -194,7 +194,7 @@ LEAST_SIGNS: Final = 64
 
 
 def _all_rows(array: Array) -> Iterator[Array]:
-    """The array as rows along each of its axes, and as one row for each place of the first axis."""
+    """The array as rows along each of its axes, and as one row for each index of the first axis."""
     for axis, size in enumerate(array.shape):
         if size > 1:
             yield np.moveaxis(array, axis, -1).reshape(-1, size)

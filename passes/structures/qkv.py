@@ -78,7 +78,7 @@ def _search(view: GraphView) -> QkvCandidates:
             if pair not in pairs:
                 pairs.add(pair)
                 triples.append(read)
-    # A delta rule reads its state by K too, before it writes; and it reads one product in several places.
+    # A delta rule reads its state by K too, before it writes; and it reads one product at several nodes.
     own = {projection.value for triple in triples for projection in triple}
     blocks = {entry.value: entry for entry in merged if entry.value not in own}
     return QkvCandidates(triples, list(blocks.values()), others)

@@ -53,7 +53,7 @@ class CoreNode:
     """A node that defines a structure, described without its name."""
 
     ops: frozenset[str]
-    """`Softmax`, or `com.microsoft.Gelu`; several where a product may take another's place."""
+    """`Softmax`, or `com.microsoft.Gelu`; several where one product may replace another."""
     attributes: frozenset[tuple[str, object]]
     weights: tuple[frozenset[str], ...]
     """For each weight that it reads, the digests that count as that weight."""
@@ -113,7 +113,7 @@ class Wiring:
 
 
 class PinSite(NamedTuple):
-    """Where one kept value can be pinned, each place further downstream, with the types that graph outputs need."""
+    """The values at which one kept value can be pinned, in order downstream, with the types that graph outputs need."""
 
     tight: onnx.ValueInfoProto
     """The value itself, the first choice."""
@@ -124,7 +124,7 @@ class PinSite(NamedTuple):
 
     @classmethod
     def only(cls, value: onnx.ValueInfoProto) -> Self:
-        """The site of a value that has no other place."""
+        """The site of a value that can be pinned at itself alone."""
         return cls(value, value, value)
 
 

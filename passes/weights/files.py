@@ -227,7 +227,7 @@ def replace_when_done(path: Path) -> Iterator[Path]:
 
 
 def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:
-    """Write `model` to a place that a user has named.
+    """Write `model` to a path that a user has named.
 
     Raises:
         UsageError: it is no path of a file, or nothing can be written there; an existing file is unchanged.
@@ -242,7 +242,7 @@ def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn whatever keeps a file from being written to `path` into a UsageError: a full disk, a folder, no such place.
+    """Turn whatever keeps a file from being written to `path` into a UsageError: a full disk, a folder, no such path.
 
     For code that does nothing but write: elsewhere an OSError may be a bug.
     """

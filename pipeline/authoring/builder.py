@@ -255,7 +255,7 @@ class ModelBuilder(GraphBuilder):
         if isinstance(dim := attrs.get("dim"), int) and arguments.inputs:
             self._check_axis(IRTensor(self, arguments.inputs[0]), dim, results[0].dim())
         name = self.name_here(label)
-        names = [name] if len(results) == 1 else [f"{name}_{place}" for place in range(len(results))]
+        names = [name] if len(results) == 1 else [f"{name}_{index}" for index in range(len(results))]
         declared = [(own, spec_of(meta)) for own, meta in zip(names, results, strict=True)]
         vids = self.emit(operator.kind, arguments.inputs, declared, attrs, name=name, origin=self._path)
         operands |= {id(meta): IRTensor(self, vid) for meta, vid in zip(results, vids, strict=True)}

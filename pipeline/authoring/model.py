@@ -399,7 +399,7 @@ def _check_inputs(tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) 
 
 
 def _input_names(count: int) -> list[str]:
-    return ["input"] if count == 1 else [f"input_{place}" for place in range(count)]
+    return ["input"] if count == 1 else [f"input_{index}" for index in range(count)]
 
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:

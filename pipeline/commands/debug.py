@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import typer
 
@@ -88,7 +88,7 @@ def compare(
 
     tolerances = {**subject.tolerances, **_tolerances(rtol, atol)}
     try:
-        one, other = (BACKENDS[name](subject.model, subject.fusions, native=subject.native) for name in (first, second))
+        one, other = (BACKENDS[name](subject.model, subject.fusions, **subject.options) for name in (first, second))
         graph = subject.model.graph_for(shapes_of(feeds))
         found = compare_backends(one, other, graph, feeds, tolerances, first_only=first_divergence)
     except StepFailed as failure:
@@ -156,8 +156,8 @@ class Subject:
         return self.config.runtime.chosen_fusions if self.config is not None else ()
 
     @property
-    def native(self) -> bool:
-        return self.config is not None and self.config.runtime.native
+    def options(self) -> Mapping[str, Any]:
+        return self.config.runtime.program_options if self.config is not None else {}
 
     @property
     def tolerances(self) -> Mapping[str, Tolerance]:

@@ -76,7 +76,7 @@ def trace(folder: Path, out: Path = Path("trace.json"), runs: int = 3) -> None:
     settings = folder / "run.yaml"
     config = RunConfig.from_yaml(settings).runtime if settings.is_file() else RuntimeConfig()
     graph = from_onnx(folder / "model.onnx", shapes=shapes, emitter_of=emitter_of, fallback=True)
-    program = compile_graph(fuse(graph, config.chosen_fusions), native=config.native)
+    program = compile_graph(fuse(graph, config.chosen_fusions), **config.program_options)
     bound = program.context.bound
     times = trace_runs(bound, random_feed(program.feed_signature), runs=runs)
     with disk_errors(out.parent), replace_when_done(out) as temporary:

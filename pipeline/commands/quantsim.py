@@ -22,6 +22,7 @@ from pipeline.terminal import print_json, print_line, print_text
 
 if TYPE_CHECKING:
     from pipeline.quantsim import QuantSimResult
+    from pipeline.quantsim.best import Best
     from pipeline.quantsim.report import QuantSimReport
 
 
@@ -44,6 +45,8 @@ def quantsim(
     verbose: bool = False,
     quiet: bool = False,
     as_json: bool = False,
+    best: Literal["4bit"] | None = None,
+    budget: str = "20m",
 ) -> None:
     """Prepare the model, quantize it by rules, and say what each step costs."""
     from pipeline.config import RunConfig
@@ -54,9 +57,19 @@ def quantsim(
     from pipeline.quantsim.parts import PartsQuantSimResult
     from pipeline.quantsim.report import report_text
 
+    if best is not None:
+        config.refuse_parts("quantsim --best")
+
     screen = RunConsole(verbose=verbose, quiet=quiet or as_json, keep=config.passes.keep)
+    found: Best | None = None
     with screen:
-        result = QuantSim(config, out, screen.show, progress=False).run()
+        if best is None:
+            result = QuantSim(config, out, screen.show, progress=False).run()
+        else:
+            from pipeline.quantsim.best import find_best, seconds_of
+
+            found = find_best(config, seconds_of(budget), out, screen.show)
+            result = found.result
     parts = result.parts if isinstance(result, PartsQuantSimResult) else {}
     if as_json and isinstance(result, PartsQuantSimResult):
         texts = {name: json.loads(report_text(part.report)) for name, part in parts.items()}
@@ -71,7 +84,9 @@ def quantsim(
             screen.line(line)
     if isinstance(result, PartsQuantSimResult) and result.chain is not None:
         screen.line(result.chain.sentence)
-    screen.show_files("files", result.folder, (*result.files, PAGE))
+    for line in found.lines() if found else ():
+        screen.line(line)
+    screen.show_files("files", result.folder, (*result.files, PAGE, *((found.config.name,) if found else ())))
 
 
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
@@ -82,6 +97,11 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
         counts = f"{plural(rule.weights, 'weight')}, {plural(rule.activations, 'other')}"
         yield f"rule {rule.selector} ({rule.formats}): {counts}; in force for {rule.in_force}"
     yield from report.notes
+    for step in report.optimized:
+        yield str(step)
+        for row in step.layers if verbose else ():
+            what = "taken" if row.taken else "not taken"
+            yield f"  {row.layer} ({row.weight}): {_decibels(row.before_db)} → {_decibels(row.after_db)}, {what}"
     if not report.not_measured:
         yield from _worst(report, None if verbose else WORST)
     shown = report.left_in_float if verbose else report.left_in_float[:WORST]

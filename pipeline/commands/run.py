@@ -43,6 +43,7 @@ def run(
     recipe: list[str] | None = None,
     without_metadata: bool = False,
     regions: str | None = None,
+    device: str | None = None,
     overrides: list[str] | None = None,
     dry_run: bool = False,
     verbose: bool = False,
@@ -51,7 +52,11 @@ def run(
     """Run a model or a configuration: export, passes with proof, verified model, IR and plan."""
     from pipeline.config import RunConfig
 
-    settings = [*(overrides or ()), *([f"runtime.regions={json.dumps(regions)}"] if regions is not None else [])]
+    given = {"runtime.regions": regions, "runtime.device": device}
+    settings = [
+        *(overrides or ()),
+        *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None),
+    ]
     settings += ["passes.strip_metadata=true"] if without_metadata else []
     config = RunConfig.from_source(source, settings, wishes_of(recipe, keep, skip))
     if output is not None:

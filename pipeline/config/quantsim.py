@@ -212,10 +212,14 @@ class QuantSimConfig(Section):
     encodings: the version of AIMET's format in which the encodings are written.
     encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
     suggest: a target for which formats of single layers are suggested.
+    optimize: algorithms of libraries that round weights otherwise than to the nearest number, in order: seq-mse, gptq,
+        ada-round, scale-estimation, bias-correction. They see the calibration data without the samples that the result
+        is judged on.
     """
 
     profile: ProfileName | AimetProfile = "ort-cpu"
     prepare: tuple[Step, ...] = ()
+    optimize: tuple[Step, ...] = ()
     rules: dict[StrictStr, FormatsConfig] = Field(default_factory=dict)
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
     unsupported: Literal["note", "refuse"] = "note"
@@ -228,6 +232,8 @@ class QuantSimConfig(Section):
     def _check_consistency(self) -> QuantSimConfig:
         if self.suggest is not None and self.encodings_from is not None:
             raise ValueError("found suggest next to encodings_from, expected one of them: a suggestion needs ranges")
+        if self.optimize and self.encodings_from is not None:
+            raise ValueError("found optimize next to encodings_from, expected one of them: both choose the scales")
         return self
 
 

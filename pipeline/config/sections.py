@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -60,6 +61,8 @@ Backend = Literal["torch", "onnxruntime", "plan"]
 
 Fusion = Literal["select", "attention", "linear", "feed-forward", "residual", "conv", "channels-last"]
 """A pass of `pipeline.lowering.fusion`."""
+
+DEVICE: Final = re.compile(r"cpu|cuda(:[0-9]+)?")
 
 DEFAULT_BACKENDS: Final[tuple[Backend, ...]] = ("onnxruntime", "plan")
 
@@ -227,6 +230,8 @@ class RuntimeConfig(Section):
     pins: {name of a value: name of the region that holds it as long as it lives}.
     fusions: passes on the IR before `plan` runs it, or `all` of them.
     native: kernels in C++, which the compiler of this machine builds once, compute what they can of `plan`.
+    device: where `plan` runs: cpu, cuda or cuda:1.
+    debug: `plan` waits for the device after each launch, so that an error names the launch that caused it.
     """
 
     backends: tuple[Backend, ...] | None = None
@@ -234,6 +239,15 @@ class RuntimeConfig(Section):
     pins: dict[str, StrictStr] = Field(default_factory=dict)
     fusions: tuple[Fusion, ...] | Literal["all"] = ()
     native: bool = False
+    device: StrictStr = "cpu"
+    debug: bool = False
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        if not DEVICE.fullmatch(value):
+            raise ValueError(f"found the device {value!r}, expected cpu, cuda, or cuda: and a number, such as cuda:1")
+        return value
 
     @field_validator("regions")
     @classmethod
@@ -255,13 +269,21 @@ class RuntimeConfig(Section):
 
     @model_validator(mode="after")
     def _check_options_of_plan(self) -> RuntimeConfig:
-        given = [name for name in ("native", "fusions") if getattr(self, name)]
+        given = [name for name in ("native", "fusions", "debug") if getattr(self, name)]
+        given += ["device"] if self.device != "cpu" else []
         if given and "plan" not in self.chosen:
             raise ValueError(
                 f"found {given[0]!r}, which is for the backend plan, with backends {', '.join(self.chosen)}; "
                 f"add plan to 'backends', or leave {given[0]!r} out"
             )
+        if self.native and self.device != "cpu":
+            raise ValueError(f"found 'native' with the device {self.device}, expected one of them: C++ is for the CPU")
         return self
+
+    @property
+    def program_options(self) -> dict[str, Any]:
+        """The options of `compile_graph` for `plan`."""
+        return {"native": self.native, "device": self.device, "debug": self.debug}
 
     @property
     def chosen(self) -> tuple[Backend, ...]:

@@ -163,7 +163,7 @@ class LocalProcesses:
         cores = available_cores()
         self.count = count or max(1, len(cores) // CORES_PER_JOB)
         self.attempts = attempts
-        self._shares = [cores[place :: self.count] or [cores[place % len(cores)]] for place in range(self.count)]
+        self._shares = [cores[index :: self.count] or [cores[index % len(cores)]] for index in range(self.count)]
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         waiting = deque(_LocalAttempt(job, number=1) for job in jobs)

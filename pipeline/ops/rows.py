@@ -59,7 +59,6 @@ CAPTURING_DEVICES = ("cpu", "cuda")
 
 HOST_SYNC = "it waits for the host: a value that a kernel computed decides what is launched next"
 RUNS_BODIES = "it is a higher-order operator, whose bodies run as often as the data says"
-OWN_GENERATOR = "it draws from a generator of its own, which no CUDA graph advances"
 
 
 def everywhere(reason: str) -> Mapping[str, str]:

@@ -1,7 +1,8 @@
 """Quantization simulation: placement by rules, calibration, encodings, and the noise of each step.
 
-run.py          from a configuration to its simulation: read this first
-stages.py       the stages of the simulation of one model, in order
+run.py          the run of the model, then the simulation: read this first
+stages.py       the stages of the simulation, in order
+preparation.py  the run before them: its configuration, and what is said of it
 parts.py        all parts of a run in parts: samples out of the chain, one set of ranges, the chain of quantized parts
 sites.py        the float tensors of a model, and which of them share an encoding
 placement.py    rules → the format of each tensor, or the reason why it stays in float
@@ -10,10 +11,13 @@ target_check.py what a target does not take of a model, and the steps that mend 
 calibration.py  ranges of activations, by onnxruntime's calibrators
 encodings.py    ranges and weights → scales and zero points; or the encodings of a file in place of calibrated ones
 qdq.py          the model with QuantizeLinear and DequantizeLinear
+optimizers.py   the algorithms that round weights, and their options
+optimize.py     weights as algorithms of libraries round them (library_call.py runs these), kept where that is better
 simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
 noise.py        what each step adds, what has come together at each tensor, and what each layer does to the outputs
 torch_nodes.py  layers as torch's operators, by which that is estimated; outputs by torch and torchao, as a cross-check
+best.py         the steps of optimize, tried one after the other within a budget
 suggest.py      formats of single layers for a target, and bytes of the constants
 report.py       what was found, as data
 """
@@ -27,8 +31,7 @@ from passes.encodings.encoding import fit_encodings
 from passes.weights.detached import read_model
 from pipeline.quantsim.crosscheck import compare_values, find_jump
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.report import QuantSimResult
-from pipeline.quantsim.run import QuantSim
+from pipeline.quantsim.run import QuantSim, QuantSimResult
 
 if TYPE_CHECKING:
     from pipeline.quantsim.torch_nodes import TorchRun

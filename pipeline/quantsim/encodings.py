@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -28,11 +29,17 @@ BEYOND_ANY_FORMAT: Final = np.float32(2**40)
 """Larger than any number of a format with its zero point, and within int64."""
 
 
-def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedModel) -> dict[str, Encoding]:
+def encode(
+    placement: Placement,
+    ranges: Mapping[str, Range],
+    model: DetachedModel,
+    chosen: Mapping[str, Encoding] = MappingProxyType({}),
+) -> dict[str, Encoding]:
     """The encoding of each quantized tensor.
 
     Args:
         ranges: by the name of a group.
+        chosen: encodings of weights in place of those by min-max.
 
     Raises:
         UsageError: a weight or a bias holds infinity or NaN, which no scale can express.
@@ -46,6 +53,8 @@ def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedMod
         assert precision is not None
         if site.role == "bias":
             biases.append(placed)
+        elif site.tensor in chosen:
+            encodings[site.tensor] = chosen[site.tensor]
         elif site.role == "weight":
             axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
             array = model.array(stored[site.tensor])
@@ -71,8 +80,18 @@ def _check_numbers(tensor: str, array: np.ndarray, kind: str) -> None:
 
 
 def describe_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel) -> Iterator[str]:
-    """A sentence for each bias with numbers that are too large for 32 bits in the scale of the products that it is
-    added to. They become the largest that there is, which is another bias."""
+    """A sentence for each bias that 32 bits do not hold."""
+    for name, beyond, size in find_limited_biases(encodings, model):
+        yield (
+            f"{beyond} of the {plural(size, 'number')} of the bias {name} are beyond 32 bits in the "
+            "scale of its products, and become the largest there; leave it in float: quantsim.rules, "
+            f"tensor:{name}: {{activations: float}}"
+        )
+
+
+def find_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel) -> Iterator[tuple[str, int, int]]:
+    """The biases with numbers that are too large for 32 bits in the scale of the products that they are added to, how
+    many such numbers each has, and how many in all. They become the largest that there is, which is another bias."""
     for tensor in model.proto.graph.initializer:
         encoding = encodings.get(tensor.name)
         if encoding is None or encoding.precision != BIAS:
@@ -81,11 +100,7 @@ def describe_limited_biases(encodings: Mapping[str, Encoding], model: DetachedMo
         largest = encoding.spread(array, encoding.scale.astype(np.float64)) * BIAS.highest
         beyond = int((np.abs(array) > largest).sum())
         if beyond:
-            yield (
-                f"{beyond} of the {plural(array.size, 'number')} of the bias {tensor.name} are beyond 32 bits in the "
-                "scale of its products, and become the largest there; leave it in float: quantsim.rules, "
-                f"tensor:{tensor.name}: {{activations: float}}"
-            )
+            yield tensor.name, beyond, array.size
 
 
 def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:

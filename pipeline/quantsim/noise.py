@@ -75,23 +75,32 @@ def sqnr_db(signal: float, noise: float) -> float:
 def measure_noise(
     model: DetachedModel,
     encodings: Mapping[str, Encoding],
-    tensors: Sequence[str],
+    tensors: Sequence[str] | Mapping[str, Sequence[NodeProto]],
     samples: Iterable[Feeds],
     observer: Callable[[int], object] = lambda _: None,
+    *,
+    tuned: DetachedModel | None = None,
+    has_total: bool = True,
 ) -> dict[str, Noise]:
     """The noise of `tensors`, which are computed values of `model`.
+
+    Args:
+        tensors: with the nodes that are one step together, where that is more than the node that makes the value.
+        tuned: `model` with the numbers that are quantized in place of its own.
+        has_total: whether the whole quantized model is run; otherwise `total` is 0.
 
     Raises:
         StepFailed: onnxruntime refuses the combined model, or fails in it.
     """
     if not tensors:  # onnxruntime runs no model without outputs
         return {}
-    session = Session.of(_combine(model, encodings, tensors))
+    parts = PARTS if has_total else (SIGNAL, LOCAL)
+    session = Session.of(_combine(model, encodings, tensors, tuned or model, parts))
     sums = {name: [0.0, 0.0, 0.0] for name in tensors}
     for done, feeds in enumerate(samples, 1):
         outputs = session.run(feeds)
         for name, total in sums.items():
-            for index, part in enumerate(PARTS):
+            for index, part in enumerate(parts):
                 total[index] += float(outputs[f"{name}{part}"])
         observer(done)
     return {name: Noise(*total) for name, total in sums.items()}
@@ -106,30 +115,43 @@ QUANTIZED: Final = "quantized/"
 """The prefix of the quantized model's names in the combined one."""
 
 
-def _combine(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: Sequence[str]) -> DetachedModel:
+def _combine(
+    model: DetachedModel,
+    encodings: Mapping[str, Encoding],
+    tensors: Sequence[str] | Mapping[str, Sequence[NodeProto]],
+    tuned: DetachedModel,
+    parts: Sequence[str],
+) -> DetachedModel:
     """One model with the float model, the quantized one, and each step alone, quantized and fed with floats."""
     outputs = {info.name for info in model.proto.graph.output}
     producers = {name: node for node in model.proto.graph.node for name in node.output}
-    both, steps = _put_side_by_side(model, encodings)
+    both, steps = _put_side_by_side(model, encodings, tuned)
     graph = both.proto.graph
     for name in tensors:
         is_renamed = name in encodings and name not in outputs
-        whole = steps.name_of(name) if is_renamed else f"{QUANTIZED}{name}"
+        values = {TOTAL: steps.name_of(name) if is_renamed else f"{QUANTIZED}{name}"}
+        values[LOCAL] = steps.add(tensors[name] if isinstance(tensors, Mapping) else [producers[name]])[name]
         _add_sum(graph, f"{name}{SIGNAL}", name)
-        for part, value in ((LOCAL, steps.add([producers[name]])[name]), (TOTAL, whole)):
+        for part, value in ((part, values[part]) for part in parts if part in values):
             graph.node.append(helper.make_node("Sub", [name, value], [f"{name}{part}/difference"]))
             _add_sum(graph, f"{name}{part}", f"{name}{part}/difference")
+    if TOTAL not in parts:
+        drop_unread_nodes(graph)
     return both
 
 
-def _put_side_by_side(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[DetachedModel, QuantizedSteps]:
+def _put_side_by_side(
+    model: DetachedModel, encodings: Mapping[str, Encoding], tuned: DetachedModel
+) -> tuple[DetachedModel, QuantizedSteps]:
     """The float model and the quantized one in one graph that has no outputs yet, and what adds steps to it."""
-    quantized = insert_qdq(model, encodings)
+    quantized = insert_qdq(tuned, encodings)
     stems = choose_stems(model.proto.graph, encodings)
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     graph = proto.graph
-    shared = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    tensors = zip(graph.initializer, tuned.proto.graph.initializer, strict=True)
+    other = {tensor.name for tensor, changed in tensors if tensor != changed}
+    shared = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer} - other
     for tensor in quantized.proto.graph.initializer:
         if tensor.name not in shared:
             copy = graph.initializer.add()
@@ -139,7 +161,7 @@ def _put_side_by_side(model: DetachedModel, encodings: Mapping[str, Encoding]) -
         graph.node.append(_with_prefix(node, shared))
     del graph.output[:], graph.value_info[:]
     constants = {tensor.name for tensor in model.proto.graph.initializer}
-    fixed = find_fixed_values(model.proto.graph, constants)
+    fixed = find_fixed_values(model.proto.graph, constants) | other
     both = DetachedModel(proto, {**model.weights, **quantized.weights})
     return both, QuantizedSteps(graph, encodings, constants, fixed, stems)
 
@@ -150,7 +172,8 @@ class QuantizedSteps:
     Args:
         graph: holds both models, the quantized one under names with a prefix.
         constants: the stored tensors of the float model.
-        fixed: its values that are computed from these alone, which the quantized model computes from quantized ones.
+        fixed: its values that are computed from these alone, which the quantized model computes from quantized ones,
+            and constants that have other numbers there.
         stems: how the names of the quantized model's new values begin.
     """
 
@@ -298,6 +321,7 @@ def estimate_sensitivity(
     samples: Iterable[Feeds],
     directions: int = DIRECTIONS,
     observer: Callable[[int], object] = lambda _: None,
+    tuned: DetachedModel | None = None,
 ) -> dict[str, float]:
     """Layer, by its output → the ratio of signal to noise, in dB, of the model's outputs if that layer alone were
     quantized. Several outputs count alike. The values of one sample lie in memory together.
@@ -320,7 +344,7 @@ def estimate_sensitivity(
     backward = Backward(model, [name for layer in layers for name in layer.outputs], inside)
     own = {name for layer in layers for name in layer.tensors()}
     chosen = {name: encoding for name, encoding in encodings.items() if name in own}
-    quantized = QuantizedLayers(model, chosen, [layer.nodes for layer in layers])
+    quantized = QuantizedLayers(tuned or model, chosen, [layer.nodes for layer in layers])
     reads = {name for node in nodes for name in node.input if name and name not in backward.computed}
     reads.update(backward.reads)
     session = _session_of(model, reads)

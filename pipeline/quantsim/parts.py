@@ -28,9 +28,9 @@ from pipeline.parts import PartsResult
 from pipeline.parts.generate import read_settings
 from pipeline.parts.sessions import CarriedStates, PartCalls, TextParts, TextReader, open_calls
 from pipeline.quantsim.calibration import MeasuredRanges
-from pipeline.quantsim.report import QuantSimResult, page_data
+from pipeline.quantsim.report import page_data
 from pipeline.quantsim.samples import KEY, Feeds, Samples
-from pipeline.quantsim.stages import Simulation
+from pipeline.quantsim.stages import QuantSimResult, Simulation
 from pipeline.stages.report import ENCODINGS, QUANTIZED_MODEL, save_quantization, write_page
 from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import read_samples
@@ -201,6 +201,11 @@ def simulate_parts(config: RunConfig, before: PartsResult, notes: Sequence[str],
     with ExitStack() as stack:
         for name, result in before.parts.items():
             settings = config.of_part(name).quantsim or QuantSimConfig()
+            if settings.optimize:
+                raise UsageError(
+                    "quantsim.optimize: found steps for a run in parts, each of which would get other weights by them; "
+                    "leave them out, or name one part: --set model.part=decode"
+                )
             workspace = Workspace(result.folder)
             stack.enter_context(workspace.acquire())
             models[name] = read_model(result.model, unread=bool(why) and leaves_unread(config))

@@ -7,15 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from passes.provenance.annotations import module_path_of
 from passes.structures import STRUCTURES
-from passes.suggest import bytes_text, shorten_lines
 from passes.visible import json_text
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.noise import Noise
+from pipeline.quantsim.optimize import OptimizedStep
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
 from pipeline.quantsim.suggest import Suggestion, suggestion_text, weight_bytes
@@ -63,31 +62,11 @@ class QuantSimReport:
     not_measured: str = ""
     """Why there is no noise at all, only placement and sizes; empty where there is."""
     suggestion: Suggestion | None = None
+    optimized: tuple[OptimizedStep, ...] = ()
+    """A row for each step of `quantsim.optimize`, in order."""
     notes: tuple[str, ...] = ()
     """Where a format is coarser than its rule says, and why; each bias that its format does not hold; steps of the
     preparation that did not stand, and backends that fell short."""
-
-
-@dataclass(frozen=True)
-class QuantSimResult:
-    """The result of a simulation, and its files in `folder`."""
-
-    folder: Path
-    report: QuantSimReport
-    files: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        report = self.report
-        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
-        return shorten_lines(
-            (
-                "QuantSimResult",
-                f"weights: {before} → {after}, {report.quantized_tensors} of {report.tensors} tensors quantized",
-                f"files: {self.folder}/",
-                *(f"output {name}: {noise.sqnr_db:.2f} dB" for name, noise in report.outputs.items()),
-                *report.notes,
-            )
-        )
 
 
 def make_report(
@@ -151,7 +130,11 @@ def page_data(report: QuantSimReport) -> Quantization:
         not_estimated=report.not_estimated,
         not_measured=report.not_measured,
         suggestion=suggestion_text(report.suggestion) if report.suggestion else "",
-        notes=(*report.notes, *(report.device_like.notes() if report.device_like else ())),
+        notes=(
+            *map(str, report.optimized),
+            *report.notes,
+            *(report.device_like.notes() if report.device_like else ()),
+        ),
     )
 
 

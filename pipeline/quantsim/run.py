@@ -1,31 +1,24 @@
-"""The whole simulation of a configuration: the run that prepares the model or the parts, and their simulation."""
+"""The whole simulation: the run of the model, and the stages on its final model (stages.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
-from passes.encodings.aimet import read_aimet
-from passes.graph.op_facts import opset_of
-from passes.load import load_model
-from passes.recipe.recipe import names_of
+from passes.suggest import plural
 from passes.weights.detached import read_model
 from pipeline.argument_checks import FLAG, FUNCTION, PATH, a, expects
-from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, locate
-from pipeline.errors import UsageError
+from pipeline.config import QuantSimConfig, RunConfig
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer, show_progress
 from pipeline.export.load import read_onnx_file
 from pipeline.parts import PartsResult
+from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.parts import simulate_parts
-from pipeline.quantsim.profiles import formats_of
-from pipeline.quantsim.qdq import first_opset
-from pipeline.quantsim.report import (
-    QuantSimResult,
-    page_data,
-)
+from pipeline.quantsim.preparation import add_conversion, describe_run, prepare_config, section_of
+from pipeline.quantsim.report import page_data
 from pipeline.quantsim.samples import KEY, Samples, enlarge
-from pipeline.quantsim.stages import Simulation
+from pipeline.quantsim.stages import QuantSimResult, Simulation
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.stages.report import (
@@ -37,22 +30,6 @@ from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import input_files
 from pipeline.workspace import Workspace
 
-DEFAULT_OPSET: Final = 21
-"""The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
-
-
-def prepare_config(config: RunConfig) -> RunConfig:
-    """The configuration of the run before the simulation: with the steps that prepare, and, where nothing else was
-    asked for, an opset that has the operators of quantization, and no operators that ONNX does not have."""
-    settings = config.quantsim or QuantSimConfig()
-    recipe = (*config.passes.recipe, *settings.prepare)
-    contrib = config.passes.contrib or "refuse"
-    passes = config.passes.model_copy(update={"recipe": recipe, "contrib": contrib})
-    update: dict[str, object] = {"passes": passes, "quantsim": settings}
-    if config.model.onnx is None and "opset" not in config.export.model_fields_set:
-        update["export"] = config.export.model_copy(update={"opset": DEFAULT_OPSET})
-    return config.model_copy(update=update)
-
 
 class QuantSim:
     """One simulation of one configuration; `run` gives a QuantSimResult.
@@ -63,6 +40,7 @@ class QuantSim:
         observer: called with each event.
         progress: None shows a progress bar in a notebook and on a terminal, True shows lines elsewhere too, and False
             shows nothing.
+        holds_out: whether noise is measured on samples that the calibration has not seen, as with `quantsim.optimize`.
 
     Raises:
         UsageError: an argument is of another type.
@@ -73,6 +51,7 @@ class QuantSim:
         out=PATH.or_none(),
         observer=FUNCTION,
         progress=FLAG.or_none(),
+        holds_out=FLAG,
     )
     def __init__(
         self,
@@ -81,7 +60,9 @@ class QuantSim:
         observer: Observer = lambda _: None,
         *,
         progress: bool | None = None,
+        holds_out: bool = False,
     ) -> None:
+        self._holds_out = holds_out
         self._config, self._out, self._observer, self._progress = prepare_config(config), out, observer, progress
 
     def run(self) -> QuantSimResult:
@@ -89,7 +70,8 @@ class QuantSim:
 
         Raises:
             UsageError, PassError: something that was given is wrong, such as a rule that matches nothing.
-            CheckFailed: the run before the simulation failed, or onnxruntime refuses the quantized model.
+            CheckFailed: the run before the simulation failed, onnxruntime refuses the quantized model, or a step of
+                `optimize` failed where `passes.strict` is set.
         """
         with show_progress(self._progress, self._observer) as show:
             return self._run(show)
@@ -97,12 +79,13 @@ class QuantSim:
     def _run(self, show: Observer) -> QuantSimResult:
         settings = self._config.quantsim or QuantSimConfig()
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
-        config, conversion = _with_conversion(self._config, settings)  # and so is a file of AIMET not understood
+        optimizers_of(settings.optimize)  # and so is a step or a library that is not there
+        config, conversion = add_conversion(self._config, settings)  # and so is a file of AIMET not understood
         for note in conversion:
             show(Note(note))
         pipeline = Pipeline(config, self._out, show)
         before = pipeline.run()
-        notes = (*conversion, *_describe_run(before, config))
+        notes = (*conversion, *describe_run(before, config))
         if isinstance(before, PartsResult):
             return simulate_parts(config, before, notes, show)
         workspace = Workspace(pipeline.folder)
@@ -119,6 +102,9 @@ class QuantSim:
                 raise
             save_quantization(page_data(result.report), before.report, workspace)
             write_page(before.report, before.optimize.pictures, workspace)
+            failed = [step for step in result.report.optimized if step.status == "failed"]
+            if failed and config.passes.strict:
+                raise CheckFailed(f"quantsim.optimize, with passes.strict: {failed[0]}")
             return result
 
     def _simulate(
@@ -129,51 +115,12 @@ class QuantSim:
         simulation = Simulation(model, settings, workspace, show, notes)
         if why:
             return simulation.place_only(why)
-        specs = read_onnx_file(str(before.model), _section_of(before.model, self._config)).inputs
+        specs = read_onnx_file(str(before.model), section_of(before.model, self._config)).inputs
         sampler, source = before.sampler, self._config.model
         if sampler is not None and source.onnx is not None and not self._config.verify.inputs:
             sampler = enlarge(sampler, model, source.dims)
-        return simulation.execute(Samples(settings, specs, sampler))
-
-
-def _with_conversion(config: RunConfig, settings: QuantSimConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """The configuration with a step that brings the model to the opset that the formats need, where it has an earlier
-    one and no step of the recipe chooses another; and a sentence on that."""
-    if settings.encodings_from is not None:
-        formats = [encoding.precision for encoding in read_aimet(Path(settings.encodings_from))[0].values()]
-    else:
-        formats = formats_of(settings)
-    needed, what = max(map(first_opset, formats), default=(0, ""))
-    opset = config.export.opset
-    if config.model.onnx is not None:
-        opset = opset_of(load_model(locate(config.model.onnx)))
-    if opset >= needed or CONVERSION in names_of(config.passes.recipe):
-        return config, ()
-    step = {CONVERSION: {"to": needed}}
-    start = len(config.passes.recipe) - len(settings.prepare)
-    recipe = (*config.passes.recipe[:start], step, *config.passes.recipe[start:])
-    passes = config.passes.model_copy(update={"recipe": recipe})
-    note = f"quantsim: the model has opset {opset}, and {what} needs {needed}: {CONVERSION} is added to the steps"
-    return config.model_copy(update={"passes": passes}), (note,)
-
-
-def _describe_run(result: RunResult, config: RunConfig) -> Iterator[str]:
-    """A sentence for each step of the preparation that did not stand, and for each backend that fell short."""
-    settings = config.quantsim or QuantSimConfig()
-    prepared = {*names_of(settings.prepare), CONVERSION}
-    for row in result.passes:
-        if row.status.counts_as_reverted and row.name in prepared:
-            yield f"quantsim: {row.name} did not stand ({row.status.replace('_', ' ')}): {row.reason}"
-    for backend in result.runtime.backends:
-        if backend.shortfall:
-            yield f"backend {backend.name}: {backend.shortfall}"
-
-
-CONVERSION: Final = "convert-opset"
-
-
-def _section_of(path: Path, config: RunConfig) -> ModelConfig:
-    """The section `model` for the final model. Of a torch source the file itself declares the inputs, under the names
-    that they were exported with."""
-    inputs = {} if config.model.onnx is None else config.model.inputs
-    return ModelConfig(onnx=str(path), inputs=inputs, dims=config.model.dims)
+        samples = Samples(settings, specs, sampler)
+        if self._holds_out or settings.optimize:
+            held, seen = samples.hold_out(settings.evaluation), plural(samples.fitted, "sample")
+            show(Note(f"quantsim: ranges and steps are fitted to {seen}, and all is judged on {held} others"))
+        return simulation.execute(samples)

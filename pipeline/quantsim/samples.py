@@ -14,11 +14,13 @@ import numpy as np
 from passes.errors import PassError
 from passes.optimize import FIRST_SIZE
 from passes.proof.draws import InputSampler
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, split_factory
 from pipeline.errors import UsageError
 from pipeline.export.source import InputSpec
+from pipeline.verify.sample_files import LISTS, raw_files
 from pipeline.verify.user_inputs import input_files, read_samples
 from pipeline.workspace import stamp
 
@@ -39,6 +41,29 @@ class Samples:
         calibration = settings.calibration
         self.entries, self._args, self._seed = calibration.data, calibration.args, calibration.seed
         self._specs, self._sampler = specs, sampler
+        self.fitted = calibration.samples
+        self._judged_from = 0
+
+    def hold_out(self, count: int) -> int:
+        """Keep the last samples, `count` of them or a quarter of what there is, from what is fitted to the data; those
+        after the first `fitted`, where there are enough. Returns how many are held out.
+
+        Raises:
+            UsageError: there is one sample alone.
+        """
+        found = sum(1 for _ in self.first(self.fitted + count))
+        if found < 2:
+            raise UsageError(
+                f"quantsim: found {plural(found, 'sample')} in {KEY}, expected two at least: the steps see "
+                "one, and are judged on another"
+            )
+        held = min(count, max(found - self.fitted, found // 4, 1))
+        self.fitted = self._judged_from = found - held
+        return held
+
+    def judged(self, count: int) -> Iterator[Feeds]:
+        """The first `count` of the samples that were held out; of all samples where none were."""
+        return islice(self.first(self._judged_from + count), self._judged_from, None)
 
     def first(self, count: int) -> Iterator[Feeds]:
         """The first `count` samples, or fewer where there are no more.
@@ -55,7 +80,11 @@ class Samples:
 
     def identity(self) -> list[object]:
         """What tells other data from this: the files with their sizes and times, also of loaders; or the sizes."""
-        files = [(name, stamp(file or _file_of_loader(name))) for name, file in input_files(self.entries, KEY)]
+        files: list[object] = []
+        for name, file in input_files(self.entries, KEY):
+            files.append((name, stamp(file or _file_of_loader(name))))
+            if file is not None and file.suffix in LISTS:
+                files += [stamp(raw) for sample in raw_files(file, KEY) for raw in sample.values()]
         return [*files, *sorted(self._sampler.sizes.items())] if self._sampler else [*files]
 
     @property

@@ -1,4 +1,4 @@
-"""The simulation of one model: place, calibrate, encode, simulate, measure. Read `Simulation.execute` first."""
+"""The stages of the simulation, in order: read `Simulation.execute` first."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
 from passes.encodings.encoding import fit_encodings
 from passes.errors import StepFailed
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural, shorten_lines
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 from pipeline.config import QuantSimConfig, SuggestConfig
 from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
-from pipeline.quantsim.encodings import Encoding, adopt_encodings, describe_limited_biases, describe_ties, encode
+from pipeline.quantsim.encodings import (
+    Encoding,
+    Range,
+    adopt_encodings,
+    describe_limited_biases,
+    describe_ties,
+    encode,
+    find_limited_biases,
+)
 from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
+from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
+from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
-from pipeline.quantsim.report import (
-    QuantSimReport,
-    QuantSimResult,
-    make_placement_report,
-    make_report,
-    report_text,
-)
+from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, report_text
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
@@ -44,6 +48,7 @@ from pipeline.stages.report import (
     ENCODINGS,
     QUANTIZATION_REPORT,
     QUANTIZED_MODEL,
+    ROUNDED_MODEL,
     remove_quantization,
 )
 from pipeline.workspace import Workspace, key_of
@@ -53,6 +58,28 @@ RANGES: Final = "calibration.npz"
 
 RANGES_VERSION: Final = 2
 """Of what that file holds; the ranges of another version are measured anew."""
+
+
+@dataclass(frozen=True)
+class QuantSimResult:
+    """The result of a simulation, and its files in `folder`."""
+
+    folder: Path
+    report: QuantSimReport
+    files: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        report = self.report
+        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
+        return shorten_lines(
+            (
+                "QuantSimResult",
+                f"weights: {before} → {after}, {report.quantized_tensors} of {report.tensors} tensors quantized",
+                f"files: {self.folder}/",
+                *(f"output {name}: {noise.sqnr_db:.2f} dB" for name, noise in report.outputs.items()),
+                *report.notes,
+            )
+        )
 
 
 class Simulation:
@@ -75,33 +102,39 @@ class Simulation:
         return self.finish(samples)
 
     def begin(self, samples: Samples, known: MeasuredRanges | None = None) -> None:
-        """Place, and measure; `known` was measured of values that another model computes too."""
+        """Place, and measure; `known` was measured of values that another part of the model computes too."""
         self._given = self.read_given()
-        self.placement = self.place(self._given or ())  # which tensor is quantized how
+        self._placement = self.place(self._given or ())  # which tensor is quantized how
         self.measured: MeasuredRanges | None = None
         if self._given is None:
-            check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
-            self.measured = self.calibrate(self.placement, samples, known)  # what values each activation takes
+            check_opset(self._model.proto, self._placement.formats())  # now, and not after hours of calibration
+            self.measured = self.calibrate(self._placement, samples, known)  # what values each activation takes
 
     def finish(self, samples: Samples) -> QuantSimResult:
-        given, placement, measured, ties = self._given, self.placement, self.measured, tuple[str, ...]()
+        """Encode, simulate and measure noise, with what was measured in the end."""
+        placement, measured, ties = self._placement, self.measured, tuple[str, ...]()
+        chosen, steps = Chosen(), tuple[OptimizedStep, ...]()
         if measured is not None:
             ranges = group_ranges(measured, placement, self._model)
-            encodings = encode(placement, ranges, self._model)  # scales and zero points
+            if self._settings.optimize:
+                chosen, steps = self.optimize(placement, ranges, samples)  # weights otherwise than to the nearest
+            encodings = encode(placement, ranges, self._model, chosen.encodings)  # scales and zero points
             ties = tuple(describe_ties(placement, measured.extents(), ranges))
         else:  # both as a file has them
-            placement, encodings = self.adopt(placement, given or {})
-        quantized = insert_qdq(self._model, encodings)  # the model with QuantizeLinear and DequantizeLinear
+            placement, encodings = self.adopt(placement, self._given or {})
+        tuned = chosen.tune(self._model)
+        quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
         outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
-        noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
-        sensitivity, why_not = self.estimate(encodings, samples)  # what each layer alone does to the outputs
-        notes = (*self._notes, *ties, *describe_limited_biases(encodings, self._model))
+        noise = self.measure(placement, encodings, tuned, samples)  # what each step adds, and what has come together
+        sensitivity, why_not = self.estimate(encodings, tuned, samples)  # what each layer alone does to the outputs
+        notes = (*self._notes, *ties, *describe_limited_biases(encodings, tuned))
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
+        report = replace(report, optimized=steps)
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
-            report = replace(
-                report, suggestion=self.suggest(self._settings.suggest, measured, encodings, sensitivity, samples)
-            )
-        return QuantSimResult(self._workspace.folder, report, self._write(report, quantized, encodings))
+            target = self._settings.suggest
+            report = replace(report, suggestion=self.suggest(target, measured, chosen, encodings, sensitivity, samples))
+        files = self._write(report, quantized, encodings, tuned if steps else None)
+        return QuantSimResult(self._workspace.folder, report, files)
 
     def place_only(self, why: str) -> QuantSimResult:
         """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
@@ -148,27 +181,27 @@ class Simulation:
             details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
         return placement, encodings
 
-    def calibrate(self, placement: Placement, samples: Samples, known: MeasuredRanges | None = None) -> MeasuredRanges:
+    def calibrate(self, placement: Placement, samples: Samples, earlier: MeasuredRanges | None) -> MeasuredRanges:
         settings = self._settings.calibration
         with self._stage("calibrate") as details:
             if samples.note:
                 self._send(Note(samples.note))
             graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
             measured = [placed.site.tensor for placed in placement.quantized()]
-            others = sorted(known.extents().items()) if known else []
-            parts = (settings.model_dump(mode="json"), samples.identity(), graph, measured, others)
-            key = key_of(RANGES_VERSION, *parts)
+            known = settings.model_dump(mode="json"), samples.fitted, samples.identity()
+            others = sorted(earlier.extents().items()) if earlier else []
+            key = key_of(RANGES_VERSION, *known, graph, measured, others)
             file = self._workspace.stages / RANGES
 
             def note(measured: MeasuredRanges) -> None:
-                self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, settings.samples))
+                self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, samples.fitted))
                 measured.save(file, key)
 
-            known = MeasuredRanges.load(file, key) or known
+            known = MeasuredRanges.load(file, key) or earlier
             measured = measure(
                 self._model,
                 placement,
-                samples.first(settings.samples),
+                samples.first(samples.fitted),
                 settings.method,
                 known,
                 note,
@@ -181,18 +214,48 @@ class Simulation:
             details.append(settings.method)
         return measured
 
+    def optimize(
+        self, placement: Placement, ranges: Mapping[str, Range], samples: Samples
+    ) -> tuple[Chosen, tuple[OptimizedStep, ...]]:
+        """Weights as libraries round them, where a layer is better for it on samples that the library has not seen."""
+        settings = self._settings
+        with self._stage("optimize") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
+            optimization = Optimization(
+                self._model,
+                placement,
+                select_weights(placement, encode(placement, ranges, self._model)),
+                lambda: samples.judged(settings.evaluation),
+                lambda chosen: self._rate(placement, ranges, chosen, samples),
+                Path(folder),
+            )
+            found = optimization.run(
+                optimizers_of(settings.optimize),
+                samples.first(samples.fitted),
+                lambda name, done: self._send(Progress("optimize", name, done, len(settings.optimize))),
+            )
+            details.append(", ".join(f"{row.name} {row.status}" for row in found[1]))
+        return found
+
+    def _rate(self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen, samples: Samples) -> float:
+        """The least ratio of the outputs in dB."""
+        quantized = insert_qdq(chosen.tune(self._model), encode(placement, ranges, self._model, chosen.encodings))
+        outputs = compare_outputs(self._model, quantized, samples.judged(self._settings.evaluation))
+        return min((found.sqnr_db for found in outputs.values()), default=math.inf)
+
     def simulate(self, quantized: DetachedModel, samples: Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
         with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
             count = self._settings.evaluation
             try:
-                outputs = compare_outputs(self._model, quantized, samples.first(count))
-                device = run_device_like(self._model, quantized, samples.first(count), Path(folder))
+                outputs = compare_outputs(self._model, quantized, samples.judged(count))
+                device = run_device_like(self._model, quantized, samples.judged(count), Path(folder))
             except StepFailed as failure:
                 raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
             details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
         return outputs, device
 
-    def measure(self, placement: Placement, encodings: dict[str, Encoding], samples: Samples) -> dict[str, Noise]:
+    def measure(
+        self, placement: Placement, encodings: dict[str, Encoding], tuned: DetachedModel, samples: Samples
+    ) -> dict[str, Noise]:
         with self._stage("measure"):
             count = self._settings.evaluation
             sites = (placed.site for placed in placement.sites)
@@ -201,9 +264,11 @@ class Simulation:
             def note(done: int) -> None:
                 self._send(Progress("measure", f"sample {done}", done, count))
 
-            return measure_noise(self._model, encodings, computed, samples.first(count), note)
+            return measure_noise(self._model, encodings, computed, samples.judged(count), note, tuned=tuned)
 
-    def estimate(self, encodings: dict[str, Encoding], samples: Samples) -> tuple[dict[str, float], str]:
+    def estimate(
+        self, encodings: dict[str, Encoding], tuned: DetachedModel, samples: Samples
+    ) -> tuple[dict[str, float], str]:
         """What each layer alone does to the outputs; or why that is not estimated."""
         with self._stage("sensitivity") as details:
             count = count_needed_samples(self._settings.evaluation, len(find_layers(self._model, encodings)))
@@ -212,7 +277,7 @@ class Simulation:
                 self._send(Progress("sensitivity", f"sample {done}", done, count))
 
             try:
-                found = estimate_sensitivity(self._model, encodings, samples.first(count), observer=note)
+                found = estimate_sensitivity(self._model, encodings, samples.judged(count), observer=note, tuned=tuned)
             except (Unsupported, StepFailed, ModuleNotFoundError) as error:
                 if isinstance(error, ModuleNotFoundError):
                     if error.name not in EXTRAS:
@@ -227,6 +292,7 @@ class Simulation:
         self,
         target: SuggestConfig,
         measured: MeasuredRanges,
+        chosen: Chosen,
         encodings: dict[str, Encoding],
         sensitivity: dict[str, float],
         samples: Samples,
@@ -237,20 +303,26 @@ class Simulation:
             return None
 
         def simulate(placement: Placement) -> float:
-            quantized = insert_qdq(
-                self._model, encode(placement, group_ranges(measured, placement, self._model), self._model)
-            )
-            outputs = compare_outputs(self._model, quantized, samples.first(self._settings.evaluation))
-            return min((found.sqnr_db for found in outputs.values()), default=math.inf)
+            ranges = group_ranges(measured, placement, self._model)
+            return self._rate(placement, ranges, chosen.suit(placement), samples)
+
+        def find_limited(placement: Placement) -> list[str]:
+            ranges = group_ranges(measured, placement, self._model)
+            found = encode(placement, ranges, self._model, chosen.suit(placement).encodings)
+            return [name for name, *_ in find_limited_biases(found, self._model)]
 
         with self._stage("suggest") as details:
-            layers = find_layers(self._model, encodings)
-            found = suggest(target, self._model, rules_of(self._settings, self._model), layers, sensitivity, simulate)
+            layers, rules = find_layers(self._model, encodings), rules_of(self._settings, self._model)
+            found = suggest(target, self._model, rules, layers, sensitivity, simulate, find_limited)
             details.append(plural(found.simulations, "simulation"))
         return found
 
     def _write(
-        self, report: QuantSimReport, quantized: DetachedModel, encodings: dict[str, Encoding]
+        self,
+        report: QuantSimReport,
+        quantized: DetachedModel,
+        encodings: dict[str, Encoding],
+        tuned: DetachedModel | None,
     ) -> tuple[str, ...]:
         save(quantized, self._workspace.folder / QUANTIZED_MODEL)
         constants = {tensor.name for tensor in self._model.proto.graph.initializer}
@@ -269,7 +341,13 @@ class Simulation:
             )
         self._workspace.write_text(ENCODINGS, aimet_text(listed, constants, version))
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
-        return QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT
+        files = (QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
+        if tuned is None:
+            for stale in self._workspace.folder.glob(f"{ROUNDED_MODEL}*"):
+                stale.unlink()
+            return files
+        save(tuned, self._workspace.folder / ROUNDED_MODEL)  # what the encodings round to the chosen numbers
+        return (QUANTIZED_MODEL, ROUNDED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[list[str]]:

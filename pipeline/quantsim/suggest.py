@@ -2,15 +2,18 @@
 
 For a ratio of signal to noise the layers that add most to the noise of the outputs get more bits, one after the other;
 for a size those that add least, for each byte that it saves, get fewer. How many that takes is searched by halving, and
-what is suggested has been simulated: the estimate decides the order alone. Sizes follow from shapes.
+what is suggested has been simulated: the estimate decides the order alone. Sizes follow from shapes. A bias that 32
+bits do not hold in the scale of the new formats stays in float, and no suggestion for a ratio has a lower one than the
+rules as they are.
 """
 
 from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import yaml
@@ -19,6 +22,7 @@ from onnx import helper
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import FormatsConfig, SuggestConfig
+from pipeline.config.quantsim import FLOAT
 from pipeline.quantsim.noise import Layer
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, place
 
@@ -77,6 +81,7 @@ def suggest(
     layers: Sequence[Layer],
     sensitivity: Mapping[str, float],
     simulate: Callable[[Placement], float],
+    find_limited: Callable[[Placement], Iterable[str]] = lambda _: (),
 ) -> Suggestion:
     """The fewest layers whose change meets the target; or all of them where none does.
 
@@ -84,6 +89,7 @@ def suggest(
         rules: those that are in force now.
         sensitivity: layer, by its output → dB.
         simulate: gives the least ratio of the outputs, in dB, with a placement.
+        find_limited: gives the biases that their format does not hold, with a placement.
     """
     placement = place(model, rules)
     placed = {found.site.tensor: found for found in placement.quantized()}
@@ -91,9 +97,14 @@ def suggest(
     ranked = _rank(settings, model, layers, sensitivity, placed)
     known: dict[int, float] = {}
 
-    def placed_with(count: int) -> Placement:
+    @cache
+    def rules_with(count: int) -> dict[str, FormatsConfig]:
         extra = _rules_of(ranked[:count], placed, formats)
-        return place(model, [*rules, *(_as_rule(selector, found) for selector, found in extra.items())])
+        limited = find_limited(_place_with(model, rules, extra)) if count else ()
+        return extra | {f"tensor:{glob.escape(name)}": FormatsConfig(activations=FLOAT) for name in limited}
+
+    def placed_with(count: int) -> Placement:
+        return _place_with(model, rules, rules_with(count))
 
     def noise_with(count: int) -> float:
         if count not in known:
@@ -108,7 +119,9 @@ def suggest(
 
     count = _fewest(len(ranked), is_enough)
     chosen = len(ranked) if count is None else count
-    found = _rules_of(ranked[:chosen], placed, formats)
+    if count is None and settings.sqnr_db is not None:
+        chosen = max(known, key=known.__getitem__)
+    found = rules_with(chosen)
     return Suggestion(
         _goal(settings),
         count is not None,
@@ -118,6 +131,10 @@ def suggest(
         weight_bytes(model, placed_with(chosen))[1],
         len(known),
     )
+
+
+def _place_with(model: DetachedModel, rules: Sequence[PlacementRule], extra: Mapping[str, FormatsConfig]) -> Placement:
+    return place(model, [*rules, *(_as_rule(selector, found) for selector, found in extra.items())])
 
 
 def suggestion_text(suggestion: Suggestion) -> str:

@@ -176,7 +176,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A value between two boxes, by their places in the drawing; `shape` is `1×197×768`, or empty if not known."""
+    """A value between two boxes, by their indices in the drawing; `shape` is `1×197×768`, or empty if not known."""
 
     start: int
     end: int
@@ -361,7 +361,11 @@ class RuntimeReport:
     backends: tuple[BackendReport, ...]
     ops: int = 0
     values: int = 0
+    device: str = "cpu"
+    """Where the plan runs, and has its arena."""
     arena_bytes: int = 0
+    live_bytes: int = 0
+    """Bytes of the values that are alive at once at most: no arena can be smaller."""
     aliases: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     """An older name of `generic_calls`, which scripts may read."""
@@ -428,9 +432,9 @@ class Report:
     format_version: int = field(default=REPORT_VERSION)
 
 
-def diff_folder(place: int, row: PassRow) -> str:
-    """The folder of the diff of the row at `place`, relative to that of the run: `passes/30-fuse_qkv`."""
-    return f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}"
+def diff_folder(index: int, row: PassRow) -> str:
+    """The folder of the diff of the row with this index, relative to that of the run: `passes/30-fuse_qkv`."""
+    return f"{DIFFS}/{index + 1:02}-{row.name.replace('/', '.')}"
 
 
 ONLY_OF_PARTS: Final = {"parts", "chain"}

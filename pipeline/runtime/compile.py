@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 
 from passes.suggest import bytes_text, nearest, plural
 from pipeline.argument_checks import FLAG, MAPPING, TEXT, a, expects
-from pipeline.errors import InternalError, UsageError
+from pipeline.errors import InternalError, Unsupported, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Op, Role
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.check import check
+from pipeline.ir.devices import to_device
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.lower import in_traced_order, memory_order
@@ -29,7 +30,7 @@ from pipeline.ops.layout import traced_strides
 from pipeline.planning import ExecutionPlan, FeedSignature, check_against, check_plan, make_plan, refuse_named_dims
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
-from pipeline.runtime.devices import alignment_of
+from pipeline.runtime.devices import CPU, Device, device_of, find_device
 from pipeline.runtime.eager import apply
 from pipeline.runtime.eager import in_traced_order as with_strides_of_trace
 from pipeline.runtime.kernels import PackedMemory, load_library
@@ -196,6 +197,11 @@ class CompiledProgram(Replayable):
         return f"{plural(len(plan.calls), 'call')}, arena of {bytes_text(plan.arena_bytes)}{states}"
 
     @property
+    def device(self) -> Device:
+        """Where the program runs."""
+        return self._bound.device
+
+    @property
     def plan(self) -> ExecutionPlan:
         return self._bound.plan
 
@@ -269,6 +275,15 @@ class CompiledProgram(Replayable):
         """A further sequence of runs, with states of its own; use it from one thread at a time."""
         return Context(self._bound)
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all runs and replays; a run itself waits for nothing.
+
+        Raises:
+            DataError: one of them had an index out of range, which a device tells late.
+        """
+        with self._turn():
+            self.context.synchronize()
+
     def states(self) -> dict[str, torch.Tensor]:
         """Copies of the states that runs change, by name, as they are now.
 
@@ -317,11 +332,13 @@ class CompiledProgram(Replayable):
             return None
 
 
-@expects(graph=A_GRAPH, weights=MAPPING.or_none(), native=FLAG)
+@expects(graph=A_GRAPH, weights=MAPPING.or_none(), native=FLAG, debug=FLAG)
 def compile_graph(
     graph: Graph,
     weights: Weights | None = None,
     *,
+    device: Device | torch.device | str | None = None,
+    debug: bool = False,
     native: bool = False,
     optimize_ir: Sequence[GraphPass] = (),
     optimize_plan: Sequence[PlanPass] = (),
@@ -332,6 +349,10 @@ def compile_graph(
         graph: every dim is a number; see `as_states` for caches that stay from run to run.
         weights: tensors by value name or by name in a checkpoint, of the declared shape and dtype. They are bound once,
             without a copy. Weights that are neither among them nor in the graph's payloads are part of each feed.
+        device: where the program runs: `cpu`, `cuda` or `cuda:1`; None for where the values of the graph are. Weights
+            that are there already are not copied. CUDA is untested on a GPU.
+        debug: wait for the device after each launch, so that an error of CUDA names the launch that caused it; replays
+            are loops then.
         native: kernels in C++ compute what they can, in float32; the compiler of this machine builds them once. Their
             results differ from torch's by roundings.
         optimize_ir: the caller's own passes over the graph, before it is lowered; each result is checked.
@@ -341,7 +362,7 @@ def compile_graph(
         A CompiledProgram: `run(feed)` and `capture(feed)`; feed and outputs are tensors by name.
 
     Raises:
-        Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
+        Unsupported: ops without a kernel (all are listed), or a device that is not there.
         UsageError: dimensions that are still names, weights that the graph does not have, too little memory, or no
             compiler for `native`.
         SourceError: a weight does not fit its declaration.
@@ -354,7 +375,30 @@ def compile_graph(
         [(2, 8, 32)]
     """
     graph = run_graph_passes(graph, optimize_ir)
-    return CompiledProgram(bind_graph(graph, weights, native=native, optimize_plan=optimize_plan))
+    options = BindOptions(device, debug, native)
+    return CompiledProgram(bind_graph(graph, weights, options=options, optimize_plan=optimize_plan))
+
+
+@dataclass(frozen=True, slots=True)
+class BindOptions:
+    """How graphs become programs; see `compile_graph`."""
+
+    device: Device | torch.device | str | None = None
+    debug: bool = False
+    native: bool = False
+
+    def find_device(self, graph: Graph) -> Device:
+        """
+        Raises:
+            Unsupported: the device is not there, or has no kernels in C++.
+        """
+        device = device_of(graph) if self.device is None else find_device(self.device)
+        if self.native and not device.is_host:
+            raise Unsupported(f"native: its kernels in C++ are for the CPU; leave it out for {device.name}")
+        return device
+
+
+DEFAULT_OPTIONS: Final = BindOptions()
 
 
 def bind_graph(
@@ -362,16 +406,20 @@ def bind_graph(
     weights: Weights | None = None,
     memory: PackedMemory | None = None,
     *,
-    native: bool = False,
+    options: BindOptions = DEFAULT_OPTIONS,
     optimize_plan: Sequence[PlanPass] = (),
 ) -> BoundProgram:
     """The program of `graph` with its weights; see `compile_graph`. `memory` has packed weights of other programs."""
     check(graph, read_payloads=False)  # binding names bytes that do not fit
     refuse_named_dims(graph)
+    device = options.find_device(graph)
     with plain_state():
-        graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
-        plan = make_plan(graph, lower(graph), alignment_of(graph))
+        # What is constant is computed on the CPU, wherever the graph was traced, and where the program runs.
+        folded = fold_constants(to_device(with_weights(graph, weights or {}), CPU.name))
+        graph = with_kernels(to_device(in_traced_order(folded), device.name))
+        plan = make_plan(graph, lower(graph), device.alignment)
         check_plan(plan)
         check_against(graph, plan)
         plan = run_plan_passes(graph, plan, optimize_plan)
-        return BoundProgram.bind(plan, graph, memory, native=load_library() if native else None)
+        library = load_library() if options.native else None
+        return BoundProgram.bind(plan, graph, memory, native=library, device=device, debug=options.debug)

@@ -9,7 +9,7 @@ import torch
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.capture import Captures
-from pipeline.runtime.devices import Device, device_of
+from pipeline.runtime.devices import Device
 from pipeline.runtime.feeding import (
     LARGE,
     CopiedSlot,
@@ -55,23 +55,27 @@ class Context(ProcessBound):
         states: States | None = None,
     ) -> None:
         self.bound = bound
-        self.plan = plan = bound.plan
+        self.plan, self._device = plan, device = bound.plan, bound.device
         # Slots are written to in every mode, so they must not become inference tensors of a caller in that mode.
-        with plain_state(), torch.inference_mode(mode=False), torch.no_grad():
+        with plain_state(), torch.inference_mode(mode=False), torch.no_grad(), device.scope():
+            table = table or StateTable({plan.graph_name: plan}, device)
             self.states = States(plan, bound.weights, table) if states is None else states
-            fed, device = _fed_entries(plan), device_of(plan)
+            fed = _fed_entries(plan)
             pointed = [vid for vid, entry in fed.items() if not _is_copied(plan, vid, entry)]
             buffers = {
                 vid: device.empty(entry.spec.sizes, entry.strides, torch_dtype(entry.spec.dtype))
                 for vid, entry in fed.items()
                 if vid not in pointed
             }
-            homes = placeholders(plan, {vid: fed[vid] for vid in pointed})
-            places = bind_arena(plan, new_memory(plan, plan.arena_bytes) if arena is None else arena)
+            homes = placeholders(plan, {vid: fed[vid] for vid in pointed}, device)
+            self._arena = new_memory(plan, plan.arena_bytes, device) if arena is None else arena
+            self.states.order.keep(self._arena)
+            places = bind_arena(plan, self._arena, device)
             self.memory = ProgramMemory(bound, self.states, places, runner_of_body)
             self._slots = self.memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps
-            self._launches = [self.memory.bind_step(step, self._slots) for step in bound.steps]
+            self._flags = self.memory.new_flags()
+            self._launches = [self.memory.bind_step(step, self._slots, self._flags) for step in bound.steps]
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
             CopiedSlot(entry, device, buffers[vid])
@@ -84,7 +88,6 @@ class Context(ProcessBound):
         """Roots of the values whose slots are pointed at other memory."""
         self.captures = Captures(self.memory)
         """Replays continue the sequence of the runs: they have the same states, and the same arena."""
-        self._device = device
         self._inference = torch.inference_mode()
         self._shapes_checked = False
         self._reached = 0
@@ -107,7 +110,7 @@ class Context(ProcessBound):
             SourceError: an op made another dtype or shape than the graph says.
             InternalError: a kernel failed.
         """
-        with plain_state():
+        with plain_state(), self._device.scope():
             found = self._run(feed, self.plan.outputs, copy=copy)
         return {self.plan.slots[vid].name: tensor for vid, tensor in found.items()}
 
@@ -115,7 +118,7 @@ class Context(ProcessBound):
         """Outputs, and the values after the run of the inputs that the graph updates; see `run`."""
         plan, slots = self.plan, self.plan.slots
         updated = {vid: after for vid, after in plan.updates.items() if vid not in self.states.tensors}
-        with plain_state():
+        with plain_state(), self._device.scope():
             found = self._run(feed, (*plan.outputs, *updated.values()), copy=copy)
         outputs = {slots[vid].name: found[vid] for vid in plan.outputs}
         return outputs, {slots[vid].name: found[after] for vid, after in updated.items()}
@@ -159,18 +162,25 @@ class Context(ProcessBound):
     def _run(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[int, torch.Tensor]:
         new: dict[int, torch.Tensor] = {}
         self._reached = 0
+        self.states.order.enter()
+        if self._flags is not None:
+            self.memory.refuse_wrong_indices(self._flags)
         try:
             for slot, tensor in zip(self._fed, self._accept(feed), strict=True):
                 slot.write(tensor)
             if copy and self._large:
                 new = self._point_at_new()
             self._launch()
+            if self._flags is not None:
+                self._flags.start()
             if not self._shapes_checked:
                 self.memory.check_shapes(self._slots)
                 self._shapes_checked = True
             outputs = {vid: self._leaving(vid, new, copy=copy) for vid in wanted}
             if self.states.tensors:
                 self.states.advance(self.plan, self._slots)
+            if self.bound.debug:
+                self.synchronize()
             return outputs
         except BaseException:
             self.states.lose(self.memory.written_states(self._steps[: self._reached]))
@@ -181,6 +191,18 @@ class Context(ProcessBound):
                 slot.release()
             for vid in new:
                 self._large[vid].point_home()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all runs and replays.
+
+        Raises:
+            DataError: one of them had an index out of range.
+        """
+        for flags in (self._flags, *self.captures.flags):
+            if flags is not None:
+                flags.wait()
+                self.memory.refuse_wrong_indices(flags)
+        self._device.synchronize()
 
     def _accept(self, feed: Feed) -> list[torch.Tensor]:
         """The caller's tensors in the order of the signature; states that come with them are taken over."""
@@ -225,7 +247,7 @@ class Context(ProcessBound):
 
     def _launch_one(self, at: int) -> None:
         try:
-            with self._inference:
+            with self._inference, self._device.scope():
                 self._launches[at]()
         except LAUNCH_ERRORS as error:
             raise self.bound.failure(self._steps[at], error) from error

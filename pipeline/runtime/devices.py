@@ -1,49 +1,91 @@
 """Where the memory of a plan lies, and what slots, states, captures and kernels ask of that place.
 
-A `Device` allocates, shows a part of its memory as a tensor, brings tensors to itself and waits for what it was given
-to do. Only this file knows how a kind of device does that, so kernels for another device come in by a row of `DEVICES`.
+A `Device` allocates, shows a part of its memory as a tensor, brings tensors to itself, and waits for what was launched
+there. A device with streams also says on which of them a program runs, and records launches as a graph. Only this file,
+and `recording.py` for the device of the tests, know how a kind of device does that.
+
+No program has run on a CUDA device yet: `CudaDevice` is untested there. The rules that it has to keep are proven on
+`recording.RecordingDevice`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Final
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import ClassVar, Final, Protocol
 
 import torch
 
 from passes.worker.platforms import memory_limit
 from pipeline.errors import InternalError, Unsupported
+from pipeline.ir.devices import devices_of
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.planning import ExecutionPlan
 from pipeline.planning.arena import ALIGNMENT
 from pipeline.runtime.tensors import torch_dtype, with_strides
+from pipeline.runtime.torch_state import DispatchGuard, make_guard
+
+Launches = Sequence[Callable[[], object]]
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """One kind of device.
+class RecordedGraph(Protocol):
+    """Launches that a device recorded as one graph."""
 
-    Args:
-        name: `torch.device.type`.
-        alignment: bytes; kernels read at multiples of it, and so offsets in the arena have to be multiples.
-        holds: whether a tensor lies here.
-        limit: the bytes that this process may have here.
-        cut: the bytes [first, last) of a tensor of bytes as a storage of their own.
-        pin: let torch refuse to free or to move the storage of a tensor that lies here.
-        synchronize: wait until everything that was launched is done.
-        has_kernels: whether this release has kernels for it.
-    """
+    def replay(self) -> None:
+        """Launch all of them on the current stream."""
+        ...
 
-    name: str
-    alignment: int
-    holds: Callable[[torch.Tensor], bool]
-    limit: Callable[[], int]
-    cut: Callable[[torch.Tensor, int, int], torch.Tensor]
-    pin: Callable[[torch.Tensor], object]
-    synchronize: Callable[[], object]
-    has_kernels: bool
+
+class LateValue(Protocol):
+    """A tensor of a device that the host reads when the device is done with it, without waiting."""
+
+    def start(self) -> None:
+        """Begin to copy the tensor to the host, unless a copy is under way."""
+        ...
+
+    def poll(self) -> torch.Tensor | None:
+        """The copy, once it is there; then None until the next `start`."""
+        ...
+
+
+class StreamOrder:
+    """The order of launches on the memory of one sequence of runs; the launches of a CPU are in order by themselves."""
+
+    def enter(self) -> None:
+        """Let what is launched next wait for what was launched before, also on another stream."""
+
+    def keep(self, arena: torch.Tensor) -> None:
+        """Let nobody have the memory of `arena` before its launches are done, on whichever stream they are."""
+
+
+class Device(ABC):
+    """One device. `name` is that of plans (`cuda:0`), `kind` that of the table of obstacles, and `place` where torch
+    makes the tensors."""
+
+    recorder: ClassVar[str]
+    """The key of its recorder in `capture.recorders.RECORDERS`."""
+    is_host: ClassVar[bool] = False
+    """Whether kernels of oneDNN, numpy and our C++ can read its memory."""
+
+    def __init__(self, name: str, place: str, alignment: int) -> None:
+        self.name, self.kind, self.place, self.alignment = name, name.partition(":")[0], torch.device(place), alignment
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @abstractmethod
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` lies here."""
+
+    @abstractmethod
+    def limit(self) -> int:
+        """The bytes that this process may have here."""
+
+    @abstractmethod
+    def cut(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """The bytes [first, last) of `memory` (uint8) as a storage of their own, which keeps the memory alive."""
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """`nbytes` bytes (uint8), with whatever is in them.
@@ -51,13 +93,13 @@ class Device:
         Raises:
             RuntimeError: torch's allocator has no more.
         """
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.name)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.place)
 
     def empty(self, sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor with these strides, in elements, or contiguous (None)."""
         if strides is None:
-            return torch.empty(sizes, dtype=dtype, device=self.name)
-        return torch.empty_strided(sizes, strides, dtype=dtype, device=self.name)
+            return torch.empty(sizes, dtype=dtype, device=self.place)
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=self.place)
 
     def view(
         self, memory: torch.Tensor, offset: int, spec: TensorSpec, strides: Sequence[int] | None = None
@@ -85,75 +127,273 @@ class Device:
         return part.view(spec.sizes) if strides is None else part.as_strided(spec.sizes, strides)
 
     def copy_in(self, tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:
-        """`tensor` here and with these strides, in elements, or contiguous (None); copied only where it is not so."""
-        return with_strides(tensor.detach().to(self.name), strides)
+        """`tensor` here and with these strides, in elements, or contiguous (None); copied only where it is not so.
+
+        The host does not wait for a copy of pinned memory, so the caller must not write there before the copy is done.
+        """
+        return with_strides(tensor.detach().to(self.place, non_blocking=not self.is_host), strides)
+
+    def pin(self, tensor: torch.Tensor) -> None:  # noqa: B027 - torch can do it on the CPU only
+        """Let torch refuse to free or to move the storage of a tensor that lies here, where torch can."""
+
+    def synchronize(self) -> None:  # noqa: B027 - a launch on the CPU is done when it returns
+        """Wait until everything that was launched is done."""
 
     def generator(self, seed: int) -> torch.Generator:
         """A new generator that begins at `seed`."""
-        return torch.Generator(self.name).manual_seed(seed)
+        return torch.Generator(self.place).manual_seed(seed)
+
+    def random_state(self) -> torch.Tensor:
+        """The state of torch's default generator of this device."""
+        return torch.get_rng_state()
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Entered while a program of this device is bound and run."""
+        return NO_SCOPE
+
+    def order(self) -> StreamOrder:
+        """A new order of launches."""
+        return StreamOrder()
+
+    def guard(self, order: StreamOrder) -> DispatchGuard:
+        """What is entered around each replay; see `make_guard`."""
+        return make_guard()
+
+    def late_value(self, tensor: torch.Tensor) -> LateValue:
+        """`tensor`, to be read without waiting for the device."""
+        raise NotImplementedError(f"{self.name} launches nothing that the host does not wait for")
+
+    def side_stream(self) -> AbstractContextManager[object]:
+        """A stream for warm-ups, which waits for the current one; afterwards the current stream waits for it."""
+        return NO_SCOPE
+
+    def new_pool(self) -> object:
+        """A pool of memory for all graphs of one session."""
+        raise NotImplementedError(f"{self.name} records no graphs")
+
+    def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
+        """The launches as one graph, whose memory comes from `pool`; `generators` advance at each replay.
+
+        Raises:
+            GraphFailure: a launch cannot be recorded.
+        """
+        raise NotImplementedError(f"{self.name} records no graphs")
 
 
-def _cut_cpu(memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """numpy shares the memory, so torch refuses to resize the storage."""
-    return torch.from_numpy(memory.numpy()[first:last])
+class GraphFailure(RuntimeError):
+    """Launch number `at` cannot be part of a graph."""
+
+    def __init__(self, at: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.at = at
 
 
-def _pin_cpu(tensor: torch.Tensor) -> None:
-    """As with any tensor whose memory numpy shares: `untyped_storage().resize_(0)` is an error then, where it would
-    have left launches with memory that is gone."""
-    if tensor.layout is torch.strided:
-        torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()  # type: ignore[arg-type]
+NO_SCOPE: Final = nullcontext()
 
 
-def _cut_cuda(memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """All parts share one storage: torch has no way to cut one."""
-    return memory[first:last]
+class CpuDevice(Device):
+    recorder = "cpu"
+    is_host = True
+
+    def __init__(self) -> None:
+        super().__init__("cpu", "cpu", ALIGNMENT)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cpu
+
+    def limit(self) -> int:
+        return memory_limit()
+
+    def cut(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """numpy shares the memory, so torch refuses to resize the storage."""
+        return torch.from_numpy(memory.numpy()[first:last])
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """As with any tensor whose memory numpy shares: `untyped_storage().resize_(0)` is an error then, where it would
+        have left launches with memory that is gone."""
+        if tensor.layout is torch.strided:
+            torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()  # type: ignore[arg-type]
 
 
-CPU: Final = Device(
-    "cpu", ALIGNMENT, attrgetter("is_cpu"), memory_limit, _cut_cpu, _pin_cpu, lambda: None, has_kernels=True
-)
+class CudaDevice(Device):
+    """A CUDA device by its number; untested on a GPU."""
 
-DEVICES: Final[Mapping[str, Device]] = {
-    "cpu": CPU,
-    "cuda": Device(
-        "cuda",
-        256,
-        attrgetter("is_cuda"),
-        lambda: torch.cuda.mem_get_info()[0],
-        _cut_cuda,
-        lambda _: None,
-        torch.cuda.synchronize,
-        has_kernels=False,
-    ),
-}
-"""By `torch.device.type`. No plan was run on a CUDA device yet."""
+    recorder = "graph"
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"cuda:{index}", f"cuda:{index}", CUDA_ALIGNMENT)
+        self._index = index
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and tensor.get_device() == self._index
+
+    def limit(self) -> int:
+        """What is free, and what torch's allocator holds without using it."""
+        unused = torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
+        return torch.cuda.mem_get_info(self._index)[0] + unused
+
+    def cut(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """A tensor that comes by DLPack has a storage of its own, which torch cannot resize."""
+        return torch.from_dlpack(memory[first:last])
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._index)
+
+    def random_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state(self._index)
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self._index)
+
+    def scope(self) -> AbstractContextManager[object]:
+        return NO_SCOPE if torch.cuda.current_device() == self._index else torch.cuda.device(self._index)
+
+    def order(self) -> StreamOrder:
+        return CudaOrder(self._index)
+
+    def guard(self, order: StreamOrder) -> DispatchGuard:
+        return OrderedGuard(order)
+
+    def late_value(self, tensor: torch.Tensor) -> LateValue:
+        return CudaLateValue(tensor)
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        with self.scope():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                yield
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.synchronize()
+
+    def new_pool(self) -> object:
+        return torch.cuda.graph_pool_handle()
+
+    def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
+        """In the capture mode of one thread, so that other threads may use the device meanwhile."""
+        graph, at = torch.cuda.CUDAGraph(), -1
+        for generator in generators:
+            graph.register_generator_state(generator)
+        try:
+            with self.scope(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # type: ignore[arg-type]
+                for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
+                    launch()
+        except RuntimeError as error:
+            raise GraphFailure(max(at, 0), error.__context__ or error) from error  # type: ignore[arg-type]
+        return graph
 
 
-def device_at(tensor: torch.Tensor) -> Device:
-    """The device on which `tensor` lies."""
-    return DEVICES[tensor.device.type]
+class CudaOrder(StreamOrder):
+    """Launches wait for the stream of the launches before them."""
+
+    def __init__(self, index: int) -> None:
+        self._index, self._last = index, torch.cuda.current_stream(index)
+        self._raw = self._last.cuda_stream
+        self._arenas: list[weakref.ref[torch.Tensor]] = []
+
+    def enter(self) -> None:
+        if torch._C._cuda_getCurrentRawStream(self._index) != self._raw:
+            stream = torch.cuda.current_stream(self._index)
+            stream.wait_stream(self._last)
+            self._last, self._raw = stream, stream.cuda_stream
+            for reference in self._arenas:
+                if (arena := reference()) is not None:
+                    arena.record_stream(stream)
+
+    def keep(self, arena: torch.Tensor) -> None:
+        self._arenas = [*(known for known in self._arenas if known() is not None), weakref.ref(arena)]
+
+
+class OrderedGuard:
+    """The guard of the dispatcher; entering it also puts what is launched in order."""
+
+    def __init__(self, order: StreamOrder) -> None:
+        self._order, self._guard = order, make_guard()
+
+    def __enter__(self) -> None:
+        self._order.enter()
+        self._guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._guard.__exit__(*error)
+
+
+class CudaLateValue:
+    """A copy in pinned memory, and an event after it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._host = tensor, torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._event: torch.cuda.Event | None = None
+
+    def start(self) -> None:
+        if self._event is None:
+            self._host.copy_(self._tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def poll(self) -> torch.Tensor | None:
+        if self._event is None or not self._event.query():
+            return None
+        self._event = None
+        return self._host
+
+
+CPU: Final = CpuDevice()
+
+CUDA_ALIGNMENT: Final = 256
+
+KINDS: Final[Mapping[str, int]] = {"cpu": CPU.alignment, "cuda": CUDA_ALIGNMENT}
+"""Kind of device → the alignment of a plan for it, in bytes."""
+
+TARGET: Final[ContextVar[Device]] = ContextVar("TARGET", default=CPU)
+"""The device of the program that is being bound."""
+
+
+def find_device(device: Device | torch.device | str) -> Device:
+    """The device of this name: `cpu`, `cuda` (the current one) or `cuda:1`.
+
+    Raises:
+        Unsupported: no such device on this machine, or of a kind that this release has no kernels for.
+    """
+    if isinstance(device, Device):
+        return device
+    kind, _, number = str(device).partition(":")
+    if str(device) == CPU.name:
+        return CPU
+    if kind != "cuda" or (number and not number.isdecimal()):
+        raise Unsupported(
+            f"device {str(device)!r}: this release has kernels for cpu and cuda; give cpu, cuda or cuda:0"
+        )
+    if not torch.cuda.is_available():
+        raise Unsupported(
+            f"device {str(device)!r}: torch {torch.__version__} sees no CUDA device on this machine; take a machine "
+            "with an NVIDIA GPU and torch with CUDA, or the device cpu"
+        )
+    index, count = int(number) if number else torch.cuda.current_device(), torch.cuda.device_count()
+    if index >= count:
+        raise Unsupported(f"device {str(device)!r}: this machine has {count} CUDA devices, numbered from cuda:0")
+    return CudaDevice(index)
+
+
+def device_of(graph: Graph) -> Device:
+    """The device of all values of `graph`.
+
+    Raises:
+        Unsupported: values on several devices, or on one that is not there (see `find_device`).
+    """
+    names = devices_of(graph)
+    if len(names) > 1:
+        raise Unsupported(
+            f"graph {graph.name!r} has values on {', '.join(names)}, and a plan runs on one device: move it, by "
+            "compile_graph(graph, device=…)"
+        )
+    return find_device(names[0]) if names else CPU
 
 
 def alignment_of(graph: Graph) -> int:
     """The alignment of a plan of `graph`: the largest of the devices of its values."""
-    kinds = {torch.device(name).type for name in {value.spec.device for value in graph.values}}
-    return max((DEVICES.get(kind, CPU).alignment for kind in kinds), default=CPU.alignment)
-
-
-def device_of(plan: ExecutionPlan) -> Device:
-    """The device of all values of `plan`.
-
-    Raises:
-        Unsupported: a value is on a device that this release has no kernels for.
-    """
-    found = CPU
-    for slot in plan.slots:
-        device = DEVICES.get(torch.device(slot.spec.device).type)
-        if device is None or not device.has_kernels:
-            raise Unsupported(
-                f"{slot.name!r} is on device {slot.spec.device!r}; this release has CPU kernels only: "
-                "import the model for device 'cpu'"
-            )
-        found = device
-    return found
+    return max((KINDS.get(torch.device(name).type, CPU.alignment) for name in devices_of(graph)), default=CPU.alignment)

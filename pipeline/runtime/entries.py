@@ -16,8 +16,9 @@ from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph, Payload, Role, TensorSpec
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.capture import Captures, Replayable
-from pipeline.runtime.compile import bind_graph
+from pipeline.runtime.compile import BindOptions, bind_graph
 from pipeline.runtime.context import Context
+from pipeline.runtime.devices import Device
 from pipeline.runtime.kernels import PackedMemory
 from pipeline.runtime.program import BoundProgram, ProcessBound
 from pipeline.runtime.slots import Feed, Weights, new_memory, with_weights
@@ -74,9 +75,10 @@ class CompiledEntries(ProcessBound):
         self.plans: Mapping[str, ExecutionPlan] = MappingProxyType({name: one.plan for name, one in bound.items()})
         largest = max(self.plans.values(), key=lambda plan: plan.arena_bytes)
         self.arena_bytes = largest.arena_bytes
-        table = StateTable(self.plans)
+        device = next(iter(bound.values())).device
+        table = StateTable(self.plans, device)
         with torch.inference_mode(mode=False):
-            arena = new_memory(largest, self.arena_bytes)
+            arena = new_memory(largest, self.arena_bytes, device)
         self._contexts = {name: Context(one, table=table, arena=arena) for name, one in bound.items()}
         self._turn = threading.RLock()
         self._entries = {name: EntryPoint(context, self._turn) for name, context in self._contexts.items()}
@@ -157,15 +159,20 @@ class CompiledEntries(ProcessBound):
         return context
 
 
-@expects(graphs=a_mapping("{name of the entry point: graph}"), weights=MAPPING.or_none(), native=FLAG)
+@expects(graphs=a_mapping("{name of the entry point: graph}"), weights=MAPPING.or_none(), native=FLAG, debug=FLAG)
 def compile_graphs(
-    graphs: Mapping[str, Graph], weights: Weights | None = None, *, native: bool = False
+    graphs: Mapping[str, Graph],
+    weights: Weights | None = None,
+    *,
+    device: Device | torch.device | str | None = None,
+    debug: bool = False,
+    native: bool = False,
 ) -> CompiledEntries:
     """Lower, plan, check and bind several graphs of one model, by the names of their entry points.
 
     `weights` are tensors by value name or by name in a checkpoint; each goes to every graph that has it, and is bound
     without a copy. A state that one graph changes is the state of this name in the others, and its first value is that
-    of any graph that has one. `native` is as for `compile_graph`.
+    of any graph that has one. `device`, `debug` and `native` are as for `compile_graph`.
 
     Raises:
         UsageError: no graphs, weights that no graph has, or states that are not the same in all graphs.
@@ -184,9 +191,9 @@ def compile_graphs(
         name: with_weights(graph, {key: one for key, one in (weights or {}).items() if key in known[name]})
         for name, graph in graphs.items()
     }
-    memory = PackedMemory()
+    memory, options = PackedMemory(), BindOptions(device, debug, native)
     return CompiledEntries(
-        {name: bind_graph(graph, memory=memory, native=native) for name, graph in _with_shared_states(own).items()}
+        {name: bind_graph(graph, memory=memory, options=options) for name, graph in _with_shared_states(own).items()}
     )
 
 

@@ -125,16 +125,16 @@ class CopiedSlot:
 
     def __init__(self, entry: FeedEntry, device: Device, buffer: torch.Tensor) -> None:
         self.name = entry.name
-        self._entry, self._is_here, self._buffer = entry, device.holds, buffer
+        self._entry, self._device, self._is_here, self._buffer = entry, device, device.holds, buffer
         self._shape, self._dtype = buffer.shape, buffer.dtype
 
     def accept(self, given: Given) -> torch.Tensor:
         if type(given) in PLAIN and given.dtype is self._dtype and given.shape == self._shape and self._is_here(given):  # type: ignore[union-attr]
             return given  # type: ignore[return-value]
-        return accept_tensor(self._entry, given)
+        return accept_tensor(self._entry, given, self._device)
 
     def write(self, tensor: torch.Tensor) -> None:
-        self._buffer.copy_(tensor)
+        self._buffer.copy_(tensor, non_blocking=True)
 
     def release(self) -> None: ...
 
@@ -148,7 +148,8 @@ class PointedSlot:
 
     def __init__(self, entry: FeedEntry, device: Device, pointer: SlotPointer, *, stays: bool) -> None:
         self.name = entry.name
-        self._entry, self._is_here, self._pointer, self._stays = entry, device.holds, pointer, stays
+        self._entry, self._device, self._is_here = entry, device, device.holds
+        self._pointer, self._stays = pointer, stays
         self._shape, self._dtype = torch.Size(entry.spec.sizes), torch_dtype(entry.spec.dtype)
         self._address: int | None = None
         self._held: torch.Tensor | None = None
@@ -159,7 +160,7 @@ class PointedSlot:
             return held
         if type(given) in PLAIN and self._is_shown_as_it_is(given):  # type: ignore[arg-type]
             return given  # type: ignore[return-value]
-        return accept_tensor(self._entry, given)
+        return self._device.copy_in(accept_tensor(self._entry, given, self._device), self._entry.strides)
 
     def _is_shown_as_it_is(self, tensor: torch.Tensor) -> bool:
         strides = self._entry.strides

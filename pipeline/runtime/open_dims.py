@@ -13,13 +13,15 @@ import torch
 from passes.suggest import nearest, plural
 from pipeline.argument_checks import FLAG, MAPPING, a_mapping, expects
 from pipeline.errors import UsageError
+from pipeline.ir.devices import to_device
 from pipeline.ir.dims import dim_names, dims_of, evaluate, fix_dims, names_in
 from pipeline.ir.graph import Dim, Graph, Role
 from pipeline.ir.json import digest_graph
 from pipeline.runtime.capture import MOST_CAPTURES, Captures, Replayable
 from pipeline.runtime.capture.feed_buffers import as_tensors
-from pipeline.runtime.compile import A_GRAPH, bind_graph
+from pipeline.runtime.compile import A_GRAPH, DEFAULT_OPTIONS, BindOptions, bind_graph
 from pipeline.runtime.context import Context
+from pipeline.runtime.devices import Device
 from pipeline.runtime.kernels import PackedMemory
 from pipeline.runtime.program import BoundProgram, ProgramMemory
 from pipeline.runtime.slots import Feed, Weights, refuse_unreadable, with_weights
@@ -42,9 +44,7 @@ class SizedProgram(Replayable):
     threads take turns on one sequence of runs and replays.
     """
 
-    @expects(
-        graph=A_GRAPH, weights=MAPPING.or_none(), buckets=a_mapping("{name of a dim: sizes}").or_none(), native=FLAG
-    )
+    @expects(graph=A_GRAPH, weights=MAPPING.or_none(), buckets=a_mapping("{name of a dim: sizes}").or_none())
     def __init__(
         self,
         graph: Graph,
@@ -53,10 +53,11 @@ class SizedProgram(Replayable):
         limit: int = MOST_CAPTURES,
         buckets: Buckets | None = None,
         approve: Callable[[Graph], None] = lambda _: None,
-        native: bool = False,
+        options: BindOptions = DEFAULT_OPTIONS,
     ) -> None:
         """As `compile_open_graph`; `approve` looks at the graph for each new set of sizes, and may refuse it."""
-        self._graph = graph = with_weights(graph, weights or {})
+        graph = to_device(with_weights(graph, weights or {}), options.find_device(graph).name)
+        self._graph = graph
         _refuse_sized_states(graph)
         _refuse_buckets(graph, buckets or {})
         stateful = any(_is_state(graph, vid) for vid in graph.updates)
@@ -68,7 +69,7 @@ class SizedProgram(Replayable):
         self._planning: dict[SizeKey, threading.Lock] = {}
         """For sizes whose plan is being made: who needs it too waits for it, and nobody else does."""
         self._shapes = {value.name: value.spec.shape for value in graph.values}
-        self._approve, self._native, self._packed = approve, native, PackedMemory()
+        self._approve, self._options, self._packed = approve, options, PackedMemory()
         self._limit, self._digest = limit, digest_graph(graph)
         self._own = threading.local()
         self._shared = self._new_sequence() if stateful else None
@@ -179,7 +180,7 @@ class SizedProgram(Replayable):
     def _make_plan(self, dims: Mapping[str, int]) -> BoundProgram:
         graph = fix_dims(self._graph, dims) if dims else self._graph
         self._approve(graph)
-        return bind_graph(graph, memory=self._packed, native=self._native)
+        return bind_graph(graph, memory=self._packed, options=self._options)
 
     def _bucket(self, name: str, size: int) -> int:
         """The size to plan for: the least bucket that holds `size`, or `size` itself where the dim has no buckets."""
@@ -262,12 +263,15 @@ class LastUsed(Generic[Kept]):
         return found
 
 
+@expects(native=FLAG, debug=FLAG)
 def compile_open_graph(
     graph: Graph,
     weights: Weights | None = None,
     *,
     limit: int = MOST_CAPTURES,
     buckets: Buckets | None = None,
+    device: Device | torch.device | str | None = None,
+    debug: bool = False,
     native: bool = False,
 ) -> SizedProgram:
     """A program for `graph` that plans when sizes are fed for the first time, and keeps the last `limit` plans.
@@ -275,14 +279,14 @@ def compile_open_graph(
     `weights` are bound to all plans without a copy. `buckets` are sizes by the name of a dim, to one of which `run`
     rounds a fed size up; replays are for the sizes that are fed. That is right only where elements after the fed ones
     do not change the others, which nothing checks: rows of a batch do not, positions of a sequence do without a mask.
-    `native` is as for `compile_graph`.
+    `device`, `debug` and `native` are as for `compile_graph`.
 
     Raises:
         UsageError: a state with a named dim, so that its values at one size mean nothing at another; buckets of a dim
             that the graph does not have or that follows from others; a limit below 1.
         SourceError: a weight does not fit its declaration.
     """
-    return SizedProgram(graph, weights, limit=limit, buckets=buckets, native=native)
+    return SizedProgram(graph, weights, limit=limit, buckets=buckets, options=BindOptions(device, debug, native))
 
 
 def _refuse_sized_states(graph: Graph) -> None:

@@ -29,6 +29,7 @@ from torch import library
 from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, TorchConst
 from pipeline.runtime import own_layers
+from pipeline.runtime.devices import TARGET
 from pipeline.runtime.tensors import torch_dtype
 
 
@@ -37,7 +38,8 @@ def random_normal(
 ) -> torch.Tensor:
     del seed
     wide = torch.float64 if dtype == "float64" else torch.float32
-    return (mean + scale * torch.randn(size, generator=generator, dtype=wide)).to(torch_dtype(dtype))
+    drawn = torch.randn(size, generator=generator, dtype=wide, device=_device_of(generator))
+    return (mean + scale * drawn).to(torch_dtype(dtype))
 
 
 def random_uniform(
@@ -45,7 +47,13 @@ def random_uniform(
 ) -> torch.Tensor:
     """At least `low` and below `high`. Drawn between 0 and 1: torch refuses ranges that a small dtype cannot span."""
     del seed
-    return (low + (high - low) * torch.rand(size, generator=generator, dtype=torch.float64)).to(torch_dtype(dtype))
+    drawn = torch.rand(size, generator=generator, dtype=torch.float64, device=_device_of(generator))
+    return (low + (high - low) * drawn).to(torch_dtype(dtype))
+
+
+def _device_of(generator: torch.Generator | None) -> torch.device:
+    """Where a plan draws; ONNX's own graphs have no generator, and are traced on the CPU."""
+    return torch.device("cpu") if generator is None else generator.device
 
 
 def bernoulli(self: torch.Tensor, dtype: str, seed: int, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -69,7 +77,7 @@ def dropout(
     del seed
     if generator is None:
         return torch.native_dropout(self, ratio, True)
-    kept = torch.rand(self.shape, generator=generator, dtype=torch.float64) >= ratio
+    kept = torch.rand(self.shape, generator=generator, dtype=torch.float64, device=self.device) >= ratio
     return torch.where(kept, self / (1 - ratio), 0), kept
 
 
@@ -291,8 +299,9 @@ def tensors_in(result: Any) -> Iterator[torch.Tensor]:
 
 
 def _device(name: str) -> torch.device:
-    """A graph that was traced on meta runs on the CPU."""
-    return torch.device("cpu" if name.startswith("meta") else name)
+    """That of the program that is bound, if it is no CPU. Otherwise a graph that was traced on meta runs on the CPU."""
+    target = TARGET.get()
+    return torch.device("cpu" if name.startswith("meta") else name) if target.is_host else target.place
 
 
 def _constant(name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, NoReturn, SupportsIndex
 
 import torch
@@ -19,7 +20,7 @@ from pipeline.lowering import KernelCall
 from pipeline.ops import Kind, Layout, unpack
 from pipeline.ops.aten import is_call, takes_any_order
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.devices import device_of
+from pipeline.runtime.devices import CPU, TARGET, Device, device_of
 from pipeline.runtime.kernels import (
     KERNELS,
     PACKERS,
@@ -32,6 +33,7 @@ from pipeline.runtime.kernels import (
     prepare_kernel,
 )
 from pipeline.runtime.kernels.aten.call import Strides, strides_in_trace
+from pipeline.runtime.kernels.aten.indices import CURRENT, IndexFlags
 from pipeline.runtime.kernels.base import (
     ResultMismatch,
     data_error,
@@ -87,6 +89,9 @@ class BoundProgram:
     lenders: Lenders = field(default_factory=dict)
     places: Sequence[str] = ()
     """The source of each call, for messages."""
+    device: Device = CPU
+    debug: bool = False
+    """Whether each launch waits for the device, so that an error is that of the launch which caused it."""
     threads: int = field(default_factory=torch.get_num_threads)
     """Threads of torch when it was compiled. Kernels are chosen for them, also where a context is made later."""
 
@@ -99,20 +104,40 @@ class BoundProgram:
         *,
         functional: bool = False,
         native: NativeLibrary | None = None,
+        device: Device | None = None,
+        debug: bool = False,
     ) -> BoundProgram:
         """The program of `plan`, which was made of `graph`, with the payloads of `graph` and its bodies as weights.
 
         `memory` has the packed weights of other programs over these weights.
         `functional`: operators of torch allocate their results, as autocast requires, and these are copied.
         `native`: kernels in C++, which compute what they can.
+        `device`: where the program runs; that of the values of `graph` where it is not given.
 
         Raises:
             InternalError: a call has no kernel, or its attributes cannot be decoded.
-            Unsupported: the plan asks for a device other than the CPU.
+            Unsupported: the device is not there.
             SourceError: a payload does not fit its slot, or a weight that is read has neither a payload nor a place in
                 the feed.
         """
-        device_of(plan)
+        device = device or device_of(graph)
+        token = TARGET.set(device)
+        try:
+            bound = cls._bind(plan, graph, memory or PackedMemory(), device, functional, native)
+            return replace(bound, debug=debug)
+        finally:
+            TARGET.reset(token)
+
+    @classmethod
+    def _bind(
+        cls,
+        plan: ExecutionPlan,
+        graph: Graph,
+        memory: PackedMemory,
+        device: Device,
+        functional: bool,
+        native: NativeLibrary | None,
+    ) -> BoundProgram:
         read = {*plan.outputs, *plan.updates.values(), *(vid for call in plan.calls for vid in call.in_vids)}
         steps = [
             _resolve_step(
@@ -126,18 +151,19 @@ class BoundProgram:
             for index, call in enumerate(plan.calls)
             if not _is_free(plan, call)
         ]
-        weights, views = bind_weights(plan, graph.payloads), _views_of(plan)
+        weights, views = bind_weights(plan, graph.payloads, device), _views_of(plan)
         bodies = {
             at: tuple(
-                cls.bind(inner, body, memory, functional=functional or graph.ops[at].kind == AUTOCAST, native=native)
+                cls._bind(inner, body, memory, device, functional or graph.ops[at].kind == AUTOCAST, native)
                 for inner, body in zip(plans, graph.ops[at].bodies, strict=True)
             )
             for at, plans in plan.bodies.items()
         }
         stored = _stored(plan, views, weights)
-        packed = tuple(_pack(plan, step, stored, memory or PackedMemory()) for step in steps)
+        packed = tuple(_pack(plan, step, stored, memory) for step in steps) if device.is_host else tuple(steps)
         lenders = lenders_of(graph.payloads, weights)
-        return cls(plan, packed, views, weights, bodies, lenders, tuple(map(place_of, graph.ops)))
+        device.synchronize()  # contexts on other streams read the weights
+        return cls(plan, packed, views, weights, bodies, lenders, tuple(map(place_of, graph.ops)), device)
 
     def describe(self, step: LaunchStep) -> str:
         """`call 3 MatMul(x: float32[2, 3], …) → y: …`"""
@@ -159,7 +185,7 @@ class BoundProgram:
             return SourceError(f"{place}: {error}")
         if "not implemented for" in str(error):
             return Unsupported(
-                f"{place}: torch's CPU has no such operator for these dtypes ({described}: {error}); "
+                f"{place}: torch has no such operator for these dtypes on {self.device.name} ({described}: {error}); "
                 "cast to another dtype around it, or run the model by onnxruntime"
             )
         if is_out_of_memory(error):
@@ -168,6 +194,11 @@ class BoundProgram:
         if is_data_error(error):
             slots = [self.plan.slots[vid] for vid in step.call.in_vids]
             return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
+        if "CUDA error" in str(error) and not self.debug:
+            return InternalError(
+                f"{described} failed: {error}; CUDA reports an error at a later launch than the one that caused it: "
+                "compile the graph with debug=True, which waits after each launch"
+            )
         return InternalError(f"{described} failed: {error}")
 
     def refuse_moved_weights(self) -> None:
@@ -300,7 +331,24 @@ class ProgramMemory:
             slots[view.vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
         return slots
 
-    def bind_step(self, step: LaunchStep, slots: Slots) -> Launch:
+    def new_flags(self) -> IndexFlags | None:
+        """Flags for the indices of launches, where kernels do not check them; None where no call may read any."""
+        device, slots = self.bound.device, self.bound.plan.slots
+        indices = sum("int" in slots[vid].spec.dtype for step in self.bound.steps for vid in step.call.in_vids)
+        return None if device.is_host or not indices else IndexFlags(device, indices)
+
+    def refuse_wrong_indices(self, flags: IndexFlags) -> None:
+        """
+        Raises:
+            DataError: a run that has ended by now had an index out of range.
+        """
+        wrong = flags.poll()
+        if wrong is not None:
+            (step,) = (step for step in self.bound.steps if step.index == wrong)
+            error = IndexError("an index is out of range, in this run or an earlier one, whose outputs are wrong")
+            raise self.bound.failure(step, error)
+
+    def bind_step(self, step: LaunchStep, slots: Slots, flags: IndexFlags | None = None) -> Launch:
         """The launch of `step` on these slots.
 
         Raises:
@@ -310,11 +358,15 @@ class ProgramMemory:
         if bodies:
             step = step.with_attrs(bodies=tuple(map(self.runner_of, bodies)))
         ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
+        token = CURRENT.set(flags and (flags, step.index))
         try:
-            with kernels_for_threads(self.bound.threads):
-                return step.bind(ins, outs)
+            with kernels_for_threads(self.bound.threads, self.bound.device):
+                launch = step.bind(ins, outs)
         except LAUNCH_ERRORS as error:
             raise self.bound.failure(step, error) from error
+        finally:
+            CURRENT.reset(token)
+        return partial(_launch_and_wait, launch, self.bound.device) if self.bound.debug else launch
 
     def check_shapes(self, slots: Slots) -> None:
         """Check that torch resized no out= tensor. Shapes do not depend on data, so the first run is enough.
@@ -333,6 +385,11 @@ class ProgramMemory:
         """The states that lie where one of `steps` writes."""
         roots = {self.bound.plan.root(vid) for step in steps for vid in step.call.out_vids}
         return roots & self.states.tensors.keys()
+
+
+def _launch_and_wait(launch: Launch, device: Device) -> None:
+    launch()
+    device.synchronize()
 
 
 UNUSED = torch.empty(0)

@@ -20,7 +20,7 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import DTYPE_BITS, Graph, Payload, Role, Value
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
-from pipeline.runtime.devices import CPU, Device, device_of
+from pipeline.runtime.devices import CPU, Device
 from pipeline.runtime.tensors import as_tensor, dtype_name, why_unreadable, with_strides
 
 Weights = Mapping[str, torch.Tensor]
@@ -129,7 +129,7 @@ STORED = (Role.PARAM, Role.STATE, Role.CONST)
 Feed = Mapping[str, torch.Tensor | np.ndarray]
 
 
-def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[int, torch.Tensor]:
+def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload], device: Device) -> dict[int, torch.Tensor]:
     """vid → tensor for params, states and consts that have a payload; bytes are copied only where the strides differ.
 
     Raises:
@@ -150,7 +150,6 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
     if missing:
         raise SourceError(f"weights without bytes: {', '.join(missing)}; the plan expects them with the graph")
     bound: dict[int, torch.Tensor] = {}
-    device = device_of(plan)
     for slot in plan.slots:
         if slot.vid not in payloads or slot.role not in STORED:
             continue
@@ -165,22 +164,20 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
     return bound
 
 
-def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tensor]:
+def bind_arena(plan: ExecutionPlan, arena: torch.Tensor, device: Device) -> dict[int, torch.Tensor]:
     """vid → part of `arena` (uint8, `plan.arena_bytes` long) for every value that owns storage there.
 
     Each is a storage of its own, see `Device.view`.
     """
-    device = device_of(plan)
     return {vid: device.view(arena, offset, plan.slots[vid].spec) for vid, offset in plan.offsets.items()}
 
 
-def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
+def new_memory(plan: ExecutionPlan, nbytes: int, device: Device) -> torch.Tensor:
     """Bytes for values of `plan`, with whatever is in them.
 
     Raises:
         UsageError: this machine does not have so much memory; a plan for another one may be made here all the same.
     """
-    device = device_of(plan)
     try:
         if nbytes <= HAD_ANYWHERE or nbytes <= device.limit():
             return device.allocate(nbytes)
@@ -200,21 +197,21 @@ def _nbytes(slot: Slot) -> int:
     return slot.spec.nbytes
 
 
-def placeholders(plan: ExecutionPlan, entries: Mapping[int, FeedEntry]) -> dict[int, torch.Tensor]:
+def placeholders(plan: ExecutionPlan, entries: Mapping[int, FeedEntry], device: Device) -> dict[int, torch.Tensor]:
     """vid → a tensor that stands in for what is fed, each a storage of its own over the same untouched memory."""
     sizes = [_extent(entry) * DTYPE_BITS[entry.spec.dtype] // 8 for entry in entries.values()]
-    device, memory = device_of(plan), new_memory(plan, max(sizes, default=0))
+    memory = new_memory(plan, max(sizes, default=0), device)
     return {vid: device.view(memory, 0, entry.spec, entry.strides) for vid, entry in entries.items()}
 
 
-def accept_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
+def accept_feed(signature: FeedSignature, feed: Feed, device: Device) -> list[torch.Tensor]:
     """The caller's tensors in the order of the signature, checked; copied only where the strides differ.
 
     Raises:
         UsageError: a name, shape, dtype or device is not that of the signature.
     """
     refuse_names(signature, feed)
-    return [accept_tensor(entry, feed[entry.name]) for entry in signature]
+    return [accept_tensor(entry, feed[entry.name], device) for entry in signature]
 
 
 def refuse_names(signature: FeedSignature, feed: Feed) -> None:
@@ -245,8 +242,8 @@ def refuse_unreadable(feed: Feed) -> None:
             raise UsageError(f"input {name!r} {why}")
 
 
-def accept_tensor(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
-    """The caller's tensor, checked; copied only where the strides differ.
+def accept_tensor(entry: FeedEntry, given: torch.Tensor | np.ndarray, device: Device) -> torch.Tensor:
+    """The caller's tensor on `device` or on the CPU, checked; copied only where the strides differ.
 
     Raises:
         UsageError: a shape, dtype or device is not that of the entry.
@@ -256,8 +253,8 @@ def accept_tensor(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.T
     refuse_unreadable({entry.name: given})
     tensor = as_tensor(given) if isinstance(given, np.ndarray) else given.detach()
     spec = entry.spec
-    found = (tuple(tensor.shape), dtype_name(tensor.dtype), tensor.device.type)
-    if found != (spec.sizes, spec.dtype, torch.device(spec.device).type):
+    found = (tuple(tensor.shape), dtype_name(tensor.dtype))
+    if found != (spec.sizes, spec.dtype) or not (device.holds(tensor) or tensor.is_cpu):
         raise UsageError(
             f"input {entry.name!r} is {_describe_tensor(tensor)}; "
             f"expected {spec.dtype}{list(spec.shape)} on {spec.device}: "

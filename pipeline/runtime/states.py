@@ -14,7 +14,7 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
 from pipeline.planning import ExecutionPlan, FeedEntry, Slot
-from pipeline.runtime.devices import device_of
+from pipeline.runtime.devices import Device
 from pipeline.runtime.slots import Feed, accept_feed
 from pipeline.runtime.tensors import torch_dtype
 
@@ -37,10 +37,11 @@ class StateTable:
         UsageError: a state that a plan has in another form, as a weight, or as a part of its feed.
     """
 
-    def __init__(self, plans: Mapping[str, ExecutionPlan]) -> None:
+    def __init__(self, plans: Mapping[str, ExecutionPlan], device: Device) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.missing: set[str] = set()
         self.lost: set[str] = set()
+        self.device, self.order = device, device.order()
         owners: dict[str, tuple[str, ExecutionPlan, Slot]] = {}
         for name, plan in plans.items():
             for vid in plan.updates:
@@ -51,7 +52,7 @@ class StateTable:
             for other, reader in plans.items():
                 _refuse_other_form(slot, plan, owner, reader, other)
             strides = plan.strides(slot.vid)
-            self.tensors[slot.name] = device_of(plan).empty(slot.spec.sizes, strides, torch_dtype(slot.spec.dtype))
+            self.tensors[slot.name] = device.empty(slot.spec.sizes, strides, torch_dtype(slot.spec.dtype))
 
 
 def _refuse_other_form(slot: Slot, plan: ExecutionPlan, owner: str, reader: ExecutionPlan, name: str) -> None:
@@ -78,14 +79,13 @@ class States:
     """The states of one plan, by vid in `tensors`, whose addresses never change.
 
     Args:
-        table: states that are shared with other plans; without it the plan has its own.
+        table: the states of this plan, and of others that share them.
     """
 
-    def __init__(
-        self, plan: ExecutionPlan, initial: Mapping[int, torch.Tensor], table: StateTable | None = None
-    ) -> None:
-        self._plan = plan
-        self._table = table = table or StateTable({plan.graph_name: plan})
+    def __init__(self, plan: ExecutionPlan, initial: Mapping[int, torch.Tensor], table: StateTable) -> None:
+        self._plan, self._table = plan, table
+        self.order = table.order
+        """The order of all launches that read or write these states."""
         slots = [slot for slot in plan.slots if slot.role in CHANGING and slot.name in table.tensors]
         self.tensors = {slot.vid: table.tensors[slot.name] for slot in slots}
         self._initial = {vid: tensor for vid, tensor in initial.items() if vid in self.tensors}
@@ -103,6 +103,7 @@ class States:
 
     def reset(self) -> None:
         """Set every state back to its initial value; a state that had none has none again."""
+        self.order.enter()
         for vid, tensor in self._initial.items():
             self.tensors[vid].copy_(tensor)
         self._table.missing -= self.names
@@ -120,8 +121,9 @@ class States:
             for name, vid in self._vids.items()
             if name in given
         )
-        for entry, tensor in zip(wanted, accept_feed(wanted, given), strict=True):
-            self.tensors[self._vids[entry.name]].copy_(tensor)
+        self.order.enter()
+        for entry, tensor in zip(wanted, accept_feed(wanted, given, self._table.device), strict=True):
+            self.tensors[self._vids[entry.name]].copy_(tensor, non_blocking=True)
             self._table.missing.discard(entry.name)
             self._table.lost.discard(entry.name)
 
@@ -132,6 +134,7 @@ class States:
             LostStates: some states lost their value in a run that failed.
         """
         self._refuse_lost()
+        self.order.enter()
         return {name: self.tensors[vid].clone() for name, vid in self._vids.items() if name not in self._table.missing}
 
     def value(self, name: str) -> torch.Tensor:
@@ -142,6 +145,7 @@ class States:
         """
         if name in self._table.lost:
             raise LostStates([name])
+        self.order.enter()
         return self.tensors[self._vids[name]].clone()
 
     def lose(self, vids: Iterable[int]) -> None:

@@ -101,17 +101,12 @@ def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.T
         return tensor
     if not tensor.numel() or _same_strides(tensor, strides):
         return tensor.as_strided(tensor.shape, strides)
-    return empty_strided(tensor.shape, strides, tensor.dtype).copy_(tensor)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def resolve_views(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` without lazy conjugation or negation: `x.conj()` only sets a flag, and kernels read memory."""
     return tensor.resolve_conj().resolve_neg()
-
-
-def empty_strided(sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised CPU tensor with these strides, or contiguous (None)."""
-    return torch.empty(sizes, dtype=dtype) if strides is None else torch.empty_strided(sizes, strides, dtype=dtype)
 
 
 def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

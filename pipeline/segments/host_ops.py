@@ -28,14 +28,14 @@ class HostNode:
     def attributes(self) -> Attributes:
         return Attributes(self.node.proto)
 
-    def operand(self, place: int) -> Any:
-        return self.inputs[place] if place < len(self.inputs) else None
+    def operand(self, index: int) -> Any:
+        return self.inputs[index] if index < len(self.inputs) else None
 
-    def array(self, place: int) -> np.ndarray:
-        return np.asarray(self.inputs[place])
+    def array(self, index: int) -> np.ndarray:
+        return np.asarray(self.inputs[index])
 
-    def integer(self, place: int, default: int) -> int:
-        value = self.operand(place)
+    def integer(self, index: int, default: int) -> int:
+        value = self.operand(index)
         return default if value is None else int(np.asarray(value).item())
 
 
@@ -99,10 +99,10 @@ def split_to_sequence(node: HostNode) -> list[Any]:
     total = data.shape[axis]
     if sizes is None or np.ndim(sizes) == 0:
         step = node.integer(1, 1)
-        places = list(range(step, total, step))
+        bounds = list(range(step, total, step))
     else:
-        places = list(np.cumsum(sizes)[:-1])
-    pieces = np.split(data, places, axis)
+        bounds = list(np.cumsum(sizes)[:-1])
+    pieces = np.split(data, bounds, axis)
     if sizes is None and not node.attributes.flag("keepdims", True):
         pieces = [np.squeeze(piece, axis) for piece in pieces]
     return [pieces]
@@ -134,10 +134,10 @@ def unique(node: HostNode) -> list[Any]:
     values, first, inverse, counts = np.unique(data, True, True, True, axis=axis)
     if not node.attributes.flag("sorted", True):
         order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
         values = np.take(values, order, 0 if axis is None else axis)
-        first, counts, inverse = first[order], counts[order], place[inverse]
+        first, counts, inverse = first[order], counts[order], rank[inverse]
     integers = (np.asarray(array, np.int64).reshape(-1) for array in (first, inverse, counts))
     return [values, *integers]
 
@@ -288,8 +288,8 @@ class ScanNode:
             rows.append(self._scan([value[row] for value in rest], around, length))
         longest = [max(value.shape[:1] for value in column) for column in zip(*rows, strict=True)]
         return [
-            np.stack([value if place < self._states else lengthen(value, size[0]) for value in column])
-            for place, (column, size) in enumerate(zip(zip(*rows, strict=True), longest, strict=True))
+            np.stack([value if index < self._states else lengthen(value, size[0]) for value in column])
+            for index, (column, size) in enumerate(zip(zip(*rows, strict=True), longest, strict=True))
         ]
 
     def _scan(self, inputs: Sequence[Any], around: Mapping[str, Any], length: int | None) -> list[Any]:

@@ -35,9 +35,9 @@ Values = MutableMapping[str, Any]
 class PlanStep:
     """Runs a plan, and names the constants that its nodes make."""
 
-    def __init__(self, part: StaticPart, *, native: bool = False) -> None:
+    def __init__(self, part: StaticPart, options: Mapping[str, Any]) -> None:
         self._constants = part.constants
-        self._program = compile_graph(part.graph, native=native) if part.graph.outputs else None
+        self._program = compile_graph(part.graph, **options) if part.graph.outputs else None
         self._fallbacks = [str(op.attrs["op"]) for op in part.graph.ops if op.kind == Kind.OnnxNode.name]
         self.calls = len(part.graph.ops)
         self.native_calls = 0 if self._program is None else self._program.native_calls
@@ -166,7 +166,8 @@ class Remainder:
 
     part: NodeList
     variants: list[Variant] = field(default_factory=list)
-    native: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Those of `compile_graph`."""
     _reads: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -210,10 +211,10 @@ class Remainder:
         first = import_static_part(self.part, read)
         rest = list(first.rest)
         if first.begins:
-            step: RemainderStep = PlanStep(first, native=self.native)
+            step: RemainderStep = PlanStep(first, self.options)
         else:
-            step = HostStep(rest.pop(0), self.part.stored, read, partial(Remainder, native=self.native))
-        following = Remainder(self.part.after(rest), native=self.native) if rest else None
+            step = HostStep(rest.pop(0), self.part.stored, read, partial(Remainder, options=self.options))
+        following = Remainder(self.part.after(rest), options=self.options) if rest else None
         return Variant(signature, first.fixed, step, following)
 
 
@@ -226,7 +227,7 @@ def _signature(value: Any) -> object:
 class SegmentedModel:
     """Runs a model in segments, which are made at the first run for a feed of some shapes, and kept.
 
-    `native`: their plans have kernels in C++, as with `compile_graph`.
+    `options`: those of `compile_graph`, for each plan.
 
     Raises:
         SourceError: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
@@ -234,7 +235,7 @@ class SegmentedModel:
     """
 
     def __init__(
-        self, model: onnx.ModelProto | str | Path, *, base_dir: str | Path | None = None, native: bool = False
+        self, model: onnx.ModelProto | str | Path, *, base_dir: str | Path | None = None, **options: Any
     ) -> None:
         source = read_source(model, base_dir)
         graph = source.model.graph
@@ -243,7 +244,7 @@ class SegmentedModel:
         self.inputs = tuple(value.name for value in graph.input if value.name not in {*self._stored, *self._odd})
         self.outputs = tuple(value.name for value in graph.output)
         nodes = pending_nodes(graph.node, source.model.opset_import)
-        self._remainder = Remainder(NodeList(graph.name or "graph", nodes, self.outputs, self._stored), native=native)
+        self._remainder = Remainder(NodeList(graph.name or "graph", nodes, self.outputs, self._stored), options=options)
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name: arrays, lists of arrays for sequences, None for an optional without a value.

@@ -1,4 +1,7 @@
-"""Checks everything in a configuration but the model, before a model is opened or a file replaced. Needs no torch."""
+"""Checks everything in a configuration but the model, before a model is opened or a file replaced.
+
+Needs torch only to look for a device.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def default_folder(config: RunConfig, out: str | Path | None) -> Path:
 
 
 def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repeat, ...]:
-    """Check every name, option and path, and the compiler if one is needed; return the steps of the recipe.
+    """Check every name, option and path, and what is needed of the machine; return the steps of the recipe.
 
     Names that an earlier run in the same folder has checked with the libraries are not checked again.
 
@@ -47,6 +50,10 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
         _check_extras(config)
         if config.runtime.native and "plan" in config.runtime.chosen:
             find_compiler()
+        if config.runtime.device != "cpu" and "plan" in config.runtime.chosen:
+            from pipeline.runtime.devices import find_device  # loads torch, which a run on the CPU does later
+
+            find_device(config.runtime.device)
         if config.passes.encodings is not None:
             read_aimet(Path(config.passes.encodings))
         steps = steps_of(config.passes.recipe)

@@ -171,7 +171,8 @@ QUANTIZATION: Final = "quantsim"
 QUANTIZED_MODEL: Final = "model.qdq.onnx"
 ENCODINGS: Final = "model.encodings"
 QUANTIZATION_REPORT: Final = "quantsim.json"
-QUANTIZATION_FILES: Final = (QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
+ROUNDED_MODEL: Final = "model.rounded.onnx"
+QUANTIZATION_FILES: Final = (QUANTIZED_MODEL, ROUNDED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
 """What `onnxline quantsim` writes next to the files of the run."""
 
 
@@ -387,8 +388,8 @@ def node_rows(view: GraphView) -> tuple[NodeRow, ...]:
 
 def _row(node: NodeProto, view: GraphView) -> NodeRow:
     shapes = tuple(_value_text(view, name) for name in node.output if name)
-    place = module_path_of(node)
-    module = None if place is None else place.paths[-1] if place.paths else ""
+    path = module_path_of(node)
+    module = None if path is None else path.paths[-1] if path.paths else ""
     inputs, outputs = tuple(filter(None, node.input)), tuple(filter(None, node.output))
     return NodeRow(known_as(node), op_name(node), shapes, module, annotations_of(node).author, inputs, outputs)
 

@@ -195,7 +195,7 @@ def run_backends(
 
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
-        backend = BACKENDS[name](model, config.runtime.chosen_fusions, native=config.runtime.native)
+        backend = BACKENDS[name](model, config.runtime.chosen_fusions, **config.runtime.program_options)
         trial = _BackendTrial(backend, name, config.runtime, model)
         for reference in references.draws:
             trial.run(reference, judge, partial(_write_ir, backend, reference, config.runtime, path, workspace))
@@ -386,7 +386,9 @@ def _write_ir(
     return {
         "ops": len(graph.ops),
         "values": len(graph.values),
+        "device": config.device,
         "arena_bytes": plan.arena_bytes,
+        "live_bytes": plan.live_bytes,
         "packed_bytes": program.packed_bytes,
         "aliases": len(plan.alias),
         "generic_calls": plan.generic_calls(),

@@ -139,15 +139,15 @@ def _inner(type_: str, outer: str) -> tuple[str, bool]:
 def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
     if find_known_operator(kind) is None:
         return _read_bare(attrs)
-    places = iter(range(inputs))
+    indices = iter(range(inputs))
     sizes, masks = iter(attrs.get(SIZES, ())), iter(attrs.get(MASKS, ()))
     found: dict[str, Attr] = {}
     for name, argument in arguments(kind).items():
         if name in attrs:
             found[name] = _parse_item(argument.kind, attrs[name])
         elif argument.kind == "tensors" and SIZES in attrs:
-            found[name] = _build_tensor_list(places, next(sizes, 0), next(masks, None))
-        elif argument.kind == "tensor" and (place := next(places, None)) is not None:
+            found[name] = _build_tensor_list(indices, next(sizes, 0), next(masks, None))
+        elif argument.kind == "tensor" and (place := next(indices, None)) is not None:
             found[name] = InputRef(place)
     return found
 
@@ -157,9 +157,9 @@ def _read_bare(attrs: Mapping[str, Any]) -> dict[str, Attr]:
     return {name: _parse_item("other", item) for name, item in attrs.items()}
 
 
-def _build_tensor_list(places: Iterator[int], count: int, mask: Sequence[bool] | None) -> tuple[Attr, ...]:
+def _build_tensor_list(indices: Iterator[int], count: int, mask: Sequence[bool] | None) -> tuple[Attr, ...]:
     absent = mask or [False] * count
-    return tuple(None if empty else InputRef(next(places, 0)) for empty in absent)
+    return tuple(None if empty else InputRef(next(indices, 0)) for empty in absent)
 
 
 def _parse_item(kind: str, item: Any) -> Attr:

@@ -26,7 +26,7 @@ from pipeline.torch_ir.errors import ConversionError
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor (its place among the graph's inputs or outputs), or a value of Python that is the same in every run."""
+    """A tensor (its index among the graph's inputs or outputs), or a value of Python that is the same in every run."""
 
     index: int | None = None
     value: Any = None

@@ -138,8 +138,8 @@ def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
 
     Raises:
         UsageError: a tensor has no data, or torch's inference mode is on.
-        Unsupported: a wrapper around the module, another device than the CPU, a hook that a step would not call, or a
-            dropout that torch leaves out of recordings.
+        Unsupported: a wrapper around the module, another device than cpu and cuda, a hook that a step would not call,
+            or a dropout that torch leaves out of recordings.
     """
     if torch.is_inference_mode_enabled():
         raise UsageError("torch.inference_mode() is on, in which torch has no gradients: record the step outside of it")
@@ -196,7 +196,7 @@ def _refuse_tensor(name: str, tensor: torch.Tensor, advice: str) -> None:
         raise UsageError(f"{name} of a lazy module has no shape yet: call the module once before the optimizer is made")
     if tensor.device.type == "meta":
         raise UsageError(f"{name} is on the device meta, which has no values; {advice}")
-    if tensor.device.type != "cpu":
-        raise Unsupported(f"{name} is on {tensor.device}; recorded steps run on the CPU: give module.cpu()")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"{name} is on {tensor.device}; recorded steps run on cpu and cuda: give module.cpu()")
     if tensor.layout is not torch.strided:
         raise Unsupported(f"{name} is {str(tensor.layout).removeprefix('torch.')}; expected a dense tensor")

@@ -21,6 +21,7 @@ from pipeline.events import Observer, PhaseEnded, Progress
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
+from pipeline.runtime.devices import Device
 from pipeline.runtime.program import ProcessBound
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.batch import Arguments, Batch, BatchLayout, check_limit
@@ -86,6 +87,7 @@ class TrainProgram(ProcessBound):
         self._randomness = randomness if randomness.draws else None
         self._checked = more[0] if more else self._loss
         """The output that is finite only if the step is valid."""
+        self._late = LateSum(compiled.device) if not compiled.device.is_host else None
         self._warned: set[str] = set()
         vars(sources.optimizer)["_opt_called"] = True  # else torch's schedulers warn that no step was done
 
@@ -99,6 +101,8 @@ class TrainProgram(ProcessBound):
             NotFinite: the loss is not finite, or a gradient where these are clipped or checked; nothing has changed.
         """
         start = time.perf_counter()
+        if self._late is not None:
+            self._refuse_broken_step(self._late)
         feed = self._layout.tensors(batch)
         if self._layout.by_name and feed.keys() != self._names:
             feed = self._without_states(feed)
@@ -112,7 +116,9 @@ class TrainProgram(ProcessBound):
         else:  # without the looks and the lock of a program that others use too
             outputs = capture.replay_fitting(feed, copy=False)
         loss = outputs[self._loss]
-        if not math.isfinite(outputs[self._checked].item()):
+        if self._late is not None:
+            self._late.add(outputs[self._checked])
+        elif not math.isfinite(outputs[self._checked].item()):
             raise self._not_finite(feed, loss.item(), random)
         self._replays += 1
         self._replay_seconds += time.perf_counter() - start
@@ -311,6 +317,21 @@ class TrainProgram(ProcessBound):
         self._options, self._rates = [dict(group) for group in groups], now
         self._has_rate_in_tensor = has_rate_in_tensor(self._sources.optimizer)
 
+    def _refuse_broken_step(self, late: LateSum) -> None:
+        """
+        Raises:
+            NotFinite: the host knows by now of a step that was not valid.
+        """
+        if late.is_finite():
+            return
+        number, device = self.steps_done + 1, self._compiled.device.name
+        raise NotFinite(
+            f"a step up to step {number}: the loss or a gradient is not finite, which {device} shows "
+            "after the step. That step changed nothing, and later ones went on from the state before it",
+            number,
+            self.snapshot(),
+        )
+
     def _not_finite(self, feed: Mapping[str, torch.Tensor], loss: float, random: RandomState | None) -> NotFinite:
         """The error for a step that began with the random state `random`; its draws alone cannot be taken back."""
         snapshot = self.snapshot()
@@ -320,6 +341,27 @@ class TrainProgram(ProcessBound):
         what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
         said = f"step {number}: {what}; {blamed}. The step changed nothing: the error's snapshot is of before"
         return NotFinite(said, number, snapshot)
+
+
+class LateSum:
+    """The sum of a number of each step, which is finite as long as all of them are; the host reads it late."""
+
+    def __init__(self, device: Device) -> None:
+        with device.scope():
+            self._sum = device.empty((), None, torch.float32).zero_()
+        self._value = device.late_value(self._sum)
+
+    def add(self, number: torch.Tensor) -> None:
+        self._sum.add_(number)
+        self._value.start()
+
+    def is_finite(self) -> bool:
+        """Whether all numbers are finite that the host knows by now; False once after one that is not."""
+        found = self._value.poll()
+        if found is None or math.isfinite(found.item()):
+            return True
+        self._sum.zero_()
+        return False
 
 
 PHASES = ("Trace", "Compile", "Warmup", "Capture", "Replay")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from passes.suggest import bytes_text, plural
@@ -15,8 +17,10 @@ from pipeline.argument_checks import FLAG, FUNCTION, a, expects
 from pipeline.errors import InternalError, UsageError
 from pipeline.events import Observer
 from pipeline.ir import Graph
+from pipeline.ir.devices import to_device
 from pipeline.lowering.fusion import fuse_train_step
 from pipeline.runtime import Capture, CompiledProgram, compile_graph
+from pipeline.runtime.devices import CPU, Device, find_device
 from pipeline.runtime.tensors import torch_dtype
 from pipeline.training.batch import Batch, LossFunction, check_limit, refuse_classes
 from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name, rate_name, stored_name
@@ -38,6 +42,7 @@ def record_step(
     check_gradients: bool = False,
     large: int = LARGE,
     native: bool = False,
+    device: Device | torch.device | str | None = None,
     observe: Observer | None = None,
 ) -> TrainProgram:
     """Record forward, loss, backward and the optimizer's update as one program.
@@ -46,7 +51,7 @@ def record_step(
     optimizer are not changed; the program begins with their values, also in the middle of a training.
 
     Args:
-        module: the module to train, on the CPU.
+        module: the module to train.
         loss: a function of outputs and target that gives one number, such as `torch.nn.functional.mse_loss`.
         optimizer: torch's SGD, Adam or AdamW over parameters of `module`.
         batch: an example, `(*inputs, target)`, where the loss is `loss(module(*inputs), target)`; or a mapping of names
@@ -59,6 +64,9 @@ def record_step(
         large: bytes; a parameter of this size or larger is updated as soon as its gradient is final, and not with the
             others.
         native: kernels in C++ compute what they can (see `compile_graph`); losses differ from torch's by roundings.
+        device: where the step runs (see `compile_graph`); None for where the parameters of the module are. On CUDA a
+            step waits for nothing: the loss is a tensor there, and `NotFinite` comes from a later step. Untested on a
+            GPU.
         observe: is called with an event when a phase (`PHASES`) begins and when it has ended.
 
     Returns:
@@ -82,21 +90,26 @@ def record_step(
     if max_norm is not None and max_value is not None:
         raise UsageError("found max_norm and max_value; expected one of them")
     refuse_classes(module, loss)
+    device = next((parameter.device for parameter in module.parameters()), None) if device is None else device
+    place = find_device("cpu" if device is None else device)
     limit = max_value if max_norm is None else max_norm
     if limit is not None:
         limit = check_limit("max_value" if max_norm is None else "max_norm", limit)
     clips = "norm" if max_norm is not None else "none" if limit is None else "value"
     recorder = PhaseRecorder(observe)
-    traced = recorder.run(
-        "Trace", lambda: trace_step(module, loss, batch, clips=clips, checks_gradients=check_gradients), _describe_trace
-    )
+    with _attention_for(module, place):
+        traced = recorder.run(
+            "Trace",
+            lambda: trace_step(module, loss, batch, clips=clips, checks_gradients=check_gradients),
+            _describe_trace,
+        )
     stored = _stored(module, traced)
 
     def compile_step() -> tuple[Graph, CompiledProgram]:
         settings = read_optimizer(optimizer, module, traced.params)
-        graph = make_graph(traced, settings, large=large)
+        graph = to_device(make_graph(traced, settings, large=large), CPU.name)
         values = {**stored, **_initial(settings, stored, graph, limit)}
-        return graph, compile_graph(fuse_train_step(graph, native=native), values, native=native)
+        return graph, compile_graph(fuse_train_step(graph, native=native), values, device=place, native=native)
 
     graph, compiled = recorder.run(
         "Compile", compile_step, lambda made: f"{len(made[0].ops)} ops, arena of {bytes_text(made[1].plan.arena_bytes)}"
@@ -114,6 +127,13 @@ def record_step(
     return TrainProgram(
         graph, compiled, traced.layout, sources, capture=capture.report, example=feed, phases=recorder.phases
     )
+
+
+def _attention_for(module: nn.Module, place: Device) -> AbstractContextManager[object]:
+    """Where a module on the CPU is trained elsewhere, its attention is recorded as products and a softmax: torch has an
+    operator of its own for it on the CPU, which no other device runs."""
+    moves = not place.is_host and all(parameter.is_cpu for parameter in module.parameters())
+    return sdpa_kernel(SDPBackend.MATH) if moves else nullcontext()
 
 
 def _describe_trace(traced: TracedStep) -> str:

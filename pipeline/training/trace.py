@@ -25,7 +25,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
-from pipeline.export.call_watch import capture_output
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction, refuse_module
 from pipeline.training.frozen_numbers import (
@@ -325,6 +324,8 @@ def _warnings_into(notes: list[str] | None) -> Iterator[None]:
 def _export(step: StepFunction, others: Sequence[torch.Tensor], *, strict: bool) -> nn.Module:
     """The module as a graph of torch.export, with the same parameters and buffers."""
     args, kwargs = step.layout.arguments(dict(zip(step.layout.names, others, strict=False)))
+    from pipeline.export.call_watch import capture_output  # the room needs pydantic, and most recordings no export
+
     with capture_output():
         return torch.export.export(step.module, args, kwargs, strict=strict).module(check_guards=False)
 

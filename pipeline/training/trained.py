@@ -55,7 +55,7 @@ def find_trained(graph: Graph, chosen: Sequence[str] | None, *, by_readers: bool
 def _find_weights(graph: Graph, *, filled_in: bool) -> frozenset[int]:
     """The stored floats that an operator reads as a weight.
 
-    filled_in: a const at an optional place was put there by the importer, and the model has nothing to train at it.
+    filled_in: a const at an optional operand was put there by the importer, and the model has nothing to train at it.
     """
     stored = graph.with_role(Role.PARAM, Role.CONST)
     return frozenset(
@@ -64,9 +64,9 @@ def _find_weights(graph: Graph, *, filled_in: bool) -> frozenset[int]:
         if _is_float(value)
         and value.spec.numel > 1
         and any(
-            _is_weight(graph, op, place, value)
-            and not (filled_in and value.role is Role.CONST and place in OPTIONAL.get(op.kind, ()))
-            for op, place in _uses(graph, value)
+            _is_weight(graph, op, position, value)
+            and not (filled_in and value.role is Role.CONST and position in OPTIONAL.get(op.kind, ()))
+            for op, position in _uses(graph, value)
         )
     )
 
@@ -84,9 +84,7 @@ def find_candidates(graph: onnx.GraphProto) -> list[str]:
     """Float initializers that may become params: no shape, and nothing else that has to be known, follows from them."""
     producers = {name: node for node in graph.node for name in node.output}
     fixed: set[str] = set()
-    todo = [
-        name for node in graph.node for place, name in enumerate(node.input) if place in FIXED.get(node.op_type, ())
-    ]
+    todo = [name for node in graph.node for at, name in enumerate(node.input) if at in FIXED.get(node.op_type, ())]
     while todo:
         name = todo.pop()
         if name in fixed:
@@ -107,24 +105,24 @@ def find_candidates(graph: onnx.GraphProto) -> list[str]:
 
 
 def _uses(graph: Graph, value: Value) -> Iterator[tuple[Op, int]]:
-    """The ops that read `value` or what only moves or quantizes it, with the place of the operand."""
+    """The ops that read `value` or what only moves or quantizes it, each with the position of the operand."""
     todo = [value]
     while todo:
         current = todo.pop()
         for oid in current.users:
             op = graph.ops[oid]
-            for place, vid in enumerate(op.inputs):
+            for position, vid in enumerate(op.inputs):
                 if vid != current.vid:
                     continue
-                yield op, place
-                if place == 0 and (op.kind in MOVES or op.kind in (QUANTIZER, DEQUANTIZER)):
+                yield op, position
+                if position == 0 and (op.kind in MOVES or op.kind in (QUANTIZER, DEQUANTIZER)):
                     todo += [graph.values[out] for out in op.outputs]
 
 
-def _is_weight(graph: Graph, op: Op, place: int, value: Value) -> bool:
+def _is_weight(graph: Graph, op: Op, position: int, value: Value) -> bool:
     if op.kind in VECTORS:
         return sum(size != 1 for size in value.spec.sizes) == 1
-    return place in WEIGHTS.get(op.kind, ())
+    return position in WEIGHTS.get(op.kind, ())
 
 
 def _is_float(value: Value) -> bool:

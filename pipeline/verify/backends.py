@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -93,11 +93,11 @@ class GraphModel:
 class Backend(ABC):
     """One model on one backend, to be run on many draws.
 
-    `fusions` are passes on the IR, and `native` asks for kernels in C++; only `plan` has either.
+    `fusions` are passes on the IR, and `options` those of `compile_graph`; only `plan` has either.
     """
 
-    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), *, native: bool = False) -> None:
-        self._model, self._fusions, self._native = model, fusions, native
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), **options: Any) -> None:
+        self._model, self._fusions, self._options = model, fusions, options
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -144,8 +144,8 @@ class Backend(ABC):
 class OnnxRuntime(Backend):
     """onnxruntime on the CPU, graph optimization off."""
 
-    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), *, native: bool = False) -> None:
-        super().__init__(model, fusions, native=native)
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), **options: Any) -> None:
+        super().__init__(model, fusions, **options)
         self._detached = read_model(model.path)
         self._runner: Runner | None = None
 
@@ -171,8 +171,8 @@ class Torch(Backend):
     Fallbacks are the only calls that it shares with `plan`.
     """
 
-    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), *, native: bool = False) -> None:
-        super().__init__(model, fusions, native=native)
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), **options: Any) -> None:
+        super().__init__(model, fusions, **options)
         self._graph: Graph | None = None
 
     @property
@@ -221,8 +221,8 @@ class Plan(Backend):
     A model with shapes or branches that depend on the data has no plan as a whole, and runs in segments.
     """
 
-    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), *, native: bool = False) -> None:
-        super().__init__(model, fusions, native=native)
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), **options: Any) -> None:
+        super().__init__(model, fusions, **options)
         self._shapes: Shapes = {}
         self._compiled: tuple[Graph, CompiledProgram] | None = None
         self._segmented: SegmentedModel | None = None
@@ -257,7 +257,7 @@ class Plan(Backend):
             try:
                 return self._compile_for(shapes)
             except Unsupported:
-                self._segmented = self._segmented or SegmentedModel(self._model.path, native=self._native)
+                self._segmented = self._segmented or SegmentedModel(self._model.path, **self._options)
                 self._unplanned.append(shapes)
         return None
 
@@ -297,7 +297,7 @@ class Plan(Backend):
         if self._compiled is None or self._shapes != shapes:
             graph = fuse(self._model.graph_for(shapes), self._fusions)  # import
             self._compiled = None  # before the next program, to free its storage
-            program = compile_graph(graph, native=self._native)  # lower, plan, bind
+            program = compile_graph(graph, **self._options)  # lower, plan, bind
             self._shapes, self._compiled = shapes, (graph, program)
         return self._compiled
 

@@ -1,8 +1,7 @@
-"""`verify.inputs`: draws of the user's own data, from .npz files and loaders. Imports torch only if a loader does."""
+"""`verify.inputs`: draws of the user's own data, from files and loaders. Imports torch only if one of them does."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -18,6 +17,7 @@ from pipeline.config.paths import PACKAGE, RELATIVE_TO
 from pipeline.errors import SourceError
 from pipeline.export.source import InputSpec, shape_text
 from pipeline.export.user_code import call_user_code, load_function
+from pipeline.verify.sample_files import EXPECTED, FOLDER_SUFFIXES, LISTS, SUFFIXES, raw_files, read_file, samples_of
 
 KEY: Final = "verify.inputs"
 """The setting that messages name, unless a caller names another."""
@@ -35,7 +35,7 @@ def input_files(entries: Sequence[str], key: str = KEY) -> list[tuple[str, Path 
     """(name, file) for each entry of `verify.inputs`, folders and globs expanded and sorted; that of a loader is None.
 
     Raises:
-        SourceError: a file is missing or is no .npz, or a glob matches nothing.
+        SourceError: a file is missing or holds no samples, or a glob matches nothing.
     """
     inputs: list[tuple[str, Path | None]] = []
     for entry in entries:
@@ -46,23 +46,23 @@ def input_files(entries: Sequence[str], key: str = KEY) -> list[tuple[str, Path 
             inputs.append((entry, None))
             continue
         files = _matches(entry, key)
-        wrong = next((file for file in files if file.suffix != ".npz" or not file.is_file()), None)
+        wrong = next((file for file in files if file.suffix not in SUFFIXES or not file.is_file()), None)
         if wrong is not None:
-            kind = "a folder" if wrong.is_dir() else "no .npz file"
-            raise SourceError(
-                f"{key}: {str(wrong)!r} is {kind}; expected files that numpy.savez wrote, with an array for each "
-                "input, a folder of them, or a loader as in file.py:load"
-            )
+            kind = "a folder" if wrong.is_dir() else "no file of samples"
+            raise SourceError(f"{key}: {str(wrong)!r} is {kind}; {EXPECTED}")
+        for file in files:
+            if file.suffix in LISTS:
+                raw_files(file, key)
         inputs += [(file.name, file) for file in files]
     return inputs
 
 
 def _matches(entry: str, key: str) -> list[Path]:
     if Path(entry).is_dir():
-        files = sorted(Path(entry).absolute().glob("*.npz"))
-        if not files:
-            raise SourceError(f"{key}: the folder {entry!r} holds no .npz file; expected those that numpy.savez wrote")
-        return files
+        for suffix in FOLDER_SUFFIXES:
+            if files := sorted(Path(entry).absolute().glob(f"*{suffix}")):
+                return files
+        raise SourceError(f"{key}: the folder {entry!r} holds no file of samples; {EXPECTED}")
     if entry.startswith(PACKAGE) or Path(entry).exists():
         return [locate(entry)]
     pattern = Path(entry).absolute()
@@ -82,7 +82,7 @@ def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs
     """
     draws: list[GivenDraw] = []
     notes: list[str] = []
-    samples = _samples(verify.inputs, KEY, {})
+    samples = _samples(verify.inputs, specs, KEY, {})
     for label, arrays in islice(samples, verify.max_inputs):
         feeds = _check_feeds(label, arrays, specs, KEY)
         sizes = _sizes(label, feeds, specs, KEY)
@@ -100,7 +100,7 @@ def read_samples(
     """A name and the arrays by input for each sample of `entries`, one at a time, checked against the inputs.
 
     Args:
-        entries: files (.npz), folders and globs of such files, and loaders (`file.py:function`).
+        entries: files, folders and globs of files, and loaders (`file.py:function`).
         key: the setting that messages name.
         loader_args: what each loader is called with.
 
@@ -109,47 +109,34 @@ def read_samples(
     Raises:
         SourceError: as for `read_inputs`.
     """
-    for label, arrays in _samples(entries, key, loader_args or {}):
+    for label, arrays in _samples(entries, specs, key, loader_args or {}):
         yield label, _check_feeds(label, arrays, specs, key, may_be_empty=True)
 
 
 def _samples(
-    entries: Sequence[str], key: str, loader_args: Mapping[str, Any]
+    entries: Sequence[str], specs: Sequence[InputSpec], key: str, loader_args: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, file in input_files(entries, key):
         if file is not None:
-            yield name, _read_npz(file, key)
+            yield from read_file(file, specs, key)
         else:
-            yield from _load_samples(name, key, loader_args)
+            yield from _load_samples(name, specs, key, loader_args)
 
 
-def _read_npz(file: Path, key: str) -> Mapping[str, Any]:
-    """Read the arrays of a file by name. Pickles are refused, since they run code."""
-    try:
-        with file.open("rb") as opened:
-            archive = np.load(opened, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise SourceError(f"{key}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        is_archive = zipfile.is_zipfile(file)
-        if is_archive and "allow_pickle" in str(error):
-            raise SourceError(
-                f"{key}: {file} holds Python objects, and unpickling them is refused; expected arrays of numbers"
-            ) from error
-        why = error if is_archive else "no zip archive"
-        raise SourceError(f"{key}: {file} is no whole .npz file ({why}); write it again with numpy.savez") from error
-
-
-def _load_samples(text: str, key: str, loader_args: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _load_samples(
+    text: str, specs: Sequence[InputSpec], key: str, loader_args: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     title = f"{key}: {text}"
     loader = load_function(text, key, title)
     samples: Any = call_user_code(lambda: loader(**loader_args), f"{title} raises", text)
     if isinstance(samples, Mapping):  # `return {...}` for one draw
         samples = [samples]
+    if hasattr(samples, "get_next"):  # a CalibrationDataReader of onnxruntime
+        samples = iter(samples.get_next, None)
     if not isinstance(samples, Iterable):
         raise SourceError(
-            f"{title} returns {type(samples).__name__}, expected a generator or a list of mappings: input → array"
+            f"{title} returns {type(samples).__name__}, expected a generator, a list or a DataLoader of mappings "
+            "(input → array), of tuples or of tensors, or a CalibrationDataReader of onnxruntime"
         )
     iterator, end = iter(samples), object()
     for index in count():
@@ -157,9 +144,13 @@ def _load_samples(text: str, key: str, loader_args: Mapping[str, Any]) -> Iterat
         if sample is end:
             return
         name = f"{text.rpartition('/')[2]}[{index}]"
-        if not isinstance(sample, Mapping):
-            raise SourceError(f"{key}: {name} is {type(sample).__name__}, expected a mapping: input → array")
-        yield name, sample
+        try:
+            yield from ((name, arrays) for arrays in samples_of(sample, specs))
+        except TypeError as error:
+            raise SourceError(
+                f"{key}: {name} is {error}, expected a mapping: input → array; a tuple in the order of the inputs, or "
+                "a tensor for a model with one input"
+            ) from error
 
 
 def _check_feeds(

@@ -31,7 +31,6 @@ from pipeline.ops.aten.views import as_view
 from pipeline.ops.kinds import OPERATORS, Kind
 from pipeline.ops.rows import (
     HOST_SYNC,
-    OWN_GENERATOR,
     RUNS_BODIES,
     Check,
     Count,
@@ -53,7 +52,6 @@ DRAWING: Final = (Kind["RandomNormal"], Kind["RandomUniform"], Kind["Bernoulli"]
 
 OBSTACLES: Final[Mapping[Kind, Mapping[str, str]]] = {
     Kind["RoiAlign"]: everywhere(HOST_SYNC),
-    **{number: {"cuda": OWN_GENERATOR} for number in DRAWING},
 }
 """Device → why a capture there cannot hold a call, by kind; all others can be held."""
 

@@ -120,10 +120,10 @@ def timeline_of(report: Report, folder: Path) -> Timeline:
     scale = _Scale.of(tuple(marks.values()))
     rows = [_source_row(report, marks[SOURCE], scale)]
     standing = marks[SOURCE]
-    for place, row in enumerate(report.passes):
-        mark = marks.get(place, standing) if row.changed else standing
-        diff = read_diff(folder / diff_folder(place, row)) if row.changed else None
-        rows.append(_row(place, row, mark, scale, diff))
+    for index, row in enumerate(report.passes):
+        mark = marks.get(index, standing) if row.changed else standing
+        diff = read_diff(folder / diff_folder(index, row)) if row.changed else None
+        rows.append(_row(index, row, mark, scale, diff))
         standing = mark if row.status is Status.RAN else standing
     return Timeline(tuple(rows), tuple(scale.legend()))
 
@@ -145,7 +145,7 @@ class _Scale:
         ranked = sorted(most, key=lambda op: (-most[op], op))[:TINTS]
         nodes = max(sum(mark.ops.values()) for mark in marks)
         nbytes = max(mark.nbytes for mark in marks)
-        return cls({op: place + 1 for place, op in enumerate(ranked)}, max(nodes, 1), max(nbytes, 1), most)
+        return cls({op: index + 1 for index, op in enumerate(ranked)}, max(nodes, 1), max(nbytes, 1), most)
 
     def segments(self, mark: Mark) -> tuple[Segment, ...]:
         counts = {op: mark.ops.get(op, 0) for op in self.tints}
@@ -185,10 +185,10 @@ def _source_row(report: Report, mark: Mark, scale: _Scale) -> TimelineRow:
     )
 
 
-def _row(place: int, row: PassRow, mark: Mark, scale: _Scale, diff: PassDiff | None) -> TimelineRow:
+def _row(index: int, row: PassRow, mark: Mark, scale: _Scale, diff: PassDiff | None) -> TimelineRow:
     worst = worst_of([row.errors])
     return TimelineRow(
-        number=place + 1,
+        number=index + 1,
         name=row.name + (f" (turn {row.turn})" if row.turn > 1 else ""),
         source=row.source,
         status=row.status,

@@ -29,12 +29,12 @@ from pipeline.runtime.capture.feed_buffers import (
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
-from pipeline.runtime.devices import device_at
+from pipeline.runtime.devices import GraphFailure
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.program import LAUNCH_ERRORS, ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
-from pipeline.runtime.torch_state import make_guard, set_grad_enabled, without_autograd
+from pipeline.runtime.torch_state import set_grad_enabled, without_autograd
 
 is_grad_enabled = torch.is_grad_enabled
 """Here, since to look it up in torch is part of each replay."""
@@ -83,31 +83,34 @@ class Capture(ProcessBound):
         self._memory, self._session = memory, session
         self._plan = memory.bound.plan
         # A caller may be in inference mode; buffers made in that mode could not be written to outside of it.
-        with torch.inference_mode(mode=False), torch.no_grad():
+        with torch.inference_mode(mode=False), torch.no_grad(), session.device.scope():
             self._feed = FeedBuffers(memory, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
             self._feed.fill(feed)
             session.states.refuse_missing()
             memory.bound.refuse_moved_weights()
             for vid, weight in memory.bound.weights.items():
                 if vid not in session.states.tensors:  # a weight that runs change is copied to its state
-                    device_at(weight).pin(weight)
+                    session.device.pin(weight)
             self._slots = memory.bind_slots(self._feed.tensors)
             steps = session.randomness.with_generators(memory.bound.steps)
-            launches = [memory.bind_step(step, self._slots) for step in steps]
+            self.flags = memory.new_flags()
+            launches = [memory.bind_step(step, self._slots, self.flags) for step in steps]
             outputs, save_outputs = self._bind_outputs()
             further = [*save_outputs, *self._bind_updates()]
         # A caller may point an output at other memory, so outputs are tensors of their own and no operand of a launch.
         self._views = OutputViews({name: tensor.detach() for name, tensor in outputs.items()})
         self._clones = [(name, _clone_of(tensor)) for name, tensor in outputs.items()]
         self._copied = self._feed.copied
-        self._guards = [make_guard()]
+        session.states.order.enter()
+        self._guards = [session.device.guard(session.states.order)]
         """Guards that no replay holds. A replay within a replay takes another one, or makes it."""
         self._has_states = bool(session.states.tensors)
         segments = split_steps(memory.bound, memory.bound.steps, len(further))
         before = session.snapshot()
-        self.warm_up_seconds = self._warm_up([*launches, *further], segments, before)
-        """Seconds of the warm-up, including those in which states were put back."""
-        self._record([*launches, *further], segments, before)
+        with session.device.scope():
+            self.warm_up_seconds = self._warm_up([*launches, *further], segments, before)
+            """Seconds of the warm-up, including those in which states were put back."""
+            self._record([*launches, *further], segments, before)
         self.report = self._describe(key, segments)
 
     def __repr__(self) -> str:
@@ -145,10 +148,12 @@ class Capture(ProcessBound):
             self.take_others(feed)
         if self._has_states:
             self._session.states.refuse_missing()
+        if self.flags is not None:
+            self._memory.refuse_wrong_indices(self.flags)
         try:
             guard = self._guards.pop()
         except IndexError:  # all are held: this is a replay within a replay
-            guard = make_guard()
+            guard = self._session.device.guard(self._session.states.order)
         grad, part, has_launched = is_grad_enabled(), None, False
         try:  # all of a replay is written out in this function, since a call of a Python function costs 0.1 µs
             with guard:
@@ -162,6 +167,8 @@ class Capture(ProcessBound):
                 for part in self._parts:
                     part.replay()
                 has_launched = True
+                if self.flags is not None:
+                    self.flags.start()
                 if not copy:
                     return self._views
                 outputs: dict[str, torch.Tensor] = {}
@@ -219,7 +226,8 @@ class Capture(ProcessBound):
         Returns the seconds that this took.
         """
         begun = time.perf_counter()
-        self._recorder: Recorder = RECORDERS[self._session.device.name]()
+        recorder = "loop" if self._memory.bound.debug else self._session.device.recorder
+        self._recorder: Recorder = RECORDERS[recorder](self._session)
         self._segments = segments
         self._parts: tuple[Recording, ...] = tuple(
             CallLoop(launches[segment.first : segment.last]) for segment in segments
@@ -233,10 +241,18 @@ class Capture(ProcessBound):
         with self._going_back_to(before):
             with without_autograd():
                 self._parts = tuple(
-                    self._recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
+                    self._record_segment(launches, segment) if segment.is_captured else part
                     for segment, part in zip(segments, self._parts, strict=True)
                 )
             self._recorder.settle(partial(self._replay_and_go_back, before))
+
+    def _record_segment(self, launches: Sequence[Launch], segment: CaptureSegment) -> Recording:
+        try:
+            return self._recorder.record(launches[segment.first : segment.last])
+        except GraphFailure as error:
+            steps, at = self._memory.bound.steps, segment.first + error.at
+            failed = steps[min(at, len(steps) - 1)]
+            raise self._memory.bound.failure(failed, error) from error
 
     def _replay_and_go_back(self, before: Snapshot) -> None:
         """One replay from `before`: a position counter that advances twice could pass the end of its cache."""

@@ -18,6 +18,7 @@ from pipeline.errors import UsageError
 from pipeline.runtime.capture.capture import Capture
 from pipeline.runtime.capture.feed_buffers import CaptureKey, CapturePolicy, as_tensors, copied_names, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
+from pipeline.runtime.kernels.aten.indices import IndexFlags
 from pipeline.runtime.program import ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.torch_state import has_plain_defaults, plain_state
@@ -80,6 +81,11 @@ class Captures:
     def keys(self) -> tuple[CaptureKey, ...]:
         """The keys of all captures; that of the last replay is at the end."""
         return tuple(capture.key for capture in self._captures.values())
+
+    @property
+    def flags(self) -> tuple[IndexFlags | None, ...]:
+        """Those of each capture."""
+        return tuple(capture.flags for capture in self._captures.values())
 
     @property
     def session(self) -> CaptureSession:

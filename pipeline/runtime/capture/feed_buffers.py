@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -165,7 +166,7 @@ class FeedBuffers:
         self._own: list[torch.Tensor] = []
         self._targets = {value.name: self._target_of(value) for value in self._values.values()}
         self.copied: tuple[tuple[str, Write], ...] = tuple(
-            (name, self._targets[name].copy_) for name in self._named(Treatment.COPIED)
+            (name, self._writer(name)) for name in self._named(Treatment.COPIED)
         )
         self._live = frozenset(self._named(Treatment.LIVE))
         self._known_lengths: set[int] = set()
@@ -192,7 +193,7 @@ class FeedBuffers:
             raise UsageError(
                 f"the feed lacks {', '.join(map(repr, missing))}; a capture needs every input, and each weight once"
             )
-        given = {name: accept_tensor(self._values[name].entry, feed[name]) for name in feed if name in self._values}
+        given = {name: self._accept(name, feed) for name in feed if name in self._values}
         ignored = [name for name in feed if name not in given]
         for name, tensor in given.items():
             value = self._values[name]
@@ -237,13 +238,21 @@ class FeedBuffers:
                 raise UsageError(f"changed: {name!r} is not copied at a replay{nearest(name, copied)}")
             if name not in feed:
                 raise UsageError(f"changed: the feed lacks {name!r}")
-            copied[name](accept_tensor(self._values[name].entry, feed[name]))
+            copied[name](self._accept(name, feed))
 
     def _write_live(self, value: FedValue, feed: Feed) -> None:
         if value.is_state:
             self._session.states.give({value.name: feed[value.name]})
         else:
-            self._targets[value.name].copy_(accept_tensor(value.entry, feed[value.name]))
+            self._writer(value.name)(self._accept(value.name, feed))
+
+    def _accept(self, name: str, feed: Feed) -> torch.Tensor:
+        return accept_tensor(self._values[name].entry, feed[name], self._session.device)
+
+    def _writer(self, name: str) -> Write:
+        """The host waits for no copy to another device; `partial` costs 0.1 µs, which a replay on the CPU spares."""
+        copy = self._targets[name].copy_
+        return copy if self._session.device.is_host else partial(copy, non_blocking=True)
 
     def _target_of(self, value: FedValue) -> torch.Tensor:
         if value.is_state:

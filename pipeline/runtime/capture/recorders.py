@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Protocol
 
-import torch
-
 from pipeline.runtime.capture.call_graphs import (
     LEAST_CALLS,
     SETTLING_RUNS,
@@ -16,7 +14,8 @@ from pipeline.runtime.capture.call_graphs import (
     UnreadableLaunchError,
     read_operator_calls,
 )
-from pipeline.runtime.devices import DEVICES
+from pipeline.runtime.capture.session import CaptureSession
+from pipeline.runtime.devices import RecordedGraph
 from pipeline.runtime.kernels import Launch
 
 
@@ -187,49 +186,48 @@ class CpuRecorder(LoopRecorder):
 
 
 class GraphReplay:
-    """Launches in a CUDA graph. The launches are kept, since their operands own the memory that the graph points at."""
+    """Launches in a graph. The launches are kept, since their operands own the memory that the graph points at."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> None:
-        self._graph, self._launches = graph, tuple(launches)
-        self.begun = len(self._launches)
+    def __init__(self, graph: RecordedGraph, launches: Sequence[Launch]) -> None:
+        self._launches, self.begun = tuple(launches), len(launches)
+        self.replay = graph.replay
         self.reasons: Mapping[int, str] = {}
 
-    def replay(self) -> None:
-        self._graph.replay()
 
+class GraphRecorder:
+    """Records launches as graphs of the device; all graphs of a session share one pool of memory.
 
-class CudaRecorder:
-    """Records launches inside `torch.cuda.graph`; the graphs of one recorder share one memory pool.
-
-    Not run on a GPU yet: `tests/pipeline/runtime/capture/test_recorders.py` has its test.
+    Its rules are proven on `RecordingDevice`. On a CUDA device it is untested.
     """
 
     WARM_UPS = 3
     """As many as torch's own `make_graphed_callables` does: cuBLAS and cuDNN choose algorithms in the first ones."""
 
-    def __init__(self) -> None:
-        self._device, self._pool = DEVICES["cuda"], torch.cuda.graph_pool_handle()
+    def __init__(self, session: CaptureSession) -> None:
+        self._session = session
 
     def warm_up(self, run: Callable[[], None]) -> None:
         """On a side stream, as a capture needs it."""
-        self._device.synchronize()
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
+        with self._session.device.side_stream():
             for _ in range(self.WARM_UPS):
                 run()
-        torch.cuda.current_stream().wait_stream(side)
-        self._device.synchronize()
 
     def record(self, launches: Sequence[Launch]) -> GraphReplay:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            for launch in launches:
-                launch()
+        """
+        Raises:
+            GraphFailure: the device cannot record a launch.
+        """
+        session = self._session
+        graph = session.device.record(launches, session.pool, session.randomness.generators)
         return GraphReplay(graph, launches)
 
     def settle(self, replay: Callable[[], None]) -> None:
-        """A CUDA graph is compiled when it is recorded."""
+        """A graph is compiled when it is recorded."""
 
 
-RECORDERS: Mapping[str, Callable[[], Recorder]] = {"cpu": CpuRecorder, "cuda": CudaRecorder}
-"""By `torch.device.type`."""
+RECORDERS: Mapping[str, Callable[[CaptureSession], Recorder]] = {
+    "loop": lambda _: LoopRecorder(),
+    "cpu": lambda _: CpuRecorder(),
+    "graph": GraphRecorder,
+}
+"""By `Device.recorder`."""

@@ -16,7 +16,6 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.ops import KINDS, Kind
 from pipeline.ops.rows import HOST_SYNC
 from pipeline.runtime.capture.feed_buffers import CaptureKey
-from pipeline.runtime.devices import device_of
 from pipeline.runtime.operators import find_operator
 from pipeline.runtime.program import BoundProgram, LaunchStep
 
@@ -100,7 +99,7 @@ class CaptureReport:
 
 def split_steps(program: BoundProgram, steps: Sequence[LaunchStep], further: int = 0) -> tuple[CaptureSegment, ...]:
     """The segments of `steps`, after which `further` launches follow that can be captured."""
-    segments, first, device = [], 0, device_of(program.plan).name
+    segments, first, device = [], 0, program.device.kind
     for at, step in enumerate(steps):
         reason = find_obstacle(program, step, device)
         if reason:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -19,7 +20,7 @@ from pipeline.errors import UsageError
 from pipeline.ops import Kind
 from pipeline.ops.aten import DRAWING
 from pipeline.planning import FeedEntry
-from pipeline.runtime.devices import Device, device_of
+from pipeline.runtime.devices import Device
 from pipeline.runtime.operators import find_operator
 from pipeline.runtime.program import LaunchStep, ProgramMemory
 from pipeline.runtime.tensors import torch_dtype
@@ -40,22 +41,23 @@ class Randomness:
 
     def __init__(self, steps: Sequence[LaunchStep], device: Device) -> None:
         seeds = [int(step.attrs["seed"]) for step in steps if step.kind in DRAWING]
-        self._generators = [device.generator(seed) for seed in seeds]
+        self.generators = [device.generator(seed) for seed in seeds]
+        self._device = device
         self._draws_from_default = any(map(_draws_from_default, steps))
 
     def with_generators(self, steps: Sequence[LaunchStep]) -> list[LaunchStep]:
         """`steps`, of which each that draws from a generator has its own here."""
-        generators = iter(self._generators)
+        generators = iter(self.generators)
         return [step.with_attrs(generator=next(generators)) if step.kind in DRAWING else step for step in steps]
 
     @property
     def draws(self) -> bool:
         """Whether a replay may draw any number."""
-        return bool(self._generators) or self._draws_from_default
+        return bool(self.generators) or self._draws_from_default
 
     def state(self) -> RandomState:
-        default = torch.get_rng_state() if self._draws_from_default else None
-        return RandomState(tuple(generator.get_state() for generator in self._generators), default)
+        default = self._device.random_state() if self._draws_from_default else None
+        return RandomState(tuple(generator.get_state() for generator in self.generators), default)
 
     def set_state(self, state: RandomState) -> None:
         """Go back to `state`.
@@ -63,12 +65,12 @@ class Randomness:
         Raises:
             UsageError: it is the state of a program that draws otherwise.
         """
-        if len(state.kernels) != len(self._generators) or (state.default is not None) != self._draws_from_default:
+        if len(state.kernels) != len(self.generators) or (state.default is not None) != self._draws_from_default:
             raise UsageError("the random state of a snapshot is that of another program; take a snapshot of this one")
-        for generator, saved in zip(self._generators, state.kernels, strict=True):
+        for generator, saved in zip(self.generators, state.kernels, strict=True):
             generator.set_state(saved)
         if state.default is not None:
-            torch.set_rng_state(state.default)
+            self._device.set_random_state(state.default)
 
 
 def _draws_from_default(step: LaunchStep) -> bool:
@@ -105,12 +107,17 @@ class CaptureSession:
     """
 
     def __init__(self, memory: ProgramMemory) -> None:
-        self.states, self.device = memory.states, device_of(memory.bound.plan)
+        self.states, self.device = memory.states, memory.bound.device
         self.randomness = Randomness(memory.bound.steps, self.device)
         self._weights: dict[str, torch.Tensor] = {}
         self.filled: set[str] = set()
         """Names of the weights and inputs that a capture has taken from its feed."""
         self._warned: set[str] = set()
+
+    @cached_property
+    def pool(self) -> object:
+        """The pool of memory of all graphs of this session."""
+        return self.device.new_pool()
 
     def snapshot(self) -> Snapshot:
         """Copies of states and generators as they are.

@@ -24,6 +24,7 @@ import torch
 
 from pipeline.errors import DataError
 from pipeline.ir import Op, TensorSpec
+from pipeline.runtime.devices import CPU, TARGET, Device
 from pipeline.runtime.operators import tensors_in
 
 Named = tuple[str, TensorSpec]
@@ -39,8 +40,8 @@ def is_data_error(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch's allocator on the CPU, or numpy's, got no memory for what a kernel computes on the side."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    """Whether torch's allocator, or numpy's, got no memory for what a kernel computes on the side."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in OF_MEMORY)
 
 
 def data_error(place: str, ins: Iterable[Named], error: Exception) -> DataError:
@@ -54,6 +55,8 @@ def place_of(op: Op) -> str:
     """How messages name an op: `op 'index_copy' (aten.index_copy.default, model.py:5)`; its number for no name."""
     return f"op {repr(op.name) if op.name else op.oid} ({', '.join(filter(None, (op.operator, op.line)))})"
 
+
+OF_MEMORY = ("can't allocate memory", "CUDA out of memory")
 
 OF_DATA = ("out of range", "out of bounds")
 """In messages of torch's RuntimeErrors (torch 2.13), where operators have no IndexError."""
@@ -85,14 +88,15 @@ PLANNED_THREADS: Final[ContextVar[int]] = ContextVar("PLANNED_THREADS", default=
 
 
 @contextmanager
-def kernels_for_threads(threads: int) -> Iterator[None]:
-    """Choose kernels as for so many threads of torch. A context that is made later than its program chooses those that
-    it had then, whatever the number is now: other kernels sum in another order."""
-    token = PLANNED_THREADS.set(threads)
+def kernels_for_threads(threads: int, device: Device = CPU) -> Iterator[None]:
+    """Choose kernels for `device`, and as for so many threads of torch. A context that is made later than its program
+    chooses those that it had then, whatever the number is now: other kernels sum in another order."""
+    token, target = PLANNED_THREADS.set(threads), TARGET.set(device)
     try:
         yield
     finally:
         PLANNED_THREADS.reset(token)
+        TARGET.reset(target)
 
 
 def planned_threads() -> int:

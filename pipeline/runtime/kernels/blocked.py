@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from pipeline.runtime.devices import TARGET
 from pipeline.runtime.kernels.base import Launch, in_turn, planned_threads
 from pipeline.runtime.kernels.weight_forms import FusedOperands, launch_in_place
 
@@ -144,7 +145,7 @@ def _array_at(tensor: torch.Tensor) -> np.ndarray:
 
 def launch_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Launch:
     """The products of two batches of small float32 matrices, into a result with any strides."""
-    if not HAS_SMALL_KERNELS:
+    if not HAS_SMALL_KERNELS or not TARGET.get().is_host:
         return partial(torch.matmul, a, b, out=out)
     return partial(_multiply_batch, out, a, b, HeldArrays())
 

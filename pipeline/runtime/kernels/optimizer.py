@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pipeline.ops import Kind
+from pipeline.runtime.devices import TARGET
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, in_turn
 from pipeline.runtime.kernels.native.kernel_library import (
     NativeKernel,
@@ -34,6 +35,7 @@ def sgd(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     *operands, rate, skip = ins
     params, *moments = group_tensors(outs, attrs["count"])
     gradients, copies = prepare_update(operands, outs, attrs["count"])
+    rate, convert = _rate_for_kernel(rate)
     update = partial(
         FUSED._fused_sgd_,
         params,
@@ -48,7 +50,7 @@ def sgd(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
         is_first_step=False,
         found_inf=skip,
     )
-    return _after(copies, update)
+    return _after([*copies, *convert], update)
 
 
 def adam(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
@@ -56,6 +58,7 @@ def adam(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     count = attrs["count"]
     params, first, second, *largest = group_tensors(outs, count)
     gradients, copies = prepare_update(operands, outs, count)
+    rate, convert = _rate_for_kernel(rate)
     update = partial(
         FUSED._fused_adamw_ if attrs["decoupled"] else FUSED._fused_adam_,
         params,
@@ -73,7 +76,18 @@ def adam(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
         maximize=attrs["maximize"],
         found_inf=skip,
     )
-    return _after(copies, update)
+    return _after([*copies, *convert], update)
+
+
+def _rate_for_kernel(rate: torch.Tensor) -> tuple[torch.Tensor, list[Pair]]:
+    """The learning rate as the fused kernels read it, and what has to be copied before each update.
+
+    Kernels on a device read a float32, those of the CPU any float.
+    """
+    if TARGET.get().is_host or rate.dtype is torch.float32:
+        return rate, []
+    narrow = torch.empty_like(rate, dtype=torch.float32)
+    return narrow, [(narrow, rate)]
 
 
 def not_finite(ins: Ins, outs: Outs, _: Attrs) -> Launch:

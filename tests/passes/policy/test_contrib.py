@@ -12,7 +12,7 @@ from passes.context import PassContext
 from passes.errors import UsageError
 from passes.portability import describe_brought_in, describe_left, find_contrib
 from pipeline.config import RunConfig
-from pipeline.quantsim.run import prepare_config
+from pipeline.quantsim.preparation import prepare_config
 from tests.support.onnx_models import model_of, square, vector
 from tests.support.onnx_text import merged_model
 

@@ -14,8 +14,9 @@ from passes.errors import ModelError, StepFailed
 from passes.graph.index import copy_of
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
+from passes.proof.draws import Draw
 from passes.proof.numeric import NumericProver
-from passes.proof.prover import Sensitivity
+from passes.proof.prover import Reference, Sensitivity
 from passes.run.tracked import find_structures
 from passes.structures import STRUCTURES
 from tests.support.onnx_models import attention, detached, matrix, model_of
@@ -149,3 +150,10 @@ def test_a_fault_that_does_not_run_is_not_seen_and_costs_nothing(context: PassCo
     prover.watch(model, watched.must_hold())
     assert prover.measure(model).why == ""
     assert prover.power() == Sensitivity(0.0, ("big",))
+
+
+def test_steps_see_the_inputs_that_the_user_gave_and_no_draws_next_to_them(context: PassContext) -> None:
+    given = Reference({"x": np.ones(1)}, {}, "", Draw(0, {}, source="data.npz"))
+    drawn = Reference({"x": np.zeros(1)}, {}, "", Draw(1, {}))
+    assert NumericProver([given, drawn], context).feeds() == [given.feeds]
+    assert NumericProver([drawn, drawn], context).feeds() == [drawn.feeds] * 2

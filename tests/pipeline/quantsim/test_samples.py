@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from passes.optimize import plan_draws
 from passes.proof.draw_choice import choose_in_worker, sampler_of
 from passes.proof.draws import InputSampler
 from passes.weights.detached import DetachedModel
-from pipeline.config import ModelConfig, QuantSimConfig, RunConfig
+from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, VerifyConfig
 from pipeline.errors import ConfigError, UsageError
+from pipeline.export.source import InputSpec
 from pipeline.quantsim import QuantSim
+from pipeline.quantsim.preparation import prepare_config
 from pipeline.quantsim.samples import Samples, enlarge
 from tests.support.onnx_models import detached, model_of
 
@@ -128,3 +131,40 @@ def test_settings_of_another_type_are_refused(section: dict[str, Any], sentence:
     with pytest.raises(ConfigError) as caught:
         RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, "quantsim": section})
     assert str(caught.value).endswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("section", "inputs"),
+    [
+        ({"prepare": ["clamp-mask"], "calibration": {"data": "x.npz"}}, ("x.npz",)),
+        ({"prepare": [{"smooth-quant": {"alpha": 0.4}}], "calibration": {"data": "x.npz"}}, ("x.npz",)),
+        ({"prepare": ["untie"], "calibration": {"data": "x.npz"}}, ()),
+        ({"prepare": ["clamp-mask"]}, ()),
+        ({"prepare": ["clamp-mask"], "calibration": {"data": "x.py:load", "args": {"n": 1}}}, ()),
+    ],
+    ids=["clamp-mask", "smooth-quant", "reads no data", "no data", "a loader with arguments"],
+)
+def test_steps_that_read_data_read_that_of_the_calibration(section: dict[str, Any], inputs: tuple[str, ...]) -> None:
+    config = RunConfig.model_validate({"model": {"onnx": "model.onnx"}, "quantsim": section})
+    assert prepare_config(config).verify.inputs == inputs
+    own = config.model_copy(update={"verify": VerifyConfig(inputs=("own.npz",))})
+    assert prepare_config(own).verify.inputs == ("own.npz",)
+
+
+def test_samples_are_held_out_after_those_that_are_fitted_or_a_quarter_of_what_there_is(tmp_path: Path) -> None:
+    specs = (InputSpec("x", (), "float32", 0, 1),)
+    np.save(tmp_path / "x.npy", np.arange(10, dtype=np.float32))
+
+    def split(samples: int, evaluation: int) -> tuple[list[float], list[float]]:
+        calibration = {"data": str(tmp_path / "x.npy"), "samples": samples}
+        found = Samples(QuantSimConfig.model_validate({"calibration": calibration}), specs, None)
+        found.hold_out(evaluation)
+        seen, judged = found.first(found.fitted), found.judged(evaluation)
+        return [float(sample["x"]) for sample in seen], [float(sample["x"]) for sample in judged]
+
+    assert split(6, 3) == ([0, 1, 2, 3, 4, 5], [6, 7, 8])
+    assert split(32, 8) == ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9])
+    assert split(8, 8) == ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9])
+    with pytest.raises(UsageError, match=r"found 1 sample in quantsim.calibration.data, expected two at least"):
+        np.save(tmp_path / "x.npy", np.zeros(1, np.float32))
+        split(4, 4)

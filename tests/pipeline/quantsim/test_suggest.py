@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from passes.weights.detached import DetachedModel
 from pipeline.config import QuantSimConfig, SuggestConfig
 from pipeline.quantsim.calibration import calibrate
-from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.encodings import encode, find_limited_biases
 from pipeline.quantsim.noise import estimate_sensitivity, find_layers
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.profiles import rules_of
@@ -107,3 +107,48 @@ def test_one_target_is_given() -> None:
     for entry in ({}, {"sqnr_db": 30, "size": 0.2}):
         with pytest.raises(ValidationError, match="one target: sqnr_db or size"):
             SuggestConfig.model_validate(entry)
+
+
+def biased() -> DetachedModel:
+    """A bias far larger than the products that it is added to: in the scale of 16 bits it is beyond 32."""
+    draw = np.random.default_rng(0)
+    weights = {name: draw.normal(size=(64, 64)).astype(np.float32) / 1000 for name in ("first", "second")}
+    return model_of(
+        "g (float[4, 64] x) => (float[4, 64] y) { h = Gemm(x, first, large) y = Gemm(h, second) }",
+        **weights,
+        large=np.full(64, 40, np.float32),
+    )
+
+
+def find_for_biased(find_limited: bool) -> tuple[float, Suggestion]:
+    model = biased()
+    placement = place(model, rules(model))
+    ranges = calibrate(model, placement, samples())
+    encodings = encode(placement, ranges, model)
+
+    def limited(placement: Placement) -> list[str]:
+        found = encode(placement, calibrate(model, placement, samples()), model)
+        return [name for name, *_ in find_limited_biases(found, model)] if find_limited else []
+
+    found = suggest(
+        SuggestConfig(sqnr_db=300),
+        model,
+        rules(model),
+        find_layers(model, encodings),
+        estimate_sensitivity(model, encodings, samples()),
+        lambda placement: simulate(model, placement),
+        limited,
+    )
+    return simulate(model, placement), found
+
+
+def test_a_bias_that_32_bits_do_not_hold_in_the_new_scale_stays_in_float() -> None:
+    base, found = find_for_biased(find_limited=True)
+    assert found.rules["tensor:large"] == {"activations": "float"}
+    assert found.sqnr_db > base + 20
+
+
+def test_nothing_is_suggested_that_is_worse_than_the_rules_as_they_are() -> None:
+    """Here the rule of the bias is missing on purpose, so that more bits are worse."""
+    base, found = find_for_biased(find_limited=False)
+    assert found.sqnr_db >= base

@@ -363,7 +363,7 @@ def test_random_data_is_named(folder: Path) -> None:
         ("quantsim.suggest={}", "quantsim.suggest: found .* expected one target: sqnr_db or size"),
         ("quantsim.calibration.percentile=99", "found percentile with the method minmax, expected it with percentile"),
         ("quantsim.calibration={method: percentile, percentile: 101}", "found 101, expected at most 100"),
-        ("quantsim.calibration.data={}/empty", "the folder '.*empty' holds no .npz file"),
+        ("quantsim.calibration.data={}/empty", "the folder '.*empty' holds no file of samples"),
         ("quantsim.calibration.data={}/nan.npz", r"data: nan.npz: 'x' holds NaN \(1 of 8 numbers\)"),
     ],
 )

@@ -10,18 +10,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
-from pipeline.errors import Unsupported
 from pipeline.ir import Role
 from pipeline.training import TrainProgram, record_step
 from tests.pipeline.training.steps import LOSS, MODELS, record, seeded, step_of_torch
 
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[pytest.mark.gpu, pytest.mark.xfail(raises=Unsupported, strict=True, reason="plans run on the CPU only")],
-    ),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Noisy(nn.Module):

@@ -14,6 +14,7 @@ from pipeline.ops import Kind
 from pipeline.ops.aten import DRAWING, TYPED, untyped_call
 from pipeline.runtime.kernels.aten.call import bring_in_order, launch_draw, make_and_copy, read_call, write_out
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS, launch_packed, may_pack, pack_call
+from pipeline.runtime.kernels.aten.indices import check_indices
 from pipeline.runtime.kernels.aten.native import launch_native
 from pipeline.runtime.kernels.aten.regions import higher_order
 from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs, in_turn
@@ -41,11 +42,12 @@ def prepare_kernel(kind: Kind, attrs: Attrs) -> Bind:
 
     def bind(ins: Ins, outs: Outs) -> Launch:
         ins, copies = bring_in_order(ins, traced) if traced else (ins, [])
+        ins, checks = check_indices(template, ins)
         call = template.call(ins)
         if any(orders):
             outs = [out.permute(order) if order else out for out, order in zip(outs, orders, strict=True)]
         launch = launch_packed(call, packed, outs[0]) if packed else native and launch_native(native, call, outs)
-        return in_turn(*copies, launch or fast_path(call, outs) or write_out(call, outs))
+        return in_turn(*copies, *checks, launch or fast_path(call, outs) or write_out(call, outs))
 
     return bind
 

@@ -30,10 +30,8 @@ from pipeline.ir import Attr, InputRef
 from pipeline.ir.graph import Value
 from pipeline.ops.aten import takes_any_order
 from pipeline.ops.layout import Layout
-from pipeline.runtime.devices import device_at
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, OverloadCall, copy_result
 from pipeline.runtime.operators import DRAWS, argument, find_operator, tensors_in
-from pipeline.runtime.tensors import empty_strided
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +180,7 @@ def launch_draw(generator: torch.Generator | None, call: AtenCall, outs: Outs) -
 def _draw_into(
     outs: Sequence[torch.Tensor], draw: Callable[..., Any], generator: torch.Generator | None, seed: int
 ) -> None:
-    drawn = draw(generator=generator or device_at(outs[0]).generator(seed))
+    drawn = draw(generator=generator or torch.Generator(outs[0].device).manual_seed(seed))
     for out, result in zip(outs, tensors_in(drawn), strict=True):
         out.copy_(result)
 
@@ -216,6 +214,6 @@ def bring_in_order(ins: Ins, traced: Sequence[Strides | None]) -> tuple[list[tor
         if all(size == 1 or own == wanted for size, own, wanted in axes):
             brought[at] = operand.as_strided(operand.shape, strides, operand.storage_offset())
             continue
-        brought[at] = empty_strided(operand.shape, strides, operand.dtype)
+        brought[at] = torch.empty_strided(operand.shape, strides, dtype=operand.dtype, device=operand.device)
         copies.append(partial(brought[at].copy_, operand))
     return brought, copies

@@ -19,6 +19,7 @@ from pipeline.ir import InputRef
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
 from pipeline.ops.aten import TYPED
+from pipeline.runtime.devices import TARGET
 from pipeline.runtime.kernels.aten.call import AtenCall, CallTemplate, may_write_into
 from pipeline.runtime.kernels.base import Attrs, Launch, Outs, copy_result, in_turn
 from pipeline.runtime.kernels.packing import PackedWeight, Stored, launch_convolution, pack_convolution, pack_product
@@ -121,7 +122,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def max_pool(call: AtenCall, outs: Outs) -> Launch | None:
-    """As the maximum of shifted views, which allocates nothing; one number may stand for each axis."""
+    """On the CPU as the maximum of shifted views, which allocates nothing; one number may stand for each axis."""
+    if not TARGET.get().is_host:
+        return None  # a launch for each element of the window costs more than the kernel of torch
     expected = call.operator(call.args[0].to("meta"), *call.args[1:], **call.kwargs)
     if expected.shape != outs[0].shape or expected.dtype is not outs[0].dtype:
         return None  # torch's own call names what does not fit

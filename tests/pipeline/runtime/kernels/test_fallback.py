@@ -57,6 +57,6 @@ def test_the_plan_keeps_the_node_as_text() -> None:
 
 
 def test_which_kinds_cannot_be_captured_on_which_device() -> None:
-    on_cpu, on_cuda = ({name for name, row in KINDS.items() if device in row.obstacles} for device in ("cpu", "cuda"))
-    assert on_cpu == {"OnnxNode", "HigherOrder", "RoiAlign"}
-    assert on_cuda - on_cpu == {"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"}
+    for device in ("cpu", "cuda"):
+        found = {name for name, row in KINDS.items() if device in row.obstacles}
+        assert found == {"OnnxNode", "HigherOrder", "RoiAlign"}

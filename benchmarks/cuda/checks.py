@@ -1,0 +1,184 @@
+"""What has to hold on a device, each as a function that raises: rows of the run, and tests with the mark `gpu`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Final
+
+import torch
+from torch import nn
+
+from benchmarks.cuda.measure import feed_of, graph_of
+from benchmarks.cuda.models import Classifier, Decode, Words, cnn, mlp
+from pipeline.errors import DataError
+from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.ops import GraphBuilder
+from pipeline.runtime import compile_graph
+from pipeline.runtime.devices import Device
+from pipeline.training import record_step
+from tests.pipeline.runtime.kernels.aten.typed_calls import CASES
+
+
+class Operators(nn.Module):
+    """Every operator of the table that has a case, each on operands that another operator made."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.names = names
+
+    def forward(self, *operands: torch.Tensor) -> list[torch.Tensor]:
+        rest, found = list(operands), list[torch.Tensor]()
+        for name in self.names:
+            function, own, _ = CASES[name]
+            given, rest = rest[: len(own)], rest[len(own) :]
+            results = function(*(tensor.flip(0) for tensor in given))
+            found += results if isinstance(results, tuple) else [results]
+        return found
+
+
+@cache
+def operators() -> tuple[Graph, Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    """The graph of every operator that has a case, its inputs, and what eager torch makes of them on the CPU."""
+    module = Operators(tuple(CASES))
+    inputs = [tensor for _, own, _ in CASES.values() for tensor in own]
+    return graph_of(module, inputs), inputs, module(*inputs)
+
+
+def check_operators(device: Device) -> str:
+    """Eager runs and replays of every operator against eager torch on the CPU."""
+    graph, inputs, expected = operators()
+    program = compile_graph(graph, device=device)
+    feed = feed_of(graph, inputs)
+    outputs = [graph.values[vid].name for vid in graph.outputs]
+    program.replay(feed)
+    for run in (program.run, program.replay):
+        found = run(feed)
+        for name, other in zip(outputs, expected, strict=True):
+            own = found[name].cpu()
+            if other.is_floating_point():  # torch compares no float8
+                own, other = own.double(), other.double()
+            torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+    return f"{len(CASES)} operators, {program.capture(feed).report.summary}"
+
+
+def check_capture(device: Device) -> str:
+    """Decode with a cache: replays are runs, a snapshot takes them back, dropped captures can be made again."""
+    module = Decode(64, 4, 128, 16).eval()
+    inputs = [torch.randn(1, 1, 64), torch.tensor([0]), torch.zeros(1, 1, 1, 16)]
+    graph = graph_of(module, inputs)
+    weights = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    program, eager = compile_graph(graph, weights, device=device), compile_graph(graph, weights, device=device)
+    names = [graph.values[vid].name for vid in graph.inputs]
+    feed = dict(zip(names, inputs, strict=True))
+    report = program.capture(feed).report
+    before = program.snapshot()
+    for place in range(4):
+        given = {**feed, names[0]: torch.randn(1, 1, 64), names[1]: torch.tensor([place])}
+        for found, other in zip(program.replay(given).values(), eager.run(given).values(), strict=True):
+            assert torch.equal(found, other), f"replay {place} is not its eager run"
+    first, again = (program.replay(feed, restore=before) for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first), "a restored replay is another one"
+    program.drop_captures()
+    program.replay(feed, restore=before)
+    program.synchronize()
+    return report.summary
+
+
+def check_indices(device: Device) -> str:
+    """An index out of range fails a later run, and the device lives on."""
+    builder = GraphBuilder("rows")
+    table, ids = builder.input("table", TensorSpec((4, 8), "float32")), builder.input("ids", TensorSpec((3,), "int64"))
+    rows = builder.emit("aten.embedding.default", [table, ids], [("rows", TensorSpec((3, 8), "float32"))])
+    program = compile_graph(builder.build(rows), device=device)
+    feed = {"table": torch.ones(4, 8), "ids": torch.tensor([0, 9, 3])}
+    for run in (program.run, program.replay):
+        run(feed)
+        try:
+            program.synchronize()
+        except DataError:
+            pass
+        else:
+            raise AssertionError("the index 9 of 4 rows went unnoticed")
+    assert program.run({**feed, "ids": torch.tensor([0, 1, 3])})["rows"].cpu().tolist() == [[1.0] * 8] * 3
+    return "found late, in runs and in replays"
+
+
+def check_streams(device: Device) -> str:
+    """Two contexts on two streams, over the same weights."""
+    module = mlp(64).eval()
+    inputs = [torch.randn(8, 64)]
+    graph = graph_of(module, inputs)
+    program = compile_graph(graph, dict(module.state_dict()), device=device)
+    contexts = [program.new_context() for _ in range(2)]
+    (name,) = (graph.values[vid].name for vid in graph.inputs)
+    with torch.no_grad():
+        expected = module(inputs[0])
+    if device.place.type != "cuda":
+        found = [next(iter(context.run({name: inputs[0]}).values())) for context in contexts]
+    else:
+        streams, found = [torch.cuda.Stream() for _ in contexts], []
+        for context, stream in zip(contexts, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(next(iter(context.run({name: inputs[0]}).values())))
+        torch.cuda.synchronize()
+    for result in found:
+        torch.testing.assert_close(result.cpu(), expected, rtol=1e-3, atol=1e-4)
+    return "2 contexts"
+
+
+ADAM: Final = partial(torch.optim.AdamW, lr=1e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    make: Callable[[], nn.Module]
+    batch: tuple[torch.Tensor, torch.Tensor]
+    optimizer: Callable[..., torch.optim.Optimizer] = ADAM
+
+
+def check_training(name: str, device: Device) -> str:
+    """Recorded steps against eager torch on the same device, from the same values: 100 on a GPU, else 3."""
+    case = TRAINED[name]
+    torch.manual_seed(0)
+    module = case.make()
+    twin = copy.deepcopy(module).to(device.place)
+    loss, (x, y) = nn.functional.cross_entropy, (tensor.to(device.place) for tensor in case.batch)
+    program = record_step(module, loss, case.optimizer(module.parameters()), case.batch, device=device)
+    optimizer = case.optimizer(twin.parameters())
+    losses = list[tuple[torch.Tensor, torch.Tensor]]()
+    for _ in range(100 if device.place.type == "cuda" else 3):
+        optimizer.zero_grad()
+        expected = loss(twin(x), y)
+        expected.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append((program.step(case.batch), expected.detach()))
+    found, other = (torch.stack([pair[at].float().cpu() for pair in losses]) for at in (0, 1))
+    torch.testing.assert_close(found, other, rtol=2e-2, atol=2e-3)
+    far = (found - other).abs().max()
+    return f"{len(losses)} steps, loss {other[0]:.4f} → {other[-1]:.4f}, largest difference {far:.1e}"
+
+
+LABELS = torch.arange(4) % 10
+ROWS = torch.linspace(-1, 1, 256).view(4, 64)
+
+TRAINED: Final[Mapping[str, Training]] = {
+    "mlp": Training(partial(mlp, 64), (ROWS, LABELS)),
+    "mlp-sgd": Training(partial(mlp, 64), (ROWS, LABELS), partial(torch.optim.SGD, lr=1e-2, momentum=0.9)),
+    "cnn": Training(cnn, (torch.linspace(-1, 1, 768).view(4, 3, 8, 8), LABELS)),
+    "transformer": Training(partial(Classifier, 50, 32, 2, 4), (torch.arange(64).view(4, 16) % 50, LABELS)),
+    "gpt2": Training(
+        partial(Words, 50, 16, 32, 2, 4, is_causal=True), (torch.arange(64).view(4, 16) % 50, torch.arange(64) % 50)
+    ),
+}
+
+CHECKS: Final[Mapping[str, Callable[[Device], str]]] = {
+    "capture": check_capture,
+    "indices": check_indices,
+    "streams": check_streams,
+    "operators": check_operators,
+    **{f"train-{name}": partial(check_training, name) for name in TRAINED},
+}
+"""In the order in which they run."""

@@ -1,0 +1,285 @@
+"""The rows: checks first, then figures, in the order of their value. Each runs in a process of its own."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from benchmarks.cuda.checks import CHECKS
+from benchmarks.cuda.measure import Bench, feed_of, graph_of, weights_of
+from benchmarks.cuda.models import Classifier, Decode, Patches, Words, cnn, mlp
+from pipeline.runtime import compile_graph
+from pipeline.training import record_step
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRow:
+    run: Callable[[Bench], Figures]
+    limit_s: int
+    """The process is ended after so many seconds."""
+    goal: str = ""
+
+
+def check(name: str, bench: Bench) -> Figures:
+    return {"shows": CHECKS[name](bench.device)}
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A module and its inputs on the CPU, at real and at tiny sizes."""
+
+    make: Callable[[bool], nn.Module]
+    inputs: Callable[[bool], Sequence[torch.Tensor]]
+    dtype: torch.dtype = torch.float16
+
+
+def ids(batch: int, tokens: int, words: int) -> torch.Tensor:
+    return torch.arange(batch * tokens).view(batch, tokens) % words
+
+
+def bert(batch: int) -> Forward:
+    return Forward(
+        lambda dry: Words(*((30, 16, 32, 2, 4) if dry else (30522, 512, 768, 12, 12)), is_causal=False),
+        lambda dry: [ids(batch, 8 if dry else 128, 30)],
+    )
+
+
+def vit(batch: int) -> Forward:
+    return Forward(
+        lambda dry: Patches(*((16, 8, 32, 2, 4) if dry else (224, 16, 768, 12, 12))),
+        lambda dry: [torch.randn(batch, 3, *(2 * [16 if dry else 224]))],
+    )
+
+
+def tiny() -> Forward:
+    return Forward(lambda _: Words(100, 32, 64, 2, 4, is_causal=False), lambda _: [ids(1, 16, 100)], torch.float32)
+
+
+def llama() -> Forward:
+    def inputs(dry: bool) -> list[torch.Tensor]:
+        width, cache = (64, 16) if dry else (4096, 2048)
+        mask = torch.zeros(1, 1, 1, cache)
+        mask[..., cache // 2 + 1 :] = -10000.0
+        return [torch.randn(1, 1, width) * 0.1, torch.tensor([cache // 2]), mask]
+
+    return Forward(lambda dry: Decode(*((64, 4, 128, 16) if dry else (4096, 32, 11008, 2048))), inputs)
+
+
+def forward(of: Forward, bench: Bench) -> Figures:
+    """A replay next to eager torch and torch.compile, all in one process."""
+    torch.manual_seed(0)
+    module = of.make(bench.dry).eval().requires_grad_(requires_grad=False)
+    inputs = list(of.inputs(bench.dry))
+    dtype = bench.pick(of.dtype, torch.float32)
+    graph = graph_of(module.to(dtype), [one.to(dtype) if one.is_floating_point() else one for one in inputs])
+    there = copy.deepcopy(module).to(bench.place)
+    given = [one.to(bench.place, dtype if one.is_floating_point() else None) for one in inputs]
+    program = compile_graph(graph, weights_of(graph, there), device=bench.device)
+    feed = feed_of(graph, given)
+    report = program.capture(feed).report
+    figures: Figures = {
+        "capture": report.summary,
+        "by_python": len(report.by_python),
+        "arena_bytes": program.plan.arena_bytes,
+        "live_bytes": program.plan.live_bytes,
+    }
+    with torch.inference_mode():
+        expected = there(*given)
+        (found,) = program.replay(feed).values()
+        figures["largest difference from eager"] = float((found.cpu().float() - expected.cpu().float()).abs().max())
+        figures["replay"] = bench.time(lambda: program.replay(feed, copy=False))
+        figures["eager"] = bench.time(lambda: there(*given))
+        for mode in ("default", "reduce-overhead"):
+            figures[mode] = peer(bench, there, mode, given)
+    return figures | ratios(figures)
+
+
+def peer(bench: Bench, module: Callable[..., Any], mode: str, given: Sequence[torch.Tensor]) -> Any:
+    """The time of torch.compile's form; its error where it has one, since the other sides count all the same."""
+    try:
+        torch._dynamo.reset()
+        compiled = bench.compile(module, mode)
+        return bench.time(lambda: compiled(*given))
+    except Exception as error:  # of any compiler
+        return f"failed: {type(error).__name__}: {error}"[:300]
+
+
+def ratios(figures: Figures) -> Figures:
+    """How many times as fast the replay is as each peer, by device time."""
+    own = figures["replay"].device_ms
+    return {
+        f"{name} ÷ replay": round(figures[name].device_ms / own, 3)
+        for name in ("eager", "default", "reduce-overhead")
+        if name in figures and not isinstance(figures[name], str)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    make: Callable[[bool], nn.Module]
+    batch: Callable[[bool], tuple[torch.Tensor, torch.Tensor]]
+
+
+STEPS: Final[Mapping[str, Step]] = {
+    "mlp": Step(
+        lambda dry: mlp(16 if dry else 256),
+        lambda dry: (torch.randn(64, 16 if dry else 256), torch.arange(64) % 10),
+    ),
+    "transformer": Step(
+        lambda dry: Classifier(*((50, 32, 2, 4) if dry else (1000, 256, 2, 4))),
+        lambda dry: (ids(8, 8 if dry else 128, 50), torch.arange(8) % 10),
+    ),
+    "cnn": Step(
+        lambda _: cnn(),
+        lambda dry: (torch.randn(32, 3, *(2 * [8 if dry else 32])), torch.arange(32) % 10),
+    ),
+    "gpt2": Step(
+        lambda dry: Words(*((50, 16, 32, 2, 4) if dry else (50257, 1024, 768, 12, 12)), is_causal=True),
+        lambda dry: (ids(4, 8 if dry else 256, 50), torch.arange(4 * (8 if dry else 256)) % 50),
+    ),
+}
+
+
+def train(name: str, bench: Bench) -> Figures:
+    """A recorded step next to eager torch with the fused Adam, and to torch.compile of forward, loss and backward."""
+    torch.manual_seed(0)
+    of, loss = STEPS[name], nn.functional.cross_entropy
+    module, batch = of.make(bench.dry), of.batch(bench.dry)
+    twin = copy.deepcopy(module).to(bench.place)
+    given = tuple(one.to(bench.place) for one in batch)
+    adam = partial(torch.optim.AdamW, lr=1e-4, fused=True)
+    figures: Figures = {}
+    empty_cache(bench)
+    base = reserved(bench)
+    program, figures["recorded"] = recorded(module, batch, bench)
+    program.step(given)
+    figures["own reserved bytes"] = reserved(bench) - base
+    figures["capture"] = program.capture.summary
+    figures["replay"] = bench.time(lambda: program.step(given))
+    figures["back to back, ms"] = bench.back_to_back(lambda: program.step(given))
+    optimizer = adam(twin.parameters())
+
+    def step(forward: Callable[..., Any]) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss(forward(given[0]), given[1]).backward()
+        optimizer.step()
+
+    figures["eager"] = bench.time(lambda: step(twin))
+    for mode in ("default", "reduce-overhead"):
+        empty_cache(bench)
+        before = reserved(bench)
+        figures[mode] = peer_step(bench, twin, mode, step)
+        figures[f"{mode} reserved bytes"] = reserved(bench) - before
+    return figures | ratios(figures)
+
+
+def recorded(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], bench: Bench) -> tuple[Any, str]:
+    """The program of a module on the device, with torch's own attention there; else of the module on the CPU."""
+    loss, adam = nn.functional.cross_entropy, partial(torch.optim.AdamW, lr=1e-4)
+    try:
+        there = copy.deepcopy(module).to(bench.place)
+        moved = (batch[0].to(bench.place), batch[1].to(bench.place))
+        return record_step(there, loss, adam(there.parameters()), moved, device=bench.device), "on the device"
+    except Exception as error:  # the row is worth more than its first way
+        program = record_step(module, loss, adam(module.parameters()), batch, device=bench.device)
+        return program, f"on the CPU, since on the device: {type(error).__name__}: {error}"[:300]
+
+
+def peer_step(bench: Bench, module: nn.Module, mode: str, step: Callable[[Callable[..., Any]], None]) -> Any:
+    try:
+        torch._dynamo.reset()
+        compiled = bench.compile(module, mode)
+        return bench.time(lambda: step(compiled))
+    except Exception as error:  # of any compiler
+        return f"failed: {type(error).__name__}: {error}"[:300]
+
+
+def reserved(bench: Bench) -> int:
+    return 0 if bench.dry else torch.cuda.memory_reserved()
+
+
+def empty_cache(bench: Bench) -> None:
+    if not bench.dry:
+        torch.cuda.empty_cache()
+
+
+class Chain(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * 2 + 1)
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+def kernels(bench: Bench) -> Figures:
+    """Bytes per second of pointwise calls and norms as a share of a copy's, and products next to cuBLAS."""
+    rows, width = bench.pick((2**15, 4096), (16, 64))
+    x = torch.randn(rows, width, device=bench.place, dtype=bench.pick(torch.float16, torch.float32))
+    target = torch.empty_like(x)
+    figures: Figures = {"copy": bench.time(lambda: target.copy_(x), 1.0)}
+    for name, module in (("pointwise", Chain()), ("norm", Norm(width).to(x.dtype))):
+        graph = graph_of(module, [torch.zeros(rows, width, dtype=x.dtype)])
+        program = compile_graph(graph, dict(module.state_dict()), device=bench.device)
+        feed = feed_of(graph, [x])
+        program.run(feed, copy=False)
+        figures[name] = bench.time(lambda program=program, feed=feed: program.run(feed, copy=False), 1.0)
+        figures[f"{name}: share of a copy's bandwidth"] = round(figures["copy"].device_ms / figures[name].device_ms, 3)
+    matrix = torch.randn(width, width, device=bench.place, dtype=x.dtype)
+    product = nn.Linear(width, width, bias=False).to(x.dtype)
+    graph = graph_of(product, [torch.zeros(rows, width, dtype=x.dtype)])
+    program = compile_graph(graph, dict(product.state_dict()), device=bench.device)
+    feed = feed_of(graph, [x])
+    figures["product"] = bench.time(lambda: program.run(feed, copy=False), 1.0)
+    figures["cuBLAS"] = bench.time(lambda: torch.mm(x, matrix, out=target), 1.0)
+    figures["product ÷ cuBLAS"] = round(figures["product"].device_ms / figures["cuBLAS"].device_ms, 3)
+    return figures
+
+
+def sanitizer(bench: Bench) -> Figures:
+    """compute-sanitizer over one small capture, where the machine has it and lets it run."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None or bench.dry:
+        return {"skipped": "a dry run" if bench.dry else "this machine has no compute-sanitizer"}
+    code = "from benchmarks.cuda.checks import check_capture\nfrom pipeline.runtime.devices import find_device\n"
+    code += "check_capture(find_device('cuda'))"
+    done = subprocess.run(
+        [tool, "--error-exitcode", "9", sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    return {"exit code": done.returncode, "tail": (done.stdout + done.stderr)[-1500:]}
+
+
+FORWARD_GOAL = "≥ 1.0 × reduce-overhead, ≥ 1.1 × at batch 1"
+
+ROWS: Final[Mapping[str, BenchRow]] = {
+    **{f"check-{name}": BenchRow(partial(check, name), 60 if name == "operators" else 40) for name in CHECKS},
+    "forward-bert-1": BenchRow(partial(forward, bert(1)), 75, FORWARD_GOAL),
+    "train-mlp": BenchRow(partial(train, "mlp"), 60, "≥ 10 × eager, ≥ 1.0 × reduce-overhead"),
+    "train-gpt2": BenchRow(partial(train, "gpt2"), 100, "≥ 1.0 × reduce-overhead; memory ≤ 0.8 of its"),
+    "forward-tiny": BenchRow(partial(forward, tiny()), 50, "≥ 3 × eager; host time of a replay ≤ 8 µs + the launch"),
+    "forward-bert-16": BenchRow(partial(forward, bert(16)), 75, FORWARD_GOAL),
+    "forward-llama-decode": BenchRow(partial(forward, llama()), 60, FORWARD_GOAL),
+    "forward-vit-1": BenchRow(partial(forward, vit(1)), 75, FORWARD_GOAL),
+    "forward-vit-16": BenchRow(partial(forward, vit(16)), 75, FORWARD_GOAL),
+    "train-transformer": BenchRow(partial(train, "transformer"), 60, "≥ 1.0 × reduce-overhead"),
+    "train-cnn": BenchRow(partial(train, "cnn"), 60, "≥ 1.0 × reduce-overhead"),
+    "kernels": BenchRow(kernels, 40, "≥ 0.8 of the bandwidth, ≤ 1.05 × cuBLAS"),
+    "sanitizer": BenchRow(sanitizer, 60),
+}
+"""In the order of their value."""

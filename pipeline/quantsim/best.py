@@ -1,0 +1,189 @@
+"""`onnxline quantsim CONFIG --best 4bit`: the algorithms that are there, tried one after the other within a budget.
+
+All trials are judged on the same samples, which no step and no calibration has seen. The winner is the one whose worst
+output has the highest ratio of signal to noise there; its configuration is written as a file of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from passes.errors import OnnxlineError
+from passes.suggest import bytes_text, plural
+from pipeline.config import FormatsConfig, QuantSimConfig, RunConfig
+from pipeline.errors import CheckFailed, UsageError
+from pipeline.events import Note, Observer
+from pipeline.quantsim.optimizers import SeqMse
+from pipeline.quantsim.preparation import prepare_config
+from pipeline.quantsim.run import QuantSim
+from pipeline.quantsim.stages import QuantSimResult
+
+BEST: Final = "best.yaml"
+"""The configuration of the winner, next to the files of its run."""
+
+TITLE: Final = "# Chosen by onnxline quantsim --best, for its worst output on samples that were held out, among"
+
+EVERYTHING: Final = "op:*"
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One choice of a format and steps, and what came of it.
+
+    sqnr_db: of the worst output, on samples that were held out; None where it did not run.
+    why: why it did not.
+    """
+
+    weights: str
+    prepare: tuple[Any, ...] = ()
+    optimize: tuple[Any, ...] = ()
+    sqnr_db: float | None = None
+    weight_bytes: int = 0
+    seconds: float = 0.0
+    why: str = ""
+
+    def config(self, config: RunConfig) -> RunConfig:
+        """`config` with the format for all weights before its rules, and the steps after its own."""
+        settings = config.quantsim or QuantSimConfig(profile="weight-only")
+        own = settings.rules.get(EVERYTHING)
+        formats = FormatsConfig(weights=self.weights, activations=own.activations if own else None)
+        rules = {EVERYTHING: formats, **{name: rule for name, rule in settings.rules.items() if name != EVERYTHING}}
+        update = {"rules": rules, "prepare": (*settings.prepare, *self.prepare), "optimize": self.optimize}
+        return config.model_copy(update={"quantsim": settings.model_copy(update=update)})
+
+    def row(self) -> tuple[str, ...]:
+        """The cells of a table."""
+        steps = ", ".join(map(_name_of, (*self.prepare, *self.optimize))) or "rounding to nearest"
+        if self.sqnr_db is None:
+            return (self.weights, steps, self.why, "", "")
+        return self.weights, steps, f"{self.sqnr_db:.2f} dB", bytes_text(self.weight_bytes), f"{self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """All trials in order, the winner among them, the file of its configuration, and its simulation."""
+
+    trials: tuple[Combination, ...]
+    winner: Combination
+    config: Path
+    result: QuantSimResult
+
+    def lines(self) -> Iterator[str]:
+        """The table, and a sentence on the winner."""
+        head = ("weights", "steps", "worst output, held out", "weights", "time")
+        rows = [head, *(trial.row() for trial in self.trials)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        steps = self.winner.row()[1]
+        yield (
+            f"best on samples that no step has seen: {self.winner.weights}, {steps}, {self.winner.sqnr_db:.2f} dB; "
+            f"{self.config} has it"
+        )
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `20m` or `1.5h` in seconds.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"--budget: found {text!r}, expected a time such as 90s, 20m or 1.5h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def trials_of(has_aimet: bool) -> tuple[Combination, ...]:
+    """The trials for 4 bits, those first that take least time."""
+    formats = ("int4/block32", "int4/channel")
+    steps: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [((), ()), ((), ("gptq",))]
+    if has_aimet:
+        steps += [((), ("seq-mse",)), ((), ("seq-mse", "gptq"))]
+    steps += [(({"awq": {"add_nodes": True}},), ("gptq",)), (("cross-layer-equalization",), ("gptq",))]
+    found = [Combination(weights, *chain) for chain in steps for weights in formats]
+    return (*found, Combination("int4/channel", (), ("ada-round",))) if has_aimet else tuple(found)
+
+
+def find_best(
+    config: RunConfig,
+    budget_s: float,
+    out: str | Path | None = None,
+    observer: Observer = lambda _: None,
+    trials: Sequence[Combination] | None = None,
+) -> Best:
+    """Run the trials until the time is up, the winner once more, and write its configuration.
+
+    A trial begins where there is time for the longest one so far; the first begins in any case.
+
+    Raises:
+        UsageError: something that was given is wrong.
+        CheckFailed: no trial came to its end.
+    """
+    begun = time.perf_counter()
+    offered = trials_of(find_spec(SeqMse.module) is not None) if trials is None else tuple(trials)
+    done: list[Combination] = []
+    tried: Combination | None = None
+    result: QuantSimResult | None = None
+    for trial in offered:
+        left = budget_s - (time.perf_counter() - begun)
+        if done and left < max(known.seconds for known in done):
+            done.append(replace(trial, why="no time left"))
+            continue
+        steps = trial.row()[1]
+        observer(Note(f"quantsim: trial {len(done) + 1} of {len(offered)}: {trial.weights}, {steps}"))
+        tried, result = run_trial(trial, config, out, observer)
+        done.append(tried)
+    ran = [trial for trial in done if trial.sqnr_db is not None]
+    if not ran:
+        reasons = "".join(f"\n  {trial.weights}, {trial.row()[1]}: {trial.why}" for trial in done)
+        raise CheckFailed(f"--best: none of {plural(len(done), 'trial')} came to its end:{reasons}")
+    winner = max(ran, key=lambda trial: trial.sqnr_db or -math.inf)
+    if winner is not tried or result is None:  # the folder has the files of the last trial
+        _, result = run_trial(winner, config, out, observer)
+    assert result is not None
+    chosen = winner.config(config)
+    whole = chosen.model_copy(update={"export": prepare_config(chosen).export})  # with the opset of the trials
+    path = _free_path(result.folder)
+    path.write_text(f"{TITLE} {plural(len(ran), 'trial')}.\n{whole.to_yaml()}", encoding="utf-8")
+    return Best(tuple(done), winner, path, result)
+
+
+def _free_path(folder: Path) -> Path:
+    """A name that no file has but one of an earlier choice: a configuration of the user's own is not written over."""
+    path, number = folder / BEST, 1
+    while path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
+        number += 1
+        path = folder / BEST.replace(".", f"-{number}.")
+    return path
+
+
+def run_trial(
+    trial: Combination, config: RunConfig, out: str | Path | None, observer: Observer
+) -> tuple[Combination, QuantSimResult | None]:
+    """Simulate one combination; returns it with what came of it."""
+    begun = time.perf_counter()
+    try:
+        result = QuantSim(trial.config(config), out, observer, progress=False, holds_out=True).run()
+    except UsageError:
+        raise
+    except OnnxlineError as error:
+        return replace(trial, why=str(error).partition("\n")[0], seconds=time.perf_counter() - begun), None
+    failed = next((step for step in result.report.optimized if step.status == "failed"), None)
+    seconds = time.perf_counter() - begun
+    if failed is not None:
+        return replace(trial, why=f"{failed.name} failed: {failed.reason}", seconds=seconds), result
+    ratio = min((noise.sqnr_db for noise in result.report.outputs.values()), default=math.inf)
+    size = result.report.quantized_weight_bytes
+    return replace(trial, sqnr_db=ratio, weight_bytes=size, seconds=seconds), result
+
+
+def _name_of(item: Any) -> str:
+    return item if isinstance(item, str) else next(iter(item))

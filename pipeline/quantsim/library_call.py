@@ -1,0 +1,291 @@
+"""One algorithm of a library on one model: `PYTHON library_call.py FOLDER`, in the interpreter that has the library.
+
+So a crash of the library ends no simulation, and AIMET or NNCF may be in an environment of their own. This file imports
+nothing of onnxline. FOLDER holds `job.json` (step, options, seed, weights), `model.onnx`, `scales.npz` and `samples/`,
+a .npz file each; the result is `found.npz` and `found.json` there. Weights are known by their index in the job:
+`0/scale` and `0/zero_point` have the shape of the scales given, `0/numbers` that of the weight;
+biases have `0/shift`, a number for each channel.
+"""
+
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+Job = dict[str, Any]
+Weight = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+Left = dict[str, str]
+"""Weight → why it stays as it was."""
+
+HESSIANS = 2**29
+"""Bytes of the Hessians that are in memory together; for more there are more runs of the model."""
+
+
+def read_samples(folder: Path) -> Iterator[Arrays]:
+    for path in sorted((folder / "samples").glob("*.npz")):
+        with np.load(path) as archive:
+            yield {name: archive[name] for name in archive.files}
+
+
+def run_gptq(job: Job, folder: Path) -> tuple[Arrays, Left]:
+    """onnxsim's column by column rounding (`onnxsim.gptq`), by the numpy functions that its nine relatives share.
+
+    Its `apply_gptq` is the same in scalar C++: it computes the Hessian of each layer anew and knows int4 in blocks that
+    divide the axis, where these take any number of bits and any block.
+    """
+    from onnxsim.gptq import _gptq_quantize_columns as quantize_columns
+
+    stored, scales = initializers(folder), np.load(folder / "scales.npz")
+    found: Arrays = {}
+    left: Left = {}
+    for group in by_memory(job["weights"]):
+        hessians = measure_hessians(folder, {name for weight in group for name in weight["data"]})
+        for weight in group:
+            array = matrix_of(weight, stored[weight["tensor"]])
+            hessian = np.sum([hessians[name] for name in weight["data"]], axis=0)
+            if hessian.shape != (array.shape[1],) * 2:
+                left[weight["tensor"]] = f"its data has {hessian.shape[0]} channels, and it sums over {array.shape[1]}"
+                continue
+            scale = scales[str(weight["index"])].astype(np.float64)
+            scale = matrix_of(weight, scale) if weight["block"] else np.broadcast_to(scale, array.shape[:1])[:, None]
+            numbers = quantize_columns(
+                array.astype(np.float64),
+                scale,
+                weight["block"] or array.shape[1],
+                hessian,
+                job["options"]["percdamp"],
+                job["options"]["proc_block_size"],
+                weight["lowest"],
+                weight["highest"],
+            )
+            found[f"{weight['index']}/numbers"] = matrix_of(weight, numbers.astype(np.int32))
+    return found, left
+
+
+def matrix_of(weight: Weight, array: np.ndarray) -> np.ndarray:
+    """A stored matrix as [output channels, summed], and back."""
+    return array if weight["channel_axis"] == 0 else array.T
+
+
+def initializers(folder: Path) -> Arrays:
+    graph = onnx.load(folder / "model.onnx").graph
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+
+def by_memory(weights: list[Weight]) -> Iterator[list[Weight]]:
+    """The weights in groups whose Hessians fit into memory together."""
+    group: list[Weight] = []
+    size = 0
+    for weight in weights:
+        added = 8 * weight["summed_size"] ** 2
+        if group and size + added > HESSIANS:
+            yield group
+            group, size = [], 0
+        group.append(weight)
+        size += added
+    if group:
+        yield group
+
+
+def measure_hessians(folder: Path, names: set[str]) -> Arrays:
+    """Value → the sum of xᵀx over its rows x, for all samples, in the float model."""
+    import onnxruntime
+
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    known = {info.name for info in model.graph.output} | {info.name for info in model.graph.input}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names - known))
+    path = folder / "probed.onnx"
+    onnx.save(model, path)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    made = [output.name for output in session.get_outputs() if output.name in names]
+    found: Arrays = {}
+    for sample in read_samples(folder):
+        values = {**sample, **dict(zip(made, session.run(made, sample), strict=True))}
+        for name in names:
+            rows = values[name].reshape(-1, values[name].shape[-1]).astype(np.float64)
+            found[name] = found.get(name, 0.0) + rows.T @ rows
+    return found
+
+
+def run_seq_mse(job: Job, folder: Path) -> tuple[Arrays, Left]:
+    """AIMET's search of each scale by the error of its layer, each layer on what the quantized ones before it give."""
+    from aimet_onnx import apply_seq_mse
+
+    sim, left = quantize_weights(job, folder)
+    apply_seq_mse(sim, list(read_samples(folder)), num_candidates=job["options"]["candidates"])
+    return scales_of(sim, job, left), left
+
+
+def run_ada_round(job: Job, folder: Path) -> tuple[Arrays, Left]:
+    """AIMET's adaptive rounding: up or down, number by number, by gradients of each layer's error."""
+    from aimet_onnx import apply_adaround
+
+    for weight in job["weights"]:
+        if weight["block"]:
+            raise SystemExit(f"AIMET rounds no blocks, and {weight['tensor']} has blocks of {weight['block']}")
+    sim, left = quantize_weights(job, folder)
+    apply_adaround(sim, list(read_samples(folder)), num_iterations=job["options"]["iterations"])
+    after = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in sim.model.model.graph.initializer}
+    found = scales_of(sim, job, left)
+    for weight in job["weights"]:
+        name, key = weight["tensor"], str(weight["index"])
+        if name in left:
+            continue
+        scale = found[f"{key}/scale"]
+        shape = [1] * after[name].ndim
+        if scale.ndim:
+            shape[weight["channel_axis"]] = -1
+        found[f"{key}/numbers"] = np.rint(after[name] / scale.reshape(shape)).astype(np.int32)
+    return found, left
+
+
+def run_scale_estimation(job: Job, folder: Path) -> tuple[Arrays, Left]:
+    """NNCF's scales by the error of each layer on what its data has most of, with numbers and zero points."""
+    import nncf
+
+    model = onnx.load(folder / "model.onnx")
+    for place, node in enumerate(model.graph.node):  # which NNCF knows by their names
+        node.name = f"node/{place}"
+    samples = list(read_samples(folder))
+    readers = {name: node.name for node in model.graph.node for name in node.input}
+    found: Arrays = {}
+    left: Left = {}
+    for size in sorted({weight["block"] for weight in job["weights"]}):
+        group = [weight for weight in job["weights"] if weight["block"] == size]
+        taken = {readers[weight["tensor"]] for weight in group}
+        others = [node.name for node in model.graph.node if node.name not in taken]
+        compressed = nncf.compress_weights(
+            model,
+            mode=nncf.CompressWeightsMode.INT4_ASYM,
+            group_size=size or -1,
+            ratio=1.0,
+            all_layers=True,
+            ignored_scope=nncf.IgnoredScope(names=others),
+            dataset=nncf.Dataset(samples),
+            subset_size=len(samples),
+            scale_estimation=True,
+        )
+        stored = {tensor.name: tensor for tensor in compressed.graph.initializer}
+        for weight in group:
+            name, key = weight["tensor"], weight["index"]
+            names = [f"{name}_{part}" for part in ("quantized", "scale", "zero_point")]
+            parts = [stored[part] for part in names if part in stored]
+            if len(parts) < len(names) or parts[0].data_type != onnx.TensorProto.UINT4:
+                left[name] = "NNCF takes no such layer"
+                continue
+            numbers, scale, zero = (onnx.numpy_helper.to_array(part) for part in parts)
+            shape = np.load(folder / "scales.npz")[str(key)].shape
+            found[f"{key}/scale"] = scale.astype(np.float32).reshape(shape)
+            found[f"{key}/zero_point"] = zero.astype(np.int64).reshape(shape) + weight["lowest"]
+            found[f"{key}/numbers"] = numbers.astype(np.int64) + weight["lowest"]
+    return found, left
+
+
+def run_bias_correction(job: Job, folder: Path) -> tuple[Arrays, Left]:
+    """What onnxsim's `correct_bias` adds after each product of the quantized model, by channel."""
+    from onnxsim import correct_bias
+
+    float_model, quantized = (onnx.load(folder / name) for name in ("model.onnx", "quantized.onnx"))
+    corrected = correct_bias(float_model, quantized, list(read_samples(folder)), seed=job["seed"])
+    producers = {name: node for node in corrected.graph.node for name in node.output}
+    stored = {tensor.name: tensor for tensor in corrected.graph.initializer}
+    found: Arrays = {}
+    left: Left = {}
+    for bias in job["weights"]:
+        name = producers[bias["output"]].input[-1]
+        if name.startswith(f"{bias['output']}_bias_correction"):
+            found[f"{bias['index']}/shift"] = onnx.numpy_helper.to_array(stored[name]).ravel()
+        else:
+            left[bias["tensor"]] = "onnxsim finds nothing to correct"
+    return found, left
+
+
+def quantize_weights(job: Job, folder: Path) -> tuple[Any, Left]:
+    """AIMET's simulation with the weights of the job in their formats and everything else in float."""
+    from aimet_onnx import QuantizationSimModel, int8, int16
+
+    sim = QuantizationSimModel(onnx.load(folder / "model.onnx"), param_type=int8, activation_type=int16)
+    wanted = {weight["tensor"]: weight for weight in job["weights"]}
+    left: Left = dict.fromkeys(wanted.keys() - sim.qc_quantize_op_dict.keys(), "AIMET has no quantizer for it")
+    for name, quantizer in sim.qc_quantize_op_dict.items():
+        weight = wanted.get(name)
+        if weight is not None and quantizer.tensor_quantizer_params is None:
+            left[name] = "AIMET knows no channels of it, as of what is read after a layout operator"
+            weight = None
+        if weight is None or (weight["granularity"] == "block" and weight["summed_size"] % weight["block"]):
+            if weight is not None:
+                left[name] = (
+                    f"AIMET's blocks divide the axis, and {weight['block']} do not divide {weight['summed_size']}"
+                )
+            quantizer.enabled = False
+            continue
+        quantizer.enabled = True
+        quantizer.set_bitwidth(weight["bits"])
+        quantizer.use_symmetric_encodings = quantizer.use_strict_symmetric = True
+        if weight["granularity"] == "tensor":
+            quantizer.enable_per_channel_quantization(False)
+        elif weight["granularity"] == "channel":
+            quantizer.enable_per_channel_quantization()
+        else:
+            quantizer._enable_blockwise_quantization(weight["block"])
+        if weight["granularity"] != "tensor" and quantizer.quant_info.channelAxis != weight["channel_axis"]:
+            left[name] = f"AIMET has its channels along axis {quantizer.quant_info.channelAxis}"
+            quantizer.enabled = False
+    return sim, left
+
+
+def scales_of(sim: Any, job: Job, left: Left) -> Arrays:
+    """The scales that AIMET has chosen, in the shape of ours: one block of a kernel is repeated for its positions."""
+    scales = np.load(Path(job["folder"]) / "scales.npz")
+    found: Arrays = {}
+    for weight in job["weights"]:
+        quantizer = sim.qc_quantize_op_dict.get(weight["tensor"])
+        if weight["tensor"] not in left and not quantizer.is_encoding_frozen():
+            left[weight["tensor"]] = "AIMET takes no such layer"
+        if weight["tensor"] not in left:
+            scale = quantizer._get_scale()
+            shape = scales[str(weight["index"])].shape
+            found[f"{weight['index']}/scale"] = np.ascontiguousarray(np.broadcast_to(scale, shape), np.float32)
+    return found
+
+
+ALGORITHMS: dict[str, tuple[str, Callable[[Job, Path], tuple[Arrays, Left]]]] = {
+    "gptq": ("onnxsim", run_gptq),
+    "seq-mse": ("aimet-onnx", run_seq_mse),
+    "ada-round": ("aimet-onnx", run_ada_round),
+    "scale-estimation": ("nncf", run_scale_estimation),
+    "bias-correction": ("onnxsim", run_bias_correction),
+}
+"""Step → the distribution of its library, and what calls it."""
+
+
+def main(folder: Path) -> None:
+    job: Job = json.loads((folder / "job.json").read_text(encoding="utf-8")) | {"folder": str(folder)}
+    package, algorithm = ALGORITHMS[job["step"]]
+    random.seed(job["seed"])
+    np.random.seed(job["seed"])  # the libraries draw from it
+    if "torch" in sys.modules or package != "onnxsim":
+        import torch
+
+        torch.manual_seed(job["seed"])
+    found, left = algorithm(job, folder)
+    np.savez(folder / "found.npz", **found)  # type: ignore[arg-type]
+    result = {"library": package, "version": version(package), "left": left}
+    (folder / "found.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # the folder of this file, whose modules are no top-level ones
+    main(Path(sys.argv[1]))

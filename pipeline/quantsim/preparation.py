@@ -1,0 +1,83 @@
+"""The run before the simulation: its configuration, a conversion that the formats need, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from passes.encodings.aimet import read_aimet
+from passes.graph.op_facts import opset_of
+from passes.load import load_model
+from passes.recipe.recipe import names_of
+from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, locate
+from pipeline.quantsim.profiles import formats_of
+from pipeline.quantsim.qdq import first_opset
+from pipeline.result import RunResult
+
+DEFAULT_OPSET: Final = 21
+"""The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
+
+
+def prepare_config(config: RunConfig) -> RunConfig:
+    """The configuration of the run before the simulation: with the steps that prepare, and, where nothing else was
+    asked for, an opset that has the operators of quantization, and no operators that ONNX does not have. Where a step
+    reads data, and `verify.inputs` has none, it reads that of the calibration."""
+    settings = config.quantsim or QuantSimConfig()
+    recipe = (*config.passes.recipe, *settings.prepare)
+    contrib = config.passes.contrib or "refuse"
+    passes = config.passes.model_copy(update={"recipe": recipe, "contrib": contrib})
+    update: dict[str, object] = {"passes": passes, "quantsim": settings}
+    calibration, verify = settings.calibration, config.verify
+    is_shared = not (verify.inputs or calibration.args or config.export.input_names) and verify.proof == "numbers"
+    if is_shared and calibration.data and not config.model.parts and READING.intersection(names_of(recipe)):
+        update["verify"] = verify.model_copy(update={"inputs": calibration.data})
+    if config.model.onnx is None and "opset" not in config.export.model_fields_set:
+        update["export"] = config.export.model_copy(update={"opset": DEFAULT_OPSET})
+    return config.model_copy(update=update)
+
+
+def add_conversion(config: RunConfig, settings: QuantSimConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """The configuration with a step that brings the model to the opset that the formats need, where it has an earlier
+    one and no step of the recipe chooses another; and a sentence on that."""
+    if settings.encodings_from is not None:
+        formats = [encoding.precision for encoding in read_aimet(Path(settings.encodings_from))[0].values()]
+    else:
+        formats = formats_of(settings)
+    needed, what = max(map(first_opset, formats), default=(0, ""))
+    opset = config.export.opset
+    if config.model.onnx is not None:
+        opset = opset_of(load_model(locate(config.model.onnx)))
+    if opset >= needed or CONVERSION in names_of(config.passes.recipe):
+        return config, ()
+    step = {CONVERSION: {"to": needed}}
+    start = len(config.passes.recipe) - len(settings.prepare)
+    recipe = (*config.passes.recipe[:start], step, *config.passes.recipe[start:])
+    passes = config.passes.model_copy(update={"recipe": recipe})
+    note = f"quantsim: the model has opset {opset}, and {what} needs {needed}: {CONVERSION} is added to the steps"
+    return config.model_copy(update={"passes": passes}), (note,)
+
+
+def describe_run(result: RunResult, config: RunConfig) -> Iterator[str]:
+    """A sentence for each step of the preparation that did not stand, and for each backend that fell short."""
+    settings = config.quantsim or QuantSimConfig()
+    prepared = {*names_of(settings.prepare), CONVERSION}
+    for row in result.passes:
+        if row.status.counts_as_reverted and row.name in prepared:
+            yield f"quantsim: {row.name} did not stand ({row.status.replace('_', ' ')}): {row.reason}"
+    for backend in result.runtime.backends:
+        if backend.shortfall:
+            yield f"backend {backend.name}: {backend.shortfall}"
+
+
+READING: Final = frozenset({"awq", "clamp-mask", "smooth-quant"})
+"""Steps that look at activations."""
+
+CONVERSION: Final = "convert-opset"
+
+
+def section_of(path: Path, config: RunConfig) -> ModelConfig:
+    """The section `model` for the final model. Of a torch source the file itself declares the inputs, under the names
+    that they were exported with."""
+    inputs = {} if config.model.onnx is None else config.model.inputs
+    return ModelConfig(onnx=str(path), inputs=inputs, dims=config.model.dims)

@@ -1,0 +1,367 @@
+"""A device on CPU memory that keeps the rules of a CUDA capture, so that they are proven where there is no GPU.
+
+It has what a CUDA device has for a runtime: memory of its own with private pools, streams, and graphs. A graph is a
+list of calls of operators on raw addresses. What is recorded changes no memory; a replay calls the operators again.
+
+A capture fails, as on CUDA, where a launch reads a value on the host, copies from pageable memory, mixes memory of the
+host with memory of the device, or waits for the device. A replay fails where it allocates, where it touches memory that
+was freed, and where two streams touch the same memory in no order.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from pipeline.runtime.devices import CUDA_ALIGNMENT, Device, GraphFailure, LateValue, Launches, StreamOrder
+from pipeline.runtime.recording_memory import DeviceMemory, Pool
+from pipeline.runtime.torch_state import DispatchGuard, make_guard
+
+Clock = Counter[int]
+"""Stream → how many of its launches are known to be done."""
+
+HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+
+
+class RecordingDevice(Device):
+    """A device for tests, and for a look at what a CUDA graph would hold; plans name it `cuda:0`.
+
+    Args:
+        nbytes: the memory of the device; only what is used is taken from this machine.
+    """
+
+    recorder: ClassVar[str] = "graph"
+
+    def __init__(self, nbytes: int = 2**30) -> None:
+        super().__init__("cuda:0", "cpu:0", CUDA_ALIGNMENT)
+        self.memory = DeviceMemory(nbytes)
+        self._clocks: dict[int, Clock] = {}
+        self.stream = 0
+        """The current stream; see `on_stream`."""
+        self.capture: GraphRecord | None = None
+        self.is_replaying = False
+        self._inside = 0
+        """Operators on operands of the device that are being decomposed; what they make is there too."""
+        self.synchronizations = 0
+        """How often the host waited for the device."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return self.memory.holds(tensor)
+
+    def limit(self) -> int:
+        return self.memory.nbytes
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        if self.is_replaying:
+            raise RuntimeError("a replay allocates memory of the device")
+        return self.memory.allocate(nbytes, self.capture.pool if self.capture is not None else None)
+
+    def empty(self, sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
+        wanted = torch.empty(sizes, device="meta").stride() if strides is None else tuple(strides)
+        span = 0 if 0 in sizes else 1 + sum((size - 1) * step for size, step in zip(sizes, wanted, strict=True))
+        return self.allocate(span * dtype.itemsize).view(dtype).as_strided(sizes, wanted)
+
+    def cut(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        return torch.from_numpy(memory.numpy()[first:last])
+
+    def copy_in(self, tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:
+        tensor = tensor.detach()
+        if self.holds(tensor) and (tensor.is_contiguous() if strides is None else tensor.stride() == tuple(strides)):
+            return tensor
+        return self.empty(tensor.shape, strides, tensor.dtype).copy_(tensor)
+
+    def synchronize(self) -> None:
+        self._refuse_while_capturing("waits for the device")
+        self.synchronizations += 1
+        done = Clock()
+        for clock in self._clocks.values():
+            done |= clock
+        self._clocks = {stream: Clock(done) for stream in self._clocks}
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator("cpu").manual_seed(seed)
+
+    def scope(self) -> AbstractContextManager[object]:
+        return DeviceMode(self)
+
+    def order(self) -> StreamOrder:
+        return RecordingOrder(self)
+
+    def guard(self, order: StreamOrder) -> DispatchGuard:
+        return RecordingGuard(self, order)
+
+    def late_value(self, tensor: torch.Tensor) -> LateValue:
+        return RecordingLateValue(tensor)
+
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """Launch on `stream`, a number, as `torch.cuda.stream` does."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        before = self.stream
+        self.wait(SIDE, before)
+        with self.on_stream(SIDE):
+            yield
+        self.wait(before, SIDE)
+
+    def wait(self, stream: int, other: int) -> None:
+        """Let `stream` wait for what was launched on `other` until now."""
+        self._clocks[stream] = self._clock(stream) | self._clock(other)
+
+    def new_pool(self) -> object:
+        return Pool()
+
+    def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> GraphRecord:
+        assert isinstance(pool, Pool)
+        graph, at = GraphRecord(self, pool), -1
+        before = self.memory.save()
+        self.capture = graph
+        try:
+            with DeviceMode(self):
+                for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
+                    launch()
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            raise GraphFailure(max(at, 0), error) from error
+        finally:
+            self.capture = None
+            self.memory.restore(before)  # CUDA records launches without doing them
+        return graph
+
+    def touch(self, tensors: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
+        """Count a launch of the current stream, and check that it is in order with others on the same memory.
+
+        Raises:
+            RuntimeError: another stream wrote there, or reads what is written, and nobody waited for it.
+        """
+        clock = self._clock(self.stream)
+        clock[self.stream] += 1
+        for tensor in tensors:
+            block, changes = self.memory.block_of(tensor), any(tensor is one for one in written)
+            if block is None:
+                continue
+            before = ([block.written] if block.written else []) + ([*block.read.items()] if changes else [])
+            if any(clock[stream] < number for stream, number in before):
+                raise RuntimeError(
+                    f"streams race: stream {self.stream} does not wait for another one that uses the memory"
+                )
+            if changes:
+                block.written, block.read = (self.stream, clock[self.stream]), {}
+            else:
+                block.read[self.stream] = clock[self.stream]
+
+    def _clock(self, stream: int) -> Clock:
+        return self._clocks.setdefault(stream, Clock())
+
+    def _refuse_while_capturing(self, does: str) -> None:
+        if self.capture is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: it {does}")
+
+    def call(self, mode: DeviceMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operator: a launch, or while a graph is recorded an entry of it."""
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        here = [leaf for leaf in leaves if self.holds(leaf)]
+        is_own = bool(here) or self._inside or kwargs.get("device") == self.place or kwargs.get("generator") is not None
+        if not is_own:
+            return func(*args, **kwargs)
+        if func._can_decompose() and func._schema.name.startswith("aten::"):
+            self._inside += 1
+            try:
+                with mode:
+                    found = func.decompose(*args, **kwargs)
+            finally:
+                self._inside -= 1
+            if found is not NotImplemented:
+                return found
+        if any(tag in func.tags for tag in HOST_TAGS) and func is not torch.ops.aten.index.Tensor:
+            self._refuse_while_capturing(f"reads the host ({func})")
+        strange = [leaf for leaf in leaves if not self.holds(leaf) and (leaf.dim() or func in COPIES)]
+        if strange and func in COPIES:
+            self._refuse_while_capturing("copies from pageable memory")
+        elif strange and not strange[0].is_meta:
+            raise RuntimeError(
+                f"{func}: expected all tensors on the device, found one of {list(strange[0].shape)} on the host"
+            )
+        written = _written(func, args, kwargs)
+        result = func(*args, **kwargs)
+        storages = {one.untyped_storage().data_ptr() for one in here}
+        fresh: list[torch.Tensor] = []
+
+        def settle(made: torch.Tensor) -> torch.Tensor:
+            if (
+                any(made is one for one in written)
+                or not made.is_cpu
+                or made.layout is not torch.strided
+                or (made.numel() and made.untyped_storage().data_ptr() in storages)
+            ):
+                return made
+            fresh.append(self.empty(made.shape, made.stride(), made.dtype).copy_(made))
+            return fresh[-1]
+
+        result = tree_map_only(torch.Tensor, settle, result)
+        if written or fresh:
+            self.touch([*here, *fresh], [*written, *fresh])
+            if self.capture is not None:
+                self.capture.add(func, args, kwargs, written, fresh)
+        return result
+
+
+SIDE = -1
+"""The number of the stream of warm-ups."""
+
+
+class DeviceMode(TorchDispatchMode):
+    """What torch calls is done on the device where its operands are there, or where it says so."""
+
+    def __init__(self, device: RecordingDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with _disable_current_modes():  # scopes are nested, and a call counts once
+            return self._device.call(self, func, args, kwargs or {})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """An operator on raw addresses. `fresh` is where the results go that the operator allocates."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    read: tuple[torch.Tensor, ...]
+    written: tuple[torch.Tensor, ...]
+    fresh: tuple[torch.Tensor, ...]
+
+
+class GraphRecord:
+    """The calls of one graph, on memory that it does not own."""
+
+    def __init__(self, device: RecordingDevice, pool: Pool) -> None:
+        self._device, self.pool = device, pool
+        self._calls: list[RecordedCall] = []
+        pool.graphs += 1
+        weakref.finalize(self, device.memory.drop, pool)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(
+        self, func: Any, args: Any, kwargs: Any, written: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+    ) -> None:
+        raw = {
+            id(leaf): self._device.memory.raw(leaf)
+            for leaf in (*tree_leaves((args, kwargs)), *fresh)
+            if isinstance(leaf, torch.Tensor)
+        }
+        args, kwargs = tree_map_only(torch.Tensor, lambda leaf: raw[id(leaf)], (args, kwargs))
+        changed = {id(one) for one in (*written, *fresh)}
+        read = tuple(one for key, one in raw.items() if key not in changed)
+        self._calls.append(
+            RecordedCall(
+                func, args, kwargs, read, tuple(raw[id(one)] for one in written), tuple(raw[id(one)] for one in fresh)
+            )
+        )
+
+    def replay(self) -> None:
+        """Call the operators again, on the current stream.
+
+        Raises:
+            RuntimeError: one of the rules of this module is broken.
+        """
+        device, own = self._device, set[int]()
+        device.is_replaying = True
+        try:
+            with _disable_current_modes():  # a replay calls no Python on CUDA
+                self._call_all(own)
+        finally:
+            device.is_replaying = False
+
+    def _call_all(self, own: set[int]) -> None:
+        for call in self._calls:
+            self._refuse_freed(call.read, own)
+            self._refuse_freed((*call.written, *call.fresh), None)
+            self._device.touch((*call.read, *call.written, *call.fresh), (*call.written, *call.fresh))
+            result = call.func(*call.args, **call.kwargs)
+            if call.fresh:
+                kept = {id(one) for one in call.written}
+                made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and id(one) not in kept]
+                for target, one in zip(call.fresh, made, strict=True):
+                    target.copy_(one)
+            own.update(one.data_ptr() for one in (*call.written, *call.fresh))
+
+    def _refuse_freed(self, tensors: Sequence[torch.Tensor], own: set[int] | None) -> None:
+        """`own`: addresses that this replay has written, where what is read has to be."""
+        for tensor in tensors:
+            block = self._device.memory.block_of(tensor)
+            if block is None or block.is_live:
+                continue
+            if block.pool is not self.pool or (own is not None and tensor.data_ptr() not in own):
+                raise RuntimeError("a replay touches memory that was freed")
+
+
+class RecordingOrder(StreamOrder):
+    def __init__(self, device: RecordingDevice) -> None:
+        self._device, self._last = device, device.stream
+
+    def enter(self) -> None:
+        if self._device.stream != self._last:
+            self._device.wait(self._device.stream, self._last)
+            self._last = self._device.stream
+
+
+class RecordingGuard:
+    """As the guard of a CUDA device, with the device's rules for what is launched inside."""
+
+    def __init__(self, device: RecordingDevice, order: StreamOrder) -> None:
+        self._order, self._parts = order, (make_guard(), DeviceMode(device))
+
+    def __enter__(self) -> None:
+        self._order.enter()
+        for part in self._parts:
+            part.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for part in reversed(self._parts):
+            part.__exit__(*error)
+
+
+class RecordingLateValue:
+    """A copy that is there at the next look."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._copy: torch.Tensor | None = None
+
+    def start(self) -> None:
+        if self._copy is None:
+            self._copy = self._tensor.clone()
+
+    def poll(self) -> torch.Tensor | None:
+        found, self._copy = self._copy, None
+        return found
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that `func` writes to, by its schema."""
+    found: list[torch.Tensor] = []
+    for at, item in enumerate(func._schema.arguments):
+        if item.alias_info is not None and item.alias_info.is_write:
+            given = args[at] if at < len(args) else kwargs.get(item.name)
+            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    return found

@@ -1,0 +1,137 @@
+"""The memory of the recording device: one allocation of this machine, blocks in it, and pools of them."""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from pipeline.runtime.devices import CUDA_ALIGNMENT
+
+POISON = 0xA5
+"""What memory holds after the last graph of its pool is gone."""
+
+
+@dataclass(eq=False)
+class Pool:
+    """Memory that only the graphs of one session use; it is given back when the last of them is gone."""
+
+    graphs: int = 0
+    free: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class DeviceBlock:
+    """The bytes [first, last), allocated once; who wrote and read them last, by (stream, number of the launch)."""
+
+    first: int
+    last: int
+    pool: Pool | None
+    is_live: bool = True
+    written: tuple[int, int] | None = None
+    read: dict[int, int] = field(default_factory=dict)
+
+
+class DeviceMemory:
+    """Blocks by their first byte, live ones and freed ones, until another block takes their place."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        unaligned = np.empty(nbytes + CUDA_ALIGNMENT, np.uint8)
+        skipped = -unaligned.ctypes.data % CUDA_ALIGNMENT
+        self._bytes = unaligned[skipped : skipped + nbytes]
+        self._base = self._bytes.ctypes.data
+        self._free = [(0, nbytes)]
+        self._firsts: list[int] = []
+        self._blocks: dict[int, DeviceBlock] = {}
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        at = tensor.untyped_storage().data_ptr() - self._base
+        return tensor.is_cpu and (0 <= at < len(self._bytes) or not tensor.untyped_storage().nbytes())
+
+    @property
+    def used(self) -> int:
+        """Bytes of live tensors, and of the pools of live graphs."""
+        return self.nbytes - sum(last - first for first, last in self._free)
+
+    def allocate(self, nbytes: int, pool: Pool | None) -> torch.Tensor:
+        """`nbytes` bytes (uint8), of `pool` where it has them."""
+        size = max(-(-nbytes // CUDA_ALIGNMENT), 1) * CUDA_ALIGNMENT
+        first = _take(pool.free, size) if pool else None
+        first = _take(self._free, size) if first is None else first
+        if first is None:
+            raise RuntimeError(f"CUDA out of memory: {nbytes} bytes of the recording device")
+        block = DeviceBlock(first, first + size, pool)
+        self._forget(first, first + size)
+        bisect.insort(self._firsts, first)
+        self._blocks[first] = block
+        part = self._bytes[first : first + nbytes]
+        weakref.finalize(part, self._release, block)
+        return torch.from_numpy(part)
+
+    def block_of(self, tensor: torch.Tensor) -> DeviceBlock | None:
+        """The block that `tensor` lies in, also where it was freed; None for memory of the host."""
+        if not tensor.numel() or not self.holds(tensor):
+            return None
+        first = tensor.data_ptr() - self._base
+        return self._blocks[self._firsts[bisect.bisect_right(self._firsts, first) - 1]]
+
+    def raw(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` by its address alone: nothing keeps its memory."""
+        if self.block_of(tensor) is None:
+            return tensor
+        first = tensor.data_ptr() - self._base
+        span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        memory = torch.from_numpy(self._bytes[first : first + span * tensor.element_size()])
+        return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+    def drop(self, pool: Pool) -> None:
+        """A graph of `pool` is gone."""
+        pool.graphs -= 1
+        if not pool.graphs:
+            for first, last in pool.free:
+                self._bytes[first:last] = POISON
+                _give(self._free, first, last)
+            pool.free.clear()
+
+    def save(self) -> np.ndarray:
+        """A copy of all bytes up to the last one that was ever allocated."""
+        return self._bytes[: max((block.last for block in self._blocks.values()), default=0)].copy()
+
+    def restore(self, saved: np.ndarray) -> None:
+        self._bytes[: len(saved)] = saved
+
+    def _release(self, block: DeviceBlock) -> None:
+        block.is_live = False
+        keeps = block.pool is not None and block.pool.graphs
+        _give(block.pool.free if keeps and block.pool else self._free, block.first, block.last)
+
+    def _forget(self, first: int, last: int) -> None:
+        """Blocks that were freed, in whose place another one is."""
+        low, high = bisect.bisect_left(self._firsts, first), bisect.bisect_left(self._firsts, last)
+        for known in self._firsts[low:high]:
+            del self._blocks[known]
+        del self._firsts[low:high]
+
+
+def _take(free: list[tuple[int, int]], size: int) -> int | None:
+    """The first place for `size` bytes, taken out of `free`."""
+    for at, (first, last) in enumerate(free):
+        if last - first >= size:
+            free[at : at + 1] = [(first + size, last)] if last - first > size else []
+            return first
+    return None
+
+
+def _give(free: list[tuple[int, int]], first: int, last: int) -> None:
+    """Put [first, last) back into `free`, joined with its neighbours."""
+    at = bisect.bisect_left(free, (first, last))
+    if at < len(free) and free[at][0] == last:
+        last = free.pop(at)[1]
+    if at and free[at - 1][1] == first:
+        first = free.pop(at - 1)[0]
+        at -= 1
+    free.insert(at, (first, last))

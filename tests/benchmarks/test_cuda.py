@@ -1,0 +1,80 @@
+"""The prepared run for a card: its checks on the recording device, its rows at tiny sizes, and on a GPU as they are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from benchmarks.cuda.checks import CHECKS, check_operators, operators
+from benchmarks.cuda.measure import Bench
+from benchmarks.cuda.rows import ROWS
+from pipeline.ir.devices import to_device
+from pipeline.lowering import with_kernels
+from pipeline.ops import KINDS, Kind
+from pipeline.ops.layout import traced_strides
+from pipeline.runtime.devices import find_device
+from pipeline.runtime.eager import apply
+from pipeline.runtime.recording import RecordingDevice
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_a_gpu(name: str) -> None:
+    CHECKS[name](find_device("cuda"))
+
+
+def test_every_operator_runs_and_replays_under_the_rules_of_a_capture() -> None:
+    found = check_operators(RecordingDevice(2**24))
+    assert "1 captured segment, 0 eager calls" in found
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "check-operators"])
+def test_every_row_works_without_a_card(name: str) -> None:
+    figures = ROWS[name].run(Bench.open(dry=True))
+    assert figures
+    assert not [value for value in figures.values() if isinstance(value, str) and value.startswith("failed")]
+
+
+def test_a_run_writes_results_and_does_not_repeat_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.cuda", "--dry", "--rows", "check-indices", "--out", str(tmp_path)]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stdout + first.stderr
+    assert "check-indices: ran" in first.stdout
+    assert "check-indices: measured already" in second.stdout
+    found = json.loads((tmp_path / "check-indices.json").read_text())
+    assert (found["status"], found["card"]) == ("ran", "dry run on the CPU")
+    assert "| check-indices | dry run on the CPU | ran | shows found late" in (tmp_path / "rows.md").read_text()
+
+
+def test_what_reads_the_host_on_cuda_has_an_obstacle_and_nothing_else() -> None:
+    """A fake tensor of a CUDA device has no elements, so an operator that reads one fails."""
+    graph = to_device(operators()[0], "cuda:0")
+    held, reads_host, untraceable = dict[int, torch.Tensor](), set[str](), set[str]()
+    with FakeTensorMode():
+        for value in graph.values:
+            if value.producer is None:
+                dtype = getattr(torch, value.spec.dtype)
+                strides = traced_strides(value) or torch.empty(value.spec.sizes, device="meta").stride()
+                held[value.vid] = torch.empty_strided(value.spec.sizes, strides, dtype=dtype, device="cuda")
+        for op in graph.ops:
+            try:
+                results = apply(op, [held[vid] for vid in op.inputs], {})
+            except DataDependentOutputException:
+                reads_host.add(op.kind)
+                continue
+            except RuntimeError as error:  # torch decomposes it by Python's indexing, which looks for the driver
+                assert "not linked with support for cuda devices" in str(error)
+                untraceable.add(op.kind)
+                results = [torch.empty(graph.values[vid].spec.sizes, device="cuda") for vid in op.outputs]
+            assert {result.device.type for result in results} == {"cuda"}, op.kind
+            held.update(zip(op.outputs, results, strict=True))
+    calls = [op for op in with_kernels(graph).ops if op.kernel is not None]
+    assert reads_host == {op.kind for op in calls if "cuda" in KINDS[Kind(op.kernel.kind_id).name].obstacles}
+    assert untraceable <= {"aten.grid_sampler.default", "aten.im2col.default", "onnxline.recurrent.default"}
+    assert len(calls) > 150

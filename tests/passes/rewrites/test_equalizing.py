@@ -1,0 +1,98 @@
+"""AWQ's scaling and cross-layer equalization: what they compute stays, and where the factors go."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import passes
+from passes.context import PassContext
+from passes.errors import PolicyError
+from passes.run.result import PassRow
+from passes.weights.detached import DetachedModel
+from tests.passes.rewrites.merged_models import arrays_of, picture
+from tests.support.onnx_models import detached, matrix, model_of
+
+WIDTH = 32
+GATED = """g (float[2, 16, 32] x) => (float[2, 16, 8] y) {
+    n = LayerNormalization <axis = -1> (x, scale, shift)
+    a = MatMul (n, up)
+    b = MatMul (n, gate)
+    y = Mul (a, b)
+}"""
+CONVOLUTIONS = """g (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y) {
+    a = Conv <group = 1, pads = [1, 1, 1, 1]> (x, first, bias)
+    r = Relu (a)
+    y = Conv <group = 1, pads = [1, 1, 1, 1]> (r, second)
+}"""
+
+
+def gated() -> onnx.ModelProto:
+    scale = np.ones(WIDTH, np.float32)
+    scale[[3, 11]] = 30
+    shift = np.zeros(WIDTH, np.float32)
+    return model_of(GATED, scale=scale, shift=shift, up=matrix(WIDTH, 8, 0), gate=matrix(WIDTH, 8, 1))
+
+
+def convolutions() -> onnx.ModelProto:
+    draw = np.random.default_rng(0)
+    first, second = draw.normal(size=(8, 3, 3, 3)), draw.normal(size=(4, 8, 3, 3))
+    first[2] *= 50
+    return model_of(
+        CONVOLUTIONS,
+        first=first.astype(np.float32),
+        bias=draw.normal(size=8).astype(np.float32),
+        second=second.astype(np.float32),
+    )
+
+
+def run(model: onnx.ModelProto, item: object, context: PassContext) -> tuple[DetachedModel, PassRow]:
+    result = passes.optimize(model, [item], context=context)  # type: ignore[list-item]
+    [row] = result.rows
+    return result.model, row
+
+
+def test_awq_gives_the_norm_the_inverse_of_what_the_rows_of_both_weights_get(context: PassContext) -> None:
+    model = gated()
+    after, row = run(model, {"awq": {"alphas": 5}}, context)
+    assert (row.status.value, row.changed, row.reason) == ("ran", True, "smoothed 2 products")
+    assert picture(after) == picture(detached(model)), "no node is added, and all names stay"
+    old, new = arrays_of(detached(model)), arrays_of(after)
+    factor = new["scale"] / old["scale"]
+    for name in ("up", "gate"):
+        np.testing.assert_allclose(new[name] * factor[:, None], old[name], rtol=1e-6)
+    assert factor[[3, 11]].max() < 0.8 * np.delete(factor, [3, 11]).min(), "rows that meet large numbers become larger"
+
+
+def test_equalization_gives_both_sides_of_a_channel_one_size(context: PassContext) -> None:
+    model = convolutions()
+    after, row = run(model, {"cross-layer-equalization": {"weight_threshold": 0}}, context)
+    assert (row.status.value, row.changed) == ("ran", True)
+    assert picture(after) == picture(detached(model))
+    old, new = arrays_of(detached(model)), arrays_of(after)
+
+    def spread(arrays: dict[str, np.ndarray]) -> float:
+        sizes = np.abs(arrays["first"]).max((1, 2, 3))
+        return float(sizes.max() / sizes.min())
+
+    assert spread(new) < spread(old) / 4
+
+
+def test_a_model_without_such_pairs_stays(context: PassContext) -> None:
+    _, row = run(gated(), "cross-layer-equalization", context)
+    assert (row.changed, row.reason) == (False, "no two products with only Relu and the like between them")
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"awq": {"alphas": 1}}, "alphas is 1; expected an integer of 2 or more"),
+        ({"cross-layer-equalization": {"rounds": 0}}, "rounds is 0; expected an integer of 1 or more"),
+        ({"awq": {"alpha": 0.5}}, "no option 'alpha'; did you mean 'alphas'?"),
+    ],
+)
+def test_options_are_checked(item: object, message: str, context: PassContext) -> None:
+    with pytest.raises(PolicyError) as error:
+        run(gated(), item, context)
+    assert message in str(error.value)

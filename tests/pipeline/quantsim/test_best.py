@@ -1,0 +1,97 @@
+"""`--best`: the table of trials, the winner by held-out samples, and a configuration that is no file of the user's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.weights.detached import attach
+from pipeline.config import RunConfig
+from pipeline.errors import CheckFailed, UsageError
+from pipeline.quantsim import best
+from pipeline.quantsim.best import TITLE, Combination, find_best, seconds_of, trials_of
+from tests.pipeline.quantsim.pictures_of_qdq import mlp
+
+CONFIG = """
+model: {onnx: mlp.onnx}
+passes: {recipe: []}
+runtime: {backends: [onnxruntime]}
+quantsim:
+  profile: weight-only
+  rules: {"op:*": {weights: int8}, "tensor:second": {weights: float}}
+  calibration: {data: x.npy}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    onnx.save(attach(mlp()), tmp_path / "mlp.onnx")
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(4, 2, 4)).astype(np.float32))
+    (tmp_path / "mlp.yaml").write_text(CONFIG)
+    return RunConfig.from_yaml(tmp_path / "mlp.yaml")
+
+
+def test_a_trial_is_a_simulation_and_its_configuration_is_no_file_of_the_users(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "best.yaml").write_text("model: mine\n")
+    found = find_best(config, 1000, out, trials=[Combination("int6/channel")])
+    assert found.winner.sqnr_db is not None and found.winner.sqnr_db > 30
+    assert found.config == out / "best-2.yaml"
+    assert (out / "best.yaml").read_text() == "model: mine\n"
+    assert found.config.read_text().startswith(TITLE)
+    again = RunConfig.from_yaml(found.config).quantsim
+    assert again is not None
+    weights = {name: rule.weights for name, rule in again.rules.items()}
+    assert weights == {"op:*": "int6/channel", "tensor:second": "float"}
+    assert f"int6/channel, rounding to nearest, {found.winner.sqnr_db:.2f} dB" in list(found.lines())[-1]
+
+
+def test_the_highest_ratio_wins_and_a_trial_without_one_has_its_reason(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratios = {"int4/channel": 20.0, "int6/channel": 30.0, "int2/channel": None}
+    ran: list[str] = []
+
+    def run_trial(trial: Combination, *_: object) -> tuple[Combination, object]:
+        ran.append(trial.weights)
+        return replace(trial, sqnr_db=ratios[trial.weights], seconds=10.0, why="no kernel"), SimpleNamespace(
+            folder=tmp_path
+        )
+
+    monkeypatch.setattr(best, "run_trial", run_trial)
+    found = find_best(config, 1000, trials=[Combination(weights) for weights in ratios])
+    assert found.winner.weights == "int6/channel"
+    assert ran == [*ratios, "int6/channel"], "its files are those in the folder"
+    rows = [line.split()[:5] for line in found.lines()]
+    assert rows[3] == ["int2/channel", "rounding", "to", "nearest", "no"]
+    short = find_best(config, 9, trials=[Combination(weights) for weights in ratios])
+    assert [trial.why for trial in short.trials] == ["no kernel", "no time left", "no time left"]
+    with pytest.raises(CheckFailed, match="none of 1 trial came to its end:\n  int2/channel, rounding to nearest: no"):
+        find_best(config, 1000, trials=[Combination("int2/channel")])
+
+
+def test_aimet_adds_its_steps() -> None:
+    def steps(has_aimet: bool) -> set[str]:
+        return {item for trial in trials_of(has_aimet) for item in trial.optimize}
+
+    assert steps(False) == {"gptq"}
+    assert steps(True) == {"gptq", "seq-mse", "ada-round"}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400)])
+def test_a_budget_is_a_time(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["20", "m", "0m", "-1m", "20 minutes"])
+def test_another_budget_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--budget: found '.*', expected a time such as 90s, 20m or 1.5h"):
+        seconds_of(text)

@@ -1,0 +1,234 @@
+"""`quantsim.optimize`: the numbers are the library's, a weight that became worse stays, and failures are named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from passes.encodings.aimet import read_aimet
+from passes.encodings.encoding import fit_encodings
+from passes.errors import PolicyError
+from passes.weights.detached import DetachedModel, attach, read_model
+from pipeline.cli import app
+from pipeline.errors import UsageError
+from pipeline.quantsim import library_call, optimize
+from pipeline.quantsim.encodings import encode, quantize, round_trip
+from pipeline.quantsim.noise import Layer
+from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, compare
+from pipeline.quantsim.optimizers import Optimizer, optimizers_of
+from pipeline.quantsim.placement import Placement, place
+from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.simulation import compare_outputs
+from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
+
+TWO_PRODUCTS = """g (float[16, 32] x) => (float[16, 8] y) {
+    h = MatMul(x, first)
+    r = Relu(h)
+    t = Transpose <perm = [1, 0]> (second)
+    y = Gemm(r, t)
+}"""
+
+
+def two_products() -> DetachedModel:
+    draw = np.random.default_rng(0)
+    first, second = draw.normal(size=(32, 24)), draw.normal(size=(8, 24))
+    return model_of(TWO_PRODUCTS, first=first.astype(np.float32), second=second.astype(np.float32))
+
+
+def samples(count: int, seed: int) -> list[Mapping[str, np.ndarray]]:
+    """Rows whose elements depend on each other, as those of a trained model do."""
+    draw = np.random.default_rng(seed)
+    mixed = np.random.default_rng(9).normal(size=(6, 32))
+    rows = (draw.normal(size=(16, 6)) @ mixed + draw.normal(size=(16, 32)) / 10 for _ in range(count))
+    return [{"x": array.astype(np.float32)} for array in rows]
+
+
+def run(
+    tmp_path: Path, weights: str, *items: object, model: DetachedModel | None = None
+) -> tuple[Placement, Chosen, tuple[OptimizedStep, ...]]:
+    model = model or two_products()
+    placement = place(model, [rule("op:*", weights, "float")])
+    held = samples(2, seed=2)
+
+    def rate(chosen: Chosen) -> float:
+        quantized = insert_qdq(chosen.tune(model), encode(placement, {}, model, chosen.encodings))
+        return compare_outputs(model, quantized, held)["y"].sqnr_db
+
+    optimization = Optimization(model, placement, encode(placement, {}, model), lambda: held, rate, tmp_path)
+    chosen, rows = optimization.run(optimizers_of(items), samples(4, seed=1))
+    return placement, chosen, rows
+
+
+def test_gptq_gives_the_numbers_of_its_library_and_is_better_on_samples_that_it_has_not_seen(tmp_path: Path) -> None:
+    """onnxsim's own call on its own form of the model, and its scalar arithmetic: blocks of 8 of int4."""
+    from onnxsim import apply_gptq
+
+    model = two_products()
+    placement, chosen, (row,) = run(tmp_path, "int4/block8", "gptq", model=model)
+    assert (row.status, row.left, row.library.split()[0]) == ("ran", {}, "onnxsim")
+    assert row.outputs_db is not None and row.outputs_db[1] > row.outputs_db[0] + 3
+    assert [layer.taken for layer in row.layers] == [True, True]
+    assert all(layer.after_db > layer.before_db + 3 for layer in row.layers)
+    nearest = insert_qdq(model, encode(placement, {}, model))
+    library = apply_gptq(attach(model), attach(nearest), [dict(sample) for sample in samples(4, seed=1)])
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in library.graph.initializer}
+    ours = quantize(chosen.arrays["first"], chosen.encodings["first"])
+    np.testing.assert_array_equal(ours, stored["first_quantized"].astype(np.int64))
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call the library here: a process of its own imports onnxsim anew, which takes seconds."""
+
+    def call(_: Optimizer, folder: Path) -> Any:
+        library_call.main(folder)
+        return json.loads((folder / "found.json").read_text())
+
+    monkeypatch.setattr(optimize, "call_library", call)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_each_channel_and_any_bits_and_a_stored_transpose(tmp_path: Path) -> None:
+    _, chosen, (row,) = run(tmp_path, "int3/channel", {"gptq": {"percdamp": 0.02}})
+    assert {layer.weight for layer in row.layers if layer.taken} == {"first", "second"}
+    for name, array in chosen.arrays.items():
+        encoding = chosen.encodings[name]
+        assert np.abs(quantize(array, encoding)).max() <= 3
+        np.testing.assert_array_equal(round_trip(array, encoding, is_stored=True), array)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_bias_correction_adds_what_the_mean_of_each_channel_has_lost(tmp_path: Path) -> None:
+    """Data whose mean is not zero; the bias of a Gemm, and one that an Add holds."""
+    draw = np.random.default_rng(0)
+    shapes = {"first": (32, 24), "bias": (24,), "second": (24, 8), "row": (1, 8)}
+    constants = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    text = """g (float[16, 32] x) => (float[16, 8] y) {
+        h = Gemm(x, first, bias) r = Relu(h) m = MatMul(r, second) y = Add(m, row)
+    }"""
+    model = model_of(text, **constants)
+    placement, chosen, (row,) = run(tmp_path, "int2/channel", "bias-correction", model=model)
+    assert (row.status, {layer.weight for layer in row.layers}) == ("ran", {"bias", "row"})
+    rounded = round_trip(constants["first"], chosen.encodings["first"], is_stored=True)
+    data = np.concatenate([sample["x"] for sample in samples(4, seed=1)])
+    lost = (data @ (constants["first"] - rounded)).mean(axis=0)
+    np.testing.assert_allclose(chosen.arrays["bias"] - constants["bias"], lost, atol=1e-4)
+    other = place(model, [rule("op:*", "int2/channel", "float"), rule("tensor:first", "int8/channel")])
+    assert not chosen.suit(other).arrays, "the corrections are those of these weights"
+    assert chosen.suit(placement).arrays.keys() == chosen.arrays.keys()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_whole_simulation_is_judged_on_samples_that_were_held_out(tmp_path: Path) -> None:
+    onnx.save(attach(two_products()), tmp_path / "two.onnx")
+    (tmp_path / "data").mkdir()
+    for index, sample in enumerate(samples(8, seed=1)):
+        np.savez(tmp_path / "data" / f"{index}.npz", **dict(sample))  # type: ignore[arg-type]
+    config = """
+model: {onnx: two.onnx}
+passes: {recipe: []}
+quantsim:
+  profile: weight-only
+  rules: {"op:*": {weights: int4/channel, activations: uint16}}
+  optimize: [gptq]
+  calibration: {data: data}
+"""
+    (tmp_path / "two.yaml").write_text(config)
+    out = tmp_path / "out"
+    shown = CliRunner().invoke(app, ["quantsim", str(tmp_path / "two.yaml"), "--out", str(out), "--verbose"])
+    assert shown.exit_code == 0, shown.output
+    assert "quantsim: ranges and steps are fitted to 6 samples, and all is judged on 2 others" in shown.output
+    assert "optimize gptq (onnxsim " in shown.output
+    assert "2 of 2 layers better on samples that it did not see" in shown.output
+    report = json.loads((out / "quantsim.json").read_text())
+    (step,), (output,) = report["optimized"], report["outputs"].values()
+    assert output["sqnr_db"] == pytest.approx(step["outputs_db"][1])
+    rounded, quantized = (read_model(out / name) for name in ("model.rounded.onnx", "model.qdq.onnx"))
+    encodings = fit_encodings(read_aimet(out / "model.encodings")[0], rounded)
+    again = insert_qdq(rounded, encodings)
+    for name in ("first_quantized", "second_quantized"):
+        np.testing.assert_array_equal(
+            again.array(again.index.initializers[name]), quantized.array(quantized.index.initializers[name])
+        )
+
+
+def test_a_library_that_fails_is_a_failed_step_and_no_rounding_under_its_name(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "Traceback" >&2\necho "ImportError: no numbers today" >&2\nexit 1\n')
+    python.chmod(0o755)
+    _, chosen, (row,) = run(tmp_path / "job", "int4/channel", {"gptq": {"python": str(python)}})
+    assert (row.status, row.reason) == ("failed", "ImportError: no numbers today")
+    assert not chosen.arrays
+    assert str(row) == (
+        "optimize gptq failed, so every weight keeps the rounding that it had: ImportError: no numbers today"
+    )
+
+
+def test_a_convolution_is_left_and_the_reason_is_said(tmp_path: Path) -> None:
+    text = "g (float[16, 32] x) => (float[16, 4, 32] y) { a = Unsqueeze(x, axis) y = Conv(a, w) }"
+    weights = {"w": np.ones((4, 1, 1), np.float32), "axis": np.array([1])}
+    _, _, (row,) = run(tmp_path, "int4/channel", "gptq", model=model_of(text, **weights))
+    assert (row.status, row.left) == ("reverted", {"w": "Conv is no product of computed rows with a matrix"})
+
+
+def test_a_weight_that_became_worse_for_all_its_layers_together_is_not_taken() -> None:
+    model = model_of(
+        "g (float[2, 2] x) => (float[2, 2] y, float[2, 2] z) { a = MatMul(x, w) y = MatMul(a, w) z = MatMul(x, v) }",
+        w=np.eye(2, dtype=np.float32),
+        v=np.eye(2, dtype=np.float32),
+    )
+    layers = {node.output[0]: Layer((node,)) for node in model.proto.graph.node}
+    encodings = encode(place(model, [rule("op:*", "int4", "float")]), {}, model)
+    before, after = {"a": 0.01, "y": 0.01, "z": 0.01}, {"a": 0.001, "y": 0.1, "z": 0.001}
+    rows, better = compare(layers, Chosen(encodings), before, after)
+    assert better == ["v"]
+    assert {(row.layer, round(row.before_db), round(row.after_db), row.taken) for row in rows} == {
+        ("a", 20, 30, False),
+        ("y", 20, 10, False),
+        ("z", 20, 30, True),
+    }
+
+
+def test_what_was_chosen_holds_for_the_same_format_alone() -> None:
+    model = two_products()
+    placement = place(model, [rule("op:*", "int4/channel", "float")])
+    encodings = encode(placement, {}, model)
+    chosen = Chosen(encodings, {"first": np.zeros((32, 24), np.float32)})
+    other = place(model, [rule("op:*", "int4/channel", "float"), rule("tensor:first", "int8/channel")])
+    assert (chosen.suit(placement).arrays.keys(), chosen.suit(other).arrays) == ({"first"}, {})
+    assert chosen.suit(other).encodings.keys() == {"second"}
+    tuned = chosen.tune(model)
+    assert not tuned.array(tuned.index.initializers["first"]).any()
+    assert model.array(model.index.initializers["first"]).any(), "the float model stays"
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("gptk", "no step 'gptk'; did you mean 'gptq'?"),
+        ("awq", "awq rounds nothing; put it into quantsim.prepare"),
+        ({"gptq": {"percdamp": "much"}}, "percdamp is 'much'; expected a number"),
+        ({"gptq": {"damp": 1}}, "no option 'damp'"),
+        ({"gptq": {"python": "/no/python"}}, "python is '/no/python', which is no program"),
+    ],
+)
+def test_a_step_or_an_option_that_there_is_not_is_named(item: object, message: str) -> None:
+    with pytest.raises((UsageError, PolicyError)) as error:
+        optimizers_of([item])
+    assert message in str(error.value)
+
+
+def test_a_library_that_is_not_there_is_named_with_its_extra() -> None:
+    pytest.importorskip("onnxsim")
+    assert optimizers_of([{"seq-mse": {"python": sys.executable}}])[0].name == "seq-mse"
+    if "aimet_onnx" not in sys.modules:
+        with pytest.raises(UsageError, match=r"seq-mse needs aimet_onnx: an extra: pip install 'onnxline\[aimet\]'"):
+            optimizers_of(["seq-mse"])

@@ -1,0 +1,84 @@
+"""Devices by name, what is refused without a card, and what the runtime imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.errors import Unsupported
+from pipeline.ir.graph import TensorSpec
+from pipeline.ops import GraphBuilder
+from pipeline.runtime import compile_graph
+from pipeline.runtime.devices import CPU, CudaDevice, find_device
+
+WITHOUT_CARD = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+
+
+def test_the_cpu_is_one_device() -> None:
+    assert find_device("cpu") is find_device(torch.device("cpu")) is find_device(CPU) is CPU
+
+
+@pytest.mark.parametrize("name", ["mps", "cuda:one", "gpu"])
+def test_a_device_without_kernels_is_refused(name: str) -> None:
+    with pytest.raises(Unsupported, match=f"device '{name}': this release has kernels for cpu and cuda"):
+        find_device(name)
+
+
+@WITHOUT_CARD
+def test_without_a_card_one_sentence_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("name: x\nmodel: {onnx: missing.onnx}\n")
+    (tmp_path / "missing.onnx").write_bytes(b"")
+    found = CliRunner().invoke(app, ["run", str(config), "--device", "cuda"])
+    assert found.exit_code != 0
+    assert isinstance(found.exception, Unsupported)
+    assert "device 'cuda': torch" in str(found.exception)
+    assert "sees no CUDA device on this machine" in str(found.exception)
+
+
+def test_values_on_two_devices_have_no_plan() -> None:
+    builder = GraphBuilder("two")
+    x = builder.input("x", TensorSpec((2,), "float32", "cuda:0"))
+    graph = builder.build(builder.emit("aten.neg.default", [x], [("y", TensorSpec((2,), "float32"))]))
+    with pytest.raises(Unsupported, match="has values on cuda:0, cpu, and a plan runs on one device"):
+        compile_graph(graph)
+    found = compile_graph(graph, device="cpu").run({"x": torch.ones(2)})["y"]
+    assert found.tolist() == [-1, -1]
+
+
+def test_parts_of_an_arena_are_storages_of_their_own() -> None:
+    """`CudaDevice.cut`, on memory of the CPU: a part keeps the arena alive, and cannot be resized."""
+    memory = torch.zeros(64, dtype=torch.uint8)
+    part = CudaDevice.cut(CPU, memory, 16, 32)  # type: ignore[arg-type]
+    assert part.data_ptr() == memory.data_ptr() + 16
+    assert part.untyped_storage().nbytes() == 16
+    del memory
+    assert part.sum() == 0
+    with pytest.raises(RuntimeError):
+        part.resize_(64)
+
+
+BLOCKED = ("onnxsim", "onnxoptimizer", "pydantic", "transformers", "typer")
+
+
+def test_the_runtime_needs_neither_the_optimizers_nor_pydantic() -> None:
+    code = f"""
+import sys
+for name in {BLOCKED}: sys.modules[name] = None
+import torch
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.runtime import compile_graph
+from pipeline.training import record_step
+graph = from_torch(functionalize_program(torch.export.export(torch.nn.Linear(2, 1), (torch.ones(1, 2),), strict=False)))
+assert graph.ops
+import benchmarks.cuda.rows
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
