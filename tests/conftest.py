@@ -19,6 +19,7 @@ from hypothesis import settings
 
 from passes.context import USER_CODE, PassContext, open_context
 from passes.worker.client import Worker
+from passes.worker.platforms import available_cores
 from tests.support.one_of_each import NIGHTLY, ONE_OF_EACH
 from tests.support.paths import TESTS
 
@@ -145,7 +146,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """One more than there are cores: a fourth of the time of the tests is spent in waiting for processes."""
-    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(available_cores()) + 1
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from passes.proof.draws import Draw, Trait
 from passes.proof.gauges import CONDITIONS, Gauges, Limit, Readings
 from passes.proof.tables import LookupTable
@@ -148,7 +150,33 @@ def _unseen_changes(gauges: Gauges, readings: Readings) -> list[str]:
     nested = [NESTED.format(plural(gauges.nested, "node"))] if gauges.nested else []
     if readings.why_not:
         return [f"what passes have brought in was not measured: {readings.why_not}"]
-    return [f"{sentence} (a pass has brought it in)" for sentence in (*_unseen(*_measured(gauges, readings)), *nested)]
+    sentences = (
+        *_unseen(*_measured(gauges, readings)),
+        *_describe_unread_rows(gauges, readings),
+        *_describe_idle_gates(gauges, readings),
+        *nested,
+    )
+    return [f"{sentence} (a pass has brought it in)" for sentence in sentences]
+
+
+def _describe_unread_rows(gauges: Gauges, readings: Readings) -> list[str]:
+    """Sentences on the rows of lookups that no draw reads."""
+    counts = {place: int(np.count_nonzero(~read)) for place, read in readings.rows.items()}
+    return [
+        f"{lookup.op} {lookup.output!r}: no draw reads {plural(counts[place], 'row')} of {lookup.data!r}"
+        for place, lookup in enumerate(gauges.lookups)
+        if counts.get(place)
+    ]
+
+
+def _describe_idle_gates(gauges: Gauges, readings: Readings) -> list[str]:
+    """Sentences on gates that are one number in all draws; not on what follows from another such gate."""
+    fixed = {gate.value for place, gate in enumerate(gauges.gates) if len({*readings.spans.get(place, (0, 1))}) == 1}
+    notes: dict[str, list[str]] = {}
+    for gate in gauges.gates:
+        if gate.value in fixed and fixed.isdisjoint(gate.inputs) and gate.op not in CONDITIONS:
+            notes.setdefault(gate.op, []).append(gate.value)
+    return [f"{op} {_list_nodes(nodes)}: the same number in every draw" for op, nodes in notes.items()]
 
 
 def _sizes(draws: Sequence[Draw]) -> dict[str, tuple[int, ...]]:

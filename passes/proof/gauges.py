@@ -47,6 +47,15 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """A value that a pass has brought in, which may switch others on and off: by a product, a Where or an index."""
+
+    value: str
+    op: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Gauges:
     """The nodes to measure, by the name of their first output."""
 
@@ -59,6 +68,8 @@ class Gauges:
     """Terms of sums: the norm of the term is measured, and the norm of the value that it is added to."""
     nested: int = 0
     """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
+    gates: tuple[Gate, ...] = ()
+    """Values of which the least and the greatest number are measured."""
 
 
 @dataclass(slots=True)
@@ -75,6 +86,8 @@ class Readings:
     """Limit → whether it acted below, acted above, and did nothing."""
     ratios: dict[int, float] = field(default_factory=dict)
     """SumTerm of a sum → the largest ratio of its norm to the norm of the value that it is added to."""
+    spans: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Gate → its least and its greatest number in all draws."""
     why_not: str = ""
     """Why nothing was measured; empty if something was."""
 
@@ -95,6 +108,10 @@ class Readings:
             added, trunk = (float(got[_name("norm", value)].ravel()[0]) for value in (term.added, term.trunk))
             ratio = added / trunk if trunk else math.inf
             self.ratios[place] = max(self.ratios.get(place, 0.0), ratio)
+        for place, _ in enumerate(gauges.gates):
+            low, high = (float(got[_name("gate", place, part)]) for part in ("least", "most"))
+            least, most = self.spans.get(place, (low, high))
+            self.spans[place] = min(least, low), max(most, high)
 
     def _add_rows(self, place: int, lookup: Lookup, got: Mapping[str, np.ndarray]) -> None:
         values = {name: got[_name("lookup", place, str(at))] for at, name in enumerate(lookup.selectors) if name}
@@ -136,7 +153,8 @@ def gauges_of(model: DetachedModel) -> Gauges:
 
 
 def gauges_of_changes(before: DetachedModel, after: DetachedModel) -> Gauges:
-    """What gauges can measure in the nodes that passes have brought in: branches, loops, limits and comparisons.
+    """What gauges can measure in the nodes that passes have brought in: rows, branches, loops, limits, conditions and
+    gates.
 
     Comparisons of sizes count too, since a pass may act at one size alone. Nodes with the operator and the first output
     of a node of `before` are not new.
@@ -147,19 +165,32 @@ def gauges_of_changes(before: DetachedModel, after: DetachedModel) -> Gauges:
     inside = {(node.op_type, first_output(node)) for node in _nested_nodes(before)}
     nested = [node for node in _nested_nodes(after) if node.op_type in MEASURED | COMPARISONS]
     unseen = sum((node.op_type, first_output(node)) not in inside for node in nested)
-    if not any(node.op_type in MEASURED | COMPARISONS for node in new.values()):
+    if not any(node.op_type in MEASURED | COMPARISONS | STEPPED | OPS for node in new.values()):
         return Gauges(nested=unseen)
-    every, constant = gauges_of(after), after.index.folded
+    every, constant, by_value = gauges_of(after), after.index.folded, values_of_inputs(after)
     compared = tuple(
         Limit(name, node.op_type, name)
         for name, node in new.items()
         if node.op_type in COMPARISONS and name not in constant
     )
+    gates = tuple(
+        Gate(name, node.op_type, tuple(node.input))
+        for name, node in new.items()
+        if node.op_type in GATES and name in by_value and attribute_of(node, "to", TensorProto.FLOAT) in CASTS
+    )
+    measured = {*(gate.value for gate in gates), *(limit.output for limit in compared)}
+    chosen = tuple(
+        Limit(name, node.op_type, node.input[0])
+        for name, node in new.items()
+        if node.op_type == "Where" and node.input[0] not in constant | measured
+    )
     limits = tuple(limit for limit in every.limits if limit.output in new and limit.op != "Where")
     return Gauges(
+        lookups=tuple(lookup for lookup in every.lookups if lookup.output in new),
         branches=tuple(branch for branch in every.branches if branch[0] in new),
         loops=tuple(name for name in every.loops if name in new),
-        limits=limits + compared,
+        limits=limits + compared + chosen,
+        gates=gates,
         nested=unseen,
     )
 
@@ -252,6 +283,10 @@ def add_gauges(graph: GraphProto, gauges: Gauges) -> list[str]:
         wanted.append(_name("norm", value))
         number = _add(graph, "Cast", [value], _name("norm", value, "number"), to=TensorProto.FLOAT)
         _add(graph, "ReduceL2", [number], wanted[-1], keepdims=0)
+    for place, gate in enumerate(gauges.gates):
+        number = _add(graph, "Cast", [gate.value], _name("gate", place, "number"), to=TensorProto.FLOAT)
+        for part, op in (("least", "ReduceMin"), ("most", "ReduceMax")):
+            wanted.append(_add(graph, op, [number], _name("gate", place, part), keepdims=0))
     for place, limit in enumerate(gauges.limits):
         _watch_limit(graph, limit, place)
         wanted.extend(_name("limit", place, part) for part in PARTS)
@@ -325,3 +360,22 @@ CONDITIONS: Final = COMPARISONS | {"Where"}
 """Ops whose limit is a condition: false counts as below the limit, true as above it."""
 
 MEASURED: Final = LIMITING | {"If", "Loop"}
+
+STEPPED: Final = frozenset(
+    {"And", "ArgMax", "ArgMin", "Cast", "Ceil", "Erf", "Exp", "Floor", "Mod", "Not", "Or", "Pow", "Round", "Sigmoid"}
+    | {"Sign", "Softmax", "Tanh", "Xor"}
+)
+"""Ops whose result may be one number over most of the range of what they read."""
+
+GATES: Final = (
+    COMPARISONS
+    | STEPPED
+    | {"Abs", "Add", "Clip", "Div", "Max", "Min", "Mul", "Neg", "Reciprocal", "Relu", "Sqrt", "Sub", "Sum"}
+    | {"ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"}
+)
+"""Ops by which a gate is computed."""
+
+CASTS: Final = frozenset(
+    getattr(TensorProto, name) for name in ("BOOL", "DOUBLE", "FLOAT", "FLOAT16", "INT32", "INT64", "INT8", "UINT8")
+)
+"""The types of gates that are cast."""

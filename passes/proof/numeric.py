@@ -237,6 +237,8 @@ class NumericProver:
     def _measure_changes(self, model: DetachedModel) -> tuple[Gauges, Readings]:
         """Gauges in the nodes that passes have brought into the final `model`, and what they read."""
         gauges = Gauges() if self._exported is None else gauges_of_changes(self._exported.model, model)
+        if self._tables is not None and any(table.is_partial for table in self._tables.tables):
+            gauges = replace(gauges, lookups=())  # tables are compared with those of the source
         return gauges, Readings() if gauges == Gauges(nested=gauges.nested) else self._client.read_gauges(model, gauges)
 
     def _wrong_tables(self, model: DetachedModel, digests: ValueDigests) -> str:

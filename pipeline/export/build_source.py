@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
 from pipeline.export.call_watch import TensorBefore, Watch, capture_output, watch_call
@@ -23,6 +22,7 @@ from pipeline.export.source import (
     InputSpec,
     TorchSource,
     draw_inputs,
+    hint_on_inputs,
     input_spec,
     is_float,
     key_of_input,
@@ -137,8 +137,7 @@ def _draw_example(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple
     for name in declared:
         root = name.partition(".")[0]
         if root not in names and not anything:
-            hint = nearest(root, names) or f"; it takes: {', '.join(names)}"
-            key = key_of_input(model, name)
+            key, hint = key_of_input(model, name), hint_on_inputs(model, root, names, "takes")
             raise SourceError(f"{key}: forward of {type(module).__name__} has no parameter {root!r}{hint}")
     ordered = sorted(declared, key=lambda name: _position(name.partition(".")[0], names))
     specs = tuple(_declared_spec(name, declared[name]) for name in ordered)
@@ -186,7 +185,7 @@ def _check_example(module: nn.Module, example: Example, model: ModelConfig) -> t
     unknown = sorted(set(model.inputs) - set(tensors) - set(_of_buffers(model, module)))
     if unknown:
         key = key_of_input(model, unknown[0])
-        hint = nearest(unknown[0], tensors) or f"; it has: {', '.join(tensors)}"
+        hint = hint_on_inputs(model, unknown[0], list(tensors), "has")
         raise SourceError(f"{key}: the example has no tensor {unknown[0]!r}{hint}")
     specs = tuple(_example_spec(name, tensor, model.inputs.get(name)) for name, tensor in tensors.items())
     sizes = _sizes(specs, model)

@@ -17,7 +17,7 @@ from onnx_ir.passes.common import NameFixPass
 from pipeline.errors import Unsupported, UsageError
 from pipeline.export.checkpoint import Shards
 from pipeline.export.external_weights import Pieces, refer
-from pipeline.export.source import InputSpec, TorchSource
+from pipeline.export.source import InputSpec, TorchSource, shape_text
 
 
 def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -92,10 +92,12 @@ def _symbol(value: ir.Value, axis: int, spec: InputSpec) -> str:
     # torch 2.13 writes a dim that it made constant as the text '2'.
     if isinstance(dim, ir.SymbolicDim) and dim.value is not None and not dim.value.isdecimal():
         return dim.value
+    fixed = shape_text((*spec.shape[:axis], str(dim), *spec.shape[axis + 1 :]))
     raise UsageError(
         f"input {spec.name!r}, axis {axis}: the dim {spec.shape[axis]!r} was asked to be dynamic and came out as the "
-        f"constant {dim}: the model's code fixes it (a comparison, int(x.shape[{axis}]), a literal in reshape)\n"
-        f"  what to try: use x.shape[{axis}] as it is, or -1 in reshape; or declare {dim} in model.inputs"
+        f"constant {dim}: the model's code fixes it (a comparison, a loop over it, int(x.shape[{axis}]), a literal in "
+        f"reshape)\n  what to try: use x.shape[{axis}] as it is, or -1 in reshape; or export it for this size alone: "
+        f"model.inputs.{spec.name}.shape: {fixed}"
     )
 
 

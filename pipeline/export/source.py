@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from passes.suggest import plural
+from passes.suggest import nearest, plural
 from pipeline.config import ExportConfig, InputConfig, VerifyConfig
 from pipeline.errors import ConfigError
 
@@ -152,6 +152,13 @@ def key_of_input(model: ModelConfig, name: str) -> str:
     """The key of the configuration that names the input `name`, for messages."""
     named = isinstance(model, NamedModel) and name in model.only_dynamic
     return "export.dynamic_shapes" if named else "model.inputs"
+
+
+def hint_on_inputs(model: ModelConfig, wrong: str, own: Sequence[str], verb: str) -> str:
+    """The name nearest to `wrong`, or all that a configuration may use: forward's `own`, and `export.input_names`."""
+    new = [name for name in model.input_names if name not in own] if isinstance(model, NamedModel) else []
+    named = f", under export.input_names: {', '.join(new)}" if new else ""
+    return nearest(wrong, (*own, *new)) or f"; it {verb}: {', '.join(own)}{named}"
 
 
 def with_own_names(model: ModelConfig, own: Sequence[str]) -> ModelConfig:

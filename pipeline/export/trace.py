@@ -24,6 +24,7 @@ from pipeline.export.call_watch import shorten
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import is_switchable_experts
 from pipeline.export.tree import input_tensors, named_leaves
+from pipeline.export.triangular import keep_triangular_systems
 from pipeline.export.user_code import advice_on_trace, first_line, module_frame
 from pipeline.importers.from_torch.modules import every_tensor, preserve_module_state
 from pipeline.importers.from_torch.operators import calls_in, line_of
@@ -281,7 +282,7 @@ def trace_module(source: TorchSource) -> tuple[ExportedProgram, tuple[str, ...]]
     """
     args, kwargs = separate_memory(source.module, (source.example.args, source.example.kwargs))
     try:
-        with preserve_module_state(source.module):
+        with preserve_module_state(source.module), keep_triangular_systems(source.module):
             program = torch.export.export(
                 source.module,
                 args,

@@ -15,6 +15,8 @@ import torch
 from onnxscript import ir
 from onnxscript.onnx_opset import opset18
 
+from pipeline.export.triangular import translate_solve_triangular
+
 op: Final[Any] = opset18
 """Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
 
@@ -245,6 +247,10 @@ def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: in
         ]
         sizes = op.Concat(*parts, axis=0)
     zeros = op.Expand(op.CastLike(op.Constant(value_floats=[0.0]), grad_in), sizes)
+    # torch takes the frames of a window for those of each signal of a batch
+    values = op.Expand(
+        values, op.Shape(op.Slice(zeros, op.Constant(value_ints=[0]), one, op.Constant(value_ints=[axis])))
+    )
     return op.ScatterElements(zeros, op.Expand(column, op.Shape(values)), values, axis=axis, reduction="add")
 
 
@@ -432,4 +438,5 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.logaddexp2.default": _translate_log_of_sum(2.0),
     "aten.log_sigmoid.default": translate_log_sigmoid,
     "aten.special_erfcx.default": translate_erfcx,
+    "aten.linalg_solve_triangular.default": translate_solve_triangular,
 }

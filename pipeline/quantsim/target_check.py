@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Any, Final, Literal
 
 import onnx
+import yaml
 from onnx import NodeProto, TensorProto
 
 from passes.graph.inference import InferenceError, infer_shapes
@@ -214,7 +215,7 @@ def _advice_on(node: NodeProto, steps: Sequence[Any]) -> str:
     if node.domain in ONNX_DOMAINS and node.op_type in MENDS:
         return MENDS[node.op_type]
     if steps:
-        step = steps[0] if isinstance(steps[0], str) else next(iter(steps[0]))
+        step = steps[0] if isinstance(steps[0], str) else yaml.safe_dump(steps[0], default_flow_style=True).strip()
         return f"put {step} into the recipe (--fix writes it)"
     if node.domain in ONNX_DOMAINS and node.op_type in BY_OPERATOR:
         return BY_OPERATOR[node.op_type].advice
@@ -272,7 +273,6 @@ MENDING: Final[tuple[tuple[Any, Collection[str], str], ...]] = (
     ({"canonical-norm": {"form": "parts"}}, ("LayerNormalization", "RMSNormalization", "GroupNormalization"), "Sqrt"),
     ({"canonical-gelu": {"form": "parts"}}, ("Gelu",), "Erf"),
     ("replace_einsum_with_matmul", ("Einsum",), "MatMul"),
-    ("neg_to_mul", ("Neg",), "Mul"),
 )
 """Steps in the order of a recipe, each with the operators that it takes away in most models, and the operator that it
 writes, which the target has to take."""

@@ -258,40 +258,44 @@ def refuse_wrong_export(report: ExportReport, path: Path, references: References
     why = Measurement(report.errors, {}).why
     if why:
         draws = [draw for draw in references.draws if draw.label in report.draws]
-        remedy = _describe_ties(read_model(path), draws) or (
+        remedy = describe_ties(read_model(path), draws) or (
             "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
         )
         raise CheckFailed(f"the exported model does not compute what torch computes ({why}); {remedy}")
 
 
-def _describe_ties(model: DetachedModel, draws: Sequence[Reference]) -> str:
-    """Explain which TopK chooses among equal values, where torch and onnxruntime may differ; empty where none does.
+def describe_ties(model: DetachedModel, draws: Sequence[Reference]) -> str:
+    """Explain which node chooses among equal values, where torch and onnxruntime may differ; empty where none does.
     Routers and detectors with random weights score everything equally."""
     computed = {name for node in model.proto.graph.node for name in node.output}
-    nodes = [node for node in model.proto.graph.node if node.op_type == "TopK" and node.input[0] in computed]
+    nodes = [node for node in model.proto.graph.node if node.op_type in CHOOSING and node.input[0] in computed]
     if not nodes:
         return ""
     session = onnxruntime_runner(model, [name for node in nodes for name in (node.input[0], node.output[0])])
     for values in (session(reference.feeds) for reference in draws):
         for node in nodes:
-            options = {attribute.name: attribute.i for attribute in node.attribute}
-            axis, sign = options.get("axis", -1), -1 if options.get("largest", 1) else 1
-            count = values[node.output[0]].shape[axis]
-            best = np.sort(sign * np.moveaxis(values[node.input[0]], axis, -1).astype(np.float64), axis=-1)[
-                ..., : count + 1
-            ]
-            if np.isclose(best[..., 1:], best[..., :-1], rtol=NEARLY_EQUAL, atol=0).any():
+            is_topk, option = node.op_type == "TopK", {attribute.name: attribute.i for attribute in node.attribute}.get
+            axis = option("axis", -1 if is_topk else 0)
+            is_largest = option("largest", 1) if is_topk else node.op_type == "ArgMax"
+            count = values[node.output[0]].shape[axis] if is_topk else 1
+            ordered = np.sort(np.moveaxis(values[node.input[0]], axis, -1).astype(np.float64), axis=-1)
+            best = (ordered[..., ::-1] if is_largest else ordered)[..., : count + 1]
+            rounding = NEARLY_EQUAL * np.abs(best).max(initial=0.0)
+            if np.isclose(best[..., 1:], best[..., :-1], rtol=0, atol=rounding).any():
                 module = module_of([node])
                 place = f" in module {module!r}" if module else ""
                 return (
-                    f"the TopK {node.name!r}{place} chooses among equal values, of which torch and onnxruntime may "
-                    "take different ones: use trained weights, or inputs that tell them apart"
+                    f"the {node.op_type} {node.name!r}{place} chooses among equal values, of which torch and "
+                    "onnxruntime may take different ones, so the difference need not be a fault of the export: use "
+                    "trained weights, or inputs that tell the values apart"
                 )
     return ""
 
 
+CHOOSING: Final = frozenset({"TopK", "ArgMax", "ArgMin"})
+
 NEARLY_EQUAL: Final = 1e-6
-"""Relative difference of two values whose order rounding may change."""
+"""Difference of two values, relative to the greatest among which a node chooses, whose order rounding may change."""
 
 
 def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -274,9 +275,18 @@ class KnownValues(TorchDispatchMode):
                 )
             self.decided_by |= frozenset().union(*(fact.sources for fact in known))
             return self._compute(func, args, kwargs)
+        if func is torch.ops.aten._linalg_check_errors.default:
+            raise Unsupported(
+                f"torch.{args[1].removeprefix('torch.')} checks its own result ({place_outside()}) and raises where a "
+                "matrix has none, which no recorded step does: call inv_ex, solve_ex or cholesky_ex of torch.linalg, "
+                "whose last result says whether it failed, or another operator without such a check"
+            )
         if func._schema.is_mutable:
             return self._write(func, args, kwargs, is_known)
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except DynamicOutputShapeException as error:
+            raise Unsupported(OPEN_SIZE.format(func, place_outside())) from error
         _refuse_open_sizes(func, result)
         if is_known and torch.Tag.nondeterministic_seeded not in func.tags and _is_small(result):
             sources = frozenset().union(*(fact.sources for fact in known))
@@ -332,10 +342,13 @@ class KnownValues(TorchDispatchMode):
 def _refuse_open_sizes(func: Any, result: Any) -> None:
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in leaf.shape):
-            raise Unsupported(
-                f"the size of a result follows from the values in the input ({func}, {place_outside()}); expected "
-                "sizes that stay from step to step: use torch.where or multiply by a mask in place of a selection"
-            )
+            raise Unsupported(OPEN_SIZE.format(func, place_outside()))
+
+
+OPEN_SIZE: Final = (
+    "the size of a result follows from the values in the input ({}, {}); expected sizes that stay from step to step: "
+    "use torch.where or multiply by a mask in place of a selection"
+)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

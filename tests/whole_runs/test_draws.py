@@ -11,10 +11,13 @@ import pytest
 
 from passes import Status
 from passes.context import PassContext
+from passes.proof.prover import Reference
+from passes.weights.detached import read_model
 from pipeline import Pipeline, RunConfig
 from pipeline.errors import CheckFailed, SourceError
 from pipeline.events import Event, Note
 from pipeline.result import RunResult
+from pipeline.stages.export import describe_ties
 from pipeline.stages.source import open_source
 from pipeline.verify.references import compute_references, plan_draws
 from tests.support.onnx_models import matrix, model_of
@@ -163,6 +166,25 @@ def test_an_export_that_differs_by_ties_says_so(tmp_path: Path) -> None:
     settings = config("best", {"x": {"shape": [1, 84]}}, export={"output_names": ["y"]})
     with pytest.raises(CheckFailed, match=r"what torch computes \(y: .*the TopK '.*' chooses among equal values"):
         run(settings, tmp_path / "out")
+
+
+SCORES = "g (float[1, 4] x) => (float[1, 4] s, int64[N] y) { s = Add (x, one) y = CHOICE (s) }"
+
+
+@pytest.mark.parametrize(
+    ("choice", "scores", "tied"),
+    [
+        ("ArgMax <axis = 1>", [0.5, 3, 1, 3], True),
+        ("ArgMax <axis = 1>", [1, 1, 3, 0.5], False),
+        ("ArgMin <axis = -1>", [1e-9, 2, 0, 900], True),  # equal against the rounding of the largest
+        ("ArgMin <axis = -1>", [0.1, 2, 0, 900], False),
+    ],
+)
+def test_a_choice_among_equal_values(choice: str, scores: list[float], tied: bool, tmp_path: Path) -> None:
+    onnx.save(model_of(SCORES.replace("CHOICE", choice), one=np.float32(1)), tmp_path / "m.onnx")
+    reference = Reference({"x": np.array([scores], np.float32)}, {})
+    said = describe_ties(read_model(tmp_path / "m.onnx"), [reference])
+    assert said.startswith(f"the {choice.split()[0]} '' chooses among equal values") == tied
 
 
 def test_outputs_without_numbers_are_said_to_be_compared_by_shape_alone(tmp_path: Path, context: PassContext) -> None:

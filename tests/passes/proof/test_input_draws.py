@@ -109,6 +109,18 @@ def clip_in_bodies(model):
     return model
 
 
+def append(model, *, text):
+    import numpy as np
+    from onnx import numpy_helper, parser
+
+    model.graph.node[-1].output[0] = "right"
+    model.graph.node.extend(parser.parse_graph("g () => () {" + text + "}").node)
+    values = {"nought": 0.0, "huge": -1e30, "table": [0.0] + [1.0] * 11}
+    for name, value in values.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
+    return model
+
+
 def zero(model, *, name):
     import numpy as np
     from onnx import numpy_helper
@@ -169,6 +181,40 @@ def test_what_a_pass_brings_into_a_body_is_not_covered(own: str, context: PassCo
     result = passes.optimize(model, recipe=["eliminate_identity", {f"{own}:clip_in_bodies": {}}], context=context)
     assert result.rows[1].changed and result.rows[1].status is Status.RAN
     assert "not measured: 2 nodes inside of If, Loop, Scan and functions (a pass has brought it in)" in gaps(result)
+
+
+FRACTION = "r = Round (x) f = Sub (x, r) a = Abs (f) m = ReduceMax <keepdims = 0> (a)"
+GATES = {
+    "condition": (f"{FRACTION} b = Cast <to = 9> (m) y = Where (b, right, nought)", "Cast 'b'"),
+    "product": (f"{FRACTION} s = Sign (m) y = Mul (right, s)", "Sign 's'"),
+    "underflow": (f"{FRACTION} h = Mul (m, huge) e = Exp (h) y = Add (right, e)", "Exp 'e'"),
+    "index": (f"{FRACTION} c = Ceil (m) i = Cast <to = 7> (c) q = Gather (table, i) y = Mul (right, q)", "Ceil 'c'"),
+    "rows": (
+        "m = ReduceMax <keepdims = 0> (x) c = Ceil (m) i = Cast <to = 7> (c) q = Gather (table, i) y = Mul (right, q)",
+        "Gather 'q'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "said"), GATES.values(), ids=GATES)
+def test_a_gate_of_a_pass_that_no_draw_opens_is_not_covered(
+    nodes: str, said: str, own: str, context: PassContext
+) -> None:
+    """Each pass is wrong where all inputs are integers, or beyond the numbers drawn, without a comparison."""
+    model = model_of("g (float[2, 4] x) => (float[2, 4] y) { y = Tanh (x) }")
+    result = passes.optimize(model, recipe=[{f"{own}:append": {"text": nodes}}], context=context)
+    assert result.rows[0].status is Status.RAN
+    assert any(gap.startswith(said) and gap.endswith("(a pass has brought it in)") for gap in gaps(result))
+
+
+def test_gates_that_open_are_not_named(own: str, context: PassContext) -> None:
+    model = model_of("g (float[2, 4] x) => (float[2, 4] y) { y = Tanh (x) }")
+    text = "c = Ceil (x) s = Sign (c) o = Abs (s) e = Exp (x) i = Mul (e, nought) j = Mul (o, i) y = Add (right, j)"
+    result = passes.optimize(model, recipe=[{f"{own}:append": {"text": text}}], context=context)
+    assert result.rows[0].status is Status.RAN
+    assert [gap for gap in gaps(result) if "brought it in" in gap] == [
+        "Mul 'i': the same number in every draw (a pass has brought it in)"
+    ]
 
 
 SCALED = """g (float[2, 8, 4] x) => (float[2, 8, 4] y) {

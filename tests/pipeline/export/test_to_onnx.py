@@ -163,6 +163,7 @@ def test_a_dim_that_came_out_constant_is_named(factory: Make) -> None:
     assert str(caught.value).startswith(
         "input 'x', axis 0: the dim 'batch' was asked to be dynamic and came out as the constant 2"
     )
+    assert str(caught.value).endswith("for this size alone: model.inputs.x.shape: [2, 4]")
 
 
 def test_two_names_for_one_dim(factory: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.errors import Unsupported
 from pipeline.export.to_onnx import explain_untranslatable
 from pipeline.export.trace import BY_PARTS, MOVES, decompose_complex, move_complex_as_real, raise_scalars
 from pipeline.export.translations import TRANSLATIONS, translation_table
+from pipeline.export.triangular import keep_triangular_systems
 from pipeline.runtime.tensors import to_numpy
 
 
@@ -156,13 +158,14 @@ def test_complex_numbers_are_computed_by_their_parts() -> None:
     np.testing.assert_allclose(run(exported(parted, x), x), parted(x), atol=1e-5)
 
 
-def test_a_signal_from_its_spectrogram() -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_signal_from_its_spectrogram(batch: int) -> None:
     """Magnitude and phase, as vocoders predict them, back to a signal."""
 
     def vocoder(x: Tensor) -> Tensor:
         return torch.istft(x[:, :5].exp() * torch.exp(1j * x[:, 5:]), 8, 2, 8, window=torch.hann_window(8))
 
-    x = torch.randn(1, 10, 12)
+    x = torch.randn(batch, 10, 12)
     np.testing.assert_allclose(run(exported(vocoder, x), x), vocoder(x), atol=1e-4)
 
 
@@ -291,3 +294,38 @@ def test_log_of_gamma() -> None:
     x = torch.tensor([0.0, -1.0, -2.5, -0.1, 1e-6, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7, 100.0, 1e8, torch.inf, torch.nan])
     model = exported(torch.lgamma, x)
     np.testing.assert_allclose(run(model, x), torch.lgamma(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 5, 64])
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize(("upper", "left"), [(False, True), (True, True), (False, False)])
+def test_a_triangular_system(count: int, unit: bool, upper: bool, left: bool) -> None:
+    """What is across the diagonal is not read; among nearly equal rows powers of the matrix grow."""
+    rng = torch.Generator().manual_seed(count)
+    matrix = torch.full((2, count, count), 0.9) + 0.1 * torch.rand(2, count, count, generator=rng)
+    is_read = torch.ones(count, count, dtype=torch.bool)
+    matrix = matrix.where(is_read.triu() if upper else is_read.tril(), math.nan)
+    right = torch.randn(2, count, 3, generator=rng)
+    right = right if left else right.mT.contiguous()
+
+    def solve(a: Tensor, b: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(a, b, upper=upper, left=left, unitriangular=unit)
+
+    expected = solve(matrix.double(), right.double())
+    tolerance = 4 * float((solve(matrix, right) - expected).abs().max()) + 1e-6
+    np.testing.assert_allclose(run(exported(solve, matrix, right), matrix, right), expected, rtol=1e-5, atol=tolerance)
+
+
+def test_the_delta_rule_is_one_system_in_a_trace() -> None:
+    from transformers.models.qwen3_next import modeling_qwen3_next as library
+
+    class Rule(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return library.torch_chunk_gated_delta_rule(x, x, x, -x[..., 0].abs(), x[..., 1].sigmoid())[0]
+
+    Rule.__module__ = library.__name__
+    module, x = Rule(), 0.1 * torch.randn(1, 4, 2, 8)
+    with keep_triangular_systems(module):
+        program = torch.export.export(module, (x,), strict=False)
+    called = [node.target for node in program.graph.nodes]
+    assert called.count(torch.ops.aten.linalg_solve_triangular.default) == 2 and len(called) < 150

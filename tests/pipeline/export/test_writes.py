@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -345,11 +346,18 @@ def test_dims_by_the_new_name_of_an_input() -> None:
 @pytest.mark.parametrize("input_names", [None, ("image",)])
 def test_an_unknown_name_is_that_of_the_key_which_has_it(input_names: tuple[str, ...] | None) -> None:
     names: Any = {"input_names": input_names, "dynamic_shapes": {"imag": {0: "batch"}}}
-    with pytest.raises(SourceError, match=r"export\.dynamic_shapes: the example has no tensor 'imag'; it has: input"):
+    hint = "; did you mean 'image'?" if input_names else "; it has: input"
+    with pytest.raises(SourceError, match=re.escape(f"export.dynamic_shapes: the example has no tensor 'imag'{hint}")):
         source_of(nn.Linear(4, 4), torch.randn(2, 4), **names)
     declared = RunConfig.from_mapping({"model": {"factory": "n.py:f", "inputs": {"imag": {"range": [2, 3]}}}}).model
     with pytest.raises(SourceError, match=r"model\.inputs: the example has no tensor 'imag'"):
         source_of(nn.Linear(4, 4), torch.randn(2, 4), model=declared, **names)
+
+
+def test_names_that_a_user_may_write_are_listed() -> None:
+    names: Any = {"input_names": ("image",), "dynamic_shapes": {"tokens": {0: "batch"}}}
+    with pytest.raises(SourceError, match=r"'tokens'; it has: input, under export\.input_names: image$"):
+        source_of(nn.Linear(4, 4), torch.randn(2, 4), **names)
 
 
 class Counts(nn.Module):

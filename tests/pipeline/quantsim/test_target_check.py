@@ -9,11 +9,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from passes.recipe.recipe import steps_of
+from passes.step import flatten
 from pipeline.cli import app
 from pipeline.config import read_recipe
 from pipeline.errors import UsageError
 from pipeline.quantsim.profiles import TARGETS, load_target
-from pipeline.quantsim.target_check import check_target
+from pipeline.quantsim.target_check import MENDING, check_target
 from tests.support.onnx_models import detached
 
 
@@ -142,6 +144,11 @@ def test_a_recipe_mends_what_steps_of_ours_mend(tmp_path: Path) -> None:
     assert isinstance(again.exception, UsageError) and "is there already" in str(again.exception)
 
 
+def test_every_step_that_mends_is_one_that_this_installation_has() -> None:
+    steps = [step for step, _, _ in MENDING]
+    assert len(flatten(steps_of(steps))) >= len(steps)
+
+
 def test_a_recipe_that_mends_all_is_no_error(tmp_path: Path) -> None:
     path, recipe = tmp_path / "norm.onnx", tmp_path / "recipe.yaml"
     text = """<ir_version: 10, opset_import: ["": 19]> g (float[2, 4] x) => (float[2, 4] y)
@@ -150,4 +157,5 @@ def test_a_recipe_that_mends_all_is_no_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check", str(path), "--target", "generic-int8", "--fix", "-o", str(recipe)])
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1].endswith("takes every operator after these steps")
+    assert "  what helps: put {canonical-norm: {form: parts}} into the recipe (--fix writes it)" in result.stdout
     assert read_recipe([str(recipe)]) == ({"canonical-norm": {"form": "parts"}},)

@@ -109,6 +109,14 @@ def no_derivative(m: Forward, x: torch.Tensor) -> torch.Tensor:
     return torch.igamma(m.mlp(x).abs() + 1, torch.ones(8, 10))
 
 
+def invert(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    return m.mlp(x) @ torch.linalg.inv(m.mlp[2].weight[:10, :10])  # type: ignore[index]
+
+
+def divide(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.lstsq(m.mlp[2].weight, m.mlp(x)).solution  # type: ignore[index]
+
+
 def make_sparse() -> nn.Module:
     return nn.Sequential(nn.Embedding(50, 10, sparse=True), nn.Flatten(0, 1))
 
@@ -168,6 +176,8 @@ REFUSALS = [
         "does not depend on any parameter", forward(rounded), loss=nn.MSELoss(), batch=(X, X[:, :10]), error=UsageError
     ),
     Refused("size of a result follows from the values", forward(words), loss=lambda out, _: out.mean()),
+    Refused("size of a result follows from the values", forward(divide), loss=lambda out, _: out.mean()),
+    Refused(r"^torch\.linalg\.inv checks its own result \(test_refusals\.py:\d+\) and raises where", forward(invert)),
     Refused(r"igamma.*not implemented.*test_refusals\.py:", forward(no_derivative)),
     Refused(rf"{NUMBER} .*test_refusals\.py:", forward(decide)),
     *(Refused(NUMBER, forward(f)) for f in (count, decide_by_a_draw, decide_by_a_view, decide_by_a_large_mask)),
