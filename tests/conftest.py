@@ -118,6 +118,7 @@ MARKS: Final = {
         "pipeline/runtime/capture/test_threads.py::test_eight", "pipeline/runtime/kernels/aten/",
         "pipeline/importers/from_torch/test_functionalize.py",
         "pipeline/importers/from_torch/layer_dedup/test_plain.py", "pipeline/quantsim/test_whole_simulation.py",
+        "pipeline/quantsim/test_optimize.py::test_gptq_gives",
         "pipeline/importers/from_onnx/test_quantized.py::test_like_onnxruntime",
         "pipeline/runtime/capture/test_decode.py",
         "pipeline/runtime/kernels/test_functional_forms.py::test_torch_records",
