@@ -93,33 +93,33 @@ class Readings:
 
     def add(self, gauges: Gauges, got: Mapping[str, np.ndarray]) -> None:
         """Record one run."""
-        for place, lookup in enumerate(gauges.lookups):
+        for index, lookup in enumerate(gauges.lookups):
             if not lookup.is_nested:
-                self._add_rows(place, lookup, got)
-        for place, _ in enumerate(gauges.branches):
-            self.taken.setdefault(place, set()).add(bool(got[_name("branch", place)].ravel()[0]))
-        for place, _ in enumerate(gauges.loops):
-            self.counts.setdefault(place, []).append(len(got[_name("loop", place)]))
-        for place, _ in enumerate(gauges.limits):
-            now = [bool(got[_name("limit", place, part)]) for part in PARTS]
-            was = self.reached.get(place, (False, False, False))
-            self.reached[place] = (was[0] or now[0], was[1] or now[1], was[2] or now[2])
-        for place, term in enumerate(gauges.terms):
+                self._add_rows(index, lookup, got)
+        for index, _ in enumerate(gauges.branches):
+            self.taken.setdefault(index, set()).add(bool(got[_name("branch", index)].ravel()[0]))
+        for index, _ in enumerate(gauges.loops):
+            self.counts.setdefault(index, []).append(len(got[_name("loop", index)]))
+        for index, _ in enumerate(gauges.limits):
+            now = [bool(got[_name("limit", index, part)]) for part in PARTS]
+            was = self.reached.get(index, (False, False, False))
+            self.reached[index] = (was[0] or now[0], was[1] or now[1], was[2] or now[2])
+        for index, term in enumerate(gauges.terms):
             added, trunk = (float(got[_name("norm", value)].ravel()[0]) for value in (term.added, term.trunk))
             ratio = added / trunk if trunk else math.inf
-            self.ratios[place] = max(self.ratios.get(place, 0.0), ratio)
-        for place, _ in enumerate(gauges.gates):
-            low, high = (float(got[_name("gate", place, part)]) for part in ("least", "most"))
-            least, most = self.spans.get(place, (low, high))
-            self.spans[place] = min(least, low), max(most, high)
+            self.ratios[index] = max(self.ratios.get(index, 0.0), ratio)
+        for index, _ in enumerate(gauges.gates):
+            low, high = (float(got[_name("gate", index, part)]) for part in ("least", "most"))
+            least, most = self.spans.get(index, (low, high))
+            self.spans[index] = min(least, low), max(most, high)
 
-    def _add_rows(self, place: int, lookup: Lookup, got: Mapping[str, np.ndarray]) -> None:
-        values = {name: got[_name("lookup", place, str(at))] for at, name in enumerate(lookup.selectors) if name}
-        dims = tuple(int(dim) for dim in got[_name("lookup", place, "dims")])
+    def _add_rows(self, index: int, lookup: Lookup, got: Mapping[str, np.ndarray]) -> None:
+        values = {name: got[_name("lookup", index, str(at))] for at, name in enumerate(lookup.selectors) if name}
+        dims = tuple(int(dim) for dim in got[_name("lookup", index, "dims")])
         read = lookup.rows_read(dims, values)
-        self.rows[place] = self.rows[place] | read if place in self.rows else read
+        self.rows[index] = self.rows[index] | read if index in self.rows else read
         digest = hashlib.sha256(b"".join(array.tobytes() for array in values.values()))
-        self.selectors.setdefault(place, []).append(digest.digest())
+        self.selectors.setdefault(index, []).append(digest.digest())
 
 
 PARTS: Final = ("below", "above", "inside")
@@ -263,33 +263,33 @@ def _compares(condition: str, facts: _LimitFacts) -> bool:
 def add_gauges(graph: GraphProto, gauges: Gauges) -> list[str]:
     """Add the gauges' nodes to `graph`; returns the names of its further outputs."""
     wanted: list[str] = []
-    for place, lookup in enumerate(gauges.lookups):
+    for index, lookup in enumerate(gauges.lookups):
         if lookup.is_nested:
             continue
-        wanted.append(_name("lookup", place, "dims"))
+        wanted.append(_name("lookup", index, "dims"))
         _add(graph, "Shape", [lookup.data], wanted[-1])
         for at, name in enumerate(lookup.selectors):
             if name:
-                wanted.append(_name("lookup", place, str(at)))
+                wanted.append(_name("lookup", index, str(at)))
                 _add(graph, "Identity", [name], wanted[-1])
-    for place, (_, condition) in enumerate(gauges.branches):
-        wanted.append(_name("branch", place))
+    for index, (_, condition) in enumerate(gauges.branches):
+        wanted.append(_name("branch", index))
         _add(graph, "Identity", [condition], wanted[-1])
     nodes = {first_output(node): node for node in graph.node if node.op_type == "Loop"}
-    for place, output in enumerate(gauges.loops):
-        wanted.append(_name("loop", place))
+    for index, output in enumerate(gauges.loops):
+        wanted.append(_name("loop", index))
         _count_turns(nodes[output], wanted[-1])
     for value in dict.fromkeys(value for term in gauges.terms for value in (term.added, term.trunk)):
         wanted.append(_name("norm", value))
         number = _add(graph, "Cast", [value], _name("norm", value, "number"), to=TensorProto.FLOAT)
         _add(graph, "ReduceL2", [number], wanted[-1], keepdims=0)
-    for place, gate in enumerate(gauges.gates):
-        number = _add(graph, "Cast", [gate.value], _name("gate", place, "number"), to=TensorProto.FLOAT)
+    for index, gate in enumerate(gauges.gates):
+        number = _add(graph, "Cast", [gate.value], _name("gate", index, "number"), to=TensorProto.FLOAT)
         for part, op in (("least", "ReduceMin"), ("most", "ReduceMax")):
-            wanted.append(_add(graph, op, [number], _name("gate", place, part), keepdims=0))
-    for place, limit in enumerate(gauges.limits):
-        _watch_limit(graph, limit, place)
-        wanted.extend(_name("limit", place, part) for part in PARTS)
+            wanted.append(_add(graph, op, [number], _name("gate", index, part), keepdims=0))
+    for index, limit in enumerate(gauges.limits):
+        _watch_limit(graph, limit, index)
+        wanted.extend(_name("limit", index, part) for part in PARTS)
     return wanted
 
 
@@ -307,9 +307,9 @@ def _count_turns(loop: NodeProto, name: str) -> None:
     loop.output.extend([""] * missing + [name])
 
 
-def _watch_limit(graph: GraphProto, limit: Limit, place: int) -> None:
+def _watch_limit(graph: GraphProto, limit: Limit, index: int) -> None:
     def name(part: str) -> str:
-        return _name("limit", place, part)
+        return _name("limit", index, part)
 
     if limit.op in CONDITIONS:
         above, below = limit.value, _add(graph, "Not", [limit.value], name("not"))

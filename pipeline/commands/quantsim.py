@@ -6,6 +6,8 @@ encodings MODEL -o OUT` writes the encodings of a quantized model as a file of A
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import typer
 from passes.suggest import bytes_text, plural
 from pipeline.commands.shared import add_command, check_output, wishes_of
 from pipeline.errors import UsageError
-from pipeline.terminal import print_line, print_text
+from pipeline.terminal import print_json, print_line, print_text
 
 if TYPE_CHECKING:
     from pipeline.quantsim import QuantSimResult
@@ -52,7 +54,11 @@ def quantsim(
     config = RunConfig.from_source(source, overrides or (), wishes_of(recipe, keep, skip))
     from pipeline.console import PAGE, RunConsole
     from pipeline.quantsim import QuantSim
+    from pipeline.quantsim.parts import PartsQuantSimResult
     from pipeline.quantsim.report import report_text
+
+    if best is not None:
+        config.refuse_parts("quantsim --best")
 
     screen = RunConsole(verbose=verbose, quiet=quiet or as_json, keep=config.passes.keep)
     found: Best | None = None
@@ -64,12 +70,20 @@ def quantsim(
 
             found = find_best(config, seconds_of(budget), out, screen.show)
             result = found.result
+    parts = result.parts if isinstance(result, PartsQuantSimResult) else {}
+    if as_json and isinstance(result, PartsQuantSimResult):
+        texts = {name: json.loads(report_text(part.report)) for name, part in parts.items()}
+        print_json({"parts": texts, "chain": dataclasses.asdict(result.chain) if result.chain else None})
+        return
     if as_json:
         print_text(report_text(result.report))
         return
     screen.show_passes()
-    for line in _lines(result, verbose):
-        screen.line(line)
+    for name, part in (parts or {"": result}).items():
+        for line in (*([f"part {name}"] if name else []), *_lines(part, verbose)):
+            screen.line(line)
+    if isinstance(result, PartsQuantSimResult) and result.chain is not None:
+        screen.line(result.chain.sentence)
     for line in found.lines() if found else ():
         screen.line(line)
     screen.show_files("files", result.folder, (*result.files, PAGE, *((found.config.name,) if found else ())))

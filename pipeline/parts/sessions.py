@@ -202,11 +202,11 @@ class CarriedStates(PartCalls):
         self.reset()
 
     def reset(self) -> None:
-        self._states = {slot.before: np.zeros(slot.shape, slot.dtype) for slot in self._slots}
+        self.states = {slot.before: np.zeros(slot.shape, slot.dtype) for slot in self._slots}
 
     def call(self, part: str, feeds: Feeds) -> np.ndarray:
-        outputs = self._steps[part]({**feeds, **self._states})
-        self._states = {slot.before: outputs[slot.after] for slot in self._slots}
+        outputs = self._steps[part]({**feeds, **self.states})
+        self.states = {slot.before: outputs[slot.after] for slot in self._slots}
         return outputs["logits"]
 
 

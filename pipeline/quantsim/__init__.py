@@ -3,6 +3,7 @@
 run.py          the run of the model, then the simulation: read this first
 stages.py       the stages of the simulation, in order
 preparation.py  the run before them: its configuration, and what is said of it
+parts.py        all parts of a run in parts: samples out of the chain, one set of ranges, the chain of quantized parts
 sites.py        the float tensors of a model, and which of them share an encoding
 placement.py    rules → the format of each tensor, or the reason why it stays in float
 profiles.py     the rules of a target, from its table or a file of AIMET (aimet_config.py, conventions.py)

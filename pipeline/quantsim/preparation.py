@@ -23,7 +23,6 @@ def prepare_config(config: RunConfig) -> RunConfig:
     """The configuration of the run before the simulation: with the steps that prepare, and, where nothing else was
     asked for, an opset that has the operators of quantization, and no operators that ONNX does not have. Where a step
     reads data, and `verify.inputs` has none, it reads that of the calibration."""
-    config.refuse_parts("quantsim")
     settings = config.quantsim or QuantSimConfig()
     recipe = (*config.passes.recipe, *settings.prepare)
     contrib = config.passes.contrib or "refuse"
@@ -31,7 +30,7 @@ def prepare_config(config: RunConfig) -> RunConfig:
     update: dict[str, object] = {"passes": passes, "quantsim": settings}
     calibration, verify = settings.calibration, config.verify
     is_shared = not (verify.inputs or calibration.args or config.export.input_names) and verify.proof == "numbers"
-    if is_shared and calibration.data and READING.intersection(names_of(recipe)):
+    if is_shared and calibration.data and not config.model.parts and READING.intersection(names_of(recipe)):
         update["verify"] = verify.model_copy(update={"inputs": calibration.data})
     if config.model.onnx is None and "opset" not in config.export.model_fields_set:
         update["export"] = config.export.model_copy(update={"opset": DEFAULT_OPSET})

@@ -12,7 +12,9 @@ from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer, show_progress
 from pipeline.export.load import read_onnx_file
+from pipeline.parts import PartsResult
 from pipeline.quantsim.optimizers import optimizers_of
+from pipeline.quantsim.parts import simulate_parts
 from pipeline.quantsim.preparation import add_conversion, describe_run, prepare_config, section_of
 from pipeline.quantsim.report import page_data
 from pipeline.quantsim.samples import KEY, Samples, enlarge
@@ -84,6 +86,8 @@ class QuantSim:
         pipeline = Pipeline(config, self._out, show)
         before = pipeline.run()
         notes = (*conversion, *describe_run(before, config))
+        if isinstance(before, PartsResult):
+            return simulate_parts(config, before, notes, show)
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
             try:

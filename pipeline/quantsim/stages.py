@@ -60,7 +60,7 @@ RANGES_VERSION: Final = 2
 """Of what that file holds; the ranges of another version are measured anew."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QuantSimResult:
     """The result of a simulation, and its files in `folder`."""
 
@@ -98,20 +98,30 @@ class Simulation:
         self._profile = read_profile(settings)
 
     def execute(self, samples: Samples) -> QuantSimResult:
-        given = self.read_given()
-        placement = self.place(given or ())  # which tensor is quantized how
-        measured, ties = None, tuple[str, ...]()
+        self.begin(samples)
+        return self.finish(samples)
+
+    def begin(self, samples: Samples, known: MeasuredRanges | None = None) -> None:
+        """Place, and measure; `known` was measured of values that another part of the model computes too."""
+        self._given = self.read_given()
+        self._placement = self.place(self._given or ())  # which tensor is quantized how
+        self.measured: MeasuredRanges | None = None
+        if self._given is None:
+            check_opset(self._model.proto, self._placement.formats())  # now, and not after hours of calibration
+            self.measured = self.calibrate(self._placement, samples, known)  # what values each activation takes
+
+    def finish(self, samples: Samples) -> QuantSimResult:
+        """Encode, simulate and measure noise, with what was measured in the end."""
+        placement, measured, ties = self._placement, self.measured, tuple[str, ...]()
         chosen, steps = Chosen(), tuple[OptimizedStep, ...]()
-        if given is None:
-            check_opset(self._model.proto, placement.formats())  # now, and not after hours of calibration
-            measured = self.calibrate(placement, samples)  # what values each activation takes
+        if measured is not None:
             ranges = group_ranges(measured, placement, self._model)
             if self._settings.optimize:
                 chosen, steps = self.optimize(placement, ranges, samples)  # weights otherwise than to the nearest
             encodings = encode(placement, ranges, self._model, chosen.encodings)  # scales and zero points
             ties = tuple(describe_ties(placement, measured.extents(), ranges))
         else:  # both as a file has them
-            placement, encodings = self.adopt(placement, given)
+            placement, encodings = self.adopt(placement, self._given or {})
         tuned = chosen.tune(self._model)
         quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
         outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
@@ -171,7 +181,7 @@ class Simulation:
             details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
         return placement, encodings
 
-    def calibrate(self, placement: Placement, samples: Samples) -> MeasuredRanges:
+    def calibrate(self, placement: Placement, samples: Samples, earlier: MeasuredRanges | None) -> MeasuredRanges:
         settings = self._settings.calibration
         with self._stage("calibrate") as details:
             if samples.note:
@@ -179,14 +189,15 @@ class Simulation:
             graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
             measured = [placed.site.tensor for placed in placement.quantized()]
             known = settings.model_dump(mode="json"), samples.fitted, samples.identity()
-            key = key_of(RANGES_VERSION, *known, graph, measured)
+            others = sorted(earlier.extents().items()) if earlier else []
+            key = key_of(RANGES_VERSION, *known, graph, measured, others)
             file = self._workspace.stages / RANGES
 
             def note(measured: MeasuredRanges) -> None:
                 self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, samples.fitted))
                 measured.save(file, key)
 
-            known = MeasuredRanges.load(file, key)
+            known = MeasuredRanges.load(file, key) or earlier
             measured = measure(
                 self._model,
                 placement,

@@ -42,6 +42,9 @@ NIGHTLY: Final = {
         "passes/guard/test_ways_to_start.py, and test_the_exit_code_is_that_of_the_command"
     ),
     "pipeline/export/parts/test_families.py::test_the_graph_is_the_model": ("whole_runs/test_parts.py exports a Llama"),
+    "pipeline/export/parts/test_families.py::test_prefill_and_decode_give_the_tokens_of_torch": (
+        "test_static.py runs three families in torch, whole_runs/test_parts.py both parts of a Llama"
+    ),
     "pipeline/export/test_mixtures.py::test_a_factory_s_mixture_exports_as_it_was_made": (
         "test_each_token_goes_to_its_own_experts exports such a mixture from its configuration"
     ),
@@ -60,6 +63,9 @@ NIGHTLY: Final = {
     ),
     "whole_runs/test_draws.py::test_a_trace_that_keeps_a_number_of_chunks_says_up_to_which_size_it_holds": (
         "test_a_size_that_the_export_does_not_hold_for_is_left_out_and_said has another such limit"
+    ),
+    "whole_runs/test_parts.py::test_quantized_parts_have_one_set_of_encodings": (
+        "pipeline/quantsim/test_parts.py has the samples of a chain and the ranges of two parts"
     ),
     "whole_runs/test_growth.py::test_passes_pictures_and_diff": (
         "test_import_plan_and_its_check, and passes/external/test_pieces.py, which counts a step"

@@ -8,17 +8,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import yaml
 
 from benchmarks.generation import by_genai, configuration, make_model
+from passes.encodings.aimet import read_aimet
 from passes.errors import PolicyError
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of
 from pipeline.errors import UsageError
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_by_torch
+from pipeline.quantsim import QuantSim
+from pipeline.quantsim.parts import PartsQuantSimResult
 
 STAGES = ("export", "passes", "runtime")
 
@@ -135,8 +139,8 @@ def static(place: Path) -> PartsResult:
 def static_settings(**sections: Any) -> dict[str, Any]:
     cache = {"kind": "static", "length": 42, "chunk": 8}
     settings = configuration(Path("source"), cache=cache, name="static", runtime={"backends": ["plan"]}, **sections)
-    settings["passes"]["recipe"] = ["onnxscript"]
-    return settings
+    settings["passes"] |= {"recipe": ["onnxscript"], "contrib": "refuse"}  # as quantsim has it
+    return settings | {"export": {"opset": 21}}
 
 
 def test_prefill_and_decode_lie_over_one_file_of_weights(static: PartsResult) -> None:
@@ -181,6 +185,28 @@ def test_the_chain_of_prefill_and_decode_is_torch_s_text(static: PartsResult) ->
     text = generate_by_torch(make_model("Llama"), 11, 1, 42)
     for backend in ("onnxruntime", "plan"):
         assert static.generate(text.prompt, max_new_tokens=32, stop=(), backend=backend).tokens == text.tokens
+
+
+def test_quantized_parts_have_one_set_of_encodings(place: Path, static: PartsResult) -> None:
+    """Calibrated on prompts of a file, of which decode reads what prefill has cached."""
+    prompts = np.random.default_rng(3).integers(0, 89, (3, 11))
+    np.savez(place / "prompts.npz", input_ids=prompts)
+    quantsim = {"profile": "qnn-htp", "calibration": {"data": [str(place / "prompts.npz")], "samples": 6}}
+    config = RunConfig.from_mapping(static_settings(quantsim=quantsim), place)
+    result = QuantSim(config, place / "static", progress=False).run()
+    assert isinstance(result, PartsQuantSimResult) and result.chain is not None
+    assert result.chain.tokens == 64 and result.chain.equal > 60 and result.chain.sqnr_db > 20
+    encodings = [read_aimet(part.folder / "model.encodings")[0] for part in result.parts.values()]
+    shared = encodings[0].keys() & encodings[1].keys()
+    assert shared >= {"past_key_values.0.key", "present.1.value", "logits"} and len(shared) > 80
+    assert sum(encodings[0][name].axis is not None for name in shared) >= 14  # the matrices, by channel
+    together = read_aimet(place / "static" / "model.encodings")[0]
+    for name in shared:
+        scales = [found[name].scale.tolist() for found in (*encodings, together)]
+        assert scales[0] == scales[1] == scales[2], name
+    assert together["past_key_values.0.key"].scale == together["present.0.key"].scale
+    text = TextGenerator(place / "static" / "quantized").generate(prompts[0].tolist(), max_new_tokens=4, stop=())
+    assert len(text.tokens) == 4
 
 
 def test_a_part_that_fails_leaves_the_others(place: Path, static: PartsResult) -> None:

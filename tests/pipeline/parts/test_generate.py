@@ -151,15 +151,20 @@ agraph (int64[1, TOKENS] input_ids, int64[TOKENS] cache_position, float[1, 1, 12
 """The same next token, over a cache of 12 rows."""
 
 
-@pytest.fixture
-def in_place(tmp_path: Path) -> Path:
+def save_in_place(folder: Path) -> None:
+    """Write prefill and decode of such a model."""
     for part, tokens in (("prefill", 4), ("decode", 1)):
         model = onnx.parser.parse_model(IN_PLACE.replace("TOKENS", str(tokens)))
         for info in (*model.graph.input, *model.graph.output):
             info.name = with_dots(info.name)
         for node in model.graph.node:
             node.input[:], node.output[:] = map(with_dots, node.input), map(with_dots, node.output)
-        onnx.save(model, tmp_path / f"{part}.onnx")
+        onnx.save(model, folder / f"{part}.onnx")
+
+
+@pytest.fixture
+def in_place(tmp_path: Path) -> Path:
+    save_in_place(tmp_path)
     return tmp_path
 
 
