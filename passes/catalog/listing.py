@@ -257,6 +257,8 @@ UNPICTURED: Final[Mapping[str, str]] = {
     "nop": "it does nothing, on purpose",
     "clamp-mask": "its bound comes from the scores on the draws of a run",
     "smooth-quant": "its factors come from the activations on the draws of a run",
+    "awq": "its factors come from the activations on the draws of a run",
+    "cross-layer-equalization": "its factors come from all numbers of two weights",
     "rotate": "it rotates a whole decoder",
     "infer_shapes": "it writes types and shapes, and leaves every operator as it is",
     "shape_inference": "it writes types and shapes, and leaves every operator as it is",

@@ -14,7 +14,7 @@ from onnx import NodeProto, helper
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.graph.op_facts import attribute_of, input_of
+from passes.graph.op_facts import attribute_of, first_output, input_of
 from passes.rewrites.node_writer import Dim
 from passes.rewrites.rewriter import Array, Rewriter
 from passes.step import Description, PassResult, Step, values
@@ -124,6 +124,8 @@ def _divide(rewriter: Rewriter, node: NodeProto) -> bool:
         if inverse is None or root is None or rewriter.is_shared(node.input[place]):
             continue
         name = node.output[0]
+        if any(map(rewriter.is_kept, (name, *map(first_output, rewriter.consumers[name])))):
+            return False  # a norm is kept in its operators
         inputs = [node.input[1 - place], inverse.input[0]]
         rewriter.replace(name, rewriter.add("Div", inputs, node, rewriter.shape(name)))
         return True

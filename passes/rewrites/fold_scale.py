@@ -81,8 +81,13 @@ class ScaleFolder:
     folded: int = 0
 
     def remove_units(self) -> None:
-        """Remove sums with zeros, and products with ones, whose result has the shape of the other operand."""
+        """Remove sums with zeros, and products with ones, whose result has the shape of the other operand.
+
+        A product with ones may be the scale of a norm that somebody keeps.
+        """
         for node in self.rewriter.by_op(*UNITS):
+            if node.op_type == "Mul" and self.rewriter.is_kept(node.output[0]):
+                continue
             places = (1,) if node.op_type in ("Sub", "Div") else (1, 0)
             for place in places:
                 data, unit = node.input[1 - place], self.rewriter.constant(node.input[place])

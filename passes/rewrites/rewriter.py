@@ -57,6 +57,10 @@ class Rewriter:
             if bodies_in(node):
                 self.held.update(reads_of(node))
 
+    def is_kept(self, name: str) -> bool:
+        """Whether a value stays that nodes read as well: a structure that somebody keeps may end there."""
+        return name in self.held and bool(self.consumers[name])
+
     @property
     def nodes(self) -> list[NodeProto]:
         """The nodes, the new nodes last."""

@@ -90,8 +90,9 @@ def record_step(
     if max_norm is not None and max_value is not None:
         raise UsageError("found max_norm and max_value; expected one of them")
     refuse_classes(module, loss)
-    device = next((parameter.device for parameter in module.parameters()), None) if device is None else device
-    place = find_device("cpu" if device is None else device)
+    if device is None:  # a parameter on another kind of device is refused by name
+        device = next((parameter.device for parameter in module.parameters() if parameter.is_cuda), "cpu")
+    place = find_device(device)
     limit = max_value if max_norm is None else max_norm
     if limit is not None:
         limit = check_limit("max_value" if max_norm is None else "max_norm", limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -41,8 +42,8 @@ def _bent_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(onnx.parser.parse_model(MODEL.replace("Neg", "Abs")), tmp_path / "bent.onnx")
 
     class BentPlan(Plan):
-        def __init__(self, model: RunnableModel, fusions: tuple[str, ...] = (), *, native: bool = False) -> None:
-            super().__init__(OnnxFile(tmp_path / "bent.onnx"), fusions, native=native)
+        def __init__(self, model: RunnableModel, *settings: Any, **named: Any) -> None:
+            super().__init__(OnnxFile(tmp_path / "bent.onnx"), *settings, **named)
 
     monkeypatch.setitem(backends.BACKENDS, "plan", BentPlan)  # type: ignore[arg-type]
 
@@ -168,8 +169,8 @@ def test_nothing_in_common_is_not_called_no_difference(
     onnx.save(onnx.parser.parse_model(re.sub(r"\b(scaled|bent|y)\b", r"\1_", MODEL)), tmp_path / "other.onnx")
 
     class OtherPlan(Plan):
-        def __init__(self, model: RunnableModel, fusions: tuple[str, ...] = (), *, native: bool = False) -> None:
-            super().__init__(OnnxFile(tmp_path / "other.onnx"), fusions, native=native)
+        def __init__(self, model: RunnableModel, *settings: Any, **named: Any) -> None:
+            super().__init__(OnnxFile(tmp_path / "other.onnx"), *settings, **named)
 
     monkeypatch.setitem(backends.BACKENDS, "plan", OtherPlan)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="torch and plan have no value in common, so nothing was compared"):

@@ -72,7 +72,7 @@ def page_text(tmp_path: Path, training: TrainingReport = FOUND) -> str:
 
 
 def test_phases_are_bars_of_the_longest(tmp_path: Path) -> None:
-    bar = re.compile(r"<b>(\w+)</b> <small>[^<]*</small>.*?width:([\d.]+)%.*?cell\">([^<]*)</span>")
+    bar = re.compile(r"<b>(\w+)</b> <small>[^<]*</small>.*?width:([\d.]+)%.*?cell\"[^>]*>([^<]*)</span>")
     section = page_text(tmp_path).partition("Phases of the train step")[2]
     assert bar.findall(section) == [("Trace", "100.0", "2.00 s"), ("Replay", "25.0", "500 ms")]
 
