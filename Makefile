@@ -15,7 +15,8 @@ run: .venv/run
 # One thread for each worker of the tests: there is a worker for each core and one more (tests/conftest.py), and more
 # threads only wait for each other.
 # Compiled modules are kept, even where PYTHONDONTWRITEBYTECODE is set: the tests start hundreds of processes.
-TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# A test that runs make is no part of this make.
+TEST_ENV := MAKEFLAGS= OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 # pyright takes a minute of one core. It runs beside the tests, which wait for processes a fourth of their time.
 test: .venv/test

@@ -23,8 +23,7 @@ def test_search_works_in_the_folder_and_no_page_asks_a_server(browser: Browser) 
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     for name in ("reference/api/ir.html", "index.html"):
-        page.goto((SITE / name).as_uri())
-        page.wait_for_load_state("networkidle")
+        page.goto((SITE / name).as_uri(), wait_until="load")
     page.locator(".md-search__input").click(force=True)
     page.keyboard.type("clamp-mask")
     page.locator('.md-search-result__link[href*="how-to/quantization.html"]').first.wait_for(state="attached")
