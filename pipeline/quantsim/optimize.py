@@ -59,7 +59,8 @@ class OptimizedStep:
     status: str
     """ran, reverted (nothing was better) or failed."""
     reason: str = ""
-    library: str = ""
+    release: str = ""
+    """The library that was called, and its version."""
     layers: tuple[OptimizedLayer, ...] = ()
     left: Mapping[str, str] = field(default_factory=dict)
     outputs_db: tuple[float, float] | None = None
@@ -76,7 +77,7 @@ class OptimizedStep:
         if self.outputs_db:
             before, after = self.outputs_db
             parts.append(f"outputs {before:.2f} → {after:.2f} dB")
-        return f"optimize {self.name} ({self.library}): {'; '.join(parts)}; {self.seconds:.1f} s"
+        return f"optimize {self.name} ({self.release}): {'; '.join(parts)}; {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +190,9 @@ class Optimization:
         }
         before, after = (self._judge(layers, choice) for choice in (chosen, chosen.take(offered, offered.names)))
         rows, better = compare(layers, offered, before, after)
-        library = f"{found['library']} {found['version']}"
+        release = f"{found['library']} {found['version']}"
         status = "ran" if better else "reverted"
-        return chosen.take(offered, better), OptimizedStep(step.name, status, "", library, rows, left)
+        return chosen.take(offered, better), OptimizedStep(step.name, status, "", release, rows, left)
 
     def _weights_for(self, step: Optimizer) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """The weights that a step takes, as library_call.py reads them, and why others are left."""

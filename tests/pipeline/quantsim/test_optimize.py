@@ -73,7 +73,7 @@ def test_gptq_gives_the_numbers_of_its_library_and_is_better_on_samples_that_it_
 
     model = two_products()
     placement, chosen, (row,) = run(tmp_path, "int4/block8", "gptq", model=model)
-    assert (row.status, row.left, row.library.split()[0]) == ("ran", {}, "onnxsim")
+    assert (row.status, row.left, row.release.split()[0]) == ("ran", {}, "onnxsim")
     assert row.outputs_db is not None and row.outputs_db[1] > row.outputs_db[0] + 3
     assert [layer.taken for layer in row.layers] == [True, True]
     assert all(layer.after_db > layer.before_db + 3 for layer in row.layers)
