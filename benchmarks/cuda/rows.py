@@ -82,9 +82,11 @@ def forward(of: Forward, bench: Bench) -> Figures:
     module = of.make(bench.dry).eval().requires_grad_(requires_grad=False)
     inputs = list(of.inputs(bench.dry))
     dtype = bench.pick(of.dtype, torch.float32)
-    graph = graph_of(module.to(dtype), [one.to(dtype) if one.is_floating_point() else one for one in inputs])
+    graph = graph_of(
+        module.to(dtype), [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs]
+    )
     there = copy.deepcopy(module).to(bench.place)
-    given = [one.to(bench.place, dtype if one.is_floating_point() else None) for one in inputs]
+    given = [tensor.to(bench.place, dtype if tensor.is_floating_point() else None) for tensor in inputs]
     program = compile_graph(graph, weights_of(graph, there), device=bench.device)
     feed = feed_of(graph, given)
     report = program.capture(feed).report
@@ -157,7 +159,7 @@ def train(name: str, bench: Bench) -> Figures:
     of, loss = STEPS[name], nn.functional.cross_entropy
     module, batch = of.make(bench.dry), of.batch(bench.dry)
     twin = copy.deepcopy(module).to(bench.place)
-    given = tuple(one.to(bench.place) for one in batch)
+    given = tuple(tensor.to(bench.place) for tensor in batch)
     adam = partial(torch.optim.AdamW, lr=1e-4, fused=True)
     figures: Figures = {}
     empty_cache(bench)

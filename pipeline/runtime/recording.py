@@ -152,7 +152,7 @@ class RecordingDevice(Device):
         clock = self._clock(self.stream)
         clock[self.stream] += 1
         for tensor in tensors:
-            block, changes = self.memory.block_of(tensor), any(tensor is one for one in written)
+            block, changes = self.memory.block_of(tensor), any(tensor is changed for changed in written)
             if block is None:
                 continue
             before = ([block.written] if block.written else []) + ([*block.read.items()] if changes else [])
@@ -199,12 +199,12 @@ class RecordingDevice(Device):
             )
         written = _written(func, args, kwargs)
         result = func(*args, **kwargs)
-        storages = {one.untyped_storage().data_ptr() for one in here}
+        storages = {tensor.untyped_storage().data_ptr() for tensor in here}
         fresh: list[torch.Tensor] = []
 
         def settle(made: torch.Tensor) -> torch.Tensor:
             if (
-                any(made is one for one in written)
+                any(made is changed for changed in written)
                 or not made.is_cpu
                 or made.layout is not torch.strided
                 or (made.numel() and made.untyped_storage().data_ptr() in storages)
@@ -270,11 +270,16 @@ class GraphRecord:
             if isinstance(leaf, torch.Tensor)
         }
         args, kwargs = tree_map_only(torch.Tensor, lambda leaf: raw[id(leaf)], (args, kwargs))
-        changed = {id(one) for one in (*written, *fresh)}
-        read = tuple(one for key, one in raw.items() if key not in changed)
+        changed = {id(tensor) for tensor in (*written, *fresh)}
+        read = tuple(tensor for key, tensor in raw.items() if key not in changed)
         self._calls.append(
             RecordedCall(
-                func, args, kwargs, read, tuple(raw[id(one)] for one in written), tuple(raw[id(one)] for one in fresh)
+                func,
+                args,
+                kwargs,
+                read,
+                tuple(raw[id(tensor)] for tensor in written),
+                tuple(raw[id(tensor)] for tensor in fresh),
             )
         )
 
@@ -299,11 +304,12 @@ class GraphRecord:
             self._device.touch((*call.read, *call.written, *call.fresh), (*call.written, *call.fresh))
             result = call.func(*call.args, **call.kwargs)
             if call.fresh:
-                kept = {id(one) for one in call.written}
-                made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and id(one) not in kept]
-                for target, one in zip(call.fresh, made, strict=True):
-                    target.copy_(one)
-            own.update(one.data_ptr() for one in (*call.written, *call.fresh))
+                kept = {id(tensor) for tensor in call.written}
+                leaves = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+                made = [leaf for leaf in leaves if id(leaf) not in kept]
+                for target, source in zip(call.fresh, made, strict=True):
+                    target.copy_(source)
+            own.update(tensor.data_ptr() for tensor in (*call.written, *call.fresh))
 
     def _refuse_freed(self, tensors: Sequence[torch.Tensor], own: set[int] | None) -> None:
         """`own`: addresses that this replay has written, where what is read has to be."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +13,13 @@ import onnx
 import onnxruntime
 import pytest
 import yaml
+from torch import nn
 
 from passes.weights.detached import read_model
 from passes.weights.files import save
 from pipeline import Pipeline, RunConfig, RunResult
 from pipeline.errors import CheckFailed, ConfigError
-from pipeline.events import Event, Note, StageEnded
+from pipeline.events import Event, Note, StageEnded, StageStarted
 from pipeline.ir import Role, from_text, to_text
 
 ARTIFACTS = {
@@ -65,6 +68,28 @@ def test_the_whole_journey(journey: tuple[RunResult, list[Event]]) -> None:
     assert all(errors.ok for backend in result.runtime.backends for errors in backend.errors.values())
     onnx.checker.check_model(str(result.model), full_check=True)
     onnxruntime.InferenceSession(str(result.model), providers=["CPUExecutionProvider"])
+
+
+def test_a_module_that_the_run_made_is_gone_when_the_passes_begin(config_in, tmp_path: Path) -> None:
+    before = {id(module) for module in live_modules()}
+    made: list[weakref.ref[nn.Module]] = []
+    left: list[nn.Module | None] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, StageEnded) and event.name == "source":
+            made.extend(weakref.ref(module) for module in live_modules() if id(module) not in before)
+        if isinstance(event, StageStarted) and event.name == "passes":
+            left.extend(reference() for reference in made)
+
+    config = config_in(tmp_path, passes={"recipe": ["eliminate_identity"]}, runtime={"backends": []})
+    Pipeline(RunConfig.from_yaml(config), tmp_path / "out", observe).run()
+
+    assert made
+    assert left == [None] * len(made)
+
+
+def live_modules() -> list[nn.Module]:
+    return [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
 
 
 def test_the_report_keeps_its_promised_keys(journey: tuple[RunResult, list[Event]]) -> None:
