@@ -106,14 +106,18 @@ def generate_after_encoder(model: Any, section: ModelConfig, length: int, seed: 
 
     encoder = Encoder(model, section)
     inputs = encoder.draw_inputs(1, length, seed)
-    limit = getattr(model.config, "max_target_positions", None) or getattr(model.config, "max_position_embeddings", None)
+    limit = getattr(model.config, "max_target_positions", None) or getattr(
+        model.config, "max_position_embeddings", None
+    )
     count = max(1, min(TOKENS, (limit or TOKENS + 1) - 1))
     tokens, logits = generate_greedily(model, count, start=encoder.start, **inputs)
     arrays = {name: to_numpy(tensor) for name, tensor in inputs.items()}
     return TorchText((encoder.start,), tokens, logits, arrays)
 
 
-def generate_greedily(model: Any, count: int, start: int | None = None, **inputs: Any) -> tuple[tuple[int, ...], np.ndarray]:
+def generate_greedily(
+    model: Any, count: int, start: int | None = None, **inputs: Any
+) -> tuple[tuple[int, ...], np.ndarray]:
     """The new tokens of transformers' `generate`, and the logits of each, float (tokens, vocabulary).
 
     Settings of the model's own are left aside, and so is what a class has in place of the common method: Whisper's cuts
@@ -126,7 +130,8 @@ def generate_greedily(model: Any, count: int, start: int | None = None, **inputs
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         with capture_output(), torch.no_grad():
-            result: Any = GenerationMixin.generate(
+            generate: Any = GenerationMixin.generate
+            result = generate(
                 model, **inputs, generation_config=settings, return_dict_in_generate=True, output_logits=True
             )
     finally:

@@ -66,7 +66,9 @@ class Seq2SeqReader:
         """
         if self.main not in inputs:
             raise UsageError(f"generate: the encoder reads {self.main}; found {', '.join(inputs) or 'nothing'}")
-        feeds = {name: array.astype(self.dtypes[name], copy=False) for name, array in inputs.items() if name in self.dtypes}
+        feeds = {
+            name: array.astype(self.dtypes[name], copy=False) for name, array in inputs.items() if name in self.dtypes
+        }
         shape, found = self.shapes[self.main], feeds[self.main].shape
         if len(shape) != len(found) or any(size not in (0, given) for size, given in zip(shape, found, strict=True)):
             expected = ", ".join(str(size or "any") for size in shape)

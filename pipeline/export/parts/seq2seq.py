@@ -3,10 +3,10 @@
     encoder: input_ids, attention_mask → last_hidden_state, present.N.encoder.key, present.N.encoder.value
     decoder: input_ids, encoder_attention_mask, past_key_values.N.SIDE.NAME → logits, present.N.decoder.NAME
 
-Keys and values of cross attention follow from the encoder alone, so they are computed once a text, and the decoder reads
-them in each call; its own cache grows. One graph of the decoder does the first token and each further one. The
-caches are transformers' own. Which input the encoder has, what is cached, and whether a mask of the input changes the result is
-found by calling the model.
+Keys and values of cross attention follow from the encoder alone, so they are computed once a text, and the decoder
+reads them in each call; its own cache grows. One graph of the decoder does the first token and each further one. The
+caches are transformers' own. What is cached, and whether a mask of the source changes the result, is found by calling
+the model.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Seq2SeqPart(Part):
         derived = with_derived_inputs(section.model_copy(update={"inputs": {}, "dims": {}}), model)
         self.input = derived.inputs.get(self.main)
         if self.input is None or self.main not in inspect.signature(Encoder.forward).parameters:
-            raise SourceError(f"model.task: the input {self.main!r} of {name} is not known; expected tokens or features")
+            raise SourceError(
+                f"model.task: the input {self.main!r} of {name} is not known; expected tokens or features"
+            )
         try:
             self._learn()
         except Exception as error:  # a model's forward may raise anything
@@ -99,7 +101,9 @@ class Seq2SeqPart(Part):
                 "exported without a task, by a factory of your own"
             ) from error
         if not self.own_states or not self.cross_states:
-            raise SourceError(f"model.task: {name} writes nothing into its cache; is use_cache honoured by its forward?")
+            raise SourceError(
+                f"model.task: {name} writes nothing into its cache; is use_cache honoured by its forward?"
+            )
 
     @property
     def vocabulary(self) -> int:
@@ -121,6 +125,7 @@ class Seq2SeqPart(Part):
     def _learn(self) -> None:
         """Call the model once or twice, and note what its caches hold and whether it reads the mask of its input."""
         self.has_mask, self.layers = True, 0
+        self.output_class: Any = BaseModelOutput
         inputs = self.draw_inputs(2, 3, seed=0)
         hidden, cache = self._call(inputs, self._first_tokens(2), None)
         self.layers, self.width = len(cache.self_attention_cache.layers), hidden.shape[-1]
@@ -131,7 +136,10 @@ class Seq2SeqPart(Part):
     def _reads_mask(self, inputs: Mapping[str, Tensor]) -> bool:
         mask = inputs["attention_mask"].clone()
         mask[:, -1] = 0
-        found = [self._call({**inputs, "attention_mask": given}, self._first_tokens(2), None)[0] for given in (mask, mask | 1)]
+        found = [
+            self._call({**inputs, "attention_mask": given}, self._first_tokens(2), None)[0]
+            for given in (mask, mask | 1)
+        ]
         return not torch.equal(found[0][:, 0], found[1][:, 0])
 
     def _first_tokens(self, batch: int) -> Tensor:
@@ -151,16 +159,16 @@ class Seq2SeqPart(Part):
         known = inspect.signature(encoder.forward).parameters
         given = {name: tensor for name, tensor in inputs.items() if name == self.main or name in known}
         with apply_patches():
-            return encoder(**given, return_dict=True)[0]
+            outputs = encoder(**given, return_dict=True)
+        self.output_class = type(outputs)
+        return outputs[0]
 
     def decode(self, ids: Tensor, hidden: Tensor, mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
         """The logits, float (batch, tokens, vocabulary), and the caches after `ids`."""
-        outputs: Any = BaseModelOutput(last_hidden_state=hidden)  # type: ignore[arg-type]
-        outputs.attention_mask = None  # an encoder of sounds may return the mask that it has made
         with apply_patches():
             # not `model(…)`: the tracer would look for the model among the modules of the holder
             result = self.held_model.forward(
-                encoder_outputs=outputs,
+                encoder_outputs=self.output_class(last_hidden_state=hidden),
                 attention_mask=mask,
                 decoder_input_ids=ids,
                 past_key_values=cache,
