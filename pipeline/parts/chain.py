@@ -130,8 +130,8 @@ def generate_greedily(
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         with capture_output(), torch.no_grad():
-            generate: Any = GenerationMixin.generate
-            result = generate(
+            common: Any = GenerationMixin
+            result = common.generate(
                 model, **inputs, generation_config=settings, return_dict_in_generate=True, output_logits=True
             )
     finally:

@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.config import InputConfig
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
-from pipeline.export.parts.holder import Part
+from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.patches import apply_patches
 from pipeline.export.parts.states import (
     BATCH,
@@ -56,7 +56,7 @@ def chunk_of(config: Any) -> int:
     return next((size for key in CHUNKS if (size := getattr(text, key, None))), 0)
 
 
-class DecoderPart(Part):
+class DecoderPart(TaskPart):
     """The module of a part: a causal LM that reads a cache and writes it.
 
     Args:

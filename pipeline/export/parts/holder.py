@@ -31,7 +31,7 @@ class ModelHolder(nn.Module):
         self.training = False  # as the model; .eval() would visit each of a large model's modules
 
 
-class Part(ModelHolder):
+class TaskPart(ModelHolder):
     """The module of one part of a task. `sizes` are those of the named dims in its trace."""
 
     folder: Path | None = None

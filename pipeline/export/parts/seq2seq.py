@@ -29,7 +29,7 @@ from pipeline.config import InputConfig, ModelConfig, VerifyConfig
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
 from pipeline.export.parts.draws import flat_arrays
-from pipeline.export.parts.holder import Part
+from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.patches import apply_patches
 from pipeline.export.parts.states import BATCH, PAST, States, fill_cache, new_cache, read_states, specs_of
 from pipeline.export.source import Example
@@ -64,7 +64,7 @@ class Seq2SeqCall:
     is_padded: bool = False
 
 
-class Seq2SeqPart(Part):
+class Seq2SeqPart(TaskPart):
     """What both parts share.
 
     Args:

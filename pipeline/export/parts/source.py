@@ -14,7 +14,7 @@ from pipeline.export.build_source import assemble
 from pipeline.export.call_watch import capture_output
 from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import draw_calls
-from pipeline.export.parts.holder import Part
+from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.seq2seq import Decoder, Encoder
 from pipeline.export.parts.static import StaticDecoder
 from pipeline.export.source import Source, TorchSource
@@ -54,7 +54,7 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
     )
 
 
-def _make_decoder(model: ModelConfig, loaded: LoadedModel) -> Part:
+def _make_decoder(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
     cache = model.cache or CacheConfig()
     settings: dict[str, Any] = {"folder": loaded.folder, "last_only": model.logits == "last"}
     if cache.kind == "dynamic":
@@ -62,12 +62,12 @@ def _make_decoder(model: ModelConfig, loaded: LoadedModel) -> Part:
     return StaticDecoder(loaded.module, cache, cache.tokens if model.part == "prefill" else 1, **settings)
 
 
-def _make_seq2seq(model: ModelConfig, loaded: LoadedModel) -> Part:
+def _make_seq2seq(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
     kind = Encoder if model.part == "encoder" else Decoder
     return kind(loaded.module, model, loaded.folder)
 
 
-PARTS_OF_TASKS: Final[Mapping[str, Callable[[ModelConfig, LoadedModel], Part]]] = {
+PARTS_OF_TASKS: Final[Mapping[str, Callable[[ModelConfig, LoadedModel], TaskPart]]] = {
     "text-generation": _make_decoder,
     "text2text-generation": _make_seq2seq,
     "automatic-speech-recognition": _make_seq2seq,
@@ -75,7 +75,7 @@ PARTS_OF_TASKS: Final[Mapping[str, Callable[[ModelConfig, LoadedModel], Part]]] 
 """Task → makes the module of `model.part`."""
 
 
-def part_of(source: Source | None) -> Part:
+def part_of(source: Source | None) -> TaskPart:
     """The module of the source of a part."""
-    assert isinstance(source, TorchSource) and isinstance(source.module, Part)
+    assert isinstance(source, TorchSource) and isinstance(source.module, TaskPart)
     return source.module
