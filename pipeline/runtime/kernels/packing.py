@@ -236,7 +236,7 @@ def _onto(shape: Convolution, after: Activation) -> tuple[Any, ...]:
 
 
 def post_op(after: Activation) -> tuple[str, tuple[float, ...], str]:
-    """Arguments of oneDNN's products and convolutions: the activation's name there, its parameters, and the algorithm."""
+    """Arguments of oneDNN's products and convolutions: the activation's name, parameters, and algorithm."""
     name, algorithm = POST_OPS.get(after.name, (after.name, ""))
     return name, after.numbers, algorithm
 
