@@ -101,7 +101,9 @@ def split(
         raise CheckFailed(f"{failure}; nothing was written") from failure
     with write_errors(out):
         found.save(out)
-        for part in found.parts if version is not None else ():
+        for part in found.parts:
+            if version is None:
+                break
             text = aimet_text(dict(part.encodings), set(part.model.index.initializers), version)
             (out / f"{part.name}.encodings").write_text(text, encoding="utf-8")
     print_text(str(found))
