@@ -290,4 +290,9 @@ def _bytes(kind: int, dims: Sequence[int]) -> int:
     return -(-math.prod(dims) * size // 8)
 
 
-BITS: Final[Mapping[int, int]] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4, TensorProto.STRING: 64}
+BITS: Final[Mapping[int, int]] = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    TensorProto.STRING: 64,
+}
