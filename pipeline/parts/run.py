@@ -25,7 +25,7 @@ from pipeline.stages.source import open_source, why_not_compared
 from pipeline.workspace import Workspace, key_of, versions
 
 if TYPE_CHECKING:
-    from pipeline.export.parts.decoder import DecoderPart
+    from pipeline.export.parts.holder import TaskPart
     from pipeline.export.source import Source
     from pipeline.export.transformers_class import LoadedModel
 
@@ -147,7 +147,7 @@ class PartsRun:
             if chain.why:
                 self._send(Note(f"{chain.backend}: {chain.why}"))
 
-    def _part(self) -> DecoderPart:
+    def _part(self) -> TaskPart:
         from pipeline.export.parts import part_of
 
         return part_of(self._source)
@@ -173,7 +173,7 @@ class PartsRun:
         self._observer(event)
 
 
-def prove(part: DecoderPart, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport, ...]:
+def prove(part: TaskPart, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport, ...]:
     """`prove_chain`, which loads torch, with its progress as events."""
     from pipeline.parts.chain import prove_chain
 

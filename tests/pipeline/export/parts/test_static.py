@@ -130,7 +130,7 @@ def test_a_cache_in_int8_in_onnx(tmp_path: Path) -> None:
     draw = source.draws(VerifyConfig())[1]
     session = InferenceSession(tmp_path / "decode.onnx", providers=["CPUExecutionProvider"])
     wanted = run_torch(source, draw.feeds)
-    outputs: list[Any] = session.run(list(wanted), dict(draw.feeds))
+    outputs: Any = session.run(list(wanted), dict(draw.feeds))
     for found, expected in zip(outputs, wanted.values(), strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_allclose(found, expected, atol=1 if expected.dtype == np.int8 else 1e-4)
