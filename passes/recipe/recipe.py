@@ -31,6 +31,8 @@ from passes.rewrites.fold_constants import FixDefaults, FoldConstants
 from passes.rewrites.fold_scale import FoldScale
 from passes.rewrites.fold_shape import FoldShape
 from passes.rewrites.four_axes import To4d
+from passes.rewrites.half_precision import ToBf16, ToFp16
+from passes.rewrites.interface import ChangeBatch, ChangeOutputs, Extract, FixShapes, Rename
 from passes.rewrites.merge_layout import MergeLayout
 from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
 from passes.rewrites.smooth_quant import Awq, SmoothQuant
@@ -76,6 +78,13 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "no-int64": NoInt64,
     "to-4d": To4d,
     "to-nhwc": ToNhwc,
+    "extract": Extract,
+    "outputs": ChangeOutputs,
+    "rename": Rename,
+    "fix-shapes": FixShapes,
+    "change-batch": ChangeBatch,
+    "to-fp16": ToFp16,
+    "to-bf16": ToBf16,
 }
 
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)

@@ -92,11 +92,13 @@ def _expand_folder(value: object) -> object:
     raise ValueError("expected a folder that save_pretrained wrote, or a mapping with 'folder' or 'class'")
 
 
-Task = Literal["text-generation"]
+Task = Literal["text-generation", "text2text-generation", "automatic-speech-recognition"]
 
 PARTS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("text-generation", "dynamic"): ("decoder",),
     ("text-generation", "static"): ("prefill", "decode"),
+    ("text2text-generation", "dynamic"): ("encoder", "decoder"),
+    ("automatic-speech-recognition", "dynamic"): ("encoder", "decoder"),
 }
 """Task and kind of cache → the parts, in the order in which an application runs them."""
 
@@ -111,19 +113,25 @@ class CacheConfig(Section):
     length: tokens that a static cache holds.
     chunk: tokens that `prefill` takes at once; by default 128, or half of a shorter cache.
     dtype: of the keys and values in a static cache; by default as the model computes them.
+    scales: of a cache in int8: one for each head (the default), or one for a tensor.
+    data: of a cache in int8: files with prompts, whose keys and values say the scales.
     """
 
     kind: Literal["dynamic", "static"] = "dynamic"
     length: Annotated[StrictInt, Field(ge=2)] | None = None
     chunk: Count | None = None
-    dtype: Literal["float32", "float16"] | None = None
+    dtype: Literal["float32", "float16", "int8"] | None = None
+    scales: Literal["head", "tensor"] | None = None
+    data: tuple[StrictStr, ...] = ()
 
     @model_validator(mode="after")
     def _check_kind(self) -> CacheConfig:
+        given = [key for key in ("length", "chunk", "dtype", "scales", "data") if getattr(self, key)]
+        if self.dtype != "int8" and (alone := next((key for key in ("scales", "data") if key in given), None)):
+            raise ValueError(f"found {alone!r} without dtype: int8, expected it with a cache of integers")
         if self.kind == "dynamic":
-            extra = next((key for key in ("length", "chunk", "dtype") if getattr(self, key) is not None), None)
-            if extra is not None:
-                raise ValueError(f"found {extra!r} with kind: dynamic, expected it with kind: static")
+            if given:
+                raise ValueError(f"found {given[0]!r} with kind: dynamic, expected it with kind: static")
         elif self.length is None:
             raise ValueError(
                 "found no 'length' with kind: static, expected the tokens that the cache holds: length: 2048"
@@ -215,13 +223,15 @@ class ModelConfig(Section):
         if extra is not None:
             raise ValueError(f"found {extra!r} next to 'task', which says the inputs of each part; leave it out")
         known = self._parts_of_task()
+        if not known:
+            raise ValueError(f"found cache.kind static with task {self.task}, expected dynamic: only it is there")
         if self.part is not None and self.part not in known:
             raise ValueError(f"found the part {self.part!r}, expected one of {', '.join(known)}")
         return self
 
     def _parts_of_task(self) -> tuple[str, ...]:
         kind = (self.cache or CacheConfig()).kind
-        return PARTS[self.task, kind] if self.task is not None else ()
+        return PARTS.get((self.task, kind), ()) if self.task is not None else ()
 
     @property
     def parts(self) -> tuple[str, ...]:

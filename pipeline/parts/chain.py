@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from passes.proof.numbers import TOLERANCES
-from pipeline.config import RunConfig
+from passes.proof.numbers import STEPS, TOLERANCES
+from pipeline.config import ModelConfig, RunConfig
 from pipeline.export.call_watch import capture_output
-from pipeline.parts.generate import continue_text, take_largest
-from pipeline.parts.sessions import TextParts, TextReader, open_calls
+from pipeline.export.parts.holder import TaskPart
+from pipeline.export.parts.states import KEPT
+from pipeline.export.parts.static import StaticDecoder
+from pipeline.parts.generate import continue_text, open_reader, take_largest
+from pipeline.parts.seq2seq import PARTS, Seq2SeqReader, models_with
+from pipeline.parts.sessions import TextParts, TextReader
 from pipeline.report import ChainReport
+from pipeline.runtime.tensors import to_numpy
 
 TOKENS: Final = 32
 """New tokens of each prompt."""
@@ -36,11 +41,13 @@ class TorchText:
     """A random prompt, the tokens by which torch's greedy `generate` goes on, and the logits that each was chosen from.
 
     logits: float (tokens, vocabulary).
+    inputs: of the encoder, if there is one.
     """
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     logits: np.ndarray
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def backends_of(config: RunConfig) -> tuple[str, ...]:
@@ -52,23 +59,38 @@ def backends_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def prove_chain(
-    model: Any, models: Path, config: RunConfig, observe: Callable[[str, int, int], object] = lambda *_: None
+    part: TaskPart, models: Path, config: RunConfig, observe: Callable[[str, int, int], object] = lambda *_: None
 ) -> tuple[ChainReport, ...]:
     """Compare the texts of the folder `models` with those of torch, on each backend.
 
+    A cache in int8 rounds, and its text may be another than that of `generate`: there torch generates over such a cache
+    too, and the report says how many tokens are still those of `generate`.
+
     Args:
-        model: the causal LM of transformers that the parts were made of.
+        part: the module of any part of `models`.
         observe: called with each backend before it runs, its place and how many there are.
     """
-    parts, names, seed = TextParts.of(models), backends_of(config), config.verify.seed
-    texts = [
-        generate_by_torch(model, length, seed + place, parts.length) for place, length in enumerate(prompts_of(parts))
-    ]
+    names, seed, model = backends_of(config), config.verify.seed, part.held_model
+    if models_with(models, PARTS):
+        texts = [generate_after_encoder(model, config.model, length, seed + length) for length in PROMPTS]
+    else:
+        parts = TextParts.of(models)
+        texts = [
+            generate_by_torch(model, length, seed + place, parts.length)
+            for place, length in enumerate(prompts_of(parts))
+        ]
+    judged_as, note = "float32", ""
+    if isinstance(part, StaticDecoder) and part.scales:
+        exact, texts = texts, [generate_by_part(part, text) for text in texts]
+        same = sum(_first_difference(text, other.tokens) for text, other in zip(exact, texts, strict=True))
+        note = f"{same} of {sum(len(text.tokens) for text in exact)} tokens are those of a cache that is not rounded"
+        judged_as = STEPS[KEPT]
     found = []
     for place, name in enumerate(names):
         observe(name, place, len(names))
-        reader = TextReader(parts, open_calls(parts, name, config.runtime, optimized=False))
-        found.append(_compare(texts, reader, name))
+        _, reader = open_reader(models, name, config.runtime, optimized=False)
+        report = _compare(texts, reader, name, judged_as)
+        found.append(replace(report, why="; ".join(filter(None, (report.why, note)))))
     return tuple(found)
 
 
@@ -78,8 +100,6 @@ def generate_by_torch(model: Any, length: int, seed: int, room: int | None = Non
     Args:
         room: the tokens that a cache holds, if it has a limit; the last new token is not read.
     """
-    from transformers import GenerationConfig
-
     limits = (
         TOKENS + length,
         getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None),
@@ -89,32 +109,82 @@ def generate_by_torch(model: Any, length: int, seed: int, room: int | None = Non
     generator = torch.Generator().manual_seed(seed)
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.randint(0, vocabulary, (1, length), generator=generator)
-    settings = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
+    tokens, logits = generate_greedily(model, count, input_ids=ids, attention_mask=torch.ones_like(ids))
+    return TorchText(tuple(ids[0].tolist()), tokens, logits)
+
+
+def generate_after_encoder(model: Any, section: ModelConfig, length: int, seed: int) -> TorchText:
+    """A text that the decoder writes to a random source of `length` tokens, or to random features."""
+    from pipeline.export.parts.seq2seq import Encoder
+
+    encoder = Encoder(model, section)
+    inputs = encoder.draw_inputs(1, length, seed)
+    limit = getattr(model.config, "max_target_positions", None) or getattr(
+        model.config, "max_position_embeddings", None
+    )
+    count = max(1, min(TOKENS, (limit or TOKENS + 1) - 1))
+    tokens, logits = generate_greedily(model, count, start=encoder.start, **inputs)
+    arrays = {name: to_numpy(tensor) for name, tensor in inputs.items()}
+    return TorchText((encoder.start,), tokens, logits, arrays)
+
+
+def generate_greedily(
+    model: Any, count: int, start: int | None = None, **inputs: Any
+) -> tuple[tuple[int, ...], np.ndarray]:
+    """The new tokens of transformers' `generate`, and the logits of each, float (tokens, vocabulary).
+
+    Settings of the model's own are left aside, and so is what a class has in place of the common method: Whisper's cuts
+    the sound into pieces, and calls that method for each.
+    """
+    from transformers import GenerationConfig, GenerationMixin
+
+    known = {} if start is None else {"decoder_start_token_id": start}
+    settings = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None, **known)
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         with capture_output(), torch.no_grad():
-            result = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=settings,
-                return_dict_in_generate=True,
-                output_logits=True,
+            common: Any = GenerationMixin
+            result = common.generate(
+                model, **inputs, generation_config=settings, return_dict_in_generate=True, output_logits=True
             )
     finally:
         model.generation_config = own
-    logits = torch.cat(result.logits).float().numpy()
-    return TorchText(tuple(ids[0].tolist()), tuple(result.sequences[0, length:].tolist()), logits)
+    return tuple(result.sequences[0, -count:].tolist()), torch.cat(result.logits).float().numpy()
 
 
-def _compare(texts: Sequence[TorchText], reader: TextReader, backend: str) -> ChainReport:
+@torch.no_grad()
+def generate_by_part(part: StaticDecoder, text: TorchText) -> TorchText:
+    """The prompt of `text`, continued by the module of a part as far as `text` goes."""
+    states, new, seen = part.empty_states(1, part.length), torch.tensor([text.prompt], device=part.device), 0
+    rows = []
+    for _ in text.tokens:
+        found = part.forward(new, torch.arange(seen, seen + new.shape[1], device=part.device), past_key_values=states)
+        states, seen = found["present"], seen + new.shape[1]
+        rows.append(found["logits"][0, -1].float())
+        new = rows[-1].argmax().view(1, 1)
+    logits = torch.stack(rows).cpu().numpy()
+    return TorchText(text.prompt, tuple(logits.argmax(-1).tolist()), logits)
+
+
+def _first_difference(text: TorchText, tokens: Sequence[int]) -> int:
+    """How many of `tokens` come before the first that differs from those of `text`."""
+    pairs = enumerate(zip(tokens, text.tokens, strict=True))
+    return next((at for at, pair in pairs if len(set(pair)) > 1), len(tokens))
+
+
+def _compare(
+    texts: Sequence[TorchText], reader: TextReader | Seq2SeqReader, backend: str, judged_as: str
+) -> ChainReport:
     equal, whys, is_right = 0, [], True
     for place, text in enumerate(texts, 1):
+        if isinstance(reader, Seq2SeqReader):
+            reader.encode(text.inputs)
         tokens = tuple(continue_text(reader, text.prompt, len(text.tokens), take_largest))
-        same = next((at for at, pair in enumerate(zip(tokens, text.tokens, strict=True)) if len(set(pair)) > 1), None)
-        equal += len(tokens) if same is None else same
-        if same is not None:
+        same = _first_difference(text, tokens)
+        equal += same
+        if same < len(tokens):
             row, wanted, found = text.logits[same], text.tokens[same], tokens[same]
-            gap, limit = float(row[wanted] - row[found]), _limit(row)
+            gap, limit = float(row[wanted] - row[found]), _limit(row, judged_as)
             is_right &= gap <= limit
             whys.append(
                 f"token {same + 1} of prompt {place} is {found}, torch has {wanted}; torch's logits of the two differ "
@@ -123,7 +193,7 @@ def _compare(texts: Sequence[TorchText], reader: TextReader, backend: str) -> Ch
     return ChainReport(backend, len(texts), sum(len(text.tokens) for text in texts), equal, is_right, "; ".join(whys))
 
 
-def _limit(logits: np.ndarray) -> float:
+def _limit(logits: np.ndarray, judged_as: str) -> float:
     """What two right results may differ by, twice: each of two logits is rounded."""
-    tolerance = TOLERANCES["float32"]
+    tolerance = TOLERANCES[judged_as]
     return 2 * (tolerance.atol + tolerance.rtol * float(np.abs(logits).max()))

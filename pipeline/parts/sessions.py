@@ -215,11 +215,14 @@ class BoundStates(PartCalls):
 
     A state that only one scatter reads has one memory for before and after, so that no call copies a cache; any other
     has two, which change places.
+
+    Args:
+        threads: of onnxruntime; 0: as many as it takes by itself.
     """
 
-    def __init__(self, parts: TextParts) -> None:
+    def __init__(self, parts: TextParts, threads: int = 0) -> None:
         self._slots = parts.slots
-        self._sessions = {part: _session(parts.path(part)) for part in parts.graphs}
+        self._sessions = {part: _session(parts.path(part), threads) for part in parts.graphs}
         self._bindings = {part: session.io_binding() for part, session in self._sessions.items()}
         in_place = [_written_in_place(graph) for graph in parts.graphs.values()]
         self._in_place = frozenset.intersection(*in_place)
@@ -308,21 +311,40 @@ def open_calls(
     """The parts on a backend.
 
     Args:
-        runtime: with the fusions of `plan`; those of the run by default.
-        optimized: on onnxruntime with its own optimizations, as an application opens the files.
+        runtime: of the run, by default as it is in the folder.
+        optimized: as an application runs them: on onnxruntime with its own optimizations, on plan with all fusions.
 
     Raises:
         UsageError: there is no such backend, or onnxruntime refuses a file.
     """
+    refuse_unknown_backend(backend)
+    if backend == "onnxruntime" and optimized and parts.is_static:
+        return BoundStates(parts)
+    if backend == "plan" and parts.is_static:
+        return PlannedStates(parts, _with_fusions(runtime or _runtime_of(parts.folder), optimized=optimized))
+    return CarriedStates(parts, step_opener(parts.folder, backend, runtime, optimized=optimized))
+
+
+def refuse_unknown_backend(backend: str) -> None:
+    """Raise UsageError when there is no such backend."""
     if backend not in BACKENDS:
         raise UsageError(f"backend: found {backend!r}, expected one of {', '.join(BACKENDS)}")
+
+
+def step_opener(
+    models: Path, backend: str, runtime: RuntimeConfig | None = None, *, optimized: bool = True
+) -> Callable[[Path], Step]:
+    """A file of a model → a call of it on a backend. Arguments and errors as for `open_calls`."""
+    refuse_unknown_backend(backend)
     if backend == "onnxruntime" and optimized:
-        return BoundStates(parts) if parts.is_static else CarriedStates(parts, _open_step)
-    runtime = runtime or _runtime_of(parts.folder)
-    if backend == "plan" and parts.is_static:
-        return PlannedStates(parts, runtime)
+        return _open_step
+    runtime = _with_fusions(runtime or _runtime_of(models), optimized=optimized)
     kind, fusions, native = BACKENDS[backend], runtime.chosen_fusions, runtime.native
-    return CarriedStates(parts, lambda path: kind(OnnxFile(path), fusions, native=native).run)
+    return lambda path: kind(OnnxFile(path), fusions, native=native).run
+
+
+def _with_fusions(runtime: RuntimeConfig, *, optimized: bool) -> RuntimeConfig:
+    return runtime.model_copy(update={"fusions": "all"}) if optimized else runtime
 
 
 def _runtime_of(models: Path) -> RuntimeConfig:
@@ -331,11 +353,13 @@ def _runtime_of(models: Path) -> RuntimeConfig:
     return RunConfig.from_yaml(file).runtime if file.is_file() else RuntimeConfig()
 
 
-def _session(path: Path) -> Any:
+def _session(path: Path, threads: int = 0) -> Any:
     import onnxruntime
 
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     try:
-        return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common type of its own
         raise UsageError(f"onnxruntime does not open {path}: {first_words(error)}") from error
 

@@ -91,6 +91,8 @@ def pack_blocks(rows: int, weight: torch.Tensor) -> BlockedWeight | None:
     columns, inner = weight.shape
     if not HAS_SMALL_KERNELS or planned_threads() > 1 or not LEAST <= rows * weight.numel() <= MOST:
         return None
+    if rows == 1:  # each number of the weight is read once, which is fastest in its own order
+        return None
     fitting = list(_divisions(rows, columns, inner)) if inner <= DEEPEST else []
     if not fitting:
         return None
@@ -116,7 +118,7 @@ class HeldArrays:
     """FusedOperands as arrays for numpy, made again when their tensors are pointed at other memory; of one launch."""
 
     def __init__(self) -> None:
-        # Numbers may overflow, as in torch, whatever the caller's numpy does about that. `np.errstate` around each
+        # Values may overflow, as in torch, whatever the caller's numpy does about that. `np.errstate` around each
         # product would cost as much as numpy's part of it.
         self._quiet = Context()
         self._quiet.run(np.seterr, all="ignore")
