@@ -17,7 +17,7 @@ import typer
 
 from passes.suggest import bytes_text, plural
 from pipeline.commands.shared import add_command, check_output, wishes_of
-from pipeline.errors import UsageError
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.terminal import print_json, print_line, print_text
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def quantsim(
         return
     if as_json:
         print_text(report_text(result.report))
+        _check_bound(result.report)
         return
     screen.show_passes()
     for name, part in (parts or {"": result}).items():
@@ -87,6 +88,17 @@ def quantsim(
     for line in found.lines() if found else ():
         screen.line(line)
     screen.show_files("files", result.folder, (*result.files, PAGE, *((found.config.name,) if found else ())))
+    _check_bound(result.report)
+
+
+def _check_bound(report: QuantSimReport) -> None:
+    """Refuse a model that is worse for its task than `quantsim.metric.bound`.
+
+    Raises:
+        CheckFailed: it is.
+    """
+    if report.metric is not None and not report.metric.passes:
+        raise CheckFailed(f"quantsim.metric: {report.metric}")
 
 
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
@@ -113,10 +125,12 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
         device = report.device_like.outputs.get(name) if report.device_like else None
         beside = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
         yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{beside}"
+    if report.metric:
+        yield str(report.metric)
     if report.device_like:
         yield from report.device_like.notes()
     if report.suggestion:
-        yield suggestion_text(report.suggestion)
+        yield from suggestion_text(report.suggestion).splitlines()
     before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
     yield f"weights: {before} → {after}; {report.quantized_tensors} of {report.tensors} tensors quantized"
 

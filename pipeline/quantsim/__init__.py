@@ -17,6 +17,8 @@ simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
 noise.py        what each step adds, what has come together at each tensor, and what each layer does to the outputs
 torch_nodes.py  layers as torch's operators, by which that is estimated; outputs by torch and torchao, as a cross-check
+metric.py       the metric of the task, of both models
+layer_costs.py  what each layer alone costs that metric
 best.py         the steps of optimize, tried one after the other within a budget
 suggest.py      formats of single layers for a target, and bytes of the constants
 report.py       what was found, as data
