@@ -34,7 +34,7 @@ COMMANDS: Final = {
         "optimize",
         "Run the passes on an ONNX file, prove each change, and write the result; works without torch.",
     ),
-    "generate": ("generate", "Generate text by the decoder of a run with `task: text-generation`."),
+    "generate": ("generate", "Generate text by the parts of a run with `model.task`."),
     "quantsim": ("quantsim", "Prepare the model, quantize it by rules, and say what each step costs."),
     "encodings": (
         "quantsim",

@@ -9,8 +9,9 @@ equal only where the weights are. All of this repeats until these passes and the
 
 Weights whose values a pass of onnxsim may read are sent with the model. The factor of a product and the table of a
 Gather are not read (`OPAQUE_OPERANDS`), but for the weights of three products of one value, of which fuse_attention
-makes one weight. A weight that the user wants left on disk (`weight.unread`) is sent in these cases alone, however
-small it is, and nothing is folded from it if it has more than `LARGE` bytes.
+makes one weight, where a Softmax stands without torch's guard. A weight that the user wants left on disk
+(`weight.unread`) is sent in these cases alone, however small it is, and nothing is folded from it if it has more than
+`LARGE` bytes.
 """
 
 from __future__ import annotations
@@ -222,12 +223,18 @@ def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) ->
             and (node.op_type, position) not in OPAQUE_OPERANDS
             and not (skips_concat and node.op_type == "Concat")
         )
-    if attention:
+    if attention and _has_bare_softmax(graph):
         fusible = _fusible_values(graph)
         for value, siblings in products.items():
             joined = [node.input[1] for node in siblings if value and node.output[0] in fusible]
             read.update(joined if len(joined) >= 3 else ())
     return frozenset(index.origin_of(name, LAYOUT) for name in read)
+
+
+def _has_bare_softmax(graph: GraphProto) -> bool:
+    """Whether a Softmax is without torch's guard, an IsNaN of its result, which fuse_attention has no pattern for."""
+    guarded = {node.input[0] for node in graph.node if node.op_type == "IsNaN"}
+    return any(node.op_type == "Softmax" and node.output[0] not in guarded for node in graph.node)
 
 
 def _fusible_values(graph: GraphProto) -> frozenset[str]:

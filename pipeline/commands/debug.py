@@ -72,7 +72,7 @@ def compare(
         _compare_step({first, second}, model, overrides, step, _tolerances(rtol, atol), as_json=as_json)
         return
     if inputs is not None and seed is not None:
-        raise UsageError("--inputs gives the numbers, so --seed has no effect; leave one of them out")
+        raise UsageError("--inputs gives the values, so --seed has no effect; leave one of them out")
     if first_divergence and most is not None:
         raise UsageError("--first-divergence shows one value, so --most has no effect; leave one of them out")
     if model.endswith(IR_ENDINGS) and (overrides or out is not None):
@@ -243,7 +243,7 @@ def _open_ir(path: Path, weights: Path | None) -> Subject:
     ]
     if missing:
         raise UsageError(
-            f"{path} holds no numbers for {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; name a file "
+            f"{path} holds no values for {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; name a file "
             "of its weights by --weights, or compare the ONNX file that it was made of"
         )
     values = [graph.values[vid] for vid in graph.inputs]

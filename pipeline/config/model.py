@@ -92,11 +92,13 @@ def _expand_folder(value: object) -> object:
     raise ValueError("expected a folder that save_pretrained wrote, or a mapping with 'folder' or 'class'")
 
 
-Task = Literal["text-generation"]
+Task = Literal["text-generation", "text2text-generation", "automatic-speech-recognition"]
 
 PARTS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("text-generation", "dynamic"): ("decoder",),
     ("text-generation", "static"): ("prefill", "decode"),
+    ("text2text-generation", "dynamic"): ("encoder", "decoder"),
+    ("automatic-speech-recognition", "dynamic"): ("encoder", "decoder"),
 }
 """Task and kind of cache → the parts, in the order in which an application runs them."""
 
@@ -215,13 +217,15 @@ class ModelConfig(Section):
         if extra is not None:
             raise ValueError(f"found {extra!r} next to 'task', which says the inputs of each part; leave it out")
         known = self._parts_of_task()
+        if not known:
+            raise ValueError(f"found cache.kind static with task {self.task}, expected dynamic: only it is there")
         if self.part is not None and self.part not in known:
             raise ValueError(f"found the part {self.part!r}, expected one of {', '.join(known)}")
         return self
 
     def _parts_of_task(self) -> tuple[str, ...]:
         kind = (self.cache or CacheConfig()).kind
-        return PARTS[self.task, kind] if self.task is not None else ()
+        return PARTS.get((self.task, kind), ()) if self.task is not None else ()
 
     @property
     def parts(self) -> tuple[str, ...]:

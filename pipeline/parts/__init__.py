@@ -3,7 +3,8 @@
 run.py         all parts of a source, one after the other, and what comes after them
 folder.py      the final models of all parts over one file of weights, with what applications read next to them
 genai.py       `genai_config.json`, by which onnxruntime-genai loads the folder
-generate.py    tokens by a decoder of such a folder, on any backend
+seq2seq.py     a text of a decoder after an encoder
+generate.py    tokens by such a folder, on any backend
 chain.py       the proof that these tokens are those of torch's `generate`
 report.py      the report of all parts, as data and as a page
 result.py      what a run in parts returns

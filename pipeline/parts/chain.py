@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from passes.proof.numbers import TOLERANCES
-from pipeline.config import RunConfig
+from pipeline.config import ModelConfig, RunConfig
 from pipeline.export.call_watch import capture_output
-from pipeline.parts.generate import continue_text, take_largest
-from pipeline.parts.sessions import TextParts, TextReader, open_calls
+from pipeline.parts.generate import continue_text, open_reader, take_largest
+from pipeline.parts.seq2seq import PARTS, Seq2SeqReader, models_with
+from pipeline.parts.sessions import TextParts, TextReader
 from pipeline.report import ChainReport
+from pipeline.runtime.tensors import to_numpy
 
 TOKENS: Final = 32
 """New tokens of each prompt."""
@@ -36,11 +38,13 @@ class TorchText:
     """A random prompt, the tokens by which torch's greedy `generate` goes on, and the logits that each was chosen from.
 
     logits: float (tokens, vocabulary).
+    inputs: of the encoder, if there is one.
     """
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     logits: np.ndarray
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def backends_of(config: RunConfig) -> tuple[str, ...]:
@@ -57,17 +61,22 @@ def prove_chain(
     """Compare the texts of the folder `models` with those of torch, on each backend.
 
     Args:
-        model: the causal LM of transformers that the parts were made of.
+        model: of transformers, that the parts were made of.
         observe: called with each backend before it runs, its place and how many there are.
     """
-    parts, names, seed = TextParts.of(models), backends_of(config), config.verify.seed
-    texts = [
-        generate_by_torch(model, length, seed + place, parts.length) for place, length in enumerate(prompts_of(parts))
-    ]
+    names, seed = backends_of(config), config.verify.seed
+    if models_with(models, PARTS):
+        texts = [generate_after_encoder(model, config.model, length, seed + length) for length in PROMPTS]
+    else:
+        parts = TextParts.of(models)
+        texts = [
+            generate_by_torch(model, length, seed + place, parts.length)
+            for place, length in enumerate(prompts_of(parts))
+        ]
     found = []
     for place, name in enumerate(names):
         observe(name, place, len(names))
-        reader = TextReader(parts, open_calls(parts, name, config.runtime, optimized=False))
+        _, reader = open_reader(models, name, config.runtime, optimized=False)
         found.append(_compare(texts, reader, name))
     return tuple(found)
 
@@ -78,8 +87,6 @@ def generate_by_torch(model: Any, length: int, seed: int, room: int | None = Non
     Args:
         room: the tokens that a cache holds, if it has a limit; the last new token is not read.
     """
-    from transformers import GenerationConfig
-
     limits = (
         TOKENS + length,
         getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None),
@@ -89,26 +96,54 @@ def generate_by_torch(model: Any, length: int, seed: int, room: int | None = Non
     generator = torch.Generator().manual_seed(seed)
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.randint(0, vocabulary, (1, length), generator=generator)
-    settings = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
+    tokens, logits = generate_greedily(model, count, input_ids=ids, attention_mask=torch.ones_like(ids))
+    return TorchText(tuple(ids[0].tolist()), tokens, logits)
+
+
+def generate_after_encoder(model: Any, section: ModelConfig, length: int, seed: int) -> TorchText:
+    """A text that the decoder writes to a random source of `length` tokens, or to random features."""
+    from pipeline.export.parts.seq2seq import Encoder
+
+    encoder = Encoder(model, section)
+    inputs = encoder.draw_inputs(1, length, seed)
+    limit = getattr(model.config, "max_target_positions", None) or getattr(
+        model.config, "max_position_embeddings", None
+    )
+    count = max(1, min(TOKENS, (limit or TOKENS + 1) - 1))
+    tokens, logits = generate_greedily(model, count, start=encoder.start, **inputs)
+    arrays = {name: to_numpy(tensor) for name, tensor in inputs.items()}
+    return TorchText((encoder.start,), tokens, logits, arrays)
+
+
+def generate_greedily(
+    model: Any, count: int, start: int | None = None, **inputs: Any
+) -> tuple[tuple[int, ...], np.ndarray]:
+    """The new tokens of transformers' `generate`, and the logits of each, float (tokens, vocabulary).
+
+    Settings of the model's own are left aside, and so is what a class has in place of the common method: Whisper's cuts
+    the sound into pieces, and calls that method for each.
+    """
+    from transformers import GenerationConfig, GenerationMixin
+
+    known = {} if start is None else {"decoder_start_token_id": start}
+    settings = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None, **known)
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         with capture_output(), torch.no_grad():
-            result = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=settings,
-                return_dict_in_generate=True,
-                output_logits=True,
+            common: Any = GenerationMixin
+            result = common.generate(
+                model, **inputs, generation_config=settings, return_dict_in_generate=True, output_logits=True
             )
     finally:
         model.generation_config = own
-    logits = torch.cat(result.logits).float().numpy()
-    return TorchText(tuple(ids[0].tolist()), tuple(result.sequences[0, length:].tolist()), logits)
+    return tuple(result.sequences[0, -count:].tolist()), torch.cat(result.logits).float().numpy()
 
 
-def _compare(texts: Sequence[TorchText], reader: TextReader, backend: str) -> ChainReport:
+def _compare(texts: Sequence[TorchText], reader: TextReader | Seq2SeqReader, backend: str) -> ChainReport:
     equal, whys, is_right = 0, [], True
     for place, text in enumerate(texts, 1):
+        if isinstance(reader, Seq2SeqReader):
+            reader.encode(text.inputs)
         tokens = tuple(continue_text(reader, text.prompt, len(text.tokens), take_largest))
         same = next((at for at, pair in enumerate(zip(tokens, text.tokens, strict=True)) if len(set(pair)) > 1), None)
         equal += len(tokens) if same is None else same

@@ -13,7 +13,7 @@ from passes.suggest import bytes_text, plural
 from passes.weights.detached import read_model
 from passes.weights.files import save_together
 from pipeline.parts.genai import genai_config
-from pipeline.parts.generate import CONFIG, SETTINGS
+from pipeline.parts.generate import CONFIG, GENERATION, SETTINGS
 from pipeline.parts.sessions import MODELS, PAST_PREFIX, state_slots
 from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest, stamp
 
@@ -27,8 +27,9 @@ STAGE: Final = "models"
 
 TOKENIZER_FILES: Final = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model", "chat_template.*",
+    "*processor_config.json",
 )  # fmt: skip
-"""What a tokenizer of Hugging Face is read from, as far as a folder has it."""
+"""What a tokenizer or processor of Hugging Face is read from, as far as a folder has it."""
 
 Files = tuple[tuple[str, int, int], ...]
 """Name below the folder of the run, size and time of each file."""
@@ -63,12 +64,15 @@ def write_models(
     models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}
     save_together(models, folder / WEIGHTS)
     graphs = {path.stem: model.proto.graph for path, model in models.items()}
-    if "decoder" in graphs:
+    if "encoder" in graphs:
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+    elif "decoder" in graphs:
         (folder / SETTINGS).write_text(genai_config(config, graphs["decoder"]), encoding="utf-8")
     else:
         (folder / CONFIG).write_text(text, encoding="utf-8")
         _write_mapping(graphs["decode"], folder / KV_MAPPING)
-    for file in (file for pattern in TOKENIZER_FILES for file in (source.glob(pattern) if source else ())):
+    copied = (*TOKENIZER_FILES, *((GENERATION,) if "encoder" in graphs else ()))
+    for file in (file for pattern in copied for file in (source.glob(pattern) if source else ())):
         shutil.copyfile(file, folder / file.name)
     names = sorted(file.relative_to(workspace.folder).as_posix() for file in folder.iterdir())
     files = tuple((name, *stamp(workspace.folder / name)) for name in names)

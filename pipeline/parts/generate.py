@@ -1,10 +1,13 @@
-"""Text by the parts of a folder of models: tokens in, tokens out, on any backend. Needs no torch on onnxruntime."""
+"""Text by the parts of a folder of models: tokens in, tokens out, on any backend. Needs no torch on onnxruntime.
+
+A decoder alone goes on with the prompt. After an encoder, which reads the prompt or features, a decoder begins anew.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +15,15 @@ from typing import Any, Final
 import numpy as np
 
 from passes.weights.sessions import first_words
+from pipeline.config import RuntimeConfig
 from pipeline.errors import UsageError
-from pipeline.parts.sessions import TextParts, TextReader, open_calls
+from pipeline.parts.seq2seq import PARTS, Seq2SeqReader, models_with
+from pipeline.parts.sessions import TextParts, TextReader, open_calls, step_opener
+from pipeline.verify.backends import Feeds
 
 SETTINGS: Final = "genai_config.json"
 CONFIG: Final = "config.json"
+GENERATION: Final = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +54,16 @@ class TextGenerator:
     """
 
     def __init__(self, folder: Path, backend: str = "onnxruntime") -> None:
-        parts = TextParts.of(folder)
-        self.models, self.backend = parts.folder, backend
-        self._reader = TextReader(parts, open_calls(parts, backend))
+        self.models, self._reader = open_reader(folder, backend)
+        self.backend = backend
 
     def generate(
         self,
         ids: Sequence[int] | None = None,
         *,
         prompt: str | None = None,
+        inputs: Feeds | None = None,
+        start: Sequence[int] | None = None,
         max_new_tokens: int = 32,
         temperature: float = 0.0,
         seed: int = 0,
@@ -64,6 +72,8 @@ class TextGenerator:
         """Generate after a prompt, which is given as tokens or as text.
 
         Args:
+            inputs: of an encoder that reads no tokens: `input_features`.
+            start: tokens that a decoder after an encoder begins with; by default that of the model's configuration.
             temperature: 0 takes the most likely token; above it tokens are drawn, by `seed`.
             stop: tokens that end the text; None: those of the model's configuration.
 
@@ -74,36 +84,70 @@ class TextGenerator:
         tokenizer = load_tokenizer(self.models) if prompt is not None else None
         if tokenizer is not None:
             ids = [int(token) for token in tokenizer(prompt)["input_ids"]]
-        if not ids:
+        if not ids and not inputs:
             raise UsageError("generate: the prompt has no token; give --ids 1,2,3 or a --prompt")
+        ids = ids or ()
         if max_new_tokens < 1:
             raise UsageError(f"generate: found max_new_tokens {max_new_tokens}, expected 1 or more")
         known = read_settings(self.models)
-        vocabulary = known.get("vocab_size") or max(ids) + 1
-        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+        first = self._first_tokens(ids, start, known)
+        vocabulary = known.get("vocab_size") or max(*ids, *first, 0) + 1
+        wrong = next((token for token in (*ids, *first) if not 0 <= token < vocabulary), None)
         if wrong is not None:
             raise UsageError(f"generate: found the token {wrong}, expected 0 to {vocabulary - 1}")
         ends = frozenset(stop if stop is not None else known.get("eos", ()))
         choose = _Sampler(temperature, seed)
         begun = time.perf_counter()
-        tokens = list(continue_text(self._reader, ids, max_new_tokens, choose, ends))
+        if isinstance(self._reader, Seq2SeqReader):
+            self._reader.encode(inputs or {"input_ids": np.array([ids], np.int64)})
+        tokens = list(continue_text(self._reader, first, max_new_tokens, choose, ends))
         seconds = time.perf_counter() - begun
         text = tokenizer.decode(tokens) if tokenizer is not None else ""
         return Generation(tuple(ids), tuple(tokens), seconds, self.backend, text)
 
+    def _first_tokens(self, ids: Sequence[int], start: Sequence[int] | None, known: Mapping[str, Any]) -> Sequence[int]:
+        """The tokens that the decoder reads first.
+
+        Raises:
+            UsageError: `start` is given to a decoder without an encoder.
+        """
+        if isinstance(self._reader, Seq2SeqReader):
+            return [known.get("start", 0)] if start is None else start
+        if start is not None:
+            raise UsageError(f"generate: found start tokens, but {self.models} has no encoder; give them as the prompt")
+        return ids
+
+
+def open_reader(
+    folder: Path, backend: str, runtime: RuntimeConfig | None = None, *, optimized: bool = True
+) -> tuple[Path, TextReader | Seq2SeqReader]:
+    """The folder of the models, and what reads a text by them. Arguments and errors as for `open_calls`."""
+    models = models_with(folder, PARTS)
+    if models is not None:
+        return models, Seq2SeqReader(models, step_opener(models, backend, runtime, optimized=optimized))
+    parts = TextParts.of(folder)
+    return parts.folder, TextReader(parts, open_calls(parts, backend, runtime, optimized=optimized))
+
 
 def read_settings(models: Path) -> dict[str, Any]:
-    """What the folder says of tokens: `vocab_size`, and `eos`, the tokens that end a text."""
+    """What the folder says of tokens: `vocab_size`, `eos`, those that end a text, and `start`, that of a decoder."""
     try:
         if (models / SETTINGS).is_file():
             section = json.loads((models / SETTINGS).read_text(encoding="utf-8"))["model"]
         else:
             section = json.loads((models / CONFIG).read_text(encoding="utf-8"))
-            section |= section.get("text_config", {})
+            section |= section.get("text_config") or section.get("decoder") or {}
+        if (models / GENERATION).is_file():
+            section |= json.loads((models / GENERATION).read_text(encoding="utf-8"))
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     eos = section.get("eos_token_id")
-    return {"vocab_size": section.get("vocab_size"), "eos": [eos] if isinstance(eos, int) else list(eos or ())}
+    starts = (section.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
+    return {
+        "vocab_size": section.get("vocab_size"),
+        "eos": [eos] if isinstance(eos, int) else list(eos or ()),
+        "start": next((start for start in starts if start is not None), 0),
+    }
 
 
 def load_tokenizer(models: Path) -> Any:
@@ -125,7 +169,7 @@ def load_tokenizer(models: Path) -> Any:
 
 
 def continue_text(
-    reader: TextReader,
+    reader: TextReader | Seq2SeqReader,
     ids: Sequence[int],
     count: int,
     choose: Callable[[np.ndarray], int],

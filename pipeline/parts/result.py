@@ -14,6 +14,8 @@ from pipeline.report import ChainReport
 from pipeline.result import RunResult
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pipeline.ir import Graph
     from pipeline.parts.generate import Generation
 
@@ -55,6 +57,8 @@ class PartsResult(RunResult):
         ids: Sequence[int] | None = None,
         *,
         prompt: str | None = None,
+        inputs: Mapping[str, np.ndarray] | None = None,
+        start: Sequence[int] | None = None,
         max_new_tokens: int = 32,
         temperature: float = 0.0,
         seed: int = 0,
@@ -69,7 +73,9 @@ class PartsResult(RunResult):
         from pipeline.parts.generate import TextGenerator
 
         settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-        return TextGenerator(self.models, backend).generate(ids, prompt=prompt, stop=stop, **settings)
+        return TextGenerator(self.models, backend).generate(
+            ids, prompt=prompt, inputs=inputs, start=start, stop=stop, **settings
+        )
 
     def __repr__(self) -> str:
         lines = ["PartsResult"]

@@ -25,7 +25,7 @@ from pipeline.stages.source import open_source, why_not_compared
 from pipeline.workspace import Workspace, key_of, versions
 
 if TYPE_CHECKING:
-    from pipeline.export.parts.decoder import DecoderPart
+    from pipeline.export.parts.holder import TaskPart
     from pipeline.export.source import Source
     from pipeline.export.transformers_class import LoadedModel
 
@@ -147,7 +147,7 @@ class PartsRun:
             if chain.why:
                 self._send(Note(f"{chain.backend}: {chain.why}"))
 
-    def _part(self) -> DecoderPart:
+    def _part(self) -> TaskPart:
         from pipeline.export.parts import part_of
 
         return part_of(self._source)

@@ -314,15 +314,30 @@ def open_calls(
     Raises:
         UsageError: there is no such backend, or onnxruntime refuses a file.
     """
+    refuse_unknown_backend(backend)
+    if backend == "onnxruntime" and optimized and parts.is_static:
+        return BoundStates(parts)
+    if backend == "plan" and parts.is_static:
+        return PlannedStates(parts, runtime or _runtime_of(parts.folder))
+    return CarriedStates(parts, step_opener(parts.folder, backend, runtime, optimized=optimized))
+
+
+def refuse_unknown_backend(backend: str) -> None:
+    """Raise UsageError when there is no such backend."""
     if backend not in BACKENDS:
         raise UsageError(f"backend: found {backend!r}, expected one of {', '.join(BACKENDS)}")
+
+
+def step_opener(
+    models: Path, backend: str, runtime: RuntimeConfig | None = None, *, optimized: bool = True
+) -> Callable[[Path], Step]:
+    """A file of a model → a call of it on a backend. Arguments and errors as for `open_calls`."""
+    refuse_unknown_backend(backend)
     if backend == "onnxruntime" and optimized:
-        return BoundStates(parts) if parts.is_static else CarriedStates(parts, _open_step)
-    runtime = runtime or _runtime_of(parts.folder)
-    if backend == "plan" and parts.is_static:
-        return PlannedStates(parts, runtime)
+        return _open_step
+    runtime = runtime or _runtime_of(models)
     kind, fusions, native = BACKENDS[backend], runtime.chosen_fusions, runtime.native
-    return CarriedStates(parts, lambda path: kind(OnnxFile(path), fusions, native=native).run)
+    return lambda path: kind(OnnxFile(path), fusions, native=native).run
 
 
 def _runtime_of(models: Path) -> RuntimeConfig:

@@ -225,7 +225,7 @@ def _with_first_values(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
             owner, first = owners.setdefault((value.name, value.spec), (entry, payload))
             if first is not payload and first.numpy().tobytes() != payload.numpy().tobytes():
                 raise UsageError(
-                    f"the state {value.name!r} begins with other numbers in {owner!r} than in {entry!r}; give it one "
+                    f"the state {value.name!r} begins with other values in {owner!r} than in {entry!r}; give it one "
                     "first value by `weights`"
                 )
     values = {form: payload for form, (_, payload) in owners.items()}

@@ -5,9 +5,9 @@ gradient where it has one. So torch runs, traces and differentiates these operat
 their row in `pipeline.ops`, and `find_operator` finds both. `argument` converts the attributes of a call to torch's
 arguments: constants by name, tensors and bodies by their references.
 
-ONNX's operators that draw numbers. Called as operators of torch they draw torch's own (`torch.manual_seed`), so that
-no two steps of a training draw the same; a plan gives each a generator with the seed of its node. Onnxruntime draws
-other numbers for the same seed: it has another generator.
+ONNX's operators that draw random values. Called as operators of torch they draw torch's own (`torch.manual_seed`), so
+that no two steps of a training draw the same; a plan gives each a generator with the seed of its node. Onnxruntime
+draws other values for the same seed: it has another generator.
 
 ONNX's QuantizeLinear and DequantizeLinear in torch's operators, with gradients. Rounding has no gradient, so it takes
 that of a straight line (Bengio et al. 2013); a number that is rounded beyond the ends of the format has none. With
@@ -116,16 +116,16 @@ def quantize(
     Returns a tensor of the shape of `self`, of the dtype `to`.
     """
     wide = torch.float64 if torch.float64 in (self.dtype, scale.dtype) else torch.float32
-    numbers = self.to(wide) / spread(scale.to(wide), self, axis, block_size)
+    values = self.to(wide) / spread(scale.to(wide), self, axis, block_size)
     zero = None if zero_point is None else spread(zero_point.to(wide), self, axis, block_size)
     if to.startswith("float8"):
-        numbers = numbers if zero is None else numbers + zero
-        return torch.ops.onnxline.cast_float8(numbers, to, saturate)
-    numbers = numbers + (numbers.round() - numbers).detach() if as_floats else numbers.round()
-    numbers = numbers if zero is None else numbers + zero
+        values = values if zero is None else values + zero
+        return torch.ops.onnxline.cast_float8(values, to, saturate)
+    values = values + (values.round() - values).detach() if as_floats else values.round()
+    values = values if zero is None else values + zero
     limits = torch.iinfo(torch_dtype(to))
-    numbers = numbers.clamp(limits.min if low is None else low, limits.max if high is None else high)
-    return numbers if as_floats else numbers.to(torch_dtype(to))
+    values = values.clamp(limits.min if low is None else low, limits.max if high is None else high)
+    return values if as_floats else values.to(torch_dtype(to))
 
 
 def dequantize(
@@ -145,10 +145,10 @@ def dequantize(
     """
     large = self.dtype in (torch.int32, torch.uint32)
     wide = torch.float64 if to == "float64" or large else torch.float32
-    numbers = self.to(wide)
+    values = self.to(wide)
     if zero_point is not None:
-        numbers = numbers - spread(zero_point.to(wide), self, axis, block_size)
-    return (numbers * spread(scale.to(wide), self, axis, block_size)).to(torch_dtype(to))
+        values = values - spread(zero_point.to(wide), self, axis, block_size)
+    return (values * spread(scale.to(wide), self, axis, block_size)).to(torch_dtype(to))
 
 
 def spread(parameters: torch.Tensor, x: torch.Tensor, axis: int, block_size: int) -> torch.Tensor:
@@ -163,7 +163,7 @@ def spread(parameters: torch.Tensor, x: torch.Tensor, axis: int, block_size: int
 def unsigned(self: torch.Tensor, other: torch.Tensor, function: str) -> torch.Tensor:
     """Arithmetic of unsigned integers of 16 bits and more, which torch lacks: by signed integers of the same bits.
 
-    `function` is a key of `UNSIGNED_FUNCTIONS`. Numbers wrap around, a quotient is rounded down, and it and the
+    `function` is a key of `UNSIGNED_FUNCTIONS`. Values wrap around, a quotient is rounded down, and it and the
     remainder are 0 for a divisor of 0.
     """
     signed = SIGNED[self.dtype]

@@ -119,7 +119,7 @@ def rnn_step(x: torch.Tensor, states: States, cell: Cell, size: int) -> States:
 
 
 def squash_by(name: str, alpha: float, beta: float, limit: float) -> Squash:
-    """An activation with its numbers; above 0, `limit` clips what it takes."""
+    """An activation with its parameters; above 0, `limit` clips what it takes."""
     function = ACTIVATIONS[name]
     return lambda x: function(x.clamp(-limit, limit) if limit > 0 else x, alpha, beta)
 
@@ -137,7 +137,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor, float, float], torch.Tensor]] 
     "Tanh": lambda x, _, __: x.tanh(),
     "ThresholdedRelu": lambda x, alpha, _: functional.threshold(x, alpha, 0.0),
 }
-"""By name, with their numbers alpha and beta."""
+"""By name, with their parameters alpha and beta."""
 
 CELLS = {"LSTM": lstm_step, "GRU": gru_step, "RNN": rnn_step}
 USUAL = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -160,7 +160,7 @@ def roi_align(
     pixels, so the corners of the boxes are read.
 
     Raises:
-        Unsupported: it is traced, and the boxes have no numbers.
+        Unsupported: it is traced, and the boxes have no values.
     """
     rows, columns = output_size
     offset = 0.5 if half_pixel else 0.0

@@ -48,7 +48,7 @@ def refuse_moved(lenders: Lenders, bound: Mapping[int, torch.Tensor], names: Map
     """Check that the caller's tensors still have the memory that was bound.
 
     Raises:
-        UsageError: one was given other memory, so that the program computes with numbers that its caller does not see.
+        UsageError: one was given other memory, so that the program computes with values that its caller does not see.
     """
     for vid, lender in lenders.items():
         tensor = lender()

@@ -71,9 +71,9 @@ def is_functional(tensor: torch.Tensor) -> bool:
 def why_unreadable(tensor: torch.Tensor) -> str:
     """Why a plan cannot read the memory of `tensor`, as the end of a sentence; empty where it can."""
     if is_lazy(tensor):
-        return "is a parameter of a lazy module, which has no numbers before its first forward"
+        return "is a parameter of a lazy module, which has no values before its first forward"
     if isinstance(tensor, FakeTensor):
-        return "is a fake tensor, which has no numbers"
+        return "is a fake tensor, which has no values"
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested tensor" if tensor.is_nested else f"of the layout {tensor.layout}"
         return f"is {kind}; expected a dense one, as `to_dense()` or `torch.stack` makes"

@@ -1,4 +1,4 @@
-"""Shield a run from what the caller's thread has switched on in torch: a graph says all that decides its numbers.
+"""Shield a run from what the caller's thread has switched on in torch: a graph says all that decides its results.
 
 Autocast casts the operands of operators, torch's default dtype is what integers divide to, and a default device is
 where new tensors are made. A region of autocast inside a graph is an op of it, and works all the same. Other modes of

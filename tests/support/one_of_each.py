@@ -45,6 +45,9 @@ NIGHTLY: Final = {
     "pipeline/export/parts/test_families.py::test_prefill_and_decode_give_the_tokens_of_torch": (
         "test_static.py runs three families in torch, whole_runs/test_parts.py both parts of a Llama"
     ),
+    "whole_runs/test_encoder_decoder.py::test_a_run_of_a_model_with_an_encoder": (
+        "pipeline/export/parts/test_seq2seq.py exports both parts, pipeline/parts/test_seq2seq.py reads texts by them"
+    ),
     "pipeline/export/test_mixtures.py::test_a_factory_s_mixture_exports_as_it_was_made": (
         "test_each_token_goes_to_its_own_experts exports such a mixture from its configuration"
     ),
@@ -134,6 +137,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     "pipeline/export/parts/test_pair.py::test_same_tokens_and_logits_as_the_whole_model": (
         "DeepseekV3-as_it_is", "Llama-export_and_load", "GPT2-in_onnxruntime",
     ),
+    "pipeline/export/parts/test_seq2seq.py::test_the_graphs_are_the_model": ("Whisper",),
     "pipeline/export/test_exported_transformers.py::test_agrees_with_onnxruntime": (
         "LlamaForCausalLM", "ResNetModel",
     ),

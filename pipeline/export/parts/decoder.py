@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.config import InputConfig
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
-from pipeline.export.parts.holder import ModelHolder
+from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.patches import apply_patches
 from pipeline.export.parts.states import (
     BATCH,
@@ -56,7 +56,7 @@ def chunk_of(config: Any) -> int:
     return next((size for key in CHUNKS if (size := getattr(text, key, None))), 0)
 
 
-class DecoderPart(ModelHolder):
+class DecoderPart(TaskPart):
     """The module of a part: a causal LM that reads a cache and writes it.
 
     Args:
@@ -95,17 +95,9 @@ class DecoderPart(ModelHolder):
             )
 
     @property
-    def held_model(self) -> Any:
-        return self.wrapped[0]
-
-    @property
     def vocabulary(self) -> int:
         """How many tokens there are."""
         return self.held_model.get_input_embeddings().num_embeddings
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
 
     def compute_logits(self, input_ids: Tensor, cache: Any, **given: Any) -> Tensor:
         """The logits of the tokens, float (batch, tokens, vocabulary), while the model reads and writes `cache`."""

@@ -91,7 +91,7 @@ def make_feeds(decoder: CachedDecoder, call: DecoderCall, seed: int) -> dict[str
     before, new = whole.split([call.past, call.tokens], dim=1)
     if call.past:
         states = decoder(**decoder.arguments(before, mask[:, : call.past], states))["present"]
-    return _arrays(decoder.arguments(new, mask, states))
+    return flat_arrays(decoder.arguments(new, mask, states))
 
 
 def _pasts(part: StaticDecoder) -> Iterator[int]:
@@ -114,7 +114,7 @@ def _draw_static(part: StaticDecoder, past: int, seed: int) -> GivenDraw:
     else:
         states = _with_empty(part, states)
     title = f"{part.tokens} tokens after {past}" if part.tokens > 1 else f"the token after {past}"
-    return GivenDraw(Draw(seed, {}, source=title), _arrays(part.arguments(tokens, past, states)))
+    return GivenDraw(Draw(seed, {}, source=title), flat_arrays(part.arguments(tokens, past, states)))
 
 
 def _with_empty(part: StaticDecoder, states: States) -> States:
@@ -144,7 +144,8 @@ def _fill_rows(part: StaticDecoder, states: States) -> States:
     }
 
 
-def _arrays(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def flat_arrays(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors of a tree of arguments by name: `past_key_values.0.key`."""
     return {name: to_numpy(tensor) for name, tensor in _flatten("", arguments)}
 
 

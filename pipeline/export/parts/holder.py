@@ -1,10 +1,17 @@
-"""A module around a model that adds nothing to the names of its parameters."""
+"""A module around a model that adds nothing to the names of its parameters; and what each part of a task has."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+
+from passes.proof.draws import GivenDraw
+from pipeline.config import InputConfig, VerifyConfig
+from pipeline.export.source import Example
 
 
 class ModelHolder(nn.Module):
@@ -22,3 +29,34 @@ class ModelHolder(nn.Module):
         for name, buffer in model.named_buffers(recurse=False):
             self.register_buffer(name, buffer, persistent=name not in model._non_persistent_buffers_set)
         self.training = False  # as the model; .eval() would visit each of a large model's modules
+
+
+class TaskPart(ModelHolder):
+    """The module of one part of a task. `sizes` are those of the named dims in its trace."""
+
+    folder: Path | None = None
+    """That the model was loaded from, if any."""
+
+    @property
+    def held_model(self) -> Any:
+        return self.wrapped[0]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.held_model.parameters()).device
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {}
+
+    def declarations(self) -> dict[str, InputConfig]:
+        """Name of each input → its open axes, and the values that it takes."""
+        raise NotImplementedError
+
+    def example(self) -> Example:
+        """A call for a trace."""
+        raise NotImplementedError
+
+    def draw(self, verify: VerifyConfig) -> Sequence[GivenDraw]:
+        """Calls of an application, with values by `verify.seed`."""
+        raise NotImplementedError

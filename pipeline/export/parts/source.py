@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from pipeline.config import CacheConfig, ModelConfig, TransformersConfig
 from pipeline.export.build_source import assemble
 from pipeline.export.call_watch import capture_output
-from pipeline.export.parts.decoder import CachedDecoder, DecoderPart
+from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import draw_calls
+from pipeline.export.parts.holder import TaskPart
+from pipeline.export.parts.seq2seq import Decoder, Encoder
 from pipeline.export.parts.static import StaticDecoder
 from pipeline.export.source import Source, TorchSource
 from pipeline.export.transformers_class import LoadedModel, load_model
@@ -35,23 +38,23 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
     """Make the source of `model.part`, with draws of its own.
 
     Raises:
-        SourceError: the model is no causal LM with a cache.
+        SourceError: the model is none for the task.
     """
     with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
-        part = _make_module(model, loaded)
-        dims = {dim: (size,) for dim, size in getattr(part, "sizes", {}).items()}
+        part = PARTS_OF_TASKS[model.task or ""](model, loaded)
+        dims = {dim: (size,) for dim, size in part.sizes.items()}
         known = model.model_copy(update={"inputs": part.declarations(), "dims": dims})
         source = assemble(part, part.example(), known)
     return replace(
         source,
         notes=(*loaded.notes, *source.notes),
         weights=loaded.weights,
-        draws=partial(draw_calls, part),
+        draws=partial(draw_calls, part) if isinstance(part, CachedDecoder | StaticDecoder) else part.draw,
     )
 
 
-def _make_module(model: ModelConfig, loaded: LoadedModel) -> CachedDecoder | StaticDecoder:
+def _make_decoder(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
     cache = model.cache or CacheConfig()
     settings: dict[str, Any] = {"folder": loaded.folder, "last_only": model.logits == "last"}
     if cache.kind == "dynamic":
@@ -59,7 +62,20 @@ def _make_module(model: ModelConfig, loaded: LoadedModel) -> CachedDecoder | Sta
     return StaticDecoder(loaded.module, cache, cache.tokens if model.part == "prefill" else 1, **settings)
 
 
-def part_of(source: Source | None) -> DecoderPart:
+def _make_seq2seq(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
+    kind = Encoder if model.part == "encoder" else Decoder
+    return kind(loaded.module, model, loaded.folder)
+
+
+PARTS_OF_TASKS: Final[Mapping[str, Callable[[ModelConfig, LoadedModel], TaskPart]]] = {
+    "text-generation": _make_decoder,
+    "text2text-generation": _make_seq2seq,
+    "automatic-speech-recognition": _make_seq2seq,
+}
+"""Task → makes the module of `model.part`."""
+
+
+def part_of(source: Source | None) -> TaskPart:
     """The module of the source of a part."""
-    assert isinstance(source, TorchSource) and isinstance(source.module, DecoderPart)
+    assert isinstance(source, TorchSource) and isinstance(source.module, TaskPart)
     return source.module

@@ -79,7 +79,7 @@ class Tensors:
             return int(text)
         if any(UNBACKED.fullmatch(symbol) for symbol in SYMBOL.findall(text)):
             raise Unsupported(
-                f"the size {text} follows from the numbers in a tensor, and a static IR needs sizes that follow from "
+                f"the size {text} follows from the values in a tensor, and a static IR needs sizes that follow from "
                 "those of the inputs: give that number as a plain argument, or use masks in its place"
             )
         return SYMBOL.sub(lambda found: self._dims.get(found[0], found[0]), text)

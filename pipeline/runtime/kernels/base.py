@@ -68,7 +68,7 @@ Attrs = dict[str, Any]
 """What `ops.unpack` gives. The schema fixes names and types, so a kernel does not check them."""
 
 Launch = Callable[[], object]
-"""Computes the outputs from the inputs' current numbers; its return value is ignored.
+"""Computes the outputs from the current values of the inputs; its return value is ignored.
 
 A `partial` of a function with its arguments, or a method of a tensor, never a closure: a context lists the tensors in
 it, and may point them at other memory between runs. So a launch holds no address, and an array

@@ -116,7 +116,7 @@ class HeldArrays:
     """FusedOperands as arrays for numpy, made again when their tensors are pointed at other memory; of one launch."""
 
     def __init__(self) -> None:
-        # Numbers may overflow, as in torch, whatever the caller's numpy does about that. `np.errstate` around each
+        # Values may overflow, as in torch, whatever the caller's numpy does about that. `np.errstate` around each
         # product would cost as much as numpy's part of it.
         self._quiet = Context()
         self._quiet.run(np.seterr, all="ignore")

@@ -62,7 +62,7 @@ class ForeignNode:
         """The outputs for arrays, lists of arrays or None.
 
         Raises:
-            Unsupported: the runtime fails on these numbers, and the reference evaluator too.
+            Unsupported: the runtime fails on these values, and the reference evaluator too.
         """
         feed = {name: value for name, value in zip(self._names, inputs, strict=True) if name}
         try:

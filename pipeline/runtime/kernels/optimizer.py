@@ -145,10 +145,10 @@ def launch_adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> L
     ):
         return None
     decay = 0 if attrs["weight_decay"] == 0 else 2 if attrs["decoupled"] else 1
-    numbers = [float(attrs[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")]
+    factors = [float(attrs[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")]
     kinds = (decay, int(attrs["maximize"]), int(len(groups) == 4))
     updates = [
-        library.launch("adam", written, [gradient, step, rate, skip], (gradient.numel(), *numbers, *kinds))
+        library.launch("adam", written, [gradient, step, rate, skip], (gradient.numel(), *factors, *kinds))
         for gradient, *written in zip(gradients, *groups, strict=True)
     ]
     return in_turn(*(partial(target.copy_, source) for target, source in copies), *updates)

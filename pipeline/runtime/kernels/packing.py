@@ -123,7 +123,7 @@ def pack_product(
 
 
 def _with_dense_bias(bind: Callable[[torch.Tensor | None], Launch], bias: torch.Tensor | None) -> Launch:
-    """`bind(bias)`. oneDNN reads a bias as if its numbers lay side by side, whatever its strides say, so any other one
+    """`bind(bias)`. oneDNN reads a bias as if its elements lay side by side, whatever its strides say, so any other one
     (one number for all channels, or a view) is copied at each launch."""
     if bias is None or bias.is_contiguous():
         return bind(bias)
@@ -236,7 +236,7 @@ def _onto(shape: Convolution, after: Activation) -> tuple[Any, ...]:
 
 
 def post_op(after: Activation) -> tuple[str, tuple[float, ...], str]:
-    """Arguments of oneDNN's products and convolutions: its name of the activation, the numbers, and the algorithm."""
+    """Arguments of oneDNN's products and convolutions: the activation's name, parameters, and algorithm."""
     name, algorithm = POST_OPS.get(after.name, (after.name, ""))
     return name, after.numbers, algorithm
 

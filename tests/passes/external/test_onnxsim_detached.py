@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from passes.context import PassContext, open_context
 from passes.errors import StepFailed, StepTimedOut
@@ -42,9 +42,22 @@ def nearly(array: np.ndarray) -> np.ndarray:
     return changed
 
 
+def guarded_attention() -> onnx.ModelProto:
+    """With torch's guard: a row of the Softmax that is not a number becomes zeros."""
+    model = biased_attention(WIDE)
+    graph = model.graph
+    at, softmax = next((at, node) for at, node in enumerate(graph.node) if node.op_type == "Softmax")
+    result, softmax.output[0] = softmax.output[0], "bare"
+    graph.node.insert(at + 1, helper.make_node("IsNaN", ["bare"], ["unknown"]))
+    graph.node.insert(at + 2, helper.make_node("Where", ["unknown", "zero", "bare"], [result]))
+    graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "zero"))
+    return model
+
+
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "an attention that is merged": lambda: attention(WIDE),
     "an attention that becomes one node": lambda: biased_attention(WIDE),
+    "an attention with torch's guard": guarded_attention,
     "transposed weights": lambda: written("t = Transpose <perm = [1, 0]> (a) y = MatMul (x, t)", a=wide(0)),
     "a weight that two transpose": lambda: written(
         "s = Transpose <perm = [1, 0]> (a) t = Transpose <perm = [1, 0]> (a) u = MatMul (x, s) y = MatMul (u, t)",
@@ -155,6 +168,12 @@ def test_weights_that_are_only_multiplied_stay_behind() -> None:
     assert len(large) == 4
     assert {tensor.data_location for tensor in large} == {TensorProto.EXTERNAL}
     assert sent.ByteSize() < 5000
+
+
+def test_weights_are_sent_where_an_attention_can_become_one_node() -> None:
+    weights = {"wq", "wk", "wv"}
+    for make, sent in ((lambda: biased_attention(WIDE), weights), (guarded_attention, set[str]())):
+        assert _names_to_send(make().graph, attention=True, skips_concat=False) & weights == sent
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("a table")])

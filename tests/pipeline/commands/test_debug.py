@@ -133,7 +133,7 @@ def test_an_ir(model: Path, tmp_path: Path) -> None:
     torch.save({"w": torch.tensor([4.0, 3.0, 2.0, 1.0])}, tmp_path / "w.pt")
     shown = call("plan", "torch", tmp_path / "ir.json", "--weights", tmp_path / "w.pt")
     assert (shown.exit_code, "agree on 3 values" in shown.output) == (0, True)
-    with pytest.raises(UsageError, match=r"holds no numbers for w; name a file of its weights by --weights"):
+    with pytest.raises(UsageError, match=r"holds no values for w; name a file of its weights by --weights"):
         call("plan", "torch", tmp_path / "ir.json")
     with pytest.raises(UsageError, match=r"onnxruntime runs ONNX files, and .* is none"):
         call("onnxruntime", "torch", tmp_path / "ir.json", "--weights", tmp_path / "w.pt")

@@ -126,7 +126,7 @@ def test_the_first_value_of_a_state_is_that_of_any_graph_that_has_one(
     entries = compile_graphs({name: with_first_value(graphs[name], values[name]) for name in order}, weights)
     assert torch.equal(entries.states()["b_cache"], torch.full((4, 3), 2.0))
     other = {name: with_first_value(graphs[name], value) for name, value in zip(order, (1.0, 2.0), strict=True)}
-    with pytest.raises(UsageError, match=rf"'b_cache' begins with other numbers in '{order[0]}' than in '{order[1]}'"):
+    with pytest.raises(UsageError, match=rf"'b_cache' begins with other values in '{order[0]}' than in '{order[1]}'"):
         compile_graphs(other, weights)
     given = compile_graphs(other, {**weights, "cache": torch.zeros(4, 3)})
     assert not given.states()["b_cache"].any()

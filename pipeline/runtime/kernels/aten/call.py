@@ -6,7 +6,7 @@ Some overloads with `out=` take the memory of the result for rows, whatever its 
 memory format of an operand (`native_batch_norm`), and `triu` even writes beyond it. So such an overload is only called
 where operands and results lie in rows, or where the operator is known to take any order.
 
-Calls that draw numbers, each launch from a new generator with the op's seed, so that runs repeat.
+Calls that draw random values, each launch from a new generator with the op's seed, so that runs repeat.
 
 A replay must not repeat: its steps have a further attribute `generator`, which goes on from launch to launch.
 

@@ -138,8 +138,8 @@ def max_pool(call: AtenCall, outs: Outs) -> Launch | None:
 
 
 def _repeat_by_axis(value: int | Sequence[int], axes: int) -> Sequence[int]:
-    numbers = [value] if isinstance(value, int) else list(value)
-    return numbers * axes if len(numbers) == 1 else numbers
+    sizes = [value] if isinstance(value, int) else list(value)
+    return sizes * axes if len(sizes) == 1 else sizes
 
 
 def as_strided(call: AtenCall, outs: Outs) -> Launch:
@@ -235,7 +235,7 @@ def replace_part(part_of: Callable[..., torch.Tensor]) -> FastPath:
 
 
 def overwrite(in_place: Callable[..., Any]) -> FastPath:
-    """For operators that replace every element, so the operand's numbers do not matter."""
+    """For operators that replace every element, so the values of the operand do not matter."""
 
     def bind(call: AtenCall, outs: Outs) -> Launch:
         return partial(in_place, outs[0], *call.args[1:], **call.kwargs)

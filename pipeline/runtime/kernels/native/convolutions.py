@@ -27,10 +27,10 @@ from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight
 CHANNELS_LAST = (0, 2, 3, 1)
 
 TRANSFORM = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
-"""Three numbers of a kernel become four, by which those of a tile are multiplied."""
+"""Three elements of a kernel become four, by which those of a tile are multiplied."""
 
 PLACES, SIDE = 16, 2
-"""Numbers of a tile of 4 × 4, and results on each of its sides."""
+"""Elements of a tile of 4 × 4, and results on each of its sides."""
 
 SHARE_OF_PRODUCTS, SHARE_OF_TILES, FIXED = 1.05, 0.6, 2**20
 """oneDNN is slower up to so many multiplications of ours for each one of the definition (ours are also those of panels
@@ -203,7 +203,7 @@ class PointWeight(MatrixKernels):
 
 @dataclass(frozen=True, slots=True)
 class TileWeight:
-    """Kernels of 3 × 3 pixels, each as the 16 numbers by which those of a tile are multiplied."""
+    """Kernels of 3 × 3 pixels, each as the 16 factors by which those of a tile are multiplied."""
 
     native: NativeLibrary
     panels: torch.Tensor

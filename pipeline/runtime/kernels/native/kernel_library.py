@@ -199,12 +199,12 @@ class NativeLibrary:
 
     @property
     def panel(self) -> int:
-        """Columns of a panel: two registers of numbers."""
+        """Columns of a panel: two registers of elements."""
         return ctypes.c_int.in_dll(self.handle, "panel_columns").value
 
     @property
     def lanes(self) -> int:
-        """Numbers of a register."""
+        """Elements of a register."""
         return self.panel // 2
 
     def launch(

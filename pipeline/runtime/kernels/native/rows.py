@@ -2,7 +2,7 @@
 
 Activations as `sources/activations.h` numbers them.
 
-Activations of single numbers.
+Activations of single elements.
 
 The loss of a classifier with its gradient, gradients of activations, and sums over rows.
 """
@@ -31,7 +31,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "
 
 
 def settings_of(after: Activation) -> tuple[float, ...]:
-    """The code of an activation, and its numbers."""
+    """The code of an activation, and its parameters."""
     return (ACTIVATIONS.index(after.name), *map(float, after.numbers))
 
 
@@ -164,7 +164,7 @@ def launch_class_loss_gradient(
 
 
 def _losses_of(x: torch.Tensor, reduction: int) -> int:
-    """How many numbers a loss has: one, or without a reduction one for each row."""
+    """How many elements a loss has: one, or without a reduction one for each row."""
     return 1 if reduction else len(x)
 
 

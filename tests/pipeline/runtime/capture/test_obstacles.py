@@ -1,4 +1,4 @@
-"""The table says truly which operators read the host: with fake tensors, which have no numbers, such reads fail."""
+"""The table says truly which operators read the host: with fake tensors, which have no values, such reads fail."""
 
 from __future__ import annotations
 

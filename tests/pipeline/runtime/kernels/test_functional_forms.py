@@ -61,7 +61,7 @@ def differentiable_cases() -> dict[str, Case]:
 
 @pytest.mark.parametrize("case", differentiable_cases().values(), ids=lambda case: case.kind)
 def test_torch_records_a_form_with_its_gradient(case: Case) -> None:
-    """On fake tensors, which have no numbers, so no form may look at one."""
+    """On fake tensors, which have no values, so no form may look at one."""
     graph = graph_of(case, expected(case))
     tensors = [as_tensor(np.array(array, order="C")) for array in case.inputs]
 

@@ -1,0 +1,89 @@
+"""Encoder and decoder in parts: modules that give the text of `generate`, and graphs that compute what they compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from benchmarks.encoder_decoder import FAMILIES, configuration, make_model
+from benchmarks.generation import make_model as make_decoder
+from pipeline.config import ExportConfig, ModelConfig, VerifyConfig
+from pipeline.errors import SourceError
+from pipeline.export import TorchSource, export_onnx, load_source
+from pipeline.export.parts.seq2seq import Decoder, Encoder
+from pipeline.export.reference import run_torch
+from pipeline.parts import TextGenerator
+from pipeline.parts.chain import generate_after_encoder
+
+
+def section_of(family: str, part: str, folder: Path = Path()) -> ModelConfig:
+    return ModelConfig.model_validate({**configuration(family, folder)["model"], "part": part})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_both_modules_give_the_text_of_generate(family: str) -> None:
+    model, section = make_model(family), section_of(family, "decoder")
+    text = generate_after_encoder(model, section, 5, 1)
+    assert len(text.tokens) == 32 and len(set(text.tokens)) > 4
+    encoder, decoder = Encoder(model, section), Decoder(model, section)
+    inputs = {name: torch.from_numpy(array) for name, array in text.inputs.items()}
+    cross = {layer: sides["encoder"] for layer, sides in encoder(**inputs)["present"].items()}
+    own: dict[str, dict[str, torch.Tensor]] = {}
+    for state in decoder.own_states:
+        own.setdefault(state.layer, {})[state.name] = state.empty(1)
+    tokens = [*text.prompt]
+    while len(tokens) < 33:
+        ids = torch.tensor([tokens[-1:]])
+        result = decoder(**decoder.arguments(ids, inputs.get("attention_mask"), own, cross))
+        own = {layer: sides["decoder"] for layer, sides in result["present"].items()}
+        tokens.append(int(result["logits"][0, -1].argmax()))
+    assert tuple(tokens[1:]) == text.tokens
+
+
+def test_inputs_follow_from_the_model() -> None:
+    """Whisper's encoder has no mask and one length, and its decoder has a layer more."""
+    model = make_model("Whisper")
+    assert [*Encoder(model, section_of("Whisper", "encoder")).declarations()] == ["input_features"]
+    decoder = Decoder(model, section_of("Whisper", "decoder")).declarations()
+    assert [name for name in decoder if name.endswith(".key")] == [
+        *(f"past_key_values.{layer}.decoder.key" for layer in range(3)),
+        *(f"past_key_values.{layer}.encoder.key" for layer in range(3)),
+    ]
+    assert decoder["past_key_values.2.encoder.key"].dynamic == {0: "batch_size"}
+    text = Decoder(make_model("T5"), section_of("T5", "decoder")).declarations()
+    assert text["encoder_attention_mask"].dynamic == {0: "batch_size", 1: "encoder_sequence_length"}
+    assert text["past_key_values.1.encoder.value"].dynamic == {0: "batch_size", 2: "encoder_sequence_length"}
+    assert text["past_key_values.1.decoder.value"].dynamic == {0: "batch_size", 2: "past_decoder_sequence_length"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_graphs_are_the_model(family: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    model.save_pretrained(tmp_path / "source")
+    for part in ("encoder", "decoder"):
+        source = load_source(section_of(family, part, tmp_path / "source"))
+        assert isinstance(source, TorchSource) and source.draws is not None
+        export_onnx(source, ExportConfig(), tmp_path / f"{part}.onnx")
+        session = onnxruntime.InferenceSession(str(tmp_path / f"{part}.onnx"), providers=["CPUExecutionProvider"])
+        assert [value.name for value in session.get_inputs()] == [spec.name for spec in source.inputs]
+        for draw in source.draws(VerifyConfig()):
+            expected = run_torch(source, draw.feeds)
+            found: list[Any] = session.run(list(expected), dict(draw.feeds))
+            for name, array in zip(expected, found, strict=True):
+                limit = 1e-4 * max(1.0, float(np.abs(expected[name]).max(initial=0)))  # float32, other orders of sums
+                np.testing.assert_allclose(array, expected[name], atol=limit, rtol=0, err_msg=draw.draw.label)
+    text = generate_after_encoder(model, section_of(family, "decoder"), 5, 1)
+    start = text.prompt
+    found = TextGenerator(tmp_path).generate(inputs=text.inputs, start=start, max_new_tokens=32, stop=())
+    assert found.tokens == text.tokens
+
+
+def test_a_decoder_alone_is_refused_in_one_sentence() -> None:
+    with pytest.raises(SourceError, match="LlamaForCausalLM has no encoder and decoder with a cache; expected a model"):
+        Encoder(make_decoder("Llama"), section_of("T5", "encoder"))

@@ -1,0 +1,47 @@
+"""A whole run of an encoder and a decoder, as a user makes it: one YAML, one file of weights, the chain, and text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from benchmarks.encoder_decoder import configuration, make_model
+from pipeline import Pipeline, RunConfig
+from pipeline.config import ModelConfig
+from pipeline.parts import PartsResult
+from pipeline.parts.chain import generate_after_encoder
+
+
+@pytest.mark.parametrize("family", ["T5", "Whisper"])
+def test_a_run_of_a_model_with_an_encoder(family: str, tmp_path: Path, command_line) -> None:
+    model = make_model(family)
+    model.save_pretrained(tmp_path / "source")
+    settings = configuration(family, tmp_path / "source", name="small")
+    settings["passes"]["recipe"] = ["onnxscript"]
+    settings["parts"] = {"decoder": {"passes": {"recipe": ["onnxscript", "default"]}}}
+    result = Pipeline(RunConfig.from_mapping(settings), tmp_path / "out").run()
+    assert isinstance(result, PartsResult) and [*result.parts] == ["encoder", "decoder"]
+    assert [(chain.tokens, chain.equal) for chain in result.chain] == [(64, 64)]
+    assert all(verdict.kept for verdict in result.structures) and len(result.structures) >= 4
+    assert {file.name for file in result.models.iterdir()} == {
+        *("encoder.onnx", "decoder.onnx", "weights.data", "config.json", "generation_config.json")
+    }
+    protos = {part: onnx.load(result.models / f"{part}.onnx", load_external_data=False) for part in result.parts}
+    if family == "T5":  # both parts read one table of tokens, which is stored once
+        places = [{str(tensor.external_data) for tensor in proto.graph.initializer} for proto in protos.values()]
+        assert any("offset" in place for place in places[0] & places[1])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [*report["parts"]] == ["encoder", "decoder"] and report["exit_code"] == 0
+    text = generate_after_encoder(model, ModelConfig.model_validate(settings["model"]), 5, 1)
+    np.savez(tmp_path / "inputs.npz", **text.inputs)
+    words = ["--inputs", tmp_path / "inputs.npz", "--max-new-tokens", "3", "--start", str(text.prompt[0])]
+    code, out, _ = command_line("generate", tmp_path / "out", *words)
+    assert code == 0 and out.splitlines()[0] == ",".join(map(str, text.tokens[:3]))
+    code, _, said = command_line("generate", tmp_path / "out", "--inputs", tmp_path / "nowhere.npz")
+    assert code == 2 and "--inputs" in said and "expected an .npz file" in said
+    code, _, said = command_line("generate", tmp_path / "out")
+    assert code == 2 and "expected one of --ids 1,2,3, --prompt TEXT and --inputs FILE.npz" in said
