@@ -159,14 +159,21 @@ def encodings(
     apply: Path | None = None,
     of: Path | None = None,
     version: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "2.0.0",
+    kind: Literal["aimet", "tensorrt", "ai-edge"] = "aimet",
 ) -> None:
-    """Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file."""
+    """Read the encodings of a quantized model into a file of AIMET's or another tool's, or quantize a model by such a
+    file of AIMET's."""
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.encodings.encoding import fit_encodings
     from passes.encodings.from_qdq import read_qdq
+    from passes.encodings.tool_files import to_ai_edge_recipe, to_tensorrt_cache
     from passes.weights.detached import read_model
     from passes.weights.files import save, write_errors
 
+    if kind != "aimet" and apply is not None:
+        raise UsageError(f"encodings: found --to {kind} with --apply, which writes a model; leave one of them out")
+    if kind == "ai-edge" and of is None:
+        raise UsageError("encodings: --to ai-edge names operators of the float model; name it with --of FLOAT.onnx")
     if apply is not None:
         from pipeline.quantsim.qdq import insert_qdq
 
@@ -185,6 +192,39 @@ def encodings(
         constants = {name for name, encoding in given.items() if encoding.axis is not None}
         constants |= {tensor.name for tensor in source.proto.graph.initializer}
         constants |= {name for name in given if f"{name}_quantized" in constants}
+        if kind == "tensorrt":
+            text = to_tensorrt_cache(given, constants)
+        else:
+            text = to_ai_edge_recipe(given, source) if kind == "ai-edge" else aimet_text(given, constants, version)
         with write_errors(out):
-            out.write_text(aimet_text(given, constants, version), encoding="utf-8")
+            out.write_text(text, encoding="utf-8")
     print_line(f"{out}: {plural(len(given), 'encoding')}")
+
+
+def check_encodings_of(source: str, target: str | None, path: Path, *, is_alone: bool) -> None:
+    """Print what the converter of `target` would calibrate, not find or misread with the encodings of `path`.
+
+    Raises:
+        UsageError: no target or no ONNX file is given, or other options than these.
+        Exit: with code 1, where there is anything.
+    """
+    from passes.weights.detached import read_model
+    from pipeline.config import QuantSimConfig
+    from pipeline.quantsim.encodings_check import check_encodings
+
+    if target is None or not is_alone or Path(source).suffix != ".onnx":
+        raise UsageError(
+            "--encodings holds a file against MODEL.onnx for a target; give --target NAME, and no other option"
+        )
+    try:
+        QuantSimConfig.model_validate({"profile": target})
+    except ValueError as error:
+        raise UsageError(
+            f"--encodings: found --target {target}, expected a profile that places encodings, such as qnn-htp"
+        ) from error
+    report = check_encodings(read_model(Path(source)), path, target)
+    for line in report.lines():
+        print_line(line)
+    if not report.is_complete:
+        raise typer.Exit(1)
+    print_line(f"{path}: {plural(report.entries, 'encoding')}, complete for {source} on {target}")

@@ -7,6 +7,7 @@ parts.py        all parts of a run in parts: samples out of the chain, one set o
 sites.py        the float tensors of a model, and which of them share an encoding
 placement.py    rules → the format of each tensor, or the reason why it stays in float
 profiles.py     the rules of a target, from its table or a file of AIMET (aimet_config.py, conventions.py)
+encodings_check.py  what a converter does not find in a file of encodings, or misreads
 target_check.py what a target does not take of a model, and the steps that mend it
 calibration.py  ranges of activations, by onnxruntime's calibrators
 encodings.py    ranges and weights → scales and zero points; or the encodings of a file in place of calibrated ones

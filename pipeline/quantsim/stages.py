@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +70,7 @@ class QuantSimResult:
     folder: Path
     report: QuantSimReport
     files: tuple[str, ...]
-    run: Report | None = None
+    run: Report | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         report = self.report
