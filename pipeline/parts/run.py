@@ -135,7 +135,7 @@ class PartsRun:
             key = key_of(runs, self.config.verify.model_dump(mode="json"), self.config.runtime.model_dump(mode="json"))
             known = self.workspace.load("chain", key, tuple[ChainReport, ...])
             if known is None:
-                self.chain = prove(self._part().held_model, self.workspace.folder / MODELS, self.config, self._send)
+                self.chain = prove(self._part(), self.workspace.folder / MODELS, self.config, self._send)
             else:
                 self.chain, outcome["cached"] = known, True
             outcome["detail"] = "; ".join(chain.sentence for chain in self.chain)
@@ -173,8 +173,8 @@ class PartsRun:
         self._observer(event)
 
 
-def prove(model: Any, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport, ...]:
+def prove(part: TaskPart, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport, ...]:
     """`prove_chain`, which loads torch, with its progress as events."""
     from pipeline.parts.chain import prove_chain
 
-    return prove_chain(model, models, config, lambda name, done, total: send(Progress("chain", name, done, total)))
+    return prove_chain(part, models, config, lambda name, done, total: send(Progress("chain", name, done, total)))

@@ -118,7 +118,7 @@ WRITE_AGAIN: Final = "write it again with `onnxline encodings`"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EncodingRow:
     """An entry of a file: its name, its section, its data, and a file that holds it alone."""
 
     name: str
@@ -127,7 +127,7 @@ class Row:
     alone: Mapping[str, Any]
 
 
-def _read_rows(path: Path) -> list[Row]:
+def _read_rows(path: Path) -> list[EncodingRow]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -137,14 +137,14 @@ def _read_rows(path: Path) -> list[Row]:
     sections = SECTIONS.get(str(version), ())
     if not sections or not all(isinstance(data.get(section), list | dict) for section in sections):
         read_aimet(path)  # says what is wrong with a file as a whole
-    rows: list[Row] = []
+    rows: list[EncodingRow] = []
     for section in sections:
         empty = {name: type(data[name])() for name in sections}
         entries = data[section].items() if isinstance(data[section], dict) else [(None, row) for row in data[section]]
         for key, row in entries:
             name = key if key is not None else row.get("name") if isinstance(row, Mapping) else None
             content = [row] if key is None else {key: row}
-            rows.append(Row(str(name), section, row, {"version": version, **empty, section: content}))
+            rows.append(EncodingRow(str(name), section, row, {"version": version, **empty, section: content}))
     return rows
 
 
@@ -158,7 +158,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def _find_row_faults(row: Row) -> Iterator[EncodingFault]:
+def _find_row_faults(row: EncodingRow) -> Iterator[EncodingFault]:
     """Numbers of one entry that contradict each other, by the rules of AIMET's files up to 1.0.0."""
     several = row.data if isinstance(row.data, list) else [row.data]
     for part in several:
@@ -193,10 +193,11 @@ def _find_row_faults(row: Row) -> Iterator[EncodingFault]:
 def _as_numbers(item: object) -> list[float]:
     """A number, or a list of numbers; nothing where it is something else, which the reader of the file has named."""
     items = item if isinstance(item, list) else [item]
-    return items if all(isinstance(number, int | float) for number in items) else []
+    numbers = [number for number in items if isinstance(number, int | float)]
+    return numbers if len(numbers) == len(items) else []
 
 
-def _find_double(rows: Iterable[Row]) -> Iterator[EncodingFault]:
+def _find_double(rows: Iterable[EncodingRow]) -> Iterator[EncodingFault]:
     for name, count in Counter(row.name for row in rows).items():
         if count > 1:
             yield EncodingFault(name, f"has {count} entries", "a converter takes one of them")
@@ -219,7 +220,9 @@ def _find_unknown(model: DetachedModel, encodings: Mapping[str, Encoding]) -> It
         yield EncodingFault(name, what, f"it is passed over{nearest(name, known)}")
 
 
-def _find_section_faults(model: DetachedModel, rows: Iterable[Row], known: Collection[str]) -> Iterator[EncodingFault]:
+def _find_section_faults(
+    model: DetachedModel, rows: Iterable[EncodingRow], known: Collection[str]
+) -> Iterator[EncodingFault]:
     stored = {tensor.name for tensor in model.proto.graph.initializer}
     for row in rows:
         if row.name not in known or row.section == ONE:
