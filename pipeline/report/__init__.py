@@ -12,6 +12,7 @@ from pipeline.report.model import (
     ChainReport,
     Drawing,
     ExportReport,
+    ImageReport,
     Mark,
     NodeRow,
     PassesReport,

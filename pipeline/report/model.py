@@ -393,7 +393,34 @@ class ChainReport:
 
     @property
     def sentence(self) -> str:
-        return f"{self.backend} {self.equal} of {self.tokens} tokens as torch generates them"
+        return f"{self.backend} {self.result} as torch generates them"
+
+    @property
+    def result(self) -> str:
+        return f"{self.equal} of {self.tokens} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReport:
+    """An image of a pipeline by its parts on a backend, against that of diffusers with the same seed.
+
+    max_abs: the largest difference of a pixel, from 0 to 1; `limit` is what it may be.
+    """
+
+    backend: str
+    steps: int
+    max_abs: float
+    limit: float
+    is_right: bool
+    why: str = ""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.backend} {self.result}, by {self.max_abs:.1e} at most ({self.limit:.1e} allowed)"
+
+    @property
+    def result(self) -> str:
+        return f"image of {self.steps} steps {'as' if self.is_right else 'differs from'} diffusers makes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +454,7 @@ class Report:
     """What `onnxline train` did; None in the report of a run."""
     parts: Mapping[str, Report] = field(default_factory=dict)
     """The reports of the parts by their names, of a run in parts; report.json of another run leaves this out."""
-    chain: tuple[ChainReport, ...] = ()
+    chain: tuple[ChainReport | ImageReport, ...] = ()
     """The chain of the parts, on each backend; left out as `parts` is."""
     format_version: int = field(default=REPORT_VERSION)
 

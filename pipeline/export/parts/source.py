@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.config import CacheConfig, ModelConfig, TransformersConfig
+from pipeline.config import CacheConfig, ModelConfig
 from pipeline.export.build_source import assemble
 from pipeline.export.call_watch import capture_output
 from pipeline.export.parts.decoder import CachedDecoder
@@ -17,19 +17,24 @@ from pipeline.export.parts.draws import draw_calls
 from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.seq2seq import Decoder, Encoder
 from pipeline.export.parts.static import StaticDecoder
-from pipeline.export.source import Source, TorchSource
+from pipeline.export.source import TorchSource
 from pipeline.export.transformers_class import LoadedModel, load_model
 
 
-def load_for_parts(section: TransformersConfig, model: ModelConfig, *, weightless: bool = False) -> LoadedModel:
-    """Load the model in eval mode.
+def load_for_parts(model: ModelConfig, *, weightless: bool = False) -> LoadedModel:
+    """Load the model, or the pipeline of diffusers, in eval mode.
 
     Raises:
         SourceError: it cannot be made.
     """
     with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
-        loaded = load_model(section, model, weightless=weightless)
+        if model.diffusers is not None:
+            from pipeline.export.parts.diffusion import load_pipeline
+
+            return load_pipeline(model.diffusers, model)
+        assert model.transformers is not None
+        loaded = load_model(model.transformers, model, weightless=weightless)
         loaded.module.eval()
     return loaded
 
@@ -42,7 +47,7 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
     """
     with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
-        part = PARTS_OF_TASKS[model.task or ""](model, loaded)
+        part = PARTS_OF_TASKS[model.task](model, loaded)
         dims = {dim: (size,) for dim, size in part.sizes.items()}
         known = model.model_copy(update={"inputs": part.declarations(), "dims": dims})
         source = assemble(part, part.example(), known)
@@ -67,15 +72,14 @@ def _make_seq2seq(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
     return kind(loaded.module, model, loaded.folder)
 
 
-PARTS_OF_TASKS: Final[Mapping[str, Callable[[ModelConfig, LoadedModel], TaskPart]]] = {
+def _component(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
+    return loaded.module.part(model.part)
+
+
+PARTS_OF_TASKS: Final[Mapping[str | None, Callable[[ModelConfig, LoadedModel], TaskPart]]] = {
     "text-generation": _make_decoder,
     "text2text-generation": _make_seq2seq,
     "automatic-speech-recognition": _make_seq2seq,
+    None: _component,
 }
-"""Task → makes the module of `model.part`."""
-
-
-def part_of(source: Source | None) -> TaskPart:
-    """The module of the source of a part."""
-    assert isinstance(source, TorchSource) and isinstance(source.module, TaskPart)
-    return source.module
+"""Task, or None for a pipeline of diffusers → makes the module of `model.part`."""
