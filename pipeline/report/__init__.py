@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.report.chain import ChainReport, ImageReport
 from pipeline.report.model import (
     DIFFS,
     REPORT_VERSION,
@@ -9,10 +10,8 @@ from pipeline.report.model import (
     BackendReport,
     Box,
     BoxKind,
-    ChainReport,
     Drawing,
     ExportReport,
-    ImageReport,
     Mark,
     NodeRow,
     PassesReport,

@@ -22,8 +22,9 @@ from pipeline.report import ImageReport
 def test_a_run_of_a_pipeline(tmp_path: Path) -> None:
     made = RunConfig.from_mapping(configuration("SD 1.5"), title="made")
     load_for_parts(made.model).module.pipe.save_pretrained(tmp_path / "source")
-    index = json.loads((tmp_path / "source" / "model_index.json").read_text())
-    assert index["tokenizer"][0] is not None  # a stand-in, whose folder does not exist
+    index = tmp_path / "source" / "model_index.json"
+    names = json.loads(index.read_text()) | {"tokenizer": ["transformers", "CLIPTokenizer"]}
+    index.write_text(json.dumps(names))  # whose folder is not there: a proof needs no words
     settings = {
         "name": "sd",
         "model": {"diffusers": {"folder": str(tmp_path / "source"), "height": 16, "width": 16}},

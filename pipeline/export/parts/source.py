@@ -30,7 +30,7 @@ def load_for_parts(model: ModelConfig, *, weightless: bool = False) -> LoadedMod
     with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         if model.diffusers is not None:
-            from pipeline.export.parts.diffusion import load_pipeline
+            from pipeline.export.parts.diffusers_pipeline import load_pipeline
 
             return load_pipeline(model.diffusers, model)
         assert model.transformers is not None
