@@ -114,19 +114,25 @@ class CacheConfig(Section):
     length: tokens that a static cache holds.
     chunk: tokens that `prefill` takes at once; by default 128, or half of a shorter cache.
     dtype: of the keys and values in a static cache; by default as the model computes them.
+    scales: of a cache in int8: one for each head (the default), or one for a tensor.
+    data: of a cache in int8: files with prompts, whose keys and values say the scales.
     """
 
     kind: Literal["dynamic", "static"] = "dynamic"
     length: Annotated[StrictInt, Field(ge=2)] | None = None
     chunk: Count | None = None
-    dtype: Literal["float32", "float16"] | None = None
+    dtype: Literal["float32", "float16", "int8"] | None = None
+    scales: Literal["head", "tensor"] | None = None
+    data: tuple[StrictStr, ...] = ()
 
     @model_validator(mode="after")
     def _check_kind(self) -> CacheConfig:
+        given = [key for key in ("length", "chunk", "dtype", "scales", "data") if getattr(self, key)]
+        if self.dtype != "int8" and (alone := next((key for key in ("scales", "data") if key in given), None)):
+            raise ValueError(f"found {alone!r} without dtype: int8, expected it with a cache of integers")
         if self.kind == "dynamic":
-            extra = next((key for key in ("length", "chunk", "dtype") if getattr(self, key) is not None), None)
-            if extra is not None:
-                raise ValueError(f"found {extra!r} with kind: dynamic, expected it with kind: static")
+            if given:
+                raise ValueError(f"found {given[0]!r} with kind: dynamic, expected it with kind: static")
         elif self.length is None:
             raise ValueError(
                 "found no 'length' with kind: static, expected the tokens that the cache holds: length: 2048"

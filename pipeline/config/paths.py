@@ -212,6 +212,7 @@ PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "transformers", "folder"): _anchor_model,
     ("model", "diffusers"): _anchor_file,
     ("model", "diffusers", "folder"): _anchor_file,
+    ("model", "cache", "data"): _anchor_file,
     ("passes", "encodings"): _anchor_file,
     ("verify", "inputs"): _anchor_data,
     ("quantsim", "calibration", "data"): _anchor_data,

@@ -15,6 +15,7 @@ import torch
 from onnxscript import ir
 from onnxscript.onnx_opset import opset18
 
+from pipeline.export.rounding import translate_dequantize, translate_quantize
 from pipeline.export.triangular import translate_solve_triangular
 
 op: Final[Any] = opset18
@@ -419,6 +420,8 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     **EXTREMES,
     "aten.unfold_backward.default": translate_unfold_backward,
     "aten.index_copy.default": translate_index_copy,
+    "onnxline.quantize.default": translate_quantize,
+    "onnxline.dequantize.default": translate_dequantize,
     "aten.kthvalue.default": translate_kthvalue,
     "aten.median.default": translate_median_of_all,
     "aten.median.dim": translate_median,

@@ -51,6 +51,8 @@ class PartsRun:
         self.cached: list[str] = []
         self.seconds: dict[str, float] = {}
         self._loaded: LoadedModel | None = None
+        self._source: Source | None = None
+        """Of the last part that was opened."""
 
     def run(self) -> PartsResult:
         """Run the parts; those of an earlier run are taken where nothing has changed.
@@ -102,7 +104,8 @@ class PartsRun:
         from pipeline.export.parts import load_for_parts
 
         self._loaded = self._loaded or load_for_parts(config.model)
-        return open_source(config, self._loaded)
+        self._source = open_source(config, self._loaded)
+        return self._source
 
     def _raise_failure(self) -> None:
         """Raise the worst failure of a part, if there is any, with the name of the part where others ended well."""
@@ -134,8 +137,7 @@ class PartsRun:
             key = key_of(runs, self.config.verify.model_dump(mode="json"), self.config.runtime.model_dump(mode="json"))
             known = self.workspace.load("chain", key, tuple[ChainReport | ImageReport, ...])
             if known is None:
-                assert self._loaded is not None
-                self.chain = prove(self._loaded.module, self.workspace.folder / MODELS, self.config, self._send)
+                self.chain = prove(self._proven(), self.workspace.folder / MODELS, self.config, self._send)
             else:
                 self.chain, outcome["cached"] = known, True
             outcome["detail"] = "; ".join(chain.sentence for chain in self.chain)
@@ -146,6 +148,13 @@ class PartsRun:
         for chain in self.chain:
             if chain.why:
                 self._send(Note(f"{chain.backend}: {chain.why}"))
+
+    def _proven(self) -> Any:
+        """What the chain is compared with: the pipeline of diffusers, or the part that was opened last."""
+        from pipeline.export.parts import part_of
+
+        assert self._loaded is not None
+        return part_of(self._source) if self.config.model.diffusers is None else self._loaded.module
 
     def _report(self, failure: str = "", exit_code: int = 0) -> Report:
         reports = {name: run.written for name, run in self.runs.items() if run.written is not None}
@@ -168,9 +177,9 @@ class PartsRun:
         self._observer(event)
 
 
-def prove(model: Any, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport | ImageReport, ...]:
+def prove(subject: Any, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport | ImageReport, ...]:
     """`prove_chain` or `prove_images`, which load torch, with their progress as events."""
     from pipeline.parts.chain import prove_chain
 
     check = prove_chain if config.model.diffusers is None else prove_images
-    return check(model, models, config, lambda name, done, total: send(Progress("chain", name, done, total)))
+    return check(subject, models, config, lambda name, done, total: send(Progress("chain", name, done, total)))

@@ -215,11 +215,14 @@ class BoundStates(PartCalls):
 
     A state that only one scatter reads has one memory for before and after, so that no call copies a cache; any other
     has two, which change places.
+
+    Args:
+        threads: of onnxruntime; 0: as many as it takes by itself.
     """
 
-    def __init__(self, parts: TextParts) -> None:
+    def __init__(self, parts: TextParts, threads: int = 0) -> None:
         self._slots = parts.slots
-        self._sessions = {part: _session(parts.path(part)) for part in parts.graphs}
+        self._sessions = {part: _session(parts.path(part), threads) for part in parts.graphs}
         self._bindings = {part: session.io_binding() for part, session in self._sessions.items()}
         in_place = [_written_in_place(graph) for graph in parts.graphs.values()]
         self._in_place = frozenset.intersection(*in_place)
@@ -308,8 +311,8 @@ def open_calls(
     """The parts on a backend.
 
     Args:
-        runtime: with the fusions of `plan`; those of the run by default.
-        optimized: on onnxruntime with its own optimizations, as an application opens the files.
+        runtime: of the run, by default as it is in the folder.
+        optimized: as an application runs them: on onnxruntime with its own optimizations, on plan with all fusions.
 
     Raises:
         UsageError: there is no such backend, or onnxruntime refuses a file.
@@ -318,7 +321,7 @@ def open_calls(
     if backend == "onnxruntime" and optimized and parts.is_static:
         return BoundStates(parts)
     if backend == "plan" and parts.is_static:
-        return PlannedStates(parts, runtime or _runtime_of(parts.folder))
+        return PlannedStates(parts, _with_fusions(runtime or _runtime_of(parts.folder), optimized=optimized))
     return CarriedStates(parts, step_opener(parts.folder, backend, runtime, optimized=optimized))
 
 
@@ -335,9 +338,13 @@ def step_opener(
     refuse_unknown_backend(backend)
     if backend == "onnxruntime" and optimized:
         return _open_step
-    runtime = runtime or _runtime_of(models)
+    runtime = _with_fusions(runtime or _runtime_of(models), optimized=optimized)
     kind, fusions, native = BACKENDS[backend], runtime.chosen_fusions, runtime.native
     return lambda path: kind(OnnxFile(path), fusions, native=native).run
+
+
+def _with_fusions(runtime: RuntimeConfig, *, optimized: bool) -> RuntimeConfig:
+    return runtime.model_copy(update={"fusions": "all"}) if optimized else runtime
 
 
 def _runtime_of(models: Path) -> RuntimeConfig:
@@ -346,11 +353,13 @@ def _runtime_of(models: Path) -> RuntimeConfig:
     return RunConfig.from_yaml(file).runtime if file.is_file() else RuntimeConfig()
 
 
-def _session(path: Path) -> Any:
+def _session(path: Path, threads: int = 0) -> Any:
     import onnxruntime
 
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     try:
-        return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common type of its own
         raise UsageError(f"onnxruntime does not open {path}: {first_words(error)}") from error
 

@@ -129,7 +129,7 @@ class _ArgumentMatcher:
         kind, found = structure(given) or (_leaf(given), None)
         count = len(tree.children)
         if found is None or not (kind == tree.kind or {kind, tree.kind} <= ROWS):
-            self.problems.append(f"{_place(path)}: found {kind}, expected {tree.kind} of {count}")
+            self.problems.append(f"{_write_path(path)}: found {kind}, expected {tree.kind} of {count}")
             self.only_absent = False
             self._explain(tree.children)
             return
@@ -137,7 +137,7 @@ class _ArgumentMatcher:
             self._compare_fixed(tree.fixed, given, path)
         if tree.keys is None or kind in ROWS:  # without names, only positions can be compared
             if len(found) != count:
-                said = f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}"
+                said = f"{_write_path(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}"
                 self.problems.append(f"Expected {count} inputs, got {len(found)}: {said}" if path == "0" else said)
                 self._leave_out(tree, tree.children[len(found) :], too_many=len(found) > count)
             yield from zip(tree.keys or map(str, range(count)), tree.children, found.values(), strict=False)
@@ -166,7 +166,7 @@ class _ArgumentMatcher:
         said += [f"with {', '.join(unknown)}, which the trace had not"] if unknown else []
         if said:
             keys = ", ".join(expected) or "none"
-            self.problems.append(f"{_place(path)}: {' and '.join(said)}; expected {keys}")
+            self.problems.append(f"{_write_path(path)}: {' and '.join(said)}; expected {keys}")
 
     def _compare_fixed(self, expected: Mapping[str, Any], given: Any, path: str) -> None:
         found = fixed_of(given)
@@ -196,7 +196,7 @@ def _quote(key: str) -> str:
     return key if key.startswith("[") else repr(key)
 
 
-def _place(path: str) -> str:
+def _write_path(path: str) -> str:
     return HALVES.get(path) or f"argument {_readable(path)}"
 
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, StrictInt, StrictStr
 from pipeline.errors import SourceError
 from pipeline.ir import DimRange
 from pipeline.ir.dims import names_in
-from pipeline.torch_ir.errors import SerializationError, Unexpected, describe_mistake, explain_as, parse, write_place
+from pipeline.torch_ir.errors import SerializationError, Unexpected, describe_mistake, explain_as, parse, write_path
 from pipeline.torch_ir.nodes import LIMIT, OR_NULL, OpNode, TensorMeta
 from pipeline.torch_ir.tree import Branch, CallSignature, Leaf, Tree, leaves
 
@@ -173,14 +173,14 @@ def _read_tree(data: Any, path: Path) -> Tree:
         return Leaf(data)
     if not isinstance(data, Mapping) or not data:
         what = "the number of a tensor, a constant or a branch"
-        raise Unexpected(f"{write_place(path)}: {describe_mistake(data, what)}")
+        raise Unexpected(f"{write_path(path)}: {describe_mistake(data, what)}")
     if "items" not in data:
         return Leaf(None, _read_constant(data, path))
     branch = parse(_BranchData, data, path)
     count = len(branch.items)
     if branch.keys is not None and len(branch.keys) != count:
         what = f"a list of {count} strings, one for each of its items"
-        raise Unexpected(f"{write_place((*path, 'keys'))}: {describe_mistake(data['keys'], what)}")
+        raise Unexpected(f"{write_path((*path, 'keys'))}: {describe_mistake(data['keys'], what)}")
     return Branch(
         branch.kind,
         branch.keys,
@@ -193,13 +193,13 @@ def _read_tree(data: Any, path: Path) -> Tree:
 
 def _read_constant(data: Any, path: Path) -> Any:
     if not isinstance(data, Mapping) or len(data) != 1:
-        raise Unexpected(f"{write_place(path)}: " + describe_mistake(data, 'a constant, as in {"value": 3}'))
+        raise Unexpected(f"{write_path(path)}: " + describe_mistake(data, 'a constant, as in {"value": 3}'))
     ((form, item),) = data.items()
     try:
         return FORMS[form](item)
     except (KeyError, TypeError, ValueError) as error:
         what = f"one of {', '.join(FORMS)} with its value"
-        raise Unexpected(f"{write_place(path)}: {describe_mistake(data, what)}") from error
+        raise Unexpected(f"{write_path(path)}: {describe_mistake(data, what)}") from error
 
 
 def _write_tree(tree: Tree) -> Any:

@@ -232,7 +232,7 @@ def describe_mistake(item: Any, what: str) -> str:
     return f"found {'null' if item is None else repr(item)[:60]}, expected {what}"
 
 
-def write_place(path: Sequence[str | int]) -> str:
+def write_path(path: Sequence[str | int]) -> str:
     """`nodes[0].inputs[1].shape`; "the top level" of nothing."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:] or "the top level"
 
@@ -253,8 +253,8 @@ def _explain(error: ValidationError, where: Sequence[str | int]) -> str:
     first = error.errors(include_url=False)[0]
     path = (*where, *first["loc"])
     if first["type"] == "missing":
-        return f"{write_place(path[:-1])}: the key {path[-1]!r} is missing; expected what IR.save writes"
-    return f"{write_place(path)}: {describe_mistake(first['input'], EXPECTED.get(first['type'], first['msg']))}"
+        return f"{write_path(path[:-1])}: the key {path[-1]!r} is missing; expected what IR.save writes"
+    return f"{write_path(path)}: {describe_mistake(first['input'], EXPECTED.get(first['type'], first['msg']))}"
 
 
 EXPECTED = {

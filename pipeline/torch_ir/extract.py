@@ -69,9 +69,9 @@ def validate_inputs_meta(inputs: Sequence[Any], kwargs: Mapping[str, Any] | None
     elsewhere = [(path, leaf) for path, leaf in named if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
     if elsewhere:
         (half, *path), tensor = elsewhere[0]
-        place = f"at index {'.'.join(path)}" if half == "0" else repr(".".join(path))
+        where = f"at index {'.'.join(path)}" if half == "0" else repr(".".join(path))
         raise ExportError(
-            f"Input tensor {place} must be on meta device: {len(elsewhere)} tensor(s) of the inputs are not, "
+            f"Input tensor {where} must be on meta device: {len(elsewhere)} tensor(s) of the inputs are not, "
             f"this one is on {tensor.device}; {ON_META}"
         )
 
@@ -81,13 +81,13 @@ def validate_inputs_dense(inputs: Any) -> None:
     Raises:
         ExportError: a tensor among `inputs`, however nested, is sparse, nested or quantized.
     """
-    leaves = ((_place(path), leaf) for path, leaf in leaves_with_path(inputs))
-    found = [(place, not_dense(leaf)) for place, leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if said := [f"{place} is {other}" for place, other in found if other]:
+    leaves = ((_argument_at(path), leaf) for path, leaf in leaves_with_path(inputs))
+    found = [(path, not_dense(leaf)) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if said := [f"{path} is {reason}" for path, reason in found if reason]:
         raise ExportError(f"an IR takes dense tensors; {'; '.join(said)}")
 
 
-def _place(path: Sequence[str]) -> str:
+def _argument_at(path: Sequence[str]) -> str:
     """A call is (args, kwargs): `argument 0`, `argument 1.x`, `argument 'scale'`."""
     half, first, *rest = path
     return ".".join([f"argument {first if half == '0' else repr(first)}", *rest])

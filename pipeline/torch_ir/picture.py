@@ -212,12 +212,12 @@ class _Flowchart:
 
     def _outputs(self) -> Iterator[str]:
         graph = self._graph
-        for place, vid in enumerate(graph.outputs):
+        for index, vid in enumerate(graph.outputs):
             value = graph.values[vid]
-            yield f'output_{place}[\\"Output<br/>{sizes(value.spec.shape)}"/]'
+            yield f'output_{index}[\\"Output<br/>{sizes(value.spec.shape)}"/]'
             source = self._source(value)
             if source in self._drawn or value.role is Role.INPUT:
-                yield f"{source} --> output_{place}"
+                yield f"{source} --> output_{index}"
 
     def _box(self, op: Op) -> str:
         node = self._home(op)

@@ -81,7 +81,7 @@ class _DocumentReader:
         """Names of the nodes so far, which have to be unique: messages refer to nodes by name."""
         self._keys: Mapping[str, str] = {}
         """{name of a placeholder: name of its weight}"""
-        self._places: dict[str, int] = {}
+        self._result_index: dict[str, int] = {}
         """{name of a value: its index among the results}, for ops with several results."""
         self._specs: dict[tuple[tuple[Dim, ...], str, str], TensorSpec] = {}
         """A cache: a model has many tensors and few different specs."""
@@ -155,13 +155,13 @@ class _DocumentReader:
         """The vid of a tensor that is read, found by its name.
 
         Raises:
-            Unexpected: nothing makes the tensor, or it is made with another shape, dtype or place among the results.
+            Unexpected: nothing makes the tensor, or it is made with another shape, dtype or index among the results.
         """
         vid = self.vid(meta.name)
-        place = self._places.get(meta.name, 0)
-        if meta.producer_node is not None and meta.producer_output_idx != place:
+        index = self._result_index.get(meta.name, 0)
+        if meta.producer_node is not None and meta.producer_output_idx != index:
             raise Unexpected(
-                f"{meta.name!r}: producer_output_idx: {describe_mistake(meta.producer_output_idx, str(place))}"
+                f"{meta.name!r}: producer_output_idx: {describe_mistake(meta.producer_output_idx, str(index))}"
             )
         spec = self.decls[vid].spec
         if meta.shape != spec.shape or meta.dtype.removeprefix("torch.") != spec.dtype:
@@ -183,7 +183,7 @@ class _DocumentReader:
         inputs = tuple(map(self.resolve, node.inputs))
         outputs = tuple(self.declare(meta, Role.TMP) for meta in node.outputs)
         if len(outputs) > 1:
-            self._places |= {self.decls[vid].name: place for place, vid in enumerate(outputs)}
+            self._result_index |= {self.decls[vid].name: index for index, vid in enumerate(outputs)}
         self.ops.append(
             Op(
                 len(self.ops),

@@ -85,7 +85,7 @@ def under(path: str, key: str) -> str:
 def structure(item: Any) -> tuple[str, dict[str, Any]] | None:
     """(the kind of a branch, its children by key), one level down; None for a leaf."""
     if type(item) in (tuple, list):  # as torch would have it, in a fifth of the time
-        return type(item).__name__, {str(place): part for place, part in enumerate(item)}
+        return type(item).__name__, {str(index): part for index, part in enumerate(item)}
     if type(item) is dict:
         return "dict", {_text(key): part for key, part in item.items()}
     branch = branch_of(item)

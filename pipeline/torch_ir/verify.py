@@ -242,18 +242,19 @@ class IRVerifier:
         }
 
 
-Place = tuple[str, int]
+CallKey = tuple[str, int]
+"""The name of an operator, and how many of its calls came before."""
 
-Results = dict[Place, list[torch.Tensor]]
+Results = dict[CallKey, list[torch.Tensor]]
 
 
-class Places:
-    """Assigns places to calls, in the order of the run."""
+class CallKeys:
+    """Numbers the calls of each operator, in the order of the run."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
 
-    def of(self, name: str) -> Place:
+    def of(self, name: str) -> CallKey:
         base = re.sub(r"_\d+$", "", name)
         self._seen[base] += 1
         return base, self._seen[base] - 1
@@ -279,24 +280,24 @@ def run_traced_model(
         flat.append(next(given) if spec.kind is InputKind.USER_INPUT else held.get(name, program.constants.get(name)))
     results: Results = {}
     with torch.no_grad(), same_randomness():
-        _TraceRecorder(program.graph_module, results, Places()).run(*flat)
+        _TraceRecorder(program.graph_module, results, CallKeys()).run(*flat)
     return results
 
 
 class _TraceRecorder(Interpreter):
     """Keeps copies of the results of every call, since a later call may write into them."""
 
-    def __init__(self, module: GraphModule, results: Results, places: Places) -> None:
+    def __init__(self, module: GraphModule, results: Results, keys: CallKeys) -> None:
         super().__init__(module)
         self._results = results
-        self._places = places
+        self._keys = keys
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
         name = _name(n.target) if n.op == "call_function" else ""
         if name:
             tensors = [leaf.clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            self._results[self._places.of(name)] = tensors
+            self._results[self._keys.of(name)] = tensors
         return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -305,7 +306,7 @@ class _TraceRecorder(Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _record_body(self, body: GraphModule) -> Callable[..., Any]:
-        return lambda *operands: _TraceRecorder(body, self._results, self._places).run(*operands)
+        return lambda *operands: _TraceRecorder(body, self._results, self._keys).run(*operands)
 
 
 def _name(target: Any) -> str:
@@ -333,13 +334,13 @@ def first_divergence(
         expected = run_traced_model(model, inputs, kwargs, functionalized=not executor.writes)
     except Exception as error:  # torch.export, and whatever the user's module raises in it
         return f"unknown: the model cannot be traced with these inputs ({type(error).__name__}: {error})"
-    places, last = Places(), ""
+    keys, last = CallKeys(), ""
     unmatched: dict[str, None] = {}  # in order, and once each: those of a loop come as often as it runs
     try:
         with same_randomness():
             for op, results in executor.walk(copy_arguments(tuple(inputs)), copy_arguments(dict(kwargs))):
                 last = op.name
-                wanted = expected.get(places.of(op.name))
+                wanted = expected.get(keys.of(op.name))
                 if wanted is None or len(wanted) != len(results):
                     unmatched[op.name] = None
                     continue
@@ -354,10 +355,10 @@ def first_divergence(
 
 
 def _describe(op: Op, difference: Difference, unmatched: Sequence[str]) -> str:
-    place = ", ".join(filter(None, (op.origin and f"module {op.origin}", op.line)))
+    origin = ", ".join(filter(None, (op.origin and f"module {op.origin}", op.line)))
     largest = f", max difference {difference.max_diff:.2e}" if math.isfinite(difference.max_diff) else ""
     before = f"; before it, {_describe_unmatched(unmatched)}" if unmatched else ""
-    return f"node {op.name!r} ({op.kind}{'; ' if place else ''}{place}): {difference.why}{largest}{before}"
+    return f"node {op.name!r} ({op.kind}{'; ' if origin else ''}{origin}): {difference.why}{largest}{before}"
 
 
 def _describe_unmatched(names: Sequence[str]) -> str:

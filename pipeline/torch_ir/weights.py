@@ -290,8 +290,8 @@ def merge_tied(graph: Graph) -> Graph:
     if not aliases:
         return graph
     kept = [value for value in graph.values if value.vid not in aliases]
-    places = {value.vid: place for place, value in enumerate(kept)}
-    new = {value.vid: places[aliases.get(value.vid, value.vid)] for value in graph.values}
+    new_vids = {value.vid: index for index, value in enumerate(kept)}
+    new = {value.vid: new_vids[aliases.get(value.vid, value.vid)] for value in graph.values}
     payloads: dict[str, Payload] = {
         value.name: graph.payloads[value.vid] for value in kept if value.vid in graph.payloads
     }

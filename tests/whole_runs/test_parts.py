@@ -227,6 +227,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model.cache": {"kind": "static"}}, "found no 'length' with kind: static"),
     ({"model.cache": {"kind": "dynamic", "length": 8}}, "found 'length' with kind: dynamic"),
     ({"model.cache": {"kind": "static", "length": 8, "chunk": 9}}, "found chunk 9 with length 8"),
+    ({"model.cache": {"kind": "static", "length": 8, "scales": "head"}}, "found 'scales' without dtype: int8"),
+    ({"model.cache": {"dtype": "int8"}}, "found 'dtype' with kind: dynamic"),
     ({"model.cache": {"kind": "static", "length": 8}}, "found the part 'decoder', expected one of prefill, decode"),
     ({"model.task": "translation"}, "model.task: found 'translation', expected one of 'text-generation'"),
     ({"model.task": None}, "found 'cache' without 'task'"),

@@ -9,15 +9,18 @@ from typing import Any, Final
 
 import torch
 
+from passes.suggest import plural
 from pipeline.config import CacheConfig, ModelConfig
+from pipeline.errors import ConfigError
 from pipeline.export.build_source import assemble
 from pipeline.export.call_watch import capture_output
 from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import draw_calls
 from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.seq2seq import Decoder, Encoder
+from pipeline.export.parts.states import KEPT
 from pipeline.export.parts.static import StaticDecoder
-from pipeline.export.source import TorchSource
+from pipeline.export.source import Source, TorchSource
 from pipeline.export.transformers_class import LoadedModel, load_model
 
 
@@ -43,20 +46,32 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
     """Make the source of `model.part`, with draws of its own.
 
     Raises:
+        ConfigError: the task has several parts, and none of them is named.
         SourceError: the model is none for the task.
     """
+    if len(model.parts) > 1:
+        listing = " or ".join(f"--set model.part={name}" for name in model.parts)
+        raise ConfigError(f"model.task: found {plural(len(model.parts), 'part')}, expected one of them here: {listing}")
     with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         part = PARTS_OF_TASKS[model.task](model, loaded)
         dims = {dim: (size,) for dim, size in part.sizes.items()}
         known = model.model_copy(update={"inputs": part.declarations(), "dims": dims})
         source = assemble(part, part.example(), known)
+    cache = model.cache or CacheConfig()
+    random = (RANDOM_SCALES,) if cache.dtype == KEPT and not cache.data else ()
     return replace(
         source,
-        notes=(*loaded.notes, *source.notes),
+        notes=(*loaded.notes, *source.notes, *random),
         weights=loaded.weights,
         draws=partial(draw_calls, part) if isinstance(part, CachedDecoder | StaticDecoder) else part.draw,
     )
+
+
+RANDOM_SCALES: Final = (
+    "model.cache.data names no prompts, so the scales of the cache are those of random tokens, and say nothing of the "
+    "model in use; give files .npz with an array input_ids"
+)
 
 
 def _make_decoder(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
@@ -83,3 +98,9 @@ PARTS_OF_TASKS: Final[Mapping[str | None, Callable[[ModelConfig, LoadedModel], T
     None: _component,
 }
 """Task, or None for a pipeline of diffusers → makes the module of `model.part`."""
+
+
+def part_of(source: Source | None) -> TaskPart:
+    """The module of the source of a part."""
+    assert isinstance(source, TorchSource) and isinstance(source.module, TaskPart)
+    return source.module

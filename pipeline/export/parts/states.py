@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,8 @@ from transformers.cache_utils import (
 )
 
 from pipeline.errors import SourceError
+from pipeline.runtime.operators import find_operator
+from pipeline.runtime.tensors import dtype_name
 
 BATCH: Final = "batch_size"
 TOKENS: Final = "sequence_length"
@@ -77,11 +80,14 @@ def new_cache(config: Any) -> DynamicCache:
     return cache
 
 
-def fixed_cache(config: Any, states: States, cache_position: Tensor) -> DynamicCache:
+def fixed_cache(
+    config: Any, states: States, cache_position: Tensor, scales: States = MappingProxyType({})
+) -> DynamicCache:
     """A cache with these states, whose keys and values have one length: new ones go to `cache_position`.
 
     Args:
         cache_position: int64 (tokens,), the rows of the new tokens, one after the other.
+        scales: of states that are kept as int8: float, () or (heads,).
 
     Raises:
         SourceError: a layer keeps its states in another way.
@@ -96,7 +102,7 @@ def fixed_cache(config: Any, states: States, cache_position: Tensor) -> DynamicC
                     "fixed length; expected kind: dynamic for this model"
                 )
             fixed = cache.layers[place] = kind.__new__(kind)
-            fixed.__dict__.update(vars(layer), cache_position=cache_position)
+            fixed.__dict__.update(vars(layer), cache_position=cache_position, scales=scales.get(str(place), {}))
     return fill_cache(cache, states)
 
 
@@ -116,20 +122,29 @@ class FixedLength:
 
     is_compileable = True  # so that a mask for one token is made too: rows that are not yet written have to be hidden
     cache_position: Tensor
+    scales: Mapping[str, Tensor] = MappingProxyType({})
     keys: Any
     values: Any
     indexer_keys: Any
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the keys and values of the new tokens, (1, heads, tokens, width)."""
-        self.keys = _write_rows(self.keys, 2, self.cache_position, key_states)
-        self.values = _write_rows(self.values, 2, self.cache_position, value_states)
-        return _cast(self.keys, key_states), _cast(self.values, value_states)
+        return self._update("keys", key_states), self._update("values", value_states)
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Write the keys of an indexer, (1, tokens, width)."""
-        self.indexer_keys = _write_rows(self.indexer_keys, 1, self.cache_position, indexer_key_states)
-        return _cast(self.indexer_keys, indexer_key_states)
+        return self._update("indexer_keys", indexer_key_states)
+
+    def _update(self, attribute: str, new: Tensor) -> Tensor:
+        """Write the rows of the new tokens; return all rows, in the dtype of the new ones."""
+        (name, axis, _), rows = GROWING[attribute], getattr(self, attribute)
+        scale = self.scales.get(name)
+        kept = _cast(new, rows) if scale is None else QUANTIZE(new, scale, to=KEPT)
+        rows = torch.index_copy(rows, axis, self.cache_position, kept)
+        setattr(self, attribute, rows)
+        if scale is None:
+            return _cast(rows, new)
+        return DEQUANTIZE(rows, scale, to=dtype_name(new.dtype))
 
     def get_seq_length(self) -> Tensor:
         """A tensor, so that no position is a constant of the graph."""
@@ -143,8 +158,10 @@ class FixedLength:
         return self.keys.shape[2]
 
 
-def _write_rows(rows: Tensor, axis: int, places: Tensor, new: Tensor) -> Tensor:
-    return torch.index_copy(rows, axis, places, _cast(new, rows))
+KEPT: Final = "int8"
+"""The dtype of states that have scales."""
+
+QUANTIZE, DEQUANTIZE = (find_operator(f"onnxline.{name}.default") for name in ("quantize", "dequantize"))
 
 
 def _cast(tensor: Tensor, like: Tensor) -> Tensor:

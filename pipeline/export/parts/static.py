@@ -10,16 +10,21 @@ a row after its own. All shapes are numbers, and the mask is made in the graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pipeline.config import CacheConfig, InputConfig
+from pipeline.errors import SourceError
+from pipeline.export.checkpoint import is_weightless
 from pipeline.export.parts.decoder import DecoderPart, random_tokens
-from pipeline.export.parts.states import CacheState, States, fixed_cache, read_states
+from pipeline.export.parts.states import KEPT, CacheState, States, fixed_cache, read_states
 from pipeline.export.source import Example
+from pipeline.export.user_code import first_line
 
 
 class StaticDecoder(DecoderPart):
@@ -39,12 +44,40 @@ class StaticDecoder(DecoderPart):
         super().__init__(model, folder, last_only=last_only)
         assert cache.length is not None
         self.length, self.tokens = cache.length, tokens
+        if cache.dtype == KEPT:
+            self._measure_scales(cache)
         if cache.dtype is not None:
             kept = getattr(torch, cache.dtype)
             self.states = tuple(
                 CacheState(state.layer, state.name, state.shape, kept) if state.grows else state
                 for state in self.states
             )
+
+    @property
+    def scales(self) -> dict[str, dict[str, Tensor]]:
+        """Of the states in int8, by layer and name: float, () or (heads,)."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for state in self.states:
+            if state.dtype is torch.int8:
+                found.setdefault(state.layer, {})[state.name] = getattr(self, _buffer_of(state))
+        return found
+
+    @torch.no_grad()
+    def _measure_scales(self, cache: CacheConfig) -> None:
+        """Make buffers of the scales by which the largest key or value that the prompts write is 127."""
+        if is_weightless(self):
+            raise SourceError("model.cache.dtype: found int8 for a model without weights, which say the scales")
+        largest: dict[tuple[str, str], Tensor] = {}
+        for ids in read_prompts(self, cache.data):
+            for layer, tensors in self.write_states(ids[:, : self.length]).items():
+                for name, tensor in tensors.items():
+                    by_head = tensor.ndim == 4 and cache.scales != "tensor"
+                    size = tensor.abs().amax((0, 2, 3)) if by_head else tensor.abs().max()
+                    largest[layer, name] = torch.maximum(size, largest.get((layer, name), size))
+        for state in self.states:
+            if state.grows:
+                scale = largest[state.layer, state.name].float().clamp(min=SMALLEST) / torch.iinfo(torch.int8).max
+                self.register_buffer(_buffer_of(state), scale, persistent=False)
 
     def forward(
         self,
@@ -63,7 +96,7 @@ class StaticDecoder(DecoderPart):
         Returns:
             logits, float (1, tokens or 1, vocabulary), and `present`, the states after these tokens.
         """
-        cache = fixed_cache(self.held_model.config, past_key_values or {}, cache_position)
+        cache = fixed_cache(self.held_model.config, past_key_values or {}, cache_position, self.scales)
         given: dict[str, Any] = {"position_ids": cache_position[None], "cache_position": cache_position}
         if last_token is not None:
             given["logits_to_keep"] = last_token
@@ -103,3 +136,39 @@ class StaticDecoder(DecoderPart):
         states = self.empty_states(1, self.length) if states is None else states
         positions = torch.arange(ids.shape[1], device=ids.device)
         return self.forward(ids, positions, past_key_values=states)["present"]
+
+
+def _buffer_of(state: CacheState) -> str:
+    return f"{state.name}_scale_{state.layer}"
+
+
+def read_prompts(part: DecoderPart, files: Sequence[str]) -> Iterator[Tensor]:
+    """The prompts in `files`, rows of an array `input_ids`, int64 (1, tokens) each; random ones where no file is named.
+
+    Raises:
+        SourceError: a file has no such array, or a token outside of the vocabulary.
+    """
+    for seed in range(0 if files else PROMPTS):
+        yield random_tokens(part, 1, PROMPT, seed)
+    for file in files:
+        try:
+            with np.load(file) as arrays:
+                rows = np.atleast_2d(arrays["input_ids"])
+        except Exception as error:  # a damaged file has errors of zip, pickle and numpy
+            raise SourceError(
+                f"model.cache.data: {file} is no file .npz with an array input_ids of prompts: {first_line(error)}"
+            ) from error
+        if rows.dtype.kind not in "iu" or not rows.size or rows.min() < 0 or rows.max() >= part.vocabulary:
+            raise SourceError(
+                f"model.cache.data: {file}: found {rows.dtype}{list(rows.shape)}, expected integers from 0 to "
+                f"{part.vocabulary - 1}"
+            )
+        for row in rows:
+            yield torch.from_numpy(row.astype(np.int64))[None].to(part.device)
+
+
+PROMPTS, PROMPT = 4, 64
+"""How many random prompts say the scales of a cache in int8, and their tokens."""
+
+SMALLEST: Final = 1e-6
+"""The largest value of a head that is always 0, in place of 0."""

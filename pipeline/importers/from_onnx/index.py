@@ -110,12 +110,16 @@ def from_front(node: Node, index: int, size: int) -> int:
     known = node.constant(index)
     if known is not None:
         return node.constant_operand(np.where(known < 0, known + size, known).astype(np.int64))
-    places = node.convert(node.operand(index), "int64")
+    key = node.operand(index), size
+    if key in node.scope.counted:
+        return node.scope.counted[key]
+    places = node.convert(key[0], "int64")
     spec = node.vid_spec(places)
     is_negative = node.step("aten.lt.Scalar", [places], TensorSpec(spec.shape, "bool"), {"other": 0})
     moved = node.step("aten.add.Tensor", [places], spec, {"other": size})
     name = node.fresh(f"{node.input_names[index]}.from_front")
-    return node.make("aten.where.self", [is_negative, moved, places], [(name, spec)])[0]
+    result = node.scope.counted[key] = node.make("aten.where.self", [is_negative, moved, places], [(name, spec)])[0]
+    return result
 
 
 def scatter_elements(node: Node) -> None:

@@ -29,6 +29,8 @@ class NameScope:
         self._labels = labels
         """{value: its name in the graph}, where a graph output is an Identity of the value."""
         self._taken = taken
+        self.counted: dict[tuple[int, int], int] = {}
+        """(places that may be negative, size of their axis) → the places counted from the front."""
         self._vids: dict[str, int] = {}
         self._names: list[str] = []
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pipeline.ir.graph import Graph, Op, TensorSpec
+import numpy as np
+
+from pipeline.ir.graph import Graph, Op, Role, TensorSpec
 from pipeline.lowering.fusion.op_patterns import Attention, constant_number, match_attention, match_sum
 from pipeline.lowering.fusion.pointwise import is_float32
-from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
+from pipeline.lowering.fusion.rewrite import MOVES, Rewrite, only_user, producer
 
 PRODUCTS = frozenset({"aten.matmul.default"})
 
@@ -51,7 +53,7 @@ def fuse_attention(graph: Graph) -> Graph:
         after = only_user(graph, weights)
         if scores is None or after is None or after.kind not in PRODUCTS or after.inputs[0] != weights:
             continue
-        if scores.mask is not None and not zero_rows:
+        if scores.mask is not None and not (zero_rows or _is_finite(graph, scores.mask)):
             continue  # softmax makes a row of -inf scores NaN, and the fused kernel makes it 0
         if _fits(graph, scores, after.inputs[1]):
             _put_attention(rewrite, after, scores)
@@ -63,7 +65,10 @@ def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
 
     The kernels store their result as (batch, tokens, heads, width), so that joining the heads needs no copy.
     """
-    values = rewrite.graph.values
+    values, groups = rewrite.graph.values, _find_groups(rewrite.graph, scores, after.inputs[1])
+    if groups is not None:
+        _put_grouped(rewrite, after, scores, groups)
+        return
     batch, heads, width, tokens = values[scores.transposed_key].spec.sizes
     key = rewrite.declare(
         f"{values[scores.transposed_key].name} transposed", TensorSpec((batch, heads, tokens, width), "float32")
@@ -82,6 +87,97 @@ def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
         {"scale": scores.scale, "mask": bool(masks)},
     )
     rewrite.replace(after, "aten.permute.default", [stored], after.outputs, {"dims": SWAP})
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGroups:
+    """Key and value, (batch, groups, tokens, width), of which each head serves `size` heads of the query in a row."""
+
+    key: int
+    value: int
+    size: int
+
+
+def _find_groups(graph: Graph, scores: Scores, value: int) -> HeadGroups | None:
+    """The key and value before their heads are repeated for the query; None where they are not repeated, or the mask
+    differs by head."""
+    if scores.mask is not None and graph.values[scores.mask].spec.sizes[1] != 1:
+        return None
+    heads = graph.values[scores.query].spec.sizes[:2]
+    key = _without_repeats(graph, scores.transposed_key, heads, swapped=True)
+    single = _without_repeats(graph, value, heads, swapped=False)
+    if key is None or single is None:
+        return None
+    groups = [graph.values[vid].spec.sizes[1] for vid in (key, single)]
+    return HeadGroups(key, single, heads[1] // groups[0]) if groups[0] == groups[1] else None
+
+
+def _without_repeats(graph: Graph, vid: int, heads: tuple[int, ...], *, swapped: bool) -> int | None:
+    """The x, (batch, groups, a, b), of which `vid` has each head several times in a row; None where there is none.
+
+    swapped: whether `vid` has the last two axes of x in the other order.
+    """
+    op = producer(graph, vid)
+    while op is not None and op.kind in ("aten.reshape.default", "aten.permute.default"):
+        before, after = (graph.values[own].spec.shape for own in (op.inputs[0], op.outputs[0]))
+        if op.kind == "aten.permute.default":
+            *front, last, end = range(len(before))
+            if op.attrs["dims"] != (*front, end, last):
+                return None
+            swapped = not swapped
+        elif before[-2:] != after[-2:]:
+            return None
+        op = producer(graph, op.inputs[0])
+    added = producer(graph, op.inputs[0]) if op is not None and op.kind == "aten.expand.default" else None
+    if op is None or added is None or added.kind != "aten.reshape.default" or swapped:
+        return None
+    x, one, many = (graph.values[own].spec.shape for own in (added.inputs[0], *op.inputs, *op.outputs))
+    if len(x) != 4 or one != (*x[:2], 1, *x[2:]) or many != (*x[:2], many[2], *x[2:]):
+        return None
+    return added.inputs[0] if heads == (x[0], x[1] * many[2]) else None  # type: ignore[operator]
+
+
+def _put_grouped(rewrite: Rewrite, after: Op, scores: Scores, groups: HeadGroups) -> None:
+    """Attention in which the heads of a group are further tokens of one head, so that no key or value is repeated."""
+    name, spec = rewrite.graph.values[after.outputs[0]].name, rewrite.spec(scores.query)
+    batch, heads, tokens, width = spec.sizes
+    together = (batch, heads // groups.size, groups.size * tokens)
+    query = _reshape(rewrite, after, scores.query, (*together, width), f"{name} query by group")
+    masks = []
+    if scores.mask is not None:
+        own, _, rows, keys = rewrite.spec(scores.mask).sizes
+        mask = scores.mask
+        if rows > 1:
+            once = _reshape(rewrite, after, mask, (own, 1, 1, rows, keys), f"{name} mask")
+            many = rewrite.declare(f"{name} masks", TensorSpec((own, 1, groups.size, rows, keys), "float32"))
+            rewrite.replace(after, "aten.expand.default", [once], [many], {"size": rewrite.spec(many).shape})
+            mask = _reshape(rewrite, after, many, (own, 1, groups.size * rows, keys), f"{name} mask by group")
+        masks = [mask]
+    wide = rewrite.spec(groups.value).sizes[3]
+    stored = rewrite.declare(f"{name} by token", TensorSpec((batch, together[2], together[1], wide), "float32"))
+    operands = [query, groups.key, groups.value, *masks]
+    attrs = {"scale": scores.scale, "mask": bool(masks)}
+    rewrite.replace(after, "ScaledDotProductAttention", operands, [stored], attrs)
+    by_group = rewrite.declare(f"{name} by group", TensorSpec((*together, wide), "float32"))
+    rewrite.replace(after, "aten.permute.default", [stored], [by_group], {"dims": SWAP})
+    rewrite.replace(after, "aten.reshape.default", [by_group], after.outputs, {"shape": (batch, heads, tokens, wide)})
+
+
+def _reshape(rewrite: Rewrite, after: Op, vid: int, shape: tuple[int, ...], name: str) -> int:
+    result = rewrite.declare(name, TensorSpec(shape, "float32"))
+    rewrite.replace(after, "aten.reshape.default", [vid], [result], {"shape": shape})
+    return result
+
+
+def _is_finite(graph: Graph, vid: int) -> bool:
+    """Whether no element is infinite or NaN: a constant, a choice between such, and views of one."""
+    op = producer(graph, vid)
+    if op is None:
+        is_known = graph.values[vid].role is Role.CONST and vid in graph.payloads and vid not in graph.updates
+        return is_known and bool(np.isfinite(graph.payloads[vid].numpy()).all())
+    if op.kind == "aten.where.self":
+        return all(_is_finite(graph, operand) for operand in op.inputs[1:])
+    return op.kind in MOVES and _is_finite(graph, op.inputs[0])
 
 
 def _put_small(rewrite: Rewrite, op: Op, operands: tuple[int, int, int], scale: float) -> None:

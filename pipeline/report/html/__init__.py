@@ -3,7 +3,7 @@
 page.py        what the page shows, as data, and as HTML: page.html.j2 with page.css and page.js inlined
 headline.py    the verdict and the main results at the top (its sentences are in lead.html.j2)
 timeline.py    a row for each pass: the operators of the model after it, and what the pass changed
-figures.py     structures, and drawings, equal ones only once, with the place of each box
+figures.py     structures, and drawings, equal ones only once, with the position of each box
 parts.py       the page of a run in parts, with a row and a tab for each
 curves.py      error and SQNR by layer, ratios along the model, the loss of a training
 quantization.py  what quantization costs, where, and in sizes

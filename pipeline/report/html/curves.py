@@ -20,7 +20,7 @@ LEFT, RIGHT, HEIGHT, STEP = 64.0, 944.0, 120.0, 5
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    place: float
+    position: float
     text: str
 
 
@@ -56,13 +56,13 @@ def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
     if equal == len(layers) or len(layers) == 1:
         return LayerPlot(rows, (), (), equal)
     wide = (RIGHT - LEFT) / max(len(layers) - 1, 1)
-    places = [LEFT + place * wide for place in range(len(layers))]
-    labels = _labels([Tick(place, row.layer or row.before) for place, row in zip(places, rows, strict=True)])
+    positions = [LEFT + index * wide for index in range(len(layers))]
+    labels = _labels([Tick(position, row.layer or row.before) for position, row in zip(positions, rows, strict=True)])
     errors = [math.log10(layer.errors.max_abs) if 0 < layer.errors.max_abs < math.inf else None for layer in layers]
     ratios = [layer.errors.sqnr_db if math.isfinite(layer.errors.sqnr_db) else None for layer in layers]
     curves = (
-        _curve("max abs error", places, errors, 1, "1e{:+03d}", best="low"),
-        _curve("SQNR in dB", places, ratios, 10, "{:d}", best="high"),
+        _curve("max abs error", positions, errors, 1, "1e{:+03d}", best="low"),
+        _curve("SQNR in dB", positions, ratios, 10, "{:d}", best="high"),
     )
     return LayerPlot(rows, curves, labels, equal)
 
@@ -72,9 +72,9 @@ def ratio_curve(
 ) -> tuple[Curve, Curve]:
     """Two curves of ratios in dB on one axis, from left to right; a ratio that is not finite is the best one."""
     wide = (RIGHT - LEFT) / max(len(ratios) - 1, 1)
-    places = [LEFT + place * wide for place in range(len(ratios))]
+    positions = [LEFT + index * wide for index in range(len(ratios))]
     values = [ratio if math.isfinite(ratio) else None for ratio in (*ratios, *other_ratios)]
-    both = _curve(title, [*places, *places], values, 10, "{:d} dB", best="high")
+    both = _curve(title, [*positions, *positions], values, 10, "{:d} dB", best="high")
     count = len(ratios)
     return Curve(title, both.points[:count], both.ticks), Curve(other_title, both.points[count:], both.ticks)
 
@@ -89,12 +89,12 @@ def _labels(layers: Sequence[Tick]) -> tuple[Tick, ...]:
     """Labels of numbered layers, such as `encoder.layer.0`, if there are any; as many as fit."""
     numbered = [tick for tick in layers if tick.text.rpartition(".")[2].isdecimal()] or layers
     return tuple(
-        Tick(tick.place, shorten_label(tick.text)) for tick in numbered[:: math.ceil(len(numbered) / MOST_LABELS)]
+        Tick(tick.position, shorten_label(tick.text)) for tick in numbered[:: math.ceil(len(numbered) / MOST_LABELS)]
     )
 
 
 def _curve(
-    title: str, places: Sequence[float], values: Sequence[float | None], unit: int, form: str, *, best: str
+    title: str, positions: Sequence[float], values: Sequence[float | None], unit: int, form: str, *, best: str
 ) -> Curve:
     """An axis from a multiple of `unit` to another; values that are None are the best ones, beyond one end of it."""
     known = [value for value in values if value is not None] or [0.0]
@@ -114,7 +114,7 @@ def _curve(
         Tick(height(mark), "equal" if mark == edge and None in values else form.format(mark * unit))
         for mark in range(low, high + 1, step)
     )
-    return Curve(title, tuple(zip(places, points, strict=True)), tuple(ticks))
+    return Curve(title, tuple(zip(positions, points, strict=True)), tuple(ticks))
 
 
 POINTS: Final = 400
@@ -148,7 +148,7 @@ def training_view(training: TrainingReport | None) -> TrainingView | None:
 
 
 def _pool(losses: Sequence[float], count: int) -> list[Sequence[float]]:
-    return [losses[place : place + count] for place in range(0, len(losses), count)]
+    return [losses[start : start + count] for start in range(0, len(losses), count)]
 
 
 def _loss_curve(losses: Sequence[float]) -> Curve:
@@ -163,7 +163,7 @@ def _loss_curve(losses: Sequence[float]) -> Curve:
         return HEIGHT - (value / step - first) / (last - first) * HEIGHT
 
     wide = (RIGHT - LEFT) / (len(losses) - 1)
-    points = tuple((LEFT + place * wide, height(loss)) for place, loss in enumerate(losses))
+    points = tuple((LEFT + index * wide, height(loss)) for index, loss in enumerate(losses))
     ticks = tuple(Tick(height(mark * step), f"{mark * step:.4g}") for mark in range(first, last + 1))
     return Curve("loss", points, ticks)
 
@@ -180,7 +180,7 @@ def _step_labels(steps: int) -> tuple[Tick, ...]:
     """The ticks below the curve: how many steps there were."""
     if steps < 2:
         return ()
-    marks = sorted({round(1 + place * (steps - 1) / (LABELS - 1)) for place in range(LABELS)})
+    marks = sorted({round(1 + index * (steps - 1) / (LABELS - 1)) for index in range(LABELS)})
     return tuple(Tick(LEFT + (mark - 1) / (steps - 1) * (RIGHT - LEFT), f"{mark:,}") for mark in marks)
 
 

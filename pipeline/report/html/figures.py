@@ -1,6 +1,6 @@
 """Structures by kind, with drawings; equal drawings share a figure, such as those of twelve layers.
 
-Each box of a drawing has its place in layers from top to bottom, so that wires run downwards and rarely cross. This
+Each box of a drawing has a position in layers from top to bottom, so that wires run downwards and rarely cross. This
 is Sugiyama's method, in a small form: longest paths make the layers, a wire across several layers gets a bend in each,
 each layer is sorted by where its neighbours are (the barycenter), and boxes then move towards their neighbours.
 """
@@ -62,7 +62,7 @@ def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = 
     """Place the boxes and wires of a drawing. `sizes` are width and height of boxes with other content, by index."""
     layers = _layers(drawing)
     ways = [_way(number, wire, layers) for number, wire in enumerate(drawing.wires)]
-    extents = [(sizes or {}).get(place, (_width(box), _height(box))) for place, box in enumerate(drawing.boxes)]
+    extents = [(sizes or {}).get(index, (_width(box), _height(box))) for index, box in enumerate(drawing.boxes)]
     grid = _Grid.of([width for width, _ in extents], layers, ways)
     grid.sort()
     grid.settle()
@@ -82,8 +82,8 @@ def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = 
 def _bands(layers: Mapping[Key, int], extents: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Top and bottom of each layer, which is as high as its highest box."""
     tallest = [0.0] * (max(layers.values(), default=-1) + 1)
-    for place, (_, height) in enumerate(extents):
-        tallest[layers[place]] = max(tallest[layers[place]], height)
+    for index, (_, height) in enumerate(extents):
+        tallest[layers[index]] = max(tallest[layers[index]], height)
     bands: list[tuple[float, float]] = []
     for height in tallest:
         top = bands[-1][1] + ROW - HEIGHT if bands else MARGIN
@@ -92,7 +92,7 @@ def _bands(layers: Mapping[Key, int], extents: Sequence[tuple[float, float]]) ->
 
 
 Key = int | tuple[int, int]
-"""A box by its place, or the bend of a wire in a layer: (wire, layer)."""
+"""A box by its index, or the bend of a wire in a layer: (wire, layer)."""
 
 
 def _layers(drawing: Drawing) -> dict[Key, int]:
@@ -102,10 +102,10 @@ def _layers(drawing: Drawing) -> dict[Key, int]:
         for wire in drawing.wires:
             layers[wire.end] = max(layers[wire.end], layers[wire.start] + 1)
     fed = {wire.end for wire in drawing.wires}
-    for place in range(len(drawing.boxes)):
-        readers = [layers[wire.end] for wire in drawing.wires if wire.start == place]
-        if place not in fed and readers:
-            layers[place] = min(readers) - 1
+    for index in range(len(drawing.boxes)):
+        readers = [layers[wire.end] for wire in drawing.wires if wire.start == index]
+        if index not in fed and readers:
+            layers[index] = min(readers) - 1
     return layers
 
 
@@ -140,14 +140,16 @@ class _Grid:
         return cls(rows, above, below, width, {})
 
     def sort(self) -> None:
-        """Order each layer by the mean place of the neighbours above, then below, and so on."""
+        """Order each layer by the mean position of the neighbours above, then below, and so on."""
         for sweep in range(SWEEPS):
             downwards = sweep % 2 == 0
             neighbours = self.above if downwards else self.below
-            place = {key: index for row in self.rows for index, key in enumerate(row)}
+            position = {key: index for row in self.rows for index, key in enumerate(row)}
             for row in self.rows if downwards else reversed(self.rows):
-                row.sort(key=lambda key: _mean([place[neighbour] for neighbour in neighbours.get(key, ())], place[key]))
-                place.update({key: index for index, key in enumerate(row)})
+                row.sort(
+                    key=lambda key: _mean([position[neighbour] for neighbour in neighbours.get(key, ())], position[key])
+                )
+                position.update({key: index for index, key in enumerate(row)})
 
     def settle(self) -> None:
         """Place each layer side by side, then move boxes to where their neighbours are, as far as there is room."""
@@ -267,7 +269,7 @@ class Figure:
 @dataclass(frozen=True, slots=True)
 class InstanceRow:
     """`broken_by` is the step that broke a lost instance and is left in place, or that was reverted to keep this one;
-    `figure` is the place of its figure, or -1; `names` are those of the boxes there, a list for each panel."""
+    `figure` is the index of its figure, or -1; `names` are those of the boxes there, a list for each panel."""
 
     name: str
     module: str
@@ -312,9 +314,9 @@ def _group(
     rows = []
     for verdict, picture in zip(verdicts, pictures, strict=True):
         author = authors[kind, verdict.name]
-        place = figures.setdefault(_figure(picture, verdict.kept, author), len(figures)) if picture else -1
+        index = figures.setdefault(_figure(picture, verdict.kept, author), len(figures)) if picture else -1
         names = tuple(tuple(box.name for box in drawing.boxes) for drawing in _drawings(picture)) if picture else ()
-        rows.append(InstanceRow(verdict.name, verdict.module, verdict.kept, author, place, names))
+        rows.append(InstanceRow(verdict.name, verdict.module, verdict.kept, author, index, names))
     return Group(kind, sum(verdict.kept for verdict in verdicts), tuple(rows), tuple(figures))
 
 

@@ -181,16 +181,16 @@ def _pack_nodes(nodes: Sequence[NodeRow], values: Mapping[str, str]) -> dict[str
     """
     words: dict[str, int] = {}
 
-    def place(text: str) -> int:
+    def intern(text: str) -> int:
         return words.setdefault(text, len(words))
 
     rows = [
         [
-            *(place(text) for text in (node.name, node.op, ", ".join(node.shapes), node.module or "", node.made_by)),
-            [place(name) for name in node.inputs],
-            [place(name) for name in node.outputs],
+            *(intern(text) for text in (node.name, node.op, ", ".join(node.shapes), node.module or "", node.made_by)),
+            [intern(name) for name in node.inputs],
+            [intern(name) for name in node.outputs],
         ]
         for node in nodes
     ]
-    types = [(place(name), place(shape)) for name, shape in values.items()]
+    types = [(intern(name), intern(shape)) for name, shape in values.items()]
     return {"words": list(words), "rows": rows, "values": types}

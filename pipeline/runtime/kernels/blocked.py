@@ -91,6 +91,8 @@ def pack_blocks(rows: int, weight: torch.Tensor) -> BlockedWeight | None:
     columns, inner = weight.shape
     if not HAS_SMALL_KERNELS or planned_threads() > 1 or not LEAST <= rows * weight.numel() <= MOST:
         return None
+    if rows == 1:  # each number of the weight is read once, which is fastest in its own order
+        return None
     fitting = list(_divisions(rows, columns, inner)) if inner <= DEEPEST else []
     if not fitting:
         return None

@@ -22,8 +22,8 @@ def test_errors_are_drawn_on_a_logarithmic_axis_and_equal_layers_at_its_edge() -
     error, sqnr = plot.curves
     assert [tick.text for tick in error.ticks] == ["equal", "1e-06", "1e-05", "1e-04"]
     assert [tick.text for tick in sqnr.ticks] == ["80", "90", "100", "110", "120", "equal"]
-    assert [y for _, y in error.points] == [error.ticks[place].place for place in (0, 1, 3)]
-    assert [y for _, y in sqnr.points] == [sqnr.ticks[place].place for place in (5, 4, 0)]
+    assert [y for _, y in error.points] == [error.ticks[place].position for place in (0, 1, 3)]
+    assert [y for _, y in sqnr.points] == [sqnr.ticks[place].position for place in (5, 4, 0)]
     assert [label.text for label in plot.labels] == ["layers.0", "layers.1"], "numbered layers, if there are any"
 
 

@@ -37,7 +37,7 @@ def test_the_curve_has_a_point_for_each_step_on_a_round_axis() -> None:
         (504.0, pytest.approx(60.0)),
         (944.0, pytest.approx(120.0)),
     )
-    assert [(label.text, label.place) for label in view.labels] == [("1", 64.0), ("2", 504.0), ("3", 944.0)]
+    assert [(label.text, label.position) for label in view.labels] == [("1", 64.0), ("2", 504.0), ("3", 944.0)]
 
 
 def test_an_axis_begins_at_zero_where_that_is_near() -> None:

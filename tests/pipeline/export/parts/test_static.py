@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnxruntime import InferenceSession
 
 from benchmarks.generation import make_model
-from pipeline.config import CacheConfig, VerifyConfig
+from pipeline.config import CacheConfig, ExportConfig, ModelConfig, VerifyConfig
+from pipeline.errors import SourceError, UsageError
+from pipeline.export import export_onnx
 from pipeline.export.parts.draws import draw_calls
+from pipeline.export.parts.source import make_part
 from pipeline.export.parts.static import StaticDecoder
+from pipeline.export.reference import run_torch
+from pipeline.export.transformers_class import LoadedModel
 from pipeline.parts.chain import generate_by_torch
 
 QUICK = ("Llama", "Gemma 3", "Falcon-H1")
@@ -91,3 +99,62 @@ def test_draws_begin_and_end_the_cache_over_rows_of_an_earlier_text() -> None:
     for draw in draws:
         rows = abs(draw.feeds["past_key_values.0.key"]).max(axis=(0, 1, 3))
         assert np.count_nonzero(rows) > 30, draw.draw.label  # the token of the padding, whose embedding is 0, has none
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("scales", "shape"), [("head", (2,)), ("tensor", ())])
+def test_a_cache_in_int8_is_rounded_by_the_scales_of_prompts(tmp_path: Path, scales: str, shape: tuple[int]) -> None:
+    np.savez(tmp_path / "prompts.npz", input_ids=np.array([[5, 17, 3, 8]]))
+    model, wishes = make_model("Llama"), {"dtype": "int8", "scales": scales, "data": (str(tmp_path / "prompts.npz"),)}
+    rounded, exact = (parts_of(model, **given)[0] for given in (wishes, {}))
+    found, wanted = (part.write_states(torch.tensor([[5, 17, 3, 8]]))["1"] for part in (rounded, exact))
+    for name, tensor in found.items():
+        scale = rounded.scales["1"][name]
+        assert tensor.dtype is torch.int8 and scale.shape == shape
+        assert (tensor.abs().amax((0, 2, 3)) if shape else tensor.abs().max()).unique().tolist() == [127]
+        steps = scale.view(1, -1, 1, 1) if shape else scale
+        # layer 1 reads what layer 0 has rounded, which moves its own by more than half of a step
+        assert ((tensor * steps - wanted[name]) / steps).abs().max() < 4
+
+
+def test_a_cache_in_int8_in_onnx(tmp_path: Path) -> None:
+    """The export reads and writes what the module does, by QuantizeLinear with a scale for each head."""
+    config = ModelConfig.model_validate({**LLAMA, "part": "decode", "cache": {**CACHE, "dtype": "int8"}})
+    source = make_part(config, LoadedModel(make_model("Llama"), (), "random", None))
+    assert any("are those of random tokens" in note for note in source.notes)
+    export_onnx(source, ExportConfig(), tmp_path / "decode.onnx")
+    proto = onnx.load(tmp_path / "decode.onnx")
+    rounding = [node for node in proto.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    assert len(rounding) == 8 and {node.attribute[0].i for node in rounding} == {1}
+    assert source.draws is not None
+    draw = source.draws(VerifyConfig())[1]
+    session = InferenceSession(tmp_path / "decode.onnx", providers=["CPUExecutionProvider"])
+    wanted = run_torch(source, draw.feeds)
+    outputs: Any = session.run(list(wanted), dict(draw.feeds))
+    for found, expected in zip(outputs, wanted.values(), strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, atol=1 if expected.dtype == np.int8 else 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"ids": np.array([[1]])}, "is no file .npz with an array input_ids"),
+        ({"input_ids": np.array([[1, 89]])}, r"found int64\[1, 2\], expected integers from 0 to 88"),
+        ({"input_ids": np.array([[0.5]])}, "found float64"),
+    ],
+)
+def test_prompts_that_say_no_scales(tmp_path: Path, arrays: dict[str, np.ndarray], sentence: str) -> None:
+    np.savez(tmp_path / "prompts.npz", allow_pickle=False, **arrays)
+    with pytest.raises(SourceError, match=sentence):
+        parts_of(make_model("Llama"), dtype="int8", data=(str(tmp_path / "prompts.npz"),))
+
+
+def test_a_part_has_to_be_named() -> None:
+    config = ModelConfig.model_validate({**LLAMA, "cache": CACHE})
+    with pytest.raises(UsageError, match=r"found 2 parts, expected one of them here: --set model\.part=prefill or"):
+        make_part(config, LoadedModel(make_model("Llama"), (), "random", None))
+
+
+LLAMA: dict[str, Any] = {"transformers": {"class": "LlamaForCausalLM"}, "task": "text-generation"}
+CACHE: dict[str, Any] = {"kind": "static", "length": 40, "chunk": 4}

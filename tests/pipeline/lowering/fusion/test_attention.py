@@ -7,8 +7,11 @@ import torch
 
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.ir.check import check
+from pipeline.ir.parse import from_text
 from pipeline.lowering.fusion.attention import fuse_attention
 from pipeline.runtime import compile_graph
+from pipeline.runtime.slots import with_weights
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 BEFORE = """
@@ -131,3 +134,73 @@ def test_the_operator_of_torch_is_joined_where_it_is_small_and_plain(
     feed = {graph.values[vid].name: tensor for vid, tensor in zip(graph.inputs, operands, strict=True)}
     (found,) = compile_graph(graph).run(feed).values()
     torch.testing.assert_close(found, module(*operands), atol=1e-5, rtol=1e-5)
+
+
+GROUPED = """
+graph "grouped" (%0 "q": float32[2, 6, TOKENS, 4], %1 "k": float32[2, 2, 5, 4], %2 "v": float32[2, 2, 5, 4],
+                 %3 "seen": bool[1, 1, TOKENS, 5]) {
+  const %4 "zero": float32[]
+  const %5 "lowest": float32[]
+
+  %6 "k1": float32[2, 2, 1, 5, 4] = aten.reshape.default(%1) {self: $0, shape: [2, 2, 1, 5, 4]}
+  %7 "k3": float32[2, 2, 3, 5, 4] = aten.expand.default(%6) {self: $0, size: [2, 2, 3, 5, 4]}
+  %8 "flat": float32[12, 5, 4] = aten.reshape.default(%7) {self: $0, shape: [12, 5, 4]}
+  %9 "turned": float32[12, 4, 5] = aten.permute.default(%8) {self: $0, dims: [0, 2, 1]}
+  %10 "keys": float32[2, 6, 4, 5] = aten.reshape.default(%9) {self: $0, shape: [2, 6, 4, 5]}
+  %11 "v1": float32[2, 2, 1, 5, 4] = aten.reshape.default(%2) {self: $0, shape: [2, 2, 1, 5, 4]}
+  %12 "v3": float32[2, 2, 3, 5, 4] = aten.expand.default(%11) {self: $0, size: [2, 2, 3, 5, 4]}
+  %13 "values": float32[2, 6, 5, 4] = aten.reshape.default(%12) {self: $0, shape: [2, 6, 5, 4]}
+  %14 "mask": float32[1, 1, TOKENS, 5] = aten.where.self(%3, %4, %5) {condition: $0, self: $1, other: $2}
+  %15 "scores": float32[2, 6, TOKENS, 5] = aten.matmul.default(%0, %10) {self: $0, other: $1}
+  %16 "masked": float32[2, 6, TOKENS, 5] = aten.add.Tensor(%15, %14) {self: $0, other: $1}
+  %17 "weights": float32[2, 6, TOKENS, 5] = aten.softmax.int(%16) {self: $0, dim: 3}
+  %18 "y": float32[2, 6, TOKENS, 4] = aten.matmul.default(%17, %13) {self: $0, other: $1}
+
+  return %18
+}
+"""
+"""Six heads of the query over two of the cache, as the exporter writes it."""
+
+LOWEST = {"zero": torch.tensor(0.0), "lowest": torch.tensor(torch.finfo(torch.float32).min)}
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_heads_of_a_group_are_tokens_of_one_head(tokens: int) -> None:
+    graph = with_weights(from_text(GROUPED.replace("TOKENS", str(tokens))), LOWEST)
+    fused = fuse_attention(graph)
+    check(fused)
+    (call,) = (op for op in fused.ops if op.kind == "ScaledDotProductAttention")
+    assert [fused.values[vid].name for vid in call.inputs[1:3]] == ["k", "v"]
+    assert fused.values[call.inputs[0]].spec.shape == (2, 2, 3 * tokens, 4)
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"q": (2, 6, tokens, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4)}
+    feed = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    feed["seen"] = torch.rand(1, 1, tokens, 5, generator=generator) > 0.4
+    feed["seen"][0, 0, 0] = False  # a token that sees nothing weighs all alike, since the mask is finite
+    expected = compile_graph(graph).run(feed)["y"]
+    torch.testing.assert_close(compile_graph(fused).run(feed)["y"], expected)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[2, 2, 3, 5, 4] = aten.expand.default(%11)", "[2, 2, 3, 5, 4] = aten.repeat.default(%11)"),
+        (
+            "aten.permute.default(%8) {self: $0, dims: [0, 2, 1]}",
+            "aten.reshape.default(%8) {self: $0, shape: [12, 4, 5]}",
+        ),
+    ],
+)
+def test_heads_that_are_spread_otherwise_are_no_groups(old: str, new: str) -> None:
+    text = GROUPED.replace("TOKENS", "3")
+    assert old in text
+    if "repeat" in new:
+        text = text.replace("%11) {self: $0, size: [2, 2, 3, 5, 4]}", "%11) {self: $0, repeats: [1, 1, 3, 1, 1]}")
+    fused = fuse_attention(with_weights(from_text(text.replace(old, new)), LOWEST))
+    (call,) = (op for op in fused.ops if op.kind == "ScaledDotProductAttention")
+    assert fused.values[call.inputs[0]].spec.shape == (2, 6, 3, 4)
+
+
+def test_a_mask_that_may_be_infinite_is_left_alone() -> None:
+    graph = with_weights(from_text(GROUPED.replace("TOKENS", "3")), {**LOWEST, "lowest": torch.tensor(-torch.inf)})
+    assert fuse_attention(graph) is graph

@@ -46,7 +46,8 @@ def one_thread() -> object:
         (32, 512, 128, (8, 64, 32)),  # 64 columns, all rows at once
         (32, 128, 512, (2, 64, 16)),  # a group of 32 rows would be more than a million multiplications
         (128, 768, 768, (12, 64, 16)),
-        (1, 256, 64, (4, 64, 1)),
+        (2, 256, 64, (4, 64, 2)),
+        (1, 256, 64, None),  # a token: torch reads the weight once, in its own order
         (8, 48, 64, (3, 16, 8)),  # of the widths only 16 divides 48
         (8, 40, 64, None),
         (2, 16, 32, None),  # fewer multiplications than a call is worth
