@@ -30,7 +30,7 @@ OPERATOR: Final = "MatMulNBits"
 MIDDLE: Final = 8
 """The zero point of unsigned integers of 4 bits that stands for zero of signed ones."""
 
-FOUR_BITS: Final = {TensorProto.INT4: MIDDLE, TensorProto.UINT4: 0}
+FOUR_BITS: Final[Mapping[int, int]] = {TensorProto.INT4: MIDDLE, TensorProto.UINT4: 0}
 """Dtype → what is added to its integers to have unsigned ones."""
 
 LEAST_BLOCK: Final = 16
@@ -90,7 +90,7 @@ class ToMatMulNBits(Step):
     block_size: int = 32
     name: str = field(default="to-matmul-nbits", init=False)
     source: str = field(default="onnxline", init=False)
-    description: ClassVar[Description] = structure("Products with weights of 4 bits as onnxruntime's MatMulNBits")
+    description: ClassVar[Description] = structure("Write products with weights of 4 bits as MatMulNBits")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         layout = _LayoutChange(model)
@@ -122,7 +122,7 @@ class FromMatMulNBits(Step):
 
     name: str = field(default="from-matmul-nbits", init=False)
     source: str = field(default="onnxline", init=False)
-    description: ClassVar[Description] = structure("onnxruntime's MatMulNBits as DequantizeLinear and MatMul")
+    description: ClassVar[Description] = structure("Write MatMulNBits as DequantizeLinear and MatMul")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         layout = _LayoutChange(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -33,10 +35,11 @@ def quantized(
     if not signed:
         tensors["w_zero_point"] = turn(zeros).astype(dtype)
     axis = (1 if by_channel else 0) ^ transposed
-    block = {} if by_channel else {"block_size": BLOCK}
+    block: dict[str, Any] = {} if by_channel else {"block_size": BLOCK}
+    turned: dict[str, Any] = {"transB": 1} if transposed else {}
     nodes = [helper.make_node("DequantizeLinear", list(tensors), ["w_dequantized"], axis=axis, **block)]
     reads = ["x", "w_dequantized"] + ["b"] * bias
-    nodes.append(helper.make_node(op, reads, ["y"], "fc", **({"transB": 1} if transposed else {})))
+    nodes.append(helper.make_node(op, reads, ["y"], "fc", **turned))
     tensors |= {"b": draw.normal(size=N).astype(np.float32)} if bias else {}
     graph = helper.make_graph(
         nodes,

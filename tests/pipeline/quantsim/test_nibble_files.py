@@ -36,7 +36,7 @@ def pack_gptq(zeros: np.ndarray) -> dict[str, np.ndarray]:
 
 def pack_awq() -> dict[str, np.ndarray]:
     """As AutoAWQ's `WQLinear_GEMM.from_linear` does it."""
-    found = {"scales": SCALES}
+    found: dict[str, np.ndarray] = {"scales": SCALES}
     for name, array in (("qweight", INTEGERS), ("qzeros", ZEROS)):
         words = np.zeros((len(array), N // 8), np.uint32)
         for word in range(N // 8):
