@@ -13,7 +13,7 @@ from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
 from pipeline.model_run import ModelRun, exit_code_of
-from pipeline.parts.folder import describe_files, write_models
+from pipeline.parts.folder import describe_files, store_once, write_models
 from pipeline.parts.report import write_parts_report
 from pipeline.parts.result import PartsResult
 from pipeline.parts.sessions import MODELS
@@ -124,6 +124,9 @@ class PartsRun:
             finals = {name: result.model for name, result in self.results.items()}
             part = self._part()
             files, is_known = write_models(finals, part.held_model.config, part.folder, self.workspace)
+            if store_once({name: run.workspace for name, run in self.runs.items()}, self.workspace):
+                for run in self.runs.values():
+                    run.report()  # which lists the files of the run
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
 
     def _prove_chain(self) -> None:
