@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from passes.errors import ModelError, OnnxlineError, PassError, PolicyError
     from passes.guard import guard
     from passes.run.result import OptimizeResult, PassRow, PassRun, Status, StructureVerdict
+    from passes.tools import (
+        change_batch,
+        change_outputs,
+        convert_opset,
+        extract,
+        fix_shapes,
+        inspect_model,
+        merge,
+        rename,
+        split,
+        to_bf16,
+        to_fp16,
+    )
     from passes.why import Origin, WeightOrigin, why, why_weights
     from pipeline.config import RunConfig
     from pipeline.errors import CheckFailed, ConfigError, InternalError, SourceError, Unsupported, UsageError
@@ -85,19 +98,30 @@ __all__ = [
     "WeightOrigin",
     "__version__",
     "as_states",
+    "change_batch",
+    "change_outputs",
     "check_plan",
     "compare_models",
     "compile_graph",
+    "convert_opset",
     "diff",
     "diff_text",
     "execute_ir",
+    "extract",
     "extract_ir",
+    "fix_shapes",
     "from_onnx",
     "guard",
+    "inspect_model",
     "ir_to_mermaid",
+    "merge",
     "optimize",
     "record_step",
+    "rename",
     "run",
+    "split",
+    "to_bf16",
+    "to_fp16",
     "verify_ir_with_state_dict",
     "why",
     "why_weights",
@@ -109,6 +133,10 @@ HOMES: Final = {
         "Status", "StructureVerdict", "WeightOrigin", "guard", "why", "why_weights",
     ),
     "passes.diff": ("compare_models", "diff_text"),
+    "passes.tools": (
+        "change_batch", "change_outputs", "convert_opset", "extract", "fix_shapes", "inspect_model", "merge", "rename",
+        "split", "to_bf16", "to_fp16",
+    ),
     "pipeline.config": ("RunConfig",),
     "pipeline.errors": (
         "CheckFailed", "ConfigError", "InternalError", "SourceError", "Unsupported", "UsageError",

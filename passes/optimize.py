@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeGuard
 
 import numpy as np
 import onnx
 
+from passes.catalog import pass_names
 from passes.context import PassContext, limit_runs, open_context
 from passes.encodings.aimet import read_aimet
 from passes.encodings.carry import CarriedEncodings, carry_encodings
 from passes.encodings.encoding import Encoding, fit_encodings
 from passes.encodings.versions import ModelVersion
-from passes.errors import ModelError, UsageError
+from passes.errors import ModelError, PolicyError, UsageError
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
 from passes.load import to_path
 from passes.model.analysis import AnalyzedModel
-from passes.policy.policy import Policy, check_lists
+from passes.policy.policy import GROUPS, Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import has_loops, rows_by_input
 from passes.proof.masks import independent_dims
@@ -30,9 +32,10 @@ from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_step import check_names, fix_input_shapes, without_weight_readers
+from passes.run.restart import describe_misplaced, join_runs, restart
 from passes.run.result import PassRow, PassRun, Status
 from passes.run.runner import ChangeObserver, Observer, run_passes
-from passes.step import flatten
+from passes.step import Repeat, Step, flatten
 from passes.suggest import describe_argument
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
@@ -125,19 +128,103 @@ def optimize(
         stored = _read_source(model, context, proof)
         context.start()  # they take a second to import, in which names are checked
         check_names(flatten(steps), policy, context)
-        limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)
+        run = _Stages(policy, proof, sizes, timeout_s, reproducers, context, observer, on_change, prover)
+        given = None if encodings is None else _read_encodings(encodings, collapse(stored)[0])
+        return run.through(stored, steps, feeds, given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """Runs a recipe in stages: a step that makes a reference ends one, and is proven by its own relation."""
+
+    policy: Policy
+    proof: str
+    sizes: Sequence[int]
+    timeout_s: float
+    reproducers: Path | None
+    context: PassContext
+    observer: Observer
+    on_change: ChangeObserver
+    prover: Prover | None
+
+    def through(
+        self,
+        stored: DetachedModel,
+        steps: Sequence[Step | Repeat],
+        feeds: Sequence[Mapping[str, np.ndarray]],
+        given: Mapping[str, Encoding] | None,
+        earlier: PassRun | None = None,
+    ) -> PassRun:
+        """Run `steps` on `stored`, after an `earlier` stage; `given` are the encodings of `stored`."""
+        place = next((at for at, item in enumerate(steps) if _makes_reference(item)), len(steps))
+        policy = self.policy if place == len(steps) and earlier is None else self._policy_of(steps[:place], earlier)
+        total = len(flatten(steps)) + (len(earlier.rows) if earlier else 0)
+        done = len(earlier.rows) if earlier else 0
+
+        def observe(name: str, index: int, _: int, row: PassRow | None) -> None:
+            self.observer(name, done + index, total, row)
+
+        run, drawn = self._stage(stored, steps[:place], feeds, given, policy, observe, done)
+        run = run if earlier is None else join_runs(earlier, run)
+        if place == len(steps):
+            return run
+        step = steps[place]
+        if isinstance(step, Repeat) or self.prover is not None:
+            raise PolicyError(describe_misplaced(step))
+        self.observer(step.name, place + done, total, None)
+        begun = time.perf_counter()
+        made = restart(step, run.model, drawn, self.policy, self.context)
+        row = replace(made.row, seconds=time.perf_counter() - begun)
+        self.observer(step.name, place + done, total, row)
+        self.on_change(len(run.rows), row, AnalyzedModel(run.model), AnalyzedModel(made.model))
+        encodings = run.encodings
+        if encodings is not None and row.changed:
+            versions = [ModelVersion("", AnalyzedModel(run.model)), ModelVersion(step.name, AnalyzedModel(made.model))]
+            with self.context.drawing(lambda: ()):
+                encodings = carry_encodings(versions, encodings.encodings, self.context)
+        run = replace(run, model=made.model, rows=(*run.rows, row), encodings=encodings)
+        known = None if encodings is None else encodings.encodings
+        return self.through(made.model, steps[place + 1 :], made.feeds, known, run)
+
+    def _stage(
+        self,
+        stored: DetachedModel,
+        steps: Sequence[Step | Repeat],
+        feeds: Sequence[Mapping[str, np.ndarray]],
+        given: Mapping[str, Encoding] | None,
+        policy: Policy,
+        observer: Observer,
+        first: int,
+    ) -> tuple[PassRun, Sequence[Mapping[str, np.ndarray]]]:
+        """Run steps that keep inputs and outputs; the model itself is the reference. Returns the draws too."""
+        context, proof = self.context, self.proof
+        limits = nullcontext() if self.prover or proof == STRUCTURE else limit_runs(context, stored)
         fixed = fix_input_shapes(flatten(steps), stored.proto)
-        prover = prover or _choose_prover(stored, context, proof, feeds, sizes, fixed)
+        prover = self.prover or _choose_prover(stored, context, proof, feeds, self.sizes, fixed)
         source, stacks = collapse(stored)
-        given = None if encodings is None else _read_encodings(encodings, source)
-        versions = _VersionLog(on_change)
+        versions = _VersionLog(lambda index, *change: self.on_change(first + index, *change))
         steps = without_weight_readers(steps) if source.unread() else steps
         with limits, context.drawing(prover.feeds):
-            note = on_change if given is None else versions.note_change
-            run = run_passes(source, steps, policy, prover, context, observer, reproducers, note)
+            run = run_passes(source, steps, policy, prover, context, observer, self.reproducers, versions.note_change)
             carried = None if given is None else versions.carry(source, run.model, given, context)
+            drawn = list(prover.feeds())
         run = replace(run, encodings=carried)
-        return replace(run, model=expand(run.model, stacks, stored))
+        return replace(run, model=expand(run.model, stacks, stored)), drawn
+
+    def _policy_of(self, steps: Sequence[Step | Repeat], earlier: PassRun | None) -> Policy:
+        """The policy with what can be known of these steps: all names were checked before the first stage."""
+        names = pass_names(flatten(steps), self.context)
+        skip = tuple(
+            entry
+            for entry in self.policy.skip
+            if entry in GROUPS or any(Policy((entry,)).skips(name) for name in names)
+        )
+        keep = self.policy.keep if earlier is None else tuple(f"{kind.rstrip('?')}?" for kind in self.policy.keep)
+        return replace(self.policy, skip=skip, keep=keep)
+
+
+def _makes_reference(item: Step | Repeat) -> bool:
+    return any(step.makes_reference for step in flatten([item]))
 
 
 class _VersionLog:

@@ -25,6 +25,28 @@ class PassResult:
     """Whether it may differ from the model that the step was given."""
     why: str | None = None
     """Why the step did its work in another way than requested; shown in the report."""
+    relation: Relation | None = None
+    """What a step that `makes_reference` promises of its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """How a model computes values of the model that it was made of.
+
+    Args:
+        inputs: input of the result → the value of the model before that it is fed with.
+        outputs: output of the result → the value of the model before that it has to equal.
+        judged_as: the floating type that the result may compute in, whose tolerance then holds.
+        rows: the number of rows that the result takes along the first axis of each input, where that is to be another;
+            any number for 0. None where the inputs stay as they are.
+        runs_as: a model that computes what the result computes, where onnxruntime's CPU provider has no kernel for it.
+    """
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    judged_as: str = ""
+    rows: int | None = None
+    runs_as: DetachedModel | None = None
 
 
 Reads = Literal["structure", "values"]
@@ -76,6 +98,10 @@ class Step:
     annotates: ClassVar[bool] = False
     """Whether the types, names and metadata that it writes are a result, also where no operator changes. Native
     optimizers drop and rewrite them all the time, which is no change."""
+
+    makes_reference: ClassVar[bool] = False
+    """Whether it is asked for other inputs, outputs or types: it is proven by the relation of its result, and the steps
+    after it are compared with that result."""
 
     suspects: ClassVar[tuple[str, ...]] = ()
     """Inner passes to suspect first of a fault that no pass is known for."""

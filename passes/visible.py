@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
@@ -43,6 +43,32 @@ def visible_line(text: str) -> str:
 def visible_markup(text: str) -> str:
     """`visible_line` for a text in HTML or SVG: XML has no characters that command a terminal."""
     return escape(visible_line(text))
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines of aligned columns, two spaces in."""
+    shown = [[visible_line(cell) for cell in row] for row in rows]
+    widths = [max(len(row[at]) for row in shown if at < len(row)) for at in range(max(map(len, shown), default=0))]
+    return "".join(
+        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() + "\n"
+        for row in shown
+    )
+
+
+def html_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a notebook or a page; every text is escaped."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        return (
+            "<tr>"
+            + "".join(f"<{tag} style='text-align:left'>{visible_markup(cell)}</{tag}>" for cell in cells)
+            + "</tr>"
+        )
+
+    head = f"<thead>{line(header, 'th')}</thead>" if header else ""
+    body = "".join(line(row, "td") for row in rows)
+    caption = f"<caption style='text-align:left'>{visible_markup(title)}</caption>"
+    return f"<table>{caption}{head}<tbody>{body}</tbody></table>\n"
 
 
 def visible_data(data: Any) -> Any:

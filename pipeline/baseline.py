@@ -57,6 +57,10 @@ def baseline_of(report: Report) -> Plain:
     )
 
 
+METRIC: Final = re.compile(r"(\S+), at (least|most) (\S+)")
+"""The metric of a task, and the bound that a later run is held to."""
+
+
 def _without(baseline: Plain, *keys: str) -> Plain:
     return {key: value for key, value in baseline.items() if key not in keys}
 
@@ -207,6 +211,9 @@ def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tu
 
 
 def _is_alike(before: Any, after: Any) -> bool:
+    known, found = (METRIC.fullmatch(str(entry)) for entry in (before, after))
+    if known and found and known[2] == found[2]:  # the bound is that of the file, which people have reviewed
+        return float(found[1]) >= float(known[3]) if known[2] == "least" else float(found[1]) <= float(known[3])
     powers = _power(before), _power(after)
     if None in powers:
         return False

@@ -42,9 +42,10 @@ class Unsupported(UsageError):
         self.operators = tuple(operators)
 
 
-EXTRAS: Final[Mapping[str, str]] = dict.fromkeys(
-    ("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch"
-)
+EXTRAS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch"),
+    "torchmetrics": "metrics",
+}
 """Module → the extra that installs it."""
 
 

@@ -260,6 +260,10 @@ UNPICTURED: Final[Mapping[str, str]] = {
     "awq": "its factors come from the activations on the draws of a run",
     "cross-layer-equalization": "its factors come from all numbers of two weights",
     "rotate": "it rotates a whole decoder",
+    **dict.fromkeys(
+        ("extract", "outputs", "rename", "fix-shapes", "change-batch"), "what it does follows from what it is asked for"
+    ),
+    **dict.fromkeys(("to-fp16", "to-bf16"), "it computes in another type, within the tolerance of that type"),
     "infer_shapes": "it writes types and shapes, and leaves every operator as it is",
     "shape_inference": "it writes types and shapes, and leaves every operator as it is",
     "set_unique_name_for_nodes": "it writes names, and leaves every operator as it is",

@@ -40,7 +40,7 @@ def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool
         if has != had:
             raise StepFailed(f"changes the model's {what}s from {had} to {has}")
         for old, new in () if narrows else zip(declared, made, strict=True):
-            if _contradicts(old.type, new.type):
+            if contradicts(old.type, new.type):
                 raise StepFailed(f"changes the model's {what} {old.name} from {format_type(old)} to {format_type(new)}")
             new.type.CopyFrom(old.type if what == "input" else _fill_in(old.type, new.type))
 
@@ -53,7 +53,7 @@ def _infos(graph: GraphProto, what: str) -> list[ValueInfoProto]:
     return required_inputs(graph)
 
 
-def _contradicts(old: TypeProto, new: TypeProto) -> bool:
+def contradicts(old: TypeProto, new: TypeProto) -> bool:
     """Whether both types are declared and differ. Of sequences, optionals and maps only the kind is compared."""
     kinds = {old.WhichOneof("value"), new.WhichOneof("value")} - {None}
     if kinds != {"tensor_type"}:
@@ -97,7 +97,7 @@ def fill_in_outputs(model: DetachedModel) -> DetachedModel:
         return model
     proto, inferred = model.copy_proto(), infer_types(model.proto)
     for output, found in zip(proto.graph.output, inferred.output, strict=True):
-        if found.type.WhichOneof("value") and not _contradicts(output.type, found.type):
+        if found.type.WhichOneof("value") and not contradicts(output.type, found.type):
             output.type.CopyFrom(_fill_in(output.type, found.type))
     return model.with_proto(proto)
 

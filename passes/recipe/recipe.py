@@ -29,6 +29,8 @@ from passes.rewrites.fold_batchnorm import FoldBatchnorm
 from passes.rewrites.fold_constants import FixDefaults, FoldConstants
 from passes.rewrites.fold_scale import FoldScale
 from passes.rewrites.fold_shape import FoldShape
+from passes.rewrites.half_precision import ToBf16, ToFp16
+from passes.rewrites.interface import ChangeBatch, ChangeOutputs, Extract, FixShapes, Rename
 from passes.rewrites.merge_layout import MergeLayout
 from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
 from passes.rewrites.smooth_quant import Awq, SmoothQuant
@@ -72,6 +74,13 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "linear-to-conv": LinearToConv,
     "mha-to-sha": MhaToSha,
     "no-int64": NoInt64,
+    "extract": Extract,
+    "outputs": ChangeOutputs,
+    "rename": Rename,
+    "fix-shapes": FixShapes,
+    "change-batch": ChangeBatch,
+    "to-fp16": ToFp16,
+    "to-bf16": ToBf16,
 }
 
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)

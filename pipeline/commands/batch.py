@@ -134,6 +134,12 @@ def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
     from pipeline.run import Pipeline
 
     with RunConsole(quiet=quiet) as screen:
+        if settings.quantsim is not None and settings.quantsim.metric is not None:
+            from pipeline.quantsim import QuantSim
+
+            result = QuantSim(settings, out, screen.show, progress=False).run()
+            assert result.run is not None and result.report.metric is not None
+            return {**baseline_of(result.run), "metric": result.report.metric.baseline_entry()}
         return baseline_of(Pipeline(settings, out, screen.show, is_checked=True).run().report)
 
 

@@ -1,7 +1,9 @@
-"""`onnxline bisect MODEL`: the pass at fault, and the smallest model that shows the fault."""
+"""`onnxline bisect MODEL`: the pass at fault, and the smallest model that shows the fault; with `--metric` the layer
+whose quantization costs the task most."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tempfile
 from pathlib import Path
@@ -42,6 +44,7 @@ def bisect_model(
     lost: str | None = None,
     error: float | None = None,
     crash: bool = False,
+    metric: bool = False,
     skip: list[str] | None = None,
     out: Path | None = None,
     budget_s: float = BUDGET_S,
@@ -53,7 +56,12 @@ def bisect_model(
 
     The recipe runs as its libraries run it, with nothing kept or reverted. The exit code is 1 if nothing is wrong.
     """
-    _check_target(lost, error, crash)
+    _check_target(lost, error, crash, metric)
+    if metric:
+        if recipe or skip or out is not None:
+            raise UsageError("--metric looks at layers, and not at passes; leave out --recipe, --skip and --out")
+        _find_costly_layer(model, budget_s, as_json=as_json)
+        return
     if lost is not None and structure_of(lost) is None:  # refused before a model is exported
         raise UsageError(f"--lost: {unknown_structure(lost)}")
     is_config = model.suffix in CONFIG_SUFFIXES
@@ -140,16 +148,44 @@ class _BisectProgress:
         self._last_part = what
 
 
-def _check_target(lost: str | None, error: float | None, crash: bool) -> None:
+def _find_costly_layer(config_file: Path, budget_s: float, *, as_json: bool) -> None:
+    """Show what each layer costs the metric of the task.
+
+    Raises:
+        UsageError: there is no configuration with `quantsim.metric`.
+    """
+    from pipeline.console import RunConsole
+    from pipeline.quantsim import QuantSim
+
+    config = RunConfig.from_yaml(config_file) if config_file.suffix in CONFIG_SUFFIXES else None
+    if config is None or config.quantsim is None or config.quantsim.metric is None:
+        raise UsageError(f"bisect --metric: found {config_file}, expected a configuration (.yaml) with quantsim.metric")
+    with RunConsole(quiet=as_json) as screen:
+        costs = QuantSim(config, None, screen.show, progress=False, costs_budget_s=budget_s).run().report.costs
+    assert costs is not None
+    if as_json:
+        print_json({"format_version": FORMAT_VERSION, **dataclasses.asdict(costs)})
+    else:
+        print_styled("".join(f"{line}\n" for line in costs.lines()), STYLES)
+    if not costs.costs or costs.costs[0].loss <= 0:
+        raise typer.Exit(NOTHING)
+
+
+def _check_target(lost: str | None, error: float | None, crash: bool, metric: bool) -> None:
     given = [
         name
-        for name, is_given in (("--lost", lost is not None), ("--error", error is not None), ("--crash", crash))
+        for name, is_given in (
+            ("--lost", lost is not None),
+            ("--error", error is not None),
+            ("--crash", crash),
+            ("--metric", metric),
+        )
         if is_given
     ]
     if len(given) != 1:
         raise UsageError(
             f"bisect looks for one thing, found {' and '.join(given) or 'none'}; expected one of --lost KIND, "
-            "--error TOLERANCE and --crash"
+            "--error TOLERANCE, --crash and --metric"
         )
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import typer
 
@@ -17,7 +17,7 @@ from passes.suggest import nearest, plural
 from passes.visible import visible_line
 from pipeline.commands.shared import FORMAT_VERSION, add_command, print_styled
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.terminal import print_json
+from pipeline.terminal import print_json, print_line
 from pipeline.workspace import disk_errors
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a misspelt name does not need it
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a misspelt name does not
     from pipeline.export.source import InputSpec
     from pipeline.ir import Graph
     from pipeline.verify.backends import RunnableModel
+    from pipeline.verify.device_dump import DeviceDump
     from pipeline.verify.divergence import BackendComparison, Divergence, InputValue, ValueStatistics
 
 DIFFERENT: Final = 1
@@ -61,13 +62,21 @@ def compare(
     overrides: list[str] | None = None,
     most: int | None = None,
     step: int | None = None,
+    encodings: Path | None = None,
+    layout: Literal["nchw", "nhwc"] = "nchw",
     as_json: bool = False,
 ) -> None:
     """Run MODEL on the backends A and B with the same inputs, and compare every value; exit code 1 if any differs.
 
+    A or B may be a folder of tensors that a device has dumped for these inputs.
+
     An element may differ by atol + rtol × the scale of its tensor; both follow from the dtype where they are not given.
     """
-    _check_backends(first, second)
+    is_dumped = _check_backends(first, second)
+    if not is_dumped and (encodings is not None or layout != "nchw"):
+        raise UsageError(
+            "--encodings and --layout read a folder of dumped tensors; give one as A or B, or leave them out"
+        )
     if step is not None:
         _compare_step({first, second}, model, overrides, step, _tolerances(rtol, atol), as_json=as_json)
         return
@@ -87,8 +96,15 @@ def compare(
     from pipeline.verify.divergence import compare_backends
 
     tolerances = {**subject.tolerances, **_tolerances(rtol, atol)}
+    if is_dumped and rtol is None and atol is None:
+        tolerances |= _tolerances(DEVICE_RTOL, 0.0)
     try:
-        one, other = (BACKENDS[name](subject.model, subject.fusions, **subject.options) for name in (first, second))
+        one, other = (
+            _open_dump(subject, Path(name), encodings, layout, feeds)
+            if Path(name).is_dir() and name not in BACKENDS
+            else BACKENDS[name](subject.model, subject.fusions, **subject.options)
+            for name in (first, second)
+        )
         graph = subject.model.graph_for(shapes_of(feeds))
         found = compare_backends(one, other, graph, feeds, tolerances, first_only=first_divergence)
     except StepFailed as failure:
@@ -183,15 +199,50 @@ class Subject:
         return draw_inputs(self.inputs, sizes, seed)
 
 
-def _check_backends(first: str, second: str) -> None:
+def _open_dump(
+    subject: Subject,
+    folder: Path,
+    encodings: Path | None,
+    layout: Literal["nchw", "nhwc"],
+    feeds: Mapping[str, np.ndarray],
+) -> DeviceDump:
+    """The tensors of a device as a backend; files that belong to no value are named on standard error."""
+    from passes.encodings.aimet import read_aimet
+    from pipeline.verify.backends import shapes_of
+    from pipeline.verify.device_dump import DeviceDump
+
+    dump = DeviceDump(subject.model, folder, read_aimet(encodings)[0] if encodings else {}, layout)
+    left = dump.unmatched(shapes_of(feeds))
+    if left:
+        more = " …" if len(left) > MOST_FILES else ""
+        listed = ", ".join(left[:MOST_FILES]) + more
+        print_line(
+            f"{folder}: {plural(len(left), 'file')} that no value of the model has the name of: {listed}", err=True
+        )
+    return dump
+
+
+MOST_FILES: Final = 5
+
+DEVICE_RTOL: Final = 0.05
+"""Of the scale of a tensor, what a device that computes in 8 bits may differ by where no tolerance is given."""
+
+
+def _check_backends(first: str, second: str) -> bool:
+    """Whether one of both is a folder of dumped tensors; a name that is neither is refused."""
     from pipeline.config import Backend
 
     known = get_args(Backend)
+    folders = [name for name in (first, second) if name not in known and Path(name).is_dir()]
     for name in (first, second):
-        if name not in known:
-            raise UsageError(f"no backend {name!r}{nearest(name, known)}; backends: {', '.join(known)}")
-    if first == second:
-        raise UsageError(f"found {first} twice, which cannot differ from itself; expected two backends")
+        if name not in known and name not in folders:
+            raise UsageError(
+                f"no backend {name!r}{nearest(name, known)}; backends: {', '.join(known)}, or a folder of dumps"
+            )
+    if first == second or len(folders) > 1:
+        both = f"{first} twice, which cannot differ from itself" if first == second else "two folders"
+        raise UsageError(f"found {both}; expected two backends")
+    return bool(folders)
 
 
 def _open_model(text: str, overrides: Sequence[str] | None, out: Path | None, weights: Path | None) -> Subject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,7 @@ from pipeline.errors import CheckFailed, UsageError
 if TYPE_CHECKING:
     from passes import PassRun
     from passes.context import PassContext
+    from passes.encodings.aimet import AimetVersion
 
 MOST_LINES = 12
 """How many encodings that were not carried are listed without `--verbose`."""
@@ -41,8 +43,7 @@ def optimize(
     """Run the passes on an ONNX file, prove each change, and write the result; works without torch."""
     import passes
     from passes.context import open_context
-    from passes.encodings.aimet import aimet_text, read_aimet
-    from passes.encodings.carry import describe_carried, summarize_carried
+    from passes.encodings.aimet import read_aimet
     from passes.provenance.annotations import strip_metadata
     from passes.recipe import DEFAULT_RECIPE
     from passes.weights.files import save, write_errors
@@ -97,18 +98,31 @@ def optimize(
     if times:
         screen.line(times)
     if run.encodings is not None and version is not None:
-        constants = {tensor.name for tensor in run.model.proto.graph.initializer}
-        with write_errors(beside):
-            beside.write_text(aimet_text(run.encodings.encodings, constants, version), encoding="utf-8")
-        screen.line(f"{summarize_carried(run.encodings)}: {beside}")
-        lines = list(describe_carried(run.encodings))
-        for line in lines if verbose else lines[:MOST_LINES]:
-            screen.line(line)
-        if len(lines) > MOST_LINES and not verbose:
-            screen.line(f"{len(lines) - MOST_LINES} more (--verbose shows all)")
+        write_encodings(run, out, version, screen.line, verbose=verbose)
     if strict and run.reverted:
         were = "was" if len(run.reverted) == 1 else "were"
         raise CheckFailed(f"--strict: {plural(len(run.reverted), 'step')} {were} reverted or failed, as shown above")
+
+
+def write_encodings(
+    run: PassRun, out: Path, version: AimetVersion, show: Callable[[str], object], *, verbose: bool = False
+) -> None:
+    """Write the encodings of the result next to it, and say what became of those of the source."""
+    from passes.encodings.aimet import aimet_text
+    from passes.encodings.carry import describe_carried, summarize_carried
+    from passes.weights.files import write_errors
+
+    assert run.encodings is not None
+    path = out.with_suffix(".encodings")
+    constants = {tensor.name for tensor in run.model.proto.graph.initializer}
+    with write_errors(path):
+        path.write_text(aimet_text(run.encodings.encodings, constants, version), encoding="utf-8")
+    show(f"{summarize_carried(run.encodings)}: {path}")
+    lines = list(describe_carried(run.encodings))
+    for line in lines if verbose else lines[:MOST_LINES]:
+        show(line)
+    if len(lines) > MOST_LINES and not verbose:
+        show(f"{len(lines) - MOST_LINES} more (--verbose shows all)")
 
 
 def _describe_latency(run: PassRun, before: Path, after: Path, context: PassContext) -> str:

@@ -17,7 +17,7 @@ import typer
 
 from passes.suggest import bytes_text, plural
 from pipeline.commands.shared import add_command, check_output, wishes_of
-from pipeline.errors import UsageError
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.terminal import print_json, print_line, print_text
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def quantsim(
         return
     if as_json:
         print_text(report_text(result.report))
+        _check_bound(result.report)
         return
     screen.show_passes()
     for name, part in (parts or {"": result}).items():
@@ -87,6 +88,17 @@ def quantsim(
     for line in found.lines() if found else ():
         screen.line(line)
     screen.show_files("files", result.folder, (*result.files, PAGE, *((found.config.name,) if found else ())))
+    _check_bound(result.report)
+
+
+def _check_bound(report: QuantSimReport) -> None:
+    """Refuse a model that is worse for its task than `quantsim.metric.bound`.
+
+    Raises:
+        CheckFailed: it is.
+    """
+    if report.metric is not None and not report.metric.passes:
+        raise CheckFailed(f"quantsim.metric: {report.metric}")
 
 
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
@@ -113,10 +125,12 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
         device = report.device_like.outputs.get(name) if report.device_like else None
         beside = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
         yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{beside}"
+    if report.metric:
+        yield str(report.metric)
     if report.device_like:
         yield from report.device_like.notes()
     if report.suggestion:
-        yield suggestion_text(report.suggestion)
+        yield from suggestion_text(report.suggestion).splitlines()
     before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
     yield f"weights: {before} → {after}; {report.quantized_tensors} of {report.tensors} tensors quantized"
 
@@ -145,14 +159,21 @@ def encodings(
     apply: Path | None = None,
     of: Path | None = None,
     version: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "2.0.0",
+    kind: Literal["aimet", "tensorrt", "ai-edge"] = "aimet",
 ) -> None:
-    """Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file."""
+    """Read the encodings of a quantized model into a file of AIMET's or another tool's, or quantize a model by such a
+    file of AIMET's."""
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.encodings.encoding import fit_encodings
     from passes.encodings.from_qdq import read_qdq
+    from passes.encodings.tool_files import to_ai_edge_recipe, to_tensorrt_cache
     from passes.weights.detached import read_model
     from passes.weights.files import save, write_errors
 
+    if kind != "aimet" and apply is not None:
+        raise UsageError(f"encodings: found --to {kind} with --apply, which writes a model; leave one of them out")
+    if kind == "ai-edge" and of is None:
+        raise UsageError("encodings: --to ai-edge names operators of the float model; name it with --of FLOAT.onnx")
     if apply is not None:
         from pipeline.quantsim.qdq import insert_qdq
 
@@ -171,6 +192,39 @@ def encodings(
         constants = {name for name, encoding in given.items() if encoding.axis is not None}
         constants |= {tensor.name for tensor in source.proto.graph.initializer}
         constants |= {name for name in given if f"{name}_quantized" in constants}
+        if kind == "tensorrt":
+            text = to_tensorrt_cache(given, constants)
+        else:
+            text = to_ai_edge_recipe(given, source) if kind == "ai-edge" else aimet_text(given, constants, version)
         with write_errors(out):
-            out.write_text(aimet_text(given, constants, version), encoding="utf-8")
+            out.write_text(text, encoding="utf-8")
     print_line(f"{out}: {plural(len(given), 'encoding')}")
+
+
+def check_encodings_of(source: str, target: str | None, path: Path, *, is_alone: bool) -> None:
+    """Print what the converter of `target` would calibrate, not find or misread with the encodings of `path`.
+
+    Raises:
+        UsageError: no target or no ONNX file is given, or other options than these.
+        Exit: with code 1, where there is anything.
+    """
+    from passes.weights.detached import read_model
+    from pipeline.config import QuantSimConfig
+    from pipeline.quantsim.encodings_check import check_encodings
+
+    if target is None or not is_alone or Path(source).suffix != ".onnx":
+        raise UsageError(
+            "--encodings holds a file against MODEL.onnx for a target; give --target NAME, and no other option"
+        )
+    try:
+        QuantSimConfig.model_validate({"profile": target})
+    except ValueError as error:
+        raise UsageError(
+            f"--encodings: found --target {target}, expected a profile that places encodings, such as qnn-htp"
+        ) from error
+    report = check_encodings(read_model(Path(source)), path, target)
+    for line in report.lines():
+        print_line(line)
+    if not report.is_complete:
+        raise typer.Exit(1)
+    print_line(f"{path}: {plural(report.entries, 'encoding')}, complete for {source} on {target}")

@@ -105,8 +105,14 @@ def check(
     target: str | None = None,
     fix: bool = False,
     output: Path | None = None,
+    encodings: Path | None = None,
 ) -> None:
     """Check a configuration, and an ONNX file that it names, and say what a run would do."""
+    if encodings is not None:
+        from pipeline.commands.quantsim import check_encodings_of
+
+        check_encodings_of(source, target, encodings, is_alone=not (keep or skip or recipe or overrides or out or fix))
+        return
     if target is not None:
         if keep or skip or recipe or overrides or out:
             raise UsageError(

@@ -27,17 +27,19 @@ FORMAT_VERSION: Final = 1
 """Version of the output of `--json`; a command whose output changes has one of its own."""
 
 
-def add_command(app: typer.Typer, name: str, function: Callable[..., Any], **settings: Any) -> None:
-    """Register `function` as a command; `name` is the whole one, such as `ir info`, of which `app` may be the group."""
-    app.command(name.rpartition(" ")[2], **settings)(with_options(function, name))
+def add_command(
+    app: typer.Typer, name: str, function: Callable[..., Any], *, section: str = "", **settings: Any
+) -> None:
+    """Register `function` as a command; `name` is the whole one, such as `ir info`, of which `app` may be the group.
+    `section` is that of options.toml, for commands that share options."""
+    app.command(name.rpartition(" ")[2], **settings)(with_options(function, name, section))
 
 
-def with_options(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def with_options(function: Callable[..., Any], name: str, section: str = "") -> Callable[..., Any]:
     """`function` with the words of its options from options.toml, as typer reads them from its annotations."""
     table = _read_options()
-    rows = {
-        key: row for section in ("shared", name.partition(" ")[0], name) for key, row in table.get(section, {}).items()
-    }
+    sections = ("shared", section or name.partition(" ")[0], name)
+    rows = {key: row for section in sections for key, row in table.get(section, {}).items()}
     kinds = get_type_hints(function)
     for key, parameter in inspect.signature(function).parameters.items():
         if kinds[key] is typer.Context:

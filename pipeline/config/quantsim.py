@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
+    StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
@@ -180,23 +181,55 @@ class CalibrationConfig(Section):
         return self
 
 
+class MetricConfig(Section):
+    """The metric of the task: a function of the user's, or one that is there.
+
+    use: `file.py:evaluate`, called with a model (inputs → outputs by name) and samples; or top-1, token-agreement,
+        retrieval-agreement, perplexity, mean-iou or map.
+    data: the samples, as `calibration.data`; without it those of the calibration that are judged.
+    args: what the loaders in `data` are called with, by name.
+    samples: how many are taken at most.
+    target: arrays of each sample that are the truth, such as a label. Without it the float model is.
+    output: the output that a built-in metric reads; the first one by default.
+    lower_is_better: of a user's function whose value is better where it is lower.
+    bound: the worst value that passes; below it the exit code is 1.
+    """
+
+    use: Annotated[StrictStr, Field(min_length=1)]
+    data: DataPaths = ()
+    args: dict[str, Any] = Field(default_factory=dict)
+    samples: Count | None = None
+    target: DataPaths = ()
+    output: StrictStr | None = None
+    lower_is_better: StrictBool = False
+    bound: StrictFloat | None = None
+
+
+def _expand_metric(value: object) -> object:
+    return {"use": value} if isinstance(value, str) else value
+
+
 class SuggestConfig(Section):
-    """A target for mixed precision; one of `sqnr_db` and `size`.
+    """A target for mixed precision; one of `sqnr_db`, `size` and `metric_drop`.
 
     sqnr_db: the least ratio of signal to noise that an output may have. Layers that add most to the noise change first.
     size: bytes of the constants, as a part of those in float. Layers that add least change first.
-    formats: what a layer changes to: `{weights: int16/channel, activations: uint16}` for a ratio, and
-        `{weights: int4/block32}` for a size.
+    metric_drop: the part of the float model's metric that may be lost. The fewest bytes that keep the rest are sought.
+    formats: what a layer changes to: `{weights: int16/channel, activations: uint16}` for a ratio, `{weights:
+        int4/block32}` for a size, and `{weights: int8/channel}` for a metric.
+    units: selectors of layers that change together, such as `module:encoder.layer.0.*`; each layer alone by default.
     """
 
     sqnr_db: Annotated[StrictFloat, Field(gt=0)] | None = None
     size: Annotated[StrictFloat, Field(gt=0, lt=1)] | None = None
+    metric_drop: Annotated[StrictFloat, Field(ge=0, lt=1)] | None = None
     formats: FormatsConfig | None = None
+    units: DataPaths = ()
 
     @model_validator(mode="after")
     def _check_target(self) -> SuggestConfig:
-        if (self.sqnr_db is None) == (self.size is None):
-            raise ValueError("expected one target: sqnr_db or size")
+        if sum(target is not None for target in (self.sqnr_db, self.size, self.metric_drop)) != 1:
+            raise ValueError("expected one target: sqnr_db or size or metric_drop")
         return self
 
 
@@ -211,6 +244,7 @@ class QuantSimConfig(Section):
     evaluation: how many samples the noise is measured on; the first ones of the calibration data.
     encodings: the version of AIMET's format in which the encodings are written.
     encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
+    metric: the metric of the task, measured on the float model and on the quantized one.
     suggest: a target for which formats of single layers are suggested.
     optimize: algorithms of libraries that round weights otherwise than to the nearest number, in order: seq-mse, gptq,
         ada-round, scale-estimation, bias-correction. They see the calibration data without the samples that the result
@@ -226,12 +260,17 @@ class QuantSimConfig(Section):
     evaluation: Count = 8
     encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
     encodings_from: Annotated[StrictStr, Field(min_length=1)] | None = None
+    metric: (
+        Annotated[MetricConfig, BeforeValidator(_expand_metric, json_schema_input_type=str | MetricConfig)] | None
+    ) = None
     suggest: SuggestConfig | None = None
 
     @model_validator(mode="after")
     def _check_consistency(self) -> QuantSimConfig:
         if self.suggest is not None and self.encodings_from is not None:
             raise ValueError("found suggest next to encodings_from, expected one of them: a suggestion needs ranges")
+        if self.suggest is not None and self.suggest.metric_drop is not None and self.metric is None:
+            raise ValueError("found suggest.metric_drop without metric, expected the metric that may drop")
         if self.optimize and self.encodings_from is not None:
             raise ValueError("found optimize next to encodings_from, expected one of them: both choose the scales")
         return self

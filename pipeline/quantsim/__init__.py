@@ -7,6 +7,7 @@ parts.py        all parts of a run in parts: samples out of the chain, one set o
 sites.py        the float tensors of a model, and which of them share an encoding
 placement.py    rules → the format of each tensor, or the reason why it stays in float
 profiles.py     the rules of a target, from its table or a file of AIMET (aimet_config.py, conventions.py)
+encodings_check.py  what a converter does not find in a file of encodings, or misreads
 target_check.py what a target does not take of a model, and the steps that mend it
 calibration.py  ranges of activations, by onnxruntime's calibrators
 encodings.py    ranges and weights → scales and zero points; or the encodings of a file in place of calibrated ones
@@ -17,6 +18,8 @@ simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
 noise.py        what each step adds, what has come together at each tensor, and what each layer does to the outputs
 torch_nodes.py  layers as torch's operators, by which that is estimated; outputs by torch and torchao, as a cross-check
+metric.py       the metric of the task, of both models
+layer_costs.py  what each layer alone costs that metric
 best.py         the steps of optimize, tried one after the other within a budget
 suggest.py      formats of single layers for a target, and bytes of the constants
 report.py       what was found, as data

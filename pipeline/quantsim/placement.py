@@ -133,7 +133,7 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
     """
     sites = find_sites(model)
     _check_dtypes(sites)
-    matched = [_matches(rule, sites, model) for rule in rules]
+    matched = [find_matches(rule, sites, model) for rule in rules]
     limits = _known_ranges(sites, rules)
     sites = share_encodings(sites, _find_apart(sites, rules, matched), limits)
     for rule, names in zip(rules, matched, strict=True):
@@ -286,7 +286,12 @@ def _count(rule: PlacementRule, names: frozenset[str], sites: Iterable[Site], in
     return RuleMatches(rule.selector, roles[True], roles[False], in_force, rule.formats)
 
 
-def _matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:
+def find_matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:
+    """The tensors that the selector of a rule matches.
+
+    Raises:
+        UsageError: the selector is of no kind that there is.
+    """
     if rule.tensors is not None:
         return rule.tensors
     kind, colon, pattern = rule.selector.partition(":")

@@ -13,6 +13,8 @@ from passes.provenance.annotations import module_path_of
 from passes.structures import STRUCTURES
 from passes.visible import json_text
 from passes.weights.detached import DetachedModel
+from pipeline.quantsim.layer_costs import LayerCosts
+from pipeline.quantsim.metric import MetricResult
 from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.optimize import OptimizedStep
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
@@ -62,6 +64,9 @@ class QuantSimReport:
     not_measured: str = ""
     """Why there is no noise at all, only placement and sizes; empty where there is."""
     suggestion: Suggestion | None = None
+    metric: MetricResult | None = None
+    costs: LayerCosts | None = None
+    """What each layer costs the metric, where that was asked for."""
     optimized: tuple[OptimizedStep, ...] = ()
     """A row for each step of `quantsim.optimize`, in order."""
     notes: tuple[str, ...] = ()
@@ -131,6 +136,7 @@ def page_data(report: QuantSimReport) -> Quantization:
         not_measured=report.not_measured,
         suggestion=suggestion_text(report.suggestion) if report.suggestion else "",
         notes=(
+            *([str(report.metric)] if report.metric else ()),
             *map(str, report.optimized),
             *report.notes,
             *(report.device_like.notes() if report.device_like else ()),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from passes.suggest import plural
 from passes.weights.detached import read_model
-from pipeline.argument_checks import FLAG, FUNCTION, PATH, a, expects
+from pipeline.argument_checks import FLAG, FUNCTION, NUMBER, PATH, a, expects
 from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer, show_progress
 from pipeline.export.load import read_onnx_file
 from pipeline.parts import PartsResult
+from pipeline.quantsim.metric import check_metric
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.parts import simulate_parts
 from pipeline.quantsim.preparation import add_conversion, describe_run, prepare_config, section_of
@@ -41,6 +43,7 @@ class QuantSim:
         progress: None shows a progress bar in a notebook and on a terminal, True shows lines elsewhere too, and False
             shows nothing.
         holds_out: whether noise is measured on samples that the calibration has not seen, as with `quantsim.optimize`.
+        costs_budget_s: seconds for the metric of the model with each layer alone quantized; None measures none.
 
     Raises:
         UsageError: an argument is of another type.
@@ -52,6 +55,7 @@ class QuantSim:
         observer=FUNCTION,
         progress=FLAG.or_none(),
         holds_out=FLAG,
+        costs_budget_s=NUMBER.or_none(),
     )
     def __init__(
         self,
@@ -61,8 +65,9 @@ class QuantSim:
         *,
         progress: bool | None = None,
         holds_out: bool = False,
+        costs_budget_s: float | None = None,
     ) -> None:
-        self._holds_out = holds_out
+        self._holds_out, self._costs_budget_s = holds_out, costs_budget_s
         self._config, self._out, self._observer, self._progress = prepare_config(config), out, observer, progress
 
     def run(self) -> QuantSimResult:
@@ -79,6 +84,10 @@ class QuantSim:
     def _run(self, show: Observer) -> QuantSimResult:
         settings = self._config.quantsim or QuantSimConfig()
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
+        if settings.metric is not None:
+            check_metric(settings.metric)
+            input_files(settings.metric.data, "quantsim.metric.data")
+            self._config.refuse_parts("quantsim.metric")
         optimizers_of(settings.optimize)  # and so is a step or a library that is not there
         config, conversion = add_conversion(self._config, settings)  # and so is a file of AIMET not understood
         for note in conversion:
@@ -105,14 +114,14 @@ class QuantSim:
             failed = [step for step in result.report.optimized if step.status == "failed"]
             if failed and config.passes.strict:
                 raise CheckFailed(f"quantsim.optimize, with passes.strict: {failed[0]}")
-            return result
+            return replace(result, run=before.report)
 
     def _simulate(
         self, before: RunResult, settings: QuantSimConfig, workspace: Workspace, notes: Sequence[str], show: Observer
     ) -> QuantSimResult:
         why = why_not_compared(self._config)
         model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
-        simulation = Simulation(model, settings, workspace, show, notes)
+        simulation = Simulation(model, settings, workspace, show, notes, self._costs_budget_s)
         if why:
             return simulation.place_only(why)
         specs = read_onnx_file(str(before.model), section_of(before.model, self._config)).inputs

@@ -40,7 +40,7 @@ class Samples:
     def __init__(self, settings: QuantSimConfig, specs: tuple[InputSpec, ...], sampler: InputSampler | None) -> None:
         calibration = settings.calibration
         self.entries, self._args, self._seed = calibration.data, calibration.args, calibration.seed
-        self._specs, self._sampler = specs, sampler
+        self._specs, self._sampler, self._metric = specs, sampler, settings.metric
         self.fitted = calibration.samples
         self._judged_from = 0
 
@@ -65,6 +65,23 @@ class Samples:
         """The first `count` of the samples that were held out; of all samples where none were."""
         return islice(self.first(self._judged_from + count), self._judged_from, None)
 
+    def of_metric(self, count: int) -> Iterator[Feeds]:
+        """The samples of `quantsim.metric`, with their targets: its own data; without any what is judged of that of
+        the calibration; without any `count` draws.
+
+        Raises:
+            UsageError: the data cannot be read, or there is none, and the run drew none either.
+        """
+        metric = self._metric
+        if metric is None or not (metric.data or self.entries):
+            return self.judged(count)
+        entries, args, key = self.entries, self._args, KEY
+        if metric.data:
+            entries, args, key = metric.data, metric.args, "quantsim.metric.data"
+        samples = (feeds for _, feeds in read_samples(entries, self._specs, key, args, metric.target))
+        start = 0 if metric.data else self._judged_from
+        return islice(samples, start, None if metric.samples is None else start + metric.samples)
+
     def first(self, count: int) -> Iterator[Feeds]:
         """The first `count` samples, or fewer where there are no more.
 
@@ -72,8 +89,11 @@ class Samples:
             UsageError: the data cannot be read, or there is none, and the run drew none either.
         """
         if self.entries:
-            samples = read_samples(self.entries, self._specs, KEY, self._args)
-            return islice((_without_nan(*sample) for sample in samples), count)
+            targets = self._metric.target if self._metric and not self._metric.data else ()
+            samples = read_samples(self.entries, self._specs, KEY, self._args, targets)
+            named = {spec.name for spec in self._specs}
+            inputs = ((label, {key: feeds[key] for key in feeds if key in named}) for label, feeds in samples)
+            return islice((_without_nan(*sample) for sample in inputs), count)
         if self._sampler is None:
             raise UsageError(f"found neither {KEY} nor draws of the run; expected one of them to measure ranges on")
         return map(self._sampler.draw, range(self._seed, self._seed + count))

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,8 @@ from pipeline.quantsim.encodings import (
     encode,
     find_limited_biases,
 )
+from pipeline.quantsim.layer_costs import LayerCosts, measure_costs
+from pipeline.quantsim.metric import TaskMetric
 from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
@@ -42,8 +44,9 @@ from pipeline.quantsim.report import QuantSimReport, make_placement_report, make
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
-from pipeline.quantsim.suggest import Suggestion, suggest
+from pipeline.quantsim.suggest import MetricTarget, Suggestion, suggest
 from pipeline.quantsim.target_check import check_target
+from pipeline.report import Report
 from pipeline.stages.report import (
     ENCODINGS,
     QUANTIZATION_REPORT,
@@ -62,11 +65,12 @@ RANGES_VERSION: Final = 2
 
 @dataclass(frozen=True)
 class QuantSimResult:
-    """The result of a simulation, and its files in `folder`."""
+    """The result of a simulation, and its files in `folder`; and the report of the run before it."""
 
     folder: Path
     report: QuantSimReport
     files: tuple[str, ...]
+    run: Report | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         report = self.report
@@ -92,10 +96,22 @@ class Simulation:
         workspace: Workspace,
         observer: Observer,
         notes: Sequence[str] = (),
+        costs_budget_s: float | None = None,
     ) -> None:
+        self._costs_budget_s = costs_budget_s
         self._model, self._settings = declare_types(store_constants(model)), settings
         self._workspace, self._send, self._notes = workspace, observer, notes
         self._profile = read_profile(settings)
+
+    def open_metric(self, samples: Samples) -> TaskMetric | None:
+        """The metric of the task with its value in float; None where none is named."""
+        metric, count = self._settings.metric, self._settings.evaluation
+        if metric is None:
+            return None
+        with self._stage("metric") as details:
+            found = TaskMetric(metric, self._model, lambda: samples.of_metric(count))
+            details.append(f"{found.name} {found.float_value:.4f} in float")
+        return found
 
     def execute(self, samples: Samples) -> QuantSimResult:
         self.begin(samples)
@@ -124,15 +140,18 @@ class Simulation:
             placement, encodings = self.adopt(placement, self._given or {})
         tuned = chosen.tune(self._model)
         quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
+        metric = self.open_metric(samples)  # what the task says of it
         outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, tuned, samples)  # what each step adds, and what has come together
         sensitivity, why_not = self.estimate(encodings, tuned, samples)  # what each layer alone does to the outputs
         notes = (*self._notes, *ties, *describe_limited_biases(encodings, tuned))
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
-        report = replace(report, optimized=steps)
+        report = replace(report, optimized=steps, metric=metric.result(quantized) if metric else None)
+        if metric and self._costs_budget_s is not None:
+            report = replace(report, costs=self.measure_costs(metric, encodings, tuned, sensitivity))
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
-            target = self._settings.suggest
-            report = replace(report, suggestion=self.suggest(target, measured, chosen, encodings, sensitivity, samples))
+            found = self.suggest(self._settings.suggest, measured, chosen, encodings, sensitivity, samples, metric)
+            report = replace(report, suggestion=found)
         files = self._write(report, quantized, encodings, tuned if steps else None)
         return QuantSimResult(self._workspace.folder, report, files)
 
@@ -238,9 +257,28 @@ class Simulation:
 
     def _rate(self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen, samples: Samples) -> float:
         """The least ratio of the outputs in dB."""
-        quantized = insert_qdq(chosen.tune(self._model), encode(placement, ranges, self._model, chosen.encodings))
+        quantized = self._quantize(placement, ranges, chosen)
         outputs = compare_outputs(self._model, quantized, samples.judged(self._settings.evaluation))
         return min((found.sqnr_db for found in outputs.values()), default=math.inf)
+
+    def _quantize(self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen) -> DetachedModel:
+        return insert_qdq(chosen.tune(self._model), encode(placement, ranges, self._model, chosen.encodings))
+
+    def measure_costs(
+        self, metric: TaskMetric, encodings: dict[str, Encoding], tuned: DetachedModel, sensitivity: dict[str, float]
+    ) -> LayerCosts:
+        """What each layer alone costs the task."""
+        with self._stage("layers") as details:
+            found = measure_costs(
+                tuned,
+                encodings,
+                metric,
+                sensitivity,
+                self._costs_budget_s or 0.0,
+                lambda done, count: self._send(Progress("layers", f"layer {done}", done, count)),
+            )
+            details.append(plural(len(found.costs), "layer"))
+        return found
 
     def simulate(self, quantized: DetachedModel, samples: Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
         with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
@@ -296,6 +334,7 @@ class Simulation:
         encodings: dict[str, Encoding],
         sensitivity: dict[str, float],
         samples: Samples,
+        metric: TaskMetric | None,
     ) -> Suggestion | None:
         """Formats of single layers that meet the target, simulated with the ranges that were measured."""
         if not sensitivity:
@@ -311,9 +350,17 @@ class Simulation:
             found = encode(placement, ranges, self._model, chosen.suit(placement).encodings)
             return [name for name, *_ in find_limited_biases(found, self._model)]
 
+        def rate(placement: Placement) -> float:
+            assert metric is not None
+            suited = chosen.suit(placement)
+            return metric.rate(self._quantize(placement, group_ranges(measured, placement, self._model), suited))
+
+        goal = None
+        if metric is not None and (drop := target.metric_drop) is not None:
+            goal = MetricTarget(rate, lambda value: metric.is_within(value, drop))
         with self._stage("suggest") as details:
             layers, rules = find_layers(self._model, encodings), rules_of(self._settings, self._model)
-            found = suggest(target, self._model, rules, layers, sensitivity, simulate, find_limited)
+            found = suggest(target, self._model, rules, layers, sensitivity, simulate, find_limited, goal)
             details.append(plural(found.simulations, "simulation"))
         return found
 

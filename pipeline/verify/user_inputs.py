@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
@@ -95,7 +95,11 @@ def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs
 
 
 def read_samples(
-    entries: Sequence[str], specs: Sequence[InputSpec], key: str = KEY, loader_args: Mapping[str, Any] | None = None
+    entries: Sequence[str],
+    specs: Sequence[InputSpec],
+    key: str = KEY,
+    loader_args: Mapping[str, Any] | None = None,
+    targets: Sequence[str] = (),
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """A name and the arrays by input for each sample of `entries`, one at a time, checked against the inputs.
 
@@ -103,14 +107,27 @@ def read_samples(
         entries: files, folders and globs of files, and loaders (`file.py:function`).
         key: the setting that messages name.
         loader_args: what each loader is called with.
+        targets: further arrays of each sample, such as a label; in a tuple they come after the inputs.
 
     Arrays without a number are taken, such as a cache of length 0.
 
     Raises:
-        SourceError: as for `read_inputs`.
+        SourceError: as for `read_inputs`, or a sample lacks a target.
     """
-    for label, arrays in _samples(entries, specs, key, loader_args or {}):
-        yield label, _check_feeds(label, arrays, specs, key, may_be_empty=True)
+    further = [name for name in targets if name not in {spec.name for spec in specs}]
+    named = [*specs, *(replace(specs[0], name=name, first=None) for name in further)]
+    for label, arrays in _samples(entries, named, key, loader_args or {}):
+        feeds = {name: array for name, array in arrays.items() if name not in further}
+        missing = [name for name in further if name not in arrays]
+        if missing:
+            raise SourceError(f"{key}: {label}: no array for the target {', '.join(map(repr, missing))}")
+        yield (
+            label,
+            {
+                **_check_feeds(label, feeds, specs, key, may_be_empty=True),
+                **{name: np.asarray(arrays[name]) for name in further},
+            },
+        )
 
 
 def _samples(

@@ -9,7 +9,8 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("onnxline", "passes", "pipeline")
 
-MOST_CODE_LINES = 74_337
+MOST_CODE_LINES = 77_154
+
 """Lines that are neither blank, comment nor docstring. A commit that raises the bound says what the lines buy."""
 
 

@@ -114,7 +114,10 @@ def test_numbers(block: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "bisect looks for one thing, found none; expected one of --lost KIND, --error TOLERANCE and --crash"),
+        (
+            [],
+            "looks for one thing, found none; expected one of --lost KIND, --error TOLERANCE, --crash and --metric",
+        ),
         (["--lost", "qkv", "--crash"], "found --lost and --crash"),
         (["--lost", "gelu"], "--lost: gelu matches nothing in this model, which has no GELU, but "),
         (["--lost", "qkv", "--recipe", "defualt"], "no pass named 'defualt'; did you mean 'default'?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +144,46 @@ def test_names_that_do_not_fit_are_errors(tmp_path: Path, old: str | None, new: 
     with pytest.raises(OnnxlineError, match=message) as error:
         simulate(tmp_path, given)
     assert error.value.exit_code == 2
+
+
+def quantized_mlp(folder: Path, weights: str, activations: str) -> Path:
+    """The float model; the quantized one lies next to it as q.onnx."""
+    source = mlp_file(folder)
+    model = read_model(source)
+    placement = place(model, [placement_rule(weights, activations)])
+    known = encode(placement, {placed.site.group: (-1.0, 3.0) for placed in placement.sites}, model)
+    onnx.save(attach(insert_qdq(model, known)), folder / "q.onnx")
+    return source
+
+
+def test_the_calibration_cache_of_tensorrt(tmp_path: Path) -> None:
+    source = quantized_mlp(tmp_path, "int8/channel", "uint8")
+    call("encodings", tmp_path / "q.onnx", "--of", source, "--to", "tensorrt", "-o", tmp_path / "net.cache")
+    head, *lines = (tmp_path / "net.cache").read_text().splitlines()
+    assert head.startswith("TRT-") and head.endswith("-EntropyCalibration2")
+    scales = {name: struct.unpack(">f", bytes.fromhex(bits))[0] for name, bits in (line.split(": ") for line in lines)}
+    assert "first" not in scales
+    assert scales["x"] == pytest.approx(3 / 127, rel=0.01)  # -1 to 3 becomes -3 to 3
+    quantized_mlp(tmp_path, "int8/channel", "uint16")
+    with pytest.raises(UsageError, match="is uint16; TensorRT's cache holds 8 bits alone"):
+        call("encodings", tmp_path / "q.onnx", "--of", source, "--to", "tensorrt", "-o", tmp_path / "net.cache")
+
+
+def test_the_recipe_of_ai_edge_quantizer(tmp_path: Path) -> None:
+    source = quantized_mlp(tmp_path, "int4/channel", "uint8")
+    call("encodings", tmp_path / "q.onnx", "--of", source, "--to", "ai-edge", "-o", tmp_path / "recipe.json")
+    [row] = json.loads((tmp_path / "recipe.json").read_text())
+    assert (row["regex"], row["operation"]) == (".*", "FULLY_CONNECTED")
+    assert row["op_config"] == {
+        "weight_tensor_config": {"num_bits": 4, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"},
+        "activation_tensor_config": {"num_bits": 8, "symmetric": False, "granularity": "TENSORWISE", "dtype": "INT"},
+        "compute_precision": "INTEGER",
+        "explicit_dequantize": False,
+        "skip_checks": False,
+        "min_weight_elements": 0,
+    }
+    with pytest.raises(UsageError, match="name it with --of"):
+        call("encodings", tmp_path / "q.onnx", "--to", "ai-edge", "-o", tmp_path / "recipe.json")
+    quantized_mlp(tmp_path, "uint4/channel", "uint8")
+    with pytest.raises(UsageError, match="takes symmetric weights of 4 or 8 bits"):
+        call("encodings", tmp_path / "q.onnx", "--of", source, "--to", "ai-edge", "-o", tmp_path / "recipe.json")

@@ -1,0 +1,393 @@
+"""float32 → float16 or bfloat16, with measured exceptions: a node whose values leave the type's range, or whose
+rounding shows, stays in float32, and the row of the step says why.
+
+The libraries' converters (onnxruntime.transformers.float16, onnxconverter_common) know float16 alone, cut off what is
+out of range, and leave a list of operators in float32 whatever they compute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import ClassVar, Final
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto
+
+from passes.context import PassContext
+from passes.errors import PolicyError
+from passes.graph.index import GraphIndex, constant_of, copy_of, replace_entries, value_names
+from passes.graph.inference import infer_types
+from passes.graph.op_facts import domain_of, has_body, opset_of
+from passes.graph.traversal import bodies_in, reads_of
+from passes.proof.half_range import HALVES, WIDE, ValueRange, measure_halves
+from passes.step import Description, PassResult, Relation, Step, values
+from passes.suggest import nearest, plural
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import portable
+from passes.weights.stand_ins import Key, Weight, digest_of, initializer_of
+
+
+@dataclass(frozen=True, slots=True)
+class ToFp16(Step):
+    """Compute in float16 where that is within range and tolerance; inputs and outputs keep their types.
+
+    Args:
+        keep: nodes, operators or globs of them that stay in float32.
+        measured: whether draws decide which further nodes stay; without, only what float16 cannot say stays.
+    """
+
+    keep: Sequence[str] = ()
+    measured: bool = True
+    name: str = field(default="to-fp16", init=False)
+    source: str = field(default="onnxline", init=False)
+    half: ClassVar[str] = "float16"
+    makes_reference: ClassVar[bool] = True
+    description: ClassVar[Description] = values(
+        "Compute in float16, except for nodes that the draws show to need float32"
+    )
+
+    def check(self, context: PassContext) -> None:
+        _check_keep(self.name, self.keep)
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        return _convert(self.name, model, self.half, self.keep, context, measured=self.measured)
+
+
+@dataclass(frozen=True, slots=True)
+class ToBf16(Step):
+    """Compute in bfloat16 where that is within tolerance; inputs and outputs keep their types.
+
+    onnxruntime's CPU provider has few kernels of bfloat16, so the proof runs the model with each result rounded.
+
+    Args:
+        keep, measured: as those of `to-fp16`.
+    """
+
+    keep: Sequence[str] = ()
+    measured: bool = True
+    name: str = field(default="to-bf16", init=False)
+    source: str = field(default="onnxline", init=False)
+    half: ClassVar[str] = "bfloat16"
+    makes_reference: ClassVar[bool] = True
+    description: ClassVar[Description] = values(
+        "Compute in bfloat16, except for nodes that the draws show to need float32"
+    )
+
+    def check(self, context: PassContext) -> None:
+        _check_keep(self.name, self.keep)
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        return _convert(self.name, model, self.half, self.keep, context, measured=self.measured)
+
+
+def _check_keep(name: str, keep: object) -> None:
+    if not isinstance(keep, list | tuple) or not all(isinstance(entry, str) for entry in keep):
+        raise PolicyError(f"{name}: keep is {keep!r}; expected a list of nodes or operators")
+
+
+def _convert(
+    name: str, model: DetachedModel, half: str, keep: Sequence[str], context: PassContext, *, measured: bool
+) -> PassResult:
+    whole = model.without_functions()
+    converter = _HalfConverter(whole, half)
+    _refuse_unknown(name, keep, whole)
+    converter.keep_by(keep)
+    converter.keep_out_of_range({})
+    draws = context.draws() if measured and not whole.unread() else ()
+    made = converter.write()
+    for _ in range(ROUNDS if draws else 0):
+        found = context.proofs.ask(
+            measure_halves,
+            before=portable(whole, context.spill),
+            after=portable(round_half(made, half), context.spill),
+            names=converter.floats(),
+            half=half,
+            draws=list(draws),
+        )
+        if not (converter.keep_out_of_range(found.ranges) or converter.keep_worst(found.ratios, found.why)):
+            break
+        made = converter.write()
+    if not converter.chosen:
+        why = f"no node can be computed in {half}: {converter.describe()}"
+        return PassResult(model, changed=False, why=why)
+    outputs = {info.name: info.name for info in whole.proto.graph.output}
+    inputs = {name: name for name in whole.index.required_inputs}
+    runs_as = round_half(made, half) if half == "bfloat16" else None
+    relation = Relation(inputs, outputs, judged_as=half, runs_as=runs_as)
+    return PassResult(made, why=converter.describe(), relation=relation)
+
+
+ROUNDS: Final = 6
+"""Times that the draws are asked for nodes that have to stay."""
+
+
+def _refuse_unknown(name: str, keep: Sequence[str], model: DetachedModel) -> None:
+    known = {text for node in model.proto.graph.node for text in (node.name, node.op_type)}
+    for entry in keep:
+        if not any(fnmatchcase(text, entry) for text in known):
+            raise PolicyError(f"{name}: keep: the model has no node or operator {entry!r}{nearest(entry, known)}")
+
+
+class _HalfConverter:
+    """Decides which nodes compute in the half type, and writes the model."""
+
+    def __init__(self, model: DetachedModel, half: str) -> None:
+        self.model, self.half, self.dtype = model, half, HALVES[half]
+        graph = infer_types(model.proto)
+        self.index = GraphIndex(model.proto.graph)
+        kinds = {name: info.type.tensor_type.elem_type for name, info in GraphIndex(graph).types.items()}
+        kinds |= {name: tensor.data_type for name, tensor in self.index.initializers.items()}
+        kinds |= {node.output[0]: t.data_type for node in self.index.own if (t := constant_of(node)) is not None}
+        self.is_float = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
+        self.reasons: dict[int, str] = {}
+        self.chosen: set[int] = set()
+        for place, node in enumerate(self.index.own):
+            if self.is_float.isdisjoint((*node.input, *node.output)) or constant_of(node) is not None:
+                continue
+            why = self._unable(node)
+            if why:
+                self.reasons[place] = why
+            else:
+                self.chosen.add(place)
+
+    def floats(self) -> list[str]:
+        """The values that nodes make and that are float32."""
+        return [name for name in self.index.producers if name in self.is_float]
+
+    def keep_by(self, entries: Sequence[str]) -> None:
+        for place in sorted(self.chosen):
+            node = self.index.own[place]
+            if any(fnmatchcase(text, entry) for entry in entries for text in (node.name, node.op_type)):
+                self._keep(place, "keep names it")
+
+    def keep_out_of_range(self, ranges: Mapping[str, ValueRange]) -> bool:
+        """Let nodes stay that read or make values which the half type cannot hold; whether there were any."""
+        out = {name: words for name, found in ranges.items() if (words := found.describe(self.half))}
+        for name, tensor in self.index.constants.items():
+            if name in self.is_float and (words := ValueRange.of(self.model.array(tensor)).describe(self.half)):
+                out[name] = words
+        kept = [
+            (place, name)
+            for place in sorted(self.chosen)
+            for name in self._floats_of(self.index.own[place])
+            if name in out
+        ]
+        for place, name in kept:
+            self._keep(place, f"{name} {out[name]}")
+        return bool(kept)
+
+    def keep_worst(self, ratios: Mapping[str, float], why: str) -> bool:
+        """Where outputs are out of tolerance, let the nodes stay at which the SQNR falls most; whether any does."""
+        if not why:
+            return False
+        falls: dict[int, tuple[float, str]] = {}
+        for place, node in enumerate(self.index.own):
+            made = min((ratios[name] for name in node.output if name in ratios), default=BEST)
+            read = min((BEST, *(ratios[name] for name in node.input if name in ratios)))
+            words = f"SQNR falls from {read:.0f} to {made:.0f} dB"
+            if place in self.chosen:
+                falls[place] = max(falls.get(place, (0.0, "")), (read - made, f"its {words}"))
+                continue
+            for name in node.input:  # a node in float32 that reads what was rounded: its producer has to stay too
+                producer = self.index.positions.get(name)
+                if producer in self.chosen:
+                    reader = (read - made, f"where {node.name or node.op_type} reads it, {words}")
+                    falls[producer] = max(falls.get(producer, (0.0, "")), reader)
+        worst = sorted(falls, key=lambda place: -falls[place][0])[: max(1, len(falls) // PART)]
+        kept = [place for place in worst if falls[place][0] > LEAST_FALL]
+        for place in kept:
+            self._keep(place, falls[place][1])
+        return bool(kept)
+
+    def describe(self) -> str:
+        """How many nodes compute in the half type, and why the others do not."""
+        counts = Counter(self.reasons.values())
+        groups = defaultdict(list)
+        for place, reason in self.reasons.items():
+            node = self.index.own[place]
+            groups[reason].append(node.name or node.op_type)
+        shown = [
+            f"{', '.join(groups[reason][:NAMED])}{f' and {count - NAMED} more' if count > NAMED else ''}: {reason}"
+            for reason, count in counts.most_common()
+        ]
+        more = f"; and {len(shown) - MOST} more reasons" if len(shown) > MOST else ""
+        stay = f"; {plural(len(self.reasons), 'node')} in float32: {'; '.join(shown[:MOST])}{more}" if shown else ""
+        return f"{plural(len(self.chosen), 'node')} in {self.half}{stay}"
+
+    def write(self) -> DetachedModel:
+        """The model with the chosen nodes in the half type; a Cast stands where a value is read in both types."""
+        return _HalfWriter(self).write()
+
+    def _keep(self, place: int, reason: str) -> None:
+        self.chosen.discard(place)
+        self.reasons.setdefault(place, reason)
+
+    def _floats_of(self, node: NodeProto) -> Iterator[str]:
+        return (name for name in (*node.input, *node.output) if name in self.is_float)
+
+    def _unable(self, node: NodeProto) -> str:
+        """Why a node cannot compute in the half type; empty where it can."""
+        if has_body(node) or bodies_in(node):
+            return "its body computes in float32"
+        if node.op_type in SCALED:
+            return "its scales are float32"
+        opset = opset_of(self.model.proto) if not domain_of(node) else 0
+        if not opset or not onnx.defs.has(node.op_type, opset, ""):
+            return f"ONNX has no types for {domain_of(node) or 'its domain'}::{node.op_type}"
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        for formals, names in ((schema.inputs, node.input), (schema.outputs, node.output)):
+            for at, name in enumerate(names):
+                formal = formals[min(at, len(formals) - 1)]
+                if name in self.is_float and self.half_text not in formal.types and not stays_float(formal):
+                    return f"{node.op_type} takes no {self.half} at opset {opset}"
+        if node.op_type != "Cast" and any(entry.name in ("dtype", "value") for entry in node.attribute):
+            return "an attribute says that it makes float32"
+        return ""
+
+    @property
+    def half_text(self) -> str:
+        return f"tensor({self.half})"
+
+    def reads_half(self, node: NodeProto, at: int) -> bool:
+        """Whether a chosen node takes its input `at` in the half type."""
+        schema = onnx.defs.get_schema(node.op_type, opset_of(self.model.proto), "")
+        return self.half_text in schema.inputs[min(at, len(schema.inputs) - 1)].types
+
+
+def stays_float(formal: onnx.defs.OpSchema.FormalParameter) -> bool:
+    """Whether an operand is float32 whatever the others are, such as the scales of Resize."""
+    return formal.type_str == "tensor(float)"
+
+
+SCALED: Final = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")
+BEST: Final = 60.0
+"""dB. What rounding to float16 leaves of an exact value, at most."""
+LEAST_FALL: Final = 3.0
+"""dB. A node at which the SQNR falls by less is not what is wrong."""
+PART: Final = 8
+"""One of so many nodes stays in each round, those at which the SQNR falls most."""
+NAMED: Final = 3
+MOST: Final = 8
+
+
+class _HalfWriter:
+    """Writes the model of a converter: half values under names of their own where float32 is read too."""
+
+    def __init__(self, converter: _HalfConverter) -> None:
+        self.by, self.index = converter, converter.index
+        self.taken = value_names(converter.model.proto.graph)
+        self.nodes: list[NodeProto] = []
+        self.casts: dict[tuple[str, bool], str] = {}
+        self.tensors: list[TensorProto] = []
+        self.weights: dict[Key, Weight] = {}
+        self.halves: dict[str, str] = {}
+        """Value that a chosen node makes → its name in the half type."""
+
+    def write(self) -> DetachedModel:
+        by, proto = self.by, self.by.model.copy_proto()
+        needed = set(self.index.outputs)
+        for place, node in enumerate(self.index.own):
+            if place not in by.chosen:
+                needed.update(reads_of(node))
+            else:
+                needed.update(name for at, name in enumerate(node.input) if not by.reads_half(node, at))
+        for place in by.chosen:
+            for name in self.index.own[place].output:
+                if name in by.is_float:
+                    self.halves[name] = self._free(f"{name}_{by.half}") if name in needed else name
+        for place, node in enumerate(self.index.own):
+            copy = copy_of(node)
+            if place in by.chosen:
+                copy.input[:] = [
+                    self._half(name) if name in by.is_float and by.reads_half(node, at) else name
+                    for at, name in enumerate(node.input)
+                ]
+                copy.output[:] = [self.halves.get(name, name) for name in node.output]
+                if node.op_type == "Cast" and node.output[0] in by.is_float:
+                    next(entry for entry in copy.attribute if entry.name == "to").i = by.dtype
+            self.nodes.append(copy)
+            for name, half in self.halves.items() if place in by.chosen else ():
+                if name in node.output and half != name:
+                    self._cast(half, name, TensorProto.FLOAT)
+        graph = proto.graph
+        replace_entries(graph.node, self.nodes)
+        graph.initializer.extend(self.tensors)
+        index = GraphIndex(graph)
+        replace_entries(graph.initializer, (tensor for tensor in graph.initializer if tensor.name in index.reads))
+        constants = {node.output[0] for node in graph.node if constant_of(node) is not None} - index.reads.keys()
+        replace_entries(graph.node, (node for node in graph.node if node.output[0] not in constants))
+        same = {name for name, half in self.halves.items() if name == half}
+        for info in graph.value_info:
+            if info.name in same:
+                info.type.tensor_type.elem_type = by.dtype
+        made = {*GraphIndex(graph).producers}
+        replace_entries(graph.value_info, (info for info in graph.value_info if info.name in made))
+        return DetachedModel(proto, {**by.model.weights, **self.weights})
+
+    def _half(self, name: str) -> str:
+        """The name of a float32 value in the half type."""
+        if name in self.halves:
+            return self.halves[name]
+        tensor = self.index.constants.get(name)
+        if tensor is not None:
+            self.halves[name] = half = self._free(f"{name}_{self.by.half}")
+            array = self.by.model.array(tensor).astype(NUMPY[self.by.half])  # in range: others stay
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            stored, key = initializer_of(half, Weight(array.shape, self.by.dtype, data, digest_of(array)))
+            self.weights |= {} if key is None else {key: Weight(array.shape, self.by.dtype, data, digest_of(array))}
+            self.tensors.append(stored)
+            return half
+        self.halves[name] = half = self._free(f"{name}_{self.by.half}")
+        self._cast(name, half, self.by.dtype)
+        return half
+
+    def _cast(self, name: str, to: str, dtype: int) -> None:
+        self.nodes.append(onnx.helper.make_node("Cast", [name], [to], name=self._free(f"Cast_{to}"), to=dtype))
+
+    def _free(self, name: str) -> str:
+        free, count = name, 1
+        while free in self.taken:
+            free, count = f"{name}_{count}", count + 1
+        self.taken.add(free)
+        return free
+
+
+NUMPY: Final = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def round_half(model: DetachedModel, half: str) -> DetachedModel:
+    """`model` with each node of the half type computing in float32, between operands and results that are rounded: what
+    hardware does that adds up in float32."""
+    proto, dtype = model.copy_proto(), HALVES[half]
+    graph = proto.graph
+    kinds = {name: info.type.tensor_type.elem_type for name, info in GraphIndex(infer_types(proto)).types.items()}
+    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    nodes: list[NodeProto] = []
+    widened: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type == "Cast":
+            nodes.append(copy_of(node))
+            continue
+        wide = copy_of(node)
+        for at, name in enumerate(node.input):
+            if kinds.get(name) == dtype:
+                if name not in widened:
+                    widened[name] = f"{name}{WIDE}"
+                    cast = onnx.helper.make_node("Cast", [name], [widened[name]], to=TensorProto.FLOAT)
+                    nodes.append(cast)
+                wide.input[at] = widened[name]
+        nodes.append(wide)
+        for at, name in enumerate(node.output):
+            if kinds.get(name) == dtype:
+                wide.output[at] = f"{name}_not_rounded"
+                nodes.append(onnx.helper.make_node("Cast", [wide.output[at]], [name], to=dtype))
+                widened[name] = f"{name}{WIDE}"
+                nodes.append(onnx.helper.make_node("Cast", [name], [widened[name]], to=TensorProto.FLOAT))
+    replace_entries(graph.node, nodes)
+    del graph.value_info[:]
+    return model.with_proto(proto)

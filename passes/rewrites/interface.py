@@ -1,0 +1,343 @@
+"""Steps that change what a model takes and gives: cut a part out, choose outputs, rename values, fix or change sizes.
+
+Each says in a `Relation` which value of the model before an input or an output of its result is; the run computes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar
+
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, numpy_helper
+
+from passes.context import PassContext
+from passes.errors import PolicyError, StepFailed
+from passes.graph.index import (
+    GraphIndex,
+    constant_of,
+    copy_of,
+    replace_all_uses_with,
+    replace_entries,
+    required_inputs,
+    value_names,
+)
+from passes.graph.inference import dims_of, infer_types
+from passes.graph.traversal import reads_of
+from passes.step import Description, PassResult, Relation, Step, structure
+from passes.suggest import nearest, plural
+from passes.weights.detached import DetachedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Extract(Step):
+    """Leave only what computes `outputs` from `inputs`; inputs of the model that are needed besides stay inputs.
+
+    A name is that of a value, or of a node, which then is in the part. Without `inputs` the part begins at the inputs
+    of the model, without `outputs` it ends at its outputs.
+    """
+
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    name: str = field(default="extract", init=False)
+    source: str = field(default="onnxline", init=False)
+    makes_reference: ClassVar[bool] = True
+    description: ClassVar[Description] = structure("Leave only the part between values, or nodes, that are named")
+
+    def check(self, context: PassContext) -> None:
+        _check_names(self.name, inputs=self.inputs, outputs=self.outputs)
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        graph = model.proto.graph
+        index = model.index
+        ends = _values_of(self.name, self.outputs, index, of_inputs=False) or list(index.outputs)
+        begins = _values_of(self.name, self.inputs, index, of_inputs=True)
+        cut = [name for name in begins if name not in index.required_inputs]
+        part = cut_out(model, begins, ends)
+        taken = [info.name for info in required_inputs(part.proto.graph)]
+        unread = [name for name in begins if name not in taken]
+        if unread:
+            raise PolicyError(f"{self.name}: {', '.join(ends)} is not computed from {unread[0]!r}; name another value")
+        more = [name for name in taken if name not in begins] if begins else []
+        why = f"needs {', '.join(map(repr, more))} besides, so it stays an input" if more else None
+        changed = bool(cut) or len(part.proto.graph.node) < len(graph.node) or ends != list(index.outputs)
+        return PassResult(part, changed, why, Relation(_itself(taken), _itself(ends)))
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeOutputs(Step):
+    """Make outputs of inner values, or drop outputs with all that only they need."""
+
+    add: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    name: str = field(default="outputs", init=False)
+    source: str = field(default="onnxline", init=False)
+    makes_reference: ClassVar[bool] = True
+    description: ClassVar[Description] = structure("Make outputs of values, or drop outputs and what only they need")
+
+    def check(self, context: PassContext) -> None:
+        _check_names(self.name, add=self.add, drop=self.drop)
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        index = model.index
+        for name in self.drop:
+            if name not in index.outputs:
+                raise PolicyError(f"{self.name}: the model has no output {name!r}{_hint(name, index.outputs)}")
+        added = _values_of(self.name, self.add, index, of_inputs=False)
+        ends = [name for name in dict.fromkeys((*index.outputs, *added)) if name not in self.drop]
+        if not ends:
+            raise PolicyError(f"{self.name}: drops every output; expected one that stays")
+        part = cut_out(model, list(index.required_inputs), ends)
+        taken = [info.name for info in required_inputs(part.proto.graph)]
+        return PassResult(part, ends != list(index.outputs), None, Relation(_itself(taken), _itself(ends)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rename(Step):
+    """Give values of the main graph other names: inputs, outputs, weights, and what nodes make."""
+
+    values: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    name: str = field(default="rename", init=False)
+    source: str = field(default="onnxline", init=False)
+    makes_reference: ClassVar[bool] = True
+    description: ClassVar[Description] = structure("Give values other names: inputs, outputs, weights, inner values")
+
+    def check(self, context: PassContext) -> None:
+        if not isinstance(self.values, Mapping) or not all(
+            isinstance(new, str) and new for new in self.values.values()
+        ):
+            raise PolicyError(
+                f"{self.name}: values is {self.values!r}; expected a mapping of names, as in {{old: new}}"
+            )
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        graph, index = model.proto.graph, model.index
+        known = [*index.producers, *index.inputs, *index.initializers]
+        for old in self.values:
+            if old not in known:
+                raise PolicyError(f"{self.name}: the model has no value {old!r}{_hint(old, known)}")
+        taken = value_names(graph) - self.values.keys()
+        news = list(self.values.values())
+        clash = next((new for new in news if new in taken or news.count(new) > 1), None)
+        if clash is not None:
+            raise PolicyError(f"{self.name}: {clash!r} would be the name of two values; choose another name")
+        proto = model.copy_proto()
+        graph = proto.graph
+        replace_all_uses_with(graph.node, self.values)
+        for node in graph.node:
+            node.output[:] = [self.values.get(name, name) for name in node.output]
+        for entry in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+            entry.name = self.values.get(entry.name, entry.name)
+        for sparse in graph.sparse_initializer:
+            sparse.values.name = self.values.get(sparse.values.name, sparse.values.name)
+        back = {new: old for old, new in self.values.items()}
+        made = model.with_proto(proto)
+        inputs, outputs = (
+            {name: back.get(name, name) for name in names} for names in (made.index.required_inputs, made.index.outputs)
+        )
+        return PassResult(made, any(old != new for old, new in self.values.items()), None, Relation(inputs, outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class FixShapes(Step):
+    """Give inputs fixed shapes; a named dim that is fixed in one input is fixed in all, and in what is declared."""
+
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
+    name: str = field(default="fix-shapes", init=False)
+    source: str = field(default="onnxline", init=False)
+    narrows: bool = field(default=True, init=False)
+    annotates: ClassVar[bool] = True
+    description: ClassVar[Description] = structure("Give inputs fixed shapes, and all values the shapes that follow")
+
+    @property
+    def input_shapes(self) -> Mapping[str, Sequence[int]]:  # type: ignore[override]  # a field of other steps
+        return self.shapes
+
+    def check(self, context: PassContext) -> None:
+        shapes = self.shapes.values() if isinstance(self.shapes, Mapping) else ["none"]
+        if not self.shapes or not all(
+            isinstance(shape, list | tuple) and all(map(_is_size, shape)) for shape in shapes
+        ):
+            raise PolicyError(
+                f"{self.name}: shapes is {self.shapes!r}; expected sizes of 1 or more for each input, as in "
+                "{images: [1, 3, 320, 320]}"
+            )
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        proto = model.copy_proto()
+        sizes: dict[str, int] = {}
+        for info in proto.graph.input:
+            for dim, size in zip(info.type.tensor_type.shape.dim, self.shapes.get(info.name, ()), strict=False):
+                sizes |= {dim.dim_param: size} if dim.dim_param else {}
+                dim.dim_value = size
+        for info in (*proto.graph.input, *proto.graph.output):
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_param in sizes:
+                    dim.dim_value = sizes[dim.dim_param]
+        return PassResult(model.with_proto(_with_shapes(proto)))
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch(Step):
+    """Let the model take `size` rows at once, a number, or any number, by the name of a dim.
+
+    The first axis of each input is the batch; Reshape nodes that name the old number are told to find it.
+    """
+
+    size: int | str = "batch"
+    name: str = field(default="change-batch", init=False)
+    source: str = field(default="onnxline", init=False)
+    makes_reference: ClassVar[bool] = True
+    description: ClassVar[Description] = structure("Let the model take another number of rows at once, or any number")
+
+    def check(self, context: PassContext) -> None:
+        if not (_is_size(self.size) or (isinstance(self.size, str) and self.size.isidentifier())):
+            raise PolicyError(f"{self.name}: size is {self.size!r}; expected a number of 1 or more, or a dim's name")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        proto = model.without_functions().copy_proto()
+        typed = GraphIndex(infer_types(proto))
+        inputs = [dims_of(info) for info in typed.required_inputs.values()]
+        before = {dims[0] for dims in inputs if dims}
+        if not inputs or len(before) != 1 or not all(inputs):
+            raise PolicyError(f"{self.name}: the inputs have no batch in common: their shapes are {inputs}")
+        (old,) = before
+        for info in (*required_inputs(proto.graph), *proto.graph.output):
+            dims = info.type.tensor_type.shape.dim
+            if dims and (info.name in typed.required_inputs or dims_of(info)[:1] == (old,)):  # type: ignore[index]
+                dims[0].Clear()
+                setattr(dims[0], "dim_value" if isinstance(self.size, int) else "dim_param", self.size)
+        opened = _open_reshapes(proto, typed, old if isinstance(old, int) else None)
+        made = model.with_proto(_with_shapes(proto))
+        rows = self.size if isinstance(self.size, int) else 0
+        relation = Relation(_itself(typed.required_inputs), _itself(typed.outputs), rows=rows)
+        why = f"{plural(opened, 'Reshape', 'Reshapes')} find the batch now" if opened else None
+        return PassResult(made, old != self.size, why, relation)
+
+
+def _open_reshapes(proto: ModelProto, typed: GraphIndex, old: int | None) -> int:
+    """Let each Reshape to a fixed shape find the batch, which is in the outermost axis, in place; returns how many."""
+    index, opened = GraphIndex(proto.graph), 0
+    stored = {**index.initializers, **{node.output[0]: t for node in index.own if (t := constant_of(node)) is not None}}
+    for node in index.own if old is not None else ():
+        if node.op_type not in ("Reshape", "Expand") or node.input[0] in index.folded or node.input[1] not in stored:
+            continue
+        shape = numpy_helper.to_array(stored[node.input[1]]).copy()
+        given = dims_of(typed.types[node.input[0]]) if node.input[0] in typed.types else None
+        if not shape.size or shape[0] <= 0:
+            continue
+        if node.op_type == "Expand":
+            shape[0] = 1 if shape[0] == old else shape[0]
+        elif (shape == -1).any():
+            shape[0] = 0 if shape[0] == old and given and given[0] == old else shape[0]
+        else:
+            shape[0] = -1
+        name, count = f"{node.input[1]}_any_batch", 0
+        while name in index.initializers or name in index.producers:
+            name, count = f"{node.input[1]}_any_batch_{count}", count + 1
+        proto.graph.initializer.append(numpy_helper.from_array(shape, name))
+        index = GraphIndex(proto.graph)
+        node.input[1] = name
+        opened += 1
+    _drop_unread(proto.graph)
+    return opened
+
+
+def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str]) -> DetachedModel:
+    """The part of `model` that computes `outputs`, from `inputs` where it reaches them.
+
+    Raises:
+        StepFailed: the type of a value at which the part begins or ends cannot be inferred.
+    """
+    proto = model.copy_proto()
+    graph = proto.graph
+    index = GraphIndex(graph)
+    types = GraphIndex(infer_types(model.without_functions().proto)).types
+    begins = {*inputs, *index.required_inputs}
+    alive, front = set[int](), [name for name in outputs if name not in begins]
+    while front:
+        position = index.positions.get(front.pop())
+        if position is not None and position not in alive:
+            alive.add(position)
+            front.extend(name for name in reads_of(index.own[position]) if name not in begins)
+    nodes = [copy_of(index.own[position]) for position in sorted(alive)]
+    reads = {*outputs, *(name for node in nodes for name in reads_of(node))}
+    first = [name for name in index.inputs if name in reads]
+    cuts = [name for name in inputs if name in reads and name not in first]
+    infos = [_typed(name, types) for name in (*first, *cuts)]
+    ends = [_typed(name, types) for name in outputs]
+    replace_entries(graph.node, nodes)
+    replace_entries(graph.input, infos)
+    replace_entries(graph.output, ends)
+    stays = (tensor for tensor in graph.initializer if tensor.name in reads and tensor.name not in cuts)
+    replace_entries(graph.initializer, stays)
+    replace_entries(
+        graph.sparse_initializer, (tensor for tensor in graph.sparse_initializer if tensor.values.name in reads)
+    )
+    named = GraphIndex(graph).producers.keys() - {*outputs}
+    replace_entries(graph.value_info, (info for info in graph.value_info if info.name in named))
+    return model.with_proto(proto)
+
+
+def _typed(name: str, types: Mapping[str, ValueInfoProto]) -> ValueInfoProto:
+    info = types.get(name)
+    if info is None or info.type.WhichOneof("value") is None:
+        raise StepFailed(f"the type of {name!r} cannot be inferred, so it can be no input or output; cut at another")
+    return info
+
+
+def _values_of(step: str, names: Sequence[str], index: GraphIndex, *, of_inputs: bool) -> list[str]:
+    """The values that `names` mean: a value itself, or what the node of that name reads, or makes."""
+    nodes = {node.name: node for node in index.own if node.name}
+    known = {**index.producers, **index.inputs, **index.initializers}
+    found: dict[str, None] = {}
+    for name in names:
+        if name in known:
+            found[name] = None
+        elif name in nodes:
+            found |= dict.fromkeys(_data_of(nodes[name], index) if of_inputs else filter(None, nodes[name].output))
+        else:
+            raise PolicyError(f"{step}: the model has no value or node {name!r}{_hint(name, [*known, *nodes])}")
+    return list(found)
+
+
+def _data_of(node: NodeProto, index: GraphIndex) -> list[str]:
+    return [name for name in reads_of(node) if name and name not in index.folded]
+
+
+def _with_shapes(proto: ModelProto) -> ModelProto:
+    """`proto` with the shapes that follow from its inputs, in place of those that it declares of inner values."""
+    del proto.graph.value_info[:]
+    graph = infer_types(proto)
+    types = GraphIndex(graph).types
+    for info in proto.graph.output:
+        if info.name in types and dims_of(types[info.name]) is not None:
+            info.type.CopyFrom(types[info.name].type)
+    replace_entries(proto.graph.value_info, graph.value_info)
+    return proto
+
+
+def _drop_unread(graph: GraphProto) -> None:
+    reads = GraphIndex(graph).reads
+    replace_entries(graph.initializer, (tensor for tensor in graph.initializer if tensor.name in reads))
+
+
+def _itself(names: Iterable[str]) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    return nearest(name, known) or " (`onnxline inspect` lists values)"
+
+
+def _is_size(size: object) -> bool:
+    return type(size) is int and size >= 1
+
+
+def _check_names(step: str, **lists: object) -> None:
+    for option, names in lists.items():
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+            raise PolicyError(f"{step}: {option} is {names!r}; expected a list of names")
+    if not any(lists.values()):
+        raise PolicyError(f"{step}: found no names; expected {' or '.join(lists)}: a list of names")

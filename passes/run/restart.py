@@ -1,0 +1,97 @@
+"""Run a step that makes a reference: what it was asked for changes inputs, outputs or types, so that it is proven by
+the relation of its result to the model before. The steps after it are compared with that result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from passes.context import PassContext
+from passes.errors import StepFailed
+from passes.model.analysis import AnalyzedModel
+from passes.policy.policy import Policy
+from passes.proof.numbers import Errors
+from passes.proof.relation import RelationProof, prove_relation
+from passes.provenance import Carrier
+from passes.run.apply_step import apply_step, keep_ir_version
+from passes.run.result import PassRow, PassRun, Status, op_changes
+from passes.step import Repeat, Step
+from passes.weights.detached import DetachedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """The model from which the run goes on, the inputs to compare on, and the row of the step."""
+
+    model: DetachedModel
+    row: PassRow
+    feeds: Sequence[Mapping[str, np.ndarray]]
+
+
+def restart(
+    step: Step,
+    model: DetachedModel,
+    draws: Sequence[Mapping[str, np.ndarray]],
+    policy: Policy,
+    context: PassContext,
+) -> Restart:
+    """Run `step` on `model` and prove its relation on `draws`; none where the proof is by structure alone."""
+    nodes = len(model.proto.graph.node)
+
+    def rejected(status: Status, reason: str, errors: Mapping[str, Errors] | None = None) -> Restart:
+        reason = " ".join(reason.split())
+        row = PassRow(step.name, step.source, status, reason, nodes, nodes, 0.0, bool(errors), errors or {})
+        return Restart(model, row, draws)
+
+    skip = policy.skips(step.name)
+    if skip is not None:
+        return rejected(Status.SKIPPED, skip.reason)
+    try:
+        with context.drawing(lambda: draws):
+            result = apply_step(step, model, context)
+        if not result.changed:
+            return rejected(Status.RAN, result.why or "")
+        before, after = AnalyzedModel(model), AnalyzedModel(result.model)
+        keep_ir_version(model, result.model)
+        if after.invalid and not before.invalid:
+            return rejected(Status.REVERTED, f"makes a model that is not valid ONNX: {after.invalid}")
+        proof = RelationProof({}, ())
+        if draws and result.relation is not None:
+            proof = prove_relation(model, result.model, result.relation, draws, context)
+    except StepFailed as failure:
+        return rejected(Status(failure.status), str(failure) or type(failure).__name__)
+    if proof.why:
+        return rejected(Status.REVERTED, f"differs: {proof.why}", proof.errors)
+    Carrier().carry(before, after, step.name)
+    row = PassRow(
+        *(step.name, step.source, Status.RAN, result.why or "", nodes, len(result.model.proto.graph.node)),
+        *(0.0, True, proof.errors, op_changes(model, result.model)),
+    )
+    return Restart(result.model, row, proof.feeds)
+
+
+def join_runs(first: PassRun, then: PassRun) -> PassRun:
+    """Two stages of one recipe as one run; a structure that the first one lost is lost."""
+    lost = tuple(verdict for verdict in first.structures if not verdict.kept)
+    remarks = tuple(dict.fromkeys((*first.remarks, *then.remarks)))
+    return replace(
+        then,
+        rows=(*first.rows, *then.rows),
+        structures=(*lost, *then.structures),
+        nodes_before=first.nodes_before,
+        remarks=remarks,
+        encodings=then.encodings,
+    )
+
+
+def describe_misplaced(step: Step | Repeat) -> str:
+    """Why a step that makes a reference cannot run where it stands."""
+    if isinstance(step, Repeat):
+        names = ", ".join(one.name for one in step.steps if one.makes_reference)
+        return f"repeat: {names} is asked for once; put it before or after those that are repeated"
+    return (
+        f"{step.name} changes what the model takes or gives, and this run compares with the outputs of its source; "
+        "run it on the final ONNX file: onnxline optimize MODEL -o OUT --recipe FILE"
+    )

@@ -1,0 +1,37 @@
+"""Everyday jobs on ONNX models: functions that run one step with its proof, split and merge models, and state facts.
+
+doors.py    a function for each job, which runs the step of its name
+parts.py    split a model into files, and merge two
+facts.py    what a model is: operators, parameters, MACs, memory, structures
+"""
+
+from __future__ import annotations
+
+from passes.tools.doors import (
+    change_batch,
+    change_outputs,
+    convert_opset,
+    extract,
+    fix_shapes,
+    rename,
+    to_bf16,
+    to_fp16,
+)
+from passes.tools.facts import ModelFacts, inspect_model
+from passes.tools.parts import PartedModel, merge, split
+
+__all__ = [
+    "ModelFacts",
+    "PartedModel",
+    "change_batch",
+    "change_outputs",
+    "convert_opset",
+    "extract",
+    "fix_shapes",
+    "inspect_model",
+    "merge",
+    "rename",
+    "split",
+    "to_bf16",
+    "to_fp16",
+]

@@ -1,0 +1,298 @@
+"""What a model is: its inputs and outputs, operators, parameters, MACs, memory of activations, and structures."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+from onnx import NodeProto, TensorProto, helper
+
+from passes.graph.formatting import format_type
+from passes.graph.index import GraphIndex
+from passes.graph.inference import dims_of, infer_types
+from passes.graph.op_facts import CONVOLUTIONS, attribute_of, op_name
+from passes.graph.traversal import every_node
+from passes.rewrites.interface import FixShapes
+from passes.run.apply_step import fix_input_shapes
+from passes.structures import STRUCTURES, structure_of
+from passes.structures.view import GraphView
+from passes.suggest import bytes_text, plural
+from passes.visible import html_table, text_table
+from passes.weights.detached import DetachedModel, open_model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What `inspect_model` finds. `sizes` are those that open dims are counted at; counts are for one run at them.
+
+    `macs` counts products and convolutions by operator; `uncounted` are operators of that kind whose shapes are not
+    known. `peak` are the bytes of all values that are alive at once, at most, in the order of the nodes; None where a
+    shape is not known. `tensors` and `activations` are the largest, name → type and bytes.
+    """
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    opsets: Mapping[str, int]
+    ir_version: int
+    producer: str
+    nodes: int
+    operators: Mapping[str, int]
+    parameters: int
+    parameter_bytes: int
+    dtypes: Mapping[str, int]
+    sizes: Mapping[str, int]
+    macs: Mapping[str, int]
+    uncounted: Sequence[str]
+    peak: int | None
+    tensors: Mapping[str, tuple[str, int]]
+    activations: Mapping[str, tuple[str, int]]
+    structures: Mapping[str, int]
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {**asdict(self), "total_macs": sum(self.macs.values())}
+
+    def sections(self) -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
+        """Titles with the rows of a table each."""
+        at = f" at {', '.join(f'{name}={size}' for name, size in self.sizes.items())}" if self.sizes else ""
+        opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in self.opsets.items())
+        macs = f"{sum(self.macs.values()):,}{at}"
+        if self.uncounted:
+            macs += f", without {', '.join(self.uncounted)}, whose shapes are not known"
+        yield (
+            "model",
+            [
+                ("opset", f"{opsets} (IR version {self.ir_version})"),
+                *([("made by", self.producer)] if self.producer else []),
+                ("nodes", f"{self.nodes:,}"),
+                ("parameters", f"{self.parameters:,} ({bytes_text(self.parameter_bytes)})"),
+                ("MACs", macs),
+                (
+                    "activations",
+                    "unknown, for want of shapes"
+                    if self.peak is None
+                    else f"{bytes_text(self.peak)} at most at once{at}",
+                ),
+                ("dtypes", ", ".join(f"{dtype} ({plural(count, 'value')})" for dtype, count in self.dtypes.items())),
+                (
+                    "structures",
+                    ", ".join(f"{count} {kind}" for kind, count in self.structures.items()) or "none that has a name",
+                ),
+            ],
+        )
+        yield "inputs", list(self.inputs.items())
+        yield "outputs", list(self.outputs.items())
+        yield (
+            "operators",
+            [(name, f"{count:,}", _share(self.macs.get(name, 0), self.macs)) for name, count in self.operators.items()],
+        )
+        for title, found in (("largest tensors", self.tensors), ("largest activations", self.activations)):
+            yield title, [(name, kind, bytes_text(size)) for name, (kind, size) in found.items()]
+
+    def __str__(self) -> str:
+        return "".join(f"{title}\n{text_table(rows)}" for title, rows in self.sections() if rows)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(html_table(title, (), rows) for title, rows in self.sections() if rows)
+
+
+def _share(count: int, macs: Mapping[str, int]) -> str:
+    return f"{100 * count / sum(macs.values()):.1f} % of MACs" if count else ""
+
+
+def inspect_model(
+    model: onnx.ModelProto | str | Path | DetachedModel, shapes: Mapping[str, Sequence[int]] | None = None
+) -> ModelFacts:
+    """Facts about a model; nothing is run, and external weights are not read.
+
+    Args:
+        model: a path, a message or a DetachedModel.
+        shapes: input → sizes at which to count; an open dim that is not given counts as 1.
+
+    Raises:
+        ModelError: the model cannot be read. PolicyError: `shapes` do not fit its inputs.
+
+    Example:
+        >>> import onnxline
+        >>> onnxline.inspect_model("model.onnx").operators["MatMul"]
+        4
+    """
+    opened = open_model(model)
+    proto = opened.without_functions().proto
+    if shapes:
+        proto = fix_input_shapes([FixShapes(shapes)], proto) or proto
+    proto, sizes = _with_sizes(proto)
+    types = GraphIndex(infer_types(proto, data_prop=True)).types
+    index = GraphIndex(proto.graph)
+    counter = _Counter(index, types)
+    stored = list(index.initializers.values())
+    weights = {tensor.name: (_kind(tensor), _bytes(tensor.data_type, tensor.dims)) for tensor in stored}
+    values = {
+        name: (format_type(info), counter.bytes_of(name) or 0)
+        for name, info in types.items()
+        if name in index.producers
+    }
+    kinds = Counter(_dtype(tensor.data_type) for tensor in stored)
+    kinds.update(_dtype(types[name].type.tensor_type.elem_type) for name in index.producers if name in types)
+    view = GraphView(opened.without_functions())
+    found = {kind: len(structure.search(view).instances) for kind in STRUCTURES if (structure := structure_of(kind))}
+    macs, uncounted = counter.macs()
+    return ModelFacts(
+        inputs={name: format_type(info) for name, info in opened.index.required_inputs.items()},
+        outputs={name: format_type(info) for name, info in opened.index.outputs.items()},
+        opsets={entry.domain: entry.version for entry in opened.proto.opset_import},
+        ir_version=opened.proto.ir_version,
+        producer=" ".join(filter(None, (opened.proto.producer_name, opened.proto.producer_version))),
+        nodes=sum(1 for _ in every_node(opened.proto.graph)),
+        operators=dict(Counter(map(op_name, every_node(proto.graph))).most_common()),
+        parameters=sum(math.prod(tensor.dims) for tensor in stored),
+        parameter_bytes=sum(size for _, size in weights.values()),
+        dtypes={dtype: count for dtype, count in kinds.most_common() if dtype},
+        sizes=sizes,
+        macs=macs,
+        uncounted=uncounted,
+        peak=counter.peak(),
+        tensors=_largest(weights),
+        activations=_largest(values),
+        structures={kind: count for kind, count in found.items() if count},
+    )
+
+
+def _with_sizes(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """A copy whose inputs have 1 for each open dim, and the names of these."""
+    fixed, sizes = onnx.ModelProto(), dict[str, int]()
+    fixed.CopyFrom(proto)
+    for info in fixed.graph.input:
+        for dim in info.type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value"):
+                sizes |= {dim.dim_param: 1} if dim.dim_param else {}
+                dim.dim_value = 1
+    if sizes or any(not dims_of(info) for info in fixed.graph.value_info):
+        del fixed.graph.value_info[:]
+    return fixed, sizes
+
+
+class _Counter:
+    """Counts at fixed shapes."""
+
+    def __init__(self, index: GraphIndex, types: Mapping[str, onnx.ValueInfoProto]) -> None:
+        self.index, self.types = index, types
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        stored = self.index.initializers.get(name)
+        if stored is not None:
+            return tuple(stored.dims)
+        dims = dims_of(self.types[name]) if name in self.types else None
+        return None if dims is None or not all(isinstance(dim, int) for dim in dims) else dims  # type: ignore[return-value]
+
+    def bytes_of(self, name: str) -> int | None:
+        shape = self.shape(name)
+        return None if shape is None else _bytes(self.types[name].type.tensor_type.elem_type, shape)
+
+    def macs(self) -> tuple[dict[str, int], tuple[str, ...]]:
+        """MACs by operator, and the operators of which some could not be counted."""
+        counts, unknown = Counter[str](), dict[str, None]()
+        for node in self.index.own:
+            count = self._macs_of(node)
+            if count is None:
+                unknown[op_name(node)] = None
+            elif count:
+                counts[op_name(node)] += count
+        return dict(counts.most_common()), tuple(unknown)
+
+    def _macs_of(self, node: NodeProto) -> int | None:
+        """0 for a node that is no product; None for one whose shapes are not known, or that has no rule here."""
+        kind = node.op_type
+        if kind in UNRULED:
+            return None
+        place = FACTOR.get(kind)
+        if place is None:
+            return 0
+        weight, made, data = self.shape(node.input[place]), self.shape(node.output[0]), self.shape(node.input[0])
+        if weight is None or made is None or data is None:
+            return None
+        if kind in ("ConvTranspose",):
+            return math.prod(data) * math.prod(weight[1:])
+        if kind in CONVOLUTIONS:
+            return math.prod(made) * math.prod(weight[1:])
+        rows = data[-2:] if kind == "Gemm" else data[-1:]
+        inner = rows[0] if kind == "Gemm" and attribute_of(node, "transA", 0) else rows[-1]
+        return math.prod(made) * inner
+
+    def peak(self) -> int | None:
+        """Bytes that are alive at once at most; weights do not count."""
+        last = {name: place for place, node in enumerate(self.index.nodes) for name in node.input}
+        ends = len(self.index.nodes)
+        last |= dict.fromkeys(self.index.outputs, ends)
+        alive, peak = 0, 0
+        sizes = {name: self.bytes_of(name) for name in (*self.index.required_inputs, *self.index.producers)}
+        if any(size is None for size in sizes.values()):
+            return None
+        alive = sum(sizes[name] or 0 for name in self.index.required_inputs)
+        freed: dict[int, int] = Counter()
+        for name, size in sizes.items():
+            freed[last.get(name, self.index.positions.get(name, 0))] += size or 0
+        for place, node in enumerate(self.index.nodes):
+            alive += sum(sizes[name] or 0 for name in node.output if name)
+            peak = max(peak, alive)
+            alive -= freed.get(place, 0)
+        return peak
+
+
+FACTOR: Final[Mapping[str, int]] = {
+    **dict.fromkeys(
+        ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "FusedMatMul", "FusedConv"), 1
+    ),
+    **dict.fromkeys(("QLinearMatMul", "QLinearConv"), 3),
+}
+"""Product → the position of its second factor."""
+
+UNRULED: Final = frozenset(
+    {
+        "Einsum",
+        "LSTM",
+        "GRU",
+        "RNN",
+        "Attention",
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "DeformConv",
+        "MatMulNBits",
+    }
+)
+"""Operators that multiply and are not counted."""
+
+MOST: Final = 5
+
+
+def _largest(found: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    return dict(sorted(found.items(), key=lambda entry: -entry[1][1])[:MOST])
+
+
+def _kind(tensor: TensorProto) -> str:
+    return f"{_dtype(tensor.data_type)}[{', '.join(map(str, tensor.dims))}]"
+
+
+def _dtype(kind: int) -> str:
+    return TensorProto.DataType.Name(kind).lower() if kind else ""
+
+
+def _bytes(kind: int, dims: Sequence[int]) -> int:
+    bits = BITS.get(kind)
+    size = 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize if bits is None and kind else bits or 0
+    return -(-math.prod(dims) * size // 8)
+
+
+BITS: Final[Mapping[int, int]] = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    TensorProto.STRING: 64,
+}

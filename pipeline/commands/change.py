@@ -1,0 +1,208 @@
+"""Commands that change one ONNX file by one step, with its proof: `extract`, `outputs`, `rename`, `fix-shapes`,
+`change-batch`, `convert-opset`, `to-fp16` and `to-bf16`. They need no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from passes.suggest import plural
+from pipeline.commands.shared import add_command, check_output, split_names
+from pipeline.errors import CheckFailed, UsageError
+
+Proof = Literal["numbers", "structure"]
+
+
+def register(app: typer.Typer) -> None:
+    for function in (extract, outputs, rename, fix_shapes, change_batch, convert_opset, to_fp16, to_bf16):
+        add_command(app, function.__name__.replace("_", "-"), function, section="change")
+
+
+def extract(
+    model: Path,
+    out: Path,
+    begin: list[str] | None = None,
+    end: list[str] | None = None,
+    encodings: Path | None = None,
+    proof: Proof = "numbers",
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> None:
+    """Write the part of an ONNX file between values, or nodes, that are named."""
+    options = {"inputs": split_names(begin or ()), "outputs": split_names(end or ())}
+    change_model(model, out, "extract", options, encodings, proof, timeout_s, quiet=quiet)
+
+
+def outputs(
+    model: Path,
+    out: Path,
+    add: list[str] | None = None,
+    drop: list[str] | None = None,
+    encodings: Path | None = None,
+    proof: Proof = "numbers",
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> None:
+    """Make outputs of inner values, or drop outputs with all that only they need."""
+    options = {"add": split_names(add or ()), "drop": split_names(drop or ())}
+    change_model(model, out, "outputs", options, encodings, proof, timeout_s, quiet=quiet)
+
+
+def rename(
+    model: Path,
+    out: Path,
+    value: list[str],
+    encodings: Path | None = None,
+    proof: Proof = "numbers",
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> None:
+    """Give values of an ONNX file other names: inputs, outputs, weights, and what nodes make."""
+    options = {"values": dict(read_pair("--value", text) for text in value)}
+    change_model(model, out, "rename", options, encodings, proof, timeout_s, quiet=quiet)
+
+
+def fix_shapes(
+    model: Path,
+    out: Path,
+    shape: list[str],
+    encodings: Path | None = None,
+    proof: Proof = "numbers",
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> None:
+    """Give inputs fixed shapes, and all values the shapes that follow."""
+    options = {"shapes": read_shapes(shape)}
+    change_model(model, out, "fix-shapes", options, encodings, proof, timeout_s, quiet=quiet)
+
+
+def change_batch(
+    model: Path,
+    out: Path,
+    size: str = "batch",
+    encodings: Path | None = None,
+    proof: Proof = "numbers",
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> None:
+    """Let a model take another number of rows at once, or any number."""
+    options = {"size": int(size) if size.isdecimal() else size}
+    change_model(model, out, "change-batch", options, encodings, proof, timeout_s, quiet=quiet)
+
+
+def convert_opset(
+    model: Path,
+    out: Path,
+    opset: int,
+    encodings: Path | None = None,
+    proof: Proof = "numbers",
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> None:
+    """Convert an ONNX file to another opset, up or down."""
+    change_model(model, out, "convert-opset", {"to": opset}, encodings, proof, timeout_s, quiet=quiet)
+
+
+def to_fp16(
+    model: Path,
+    out: Path,
+    keep: list[str] | None = None,
+    measured: bool = True,
+    encodings: Path | None = None,
+    proof: Proof = "numbers",
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> None:
+    """Compute in float16, except where range or error ask for float32."""
+    options = {"keep": split_names(keep or ()), "measured": measured}
+    change_model(model, out, "to-fp16", options, encodings, proof, timeout_s, quiet=quiet)
+
+
+def to_bf16(
+    model: Path,
+    out: Path,
+    keep: list[str] | None = None,
+    measured: bool = True,
+    encodings: Path | None = None,
+    proof: Proof = "numbers",
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> None:
+    """Compute in bfloat16, except where the error asks for float32."""
+    options = {"keep": split_names(keep or ()), "measured": measured}
+    change_model(model, out, "to-bf16", options, encodings, proof, timeout_s, quiet=quiet)
+
+
+def change_model(
+    model: Path,
+    out: Path,
+    step: str,
+    options: Mapping[str, Any],
+    encodings: Path | None,
+    proof: Proof,
+    timeout_s: float,
+    *,
+    quiet: bool,
+) -> None:
+    """Run one step on an ONNX file, say what it did and how far it is from the source, and write the result.
+
+    Raises:
+        UsageError: a file cannot be read or written. CheckFailed: the step failed; nothing is written.
+    """
+    import passes
+    from passes.encodings.aimet import read_aimet
+    from passes.errors import StepFailed
+    from passes.tools.doors import run_step
+    from passes.weights.files import save, write_errors
+    from pipeline.commands.optimize import write_encodings
+    from pipeline.config.paths import describe_absence
+    from pipeline.terminal import Screen
+
+    if not model.is_file():
+        raise UsageError(f"{model}: {describe_absence(model)}; expected an ONNX file")
+    check_output(out, model)
+    given, version = (None, None) if encodings is None else read_aimet(encodings)
+    screen = Screen(quiet=quiet)
+    try:
+        run: passes.PassRun = run_step(
+            model, step, options, {"proof": proof, "timeout_s": timeout_s, "encodings": given}
+        )
+    except StepFailed as failure:
+        raise CheckFailed(f"{failure}; {out} was not written") from failure
+    if run.invalid:
+        raise CheckFailed(f"the result is not valid ONNX, so it was not written: {run.invalid}")
+    with write_errors(out):
+        save(run.model, out, referring=bool(run.model.unread()))
+    row = run.rows[-1]
+    worst = max((errors.max_abs for errors in row.errors.values()), default=None)
+    kind = next((errors.judged_as for errors in row.errors.values() if errors.judged_as), "")
+    how = "proven by structure alone" if worst is None else f"max error {worst:.1e} (tolerance of {kind or 'its type'})"
+    done = f"{row.nodes_before} → {plural(row.nodes_after, 'node')}, {how}" if row.changed else "nothing to change"
+    screen.print_line(f"{step}: {done}")
+    for words in row.words.split("; ") if row.words else ():
+        screen.print_line(f"  {words}")
+    screen.print_line(f"model: {out}")
+    if run.encodings is not None and version is not None:
+        write_encodings(run, out, version, screen.print_line)
+
+
+def read_pair(option: str, text: str) -> tuple[str, str]:
+    """`old=new` as a pair; the last `=` counts, since names may have one."""
+    left, equals, right = text.rpartition("=")
+    if not equals or not left or not right:
+        raise UsageError(f"{option} is {text!r}; expected OLD=NEW")
+    return left, right
+
+
+def read_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
+    """`images=1,3,320,320` as input → sizes."""
+    shapes = {}
+    for text in texts:
+        name, sizes = read_pair("--shape", text)
+        if not all(size.strip().isdecimal() for size in sizes.split(",")):
+            raise UsageError(f"--shape is {text!r}; expected INPUT=1,3,320,320")
+        shapes[name] = [int(size) for size in sizes.split(",")]
+    return shapes

@@ -1,0 +1,108 @@
+"""float16 and bfloat16: what is converted, what the draws keep in float32, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.context import PassContext
+from passes.errors import PolicyError
+from passes.proof.half_range import ValueRange
+from passes.run.result import PassRun
+from passes.tools import to_bf16, to_fp16
+from tests.support.onnx_models import biased_attention, matrix, model_of
+
+
+def computed_in(run: PassRun, dtype: int) -> list[str]:
+    """The operators that make values of a type, without casts."""
+    graph = onnx.shape_inference.infer_shapes(run.to_proto()).graph
+    kinds = {info.name: info.type.tensor_type.elem_type for info in (*graph.value_info, *graph.output)}
+    return [node.op_type for node in graph.node if node.op_type != "Cast" and kinds.get(node.output[0]) == dtype]
+
+
+FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+
+
+def test_attention_in_float16(context: PassContext) -> None:
+    run = to_fp16(biased_attention(), context=context)
+    assert run.rows[-1].reason == "20 nodes in float16"
+    assert computed_in(run, FLOAT) == []
+    assert {errors.judged_as for errors in run.rows[-1].errors.values()} == {"float16"}
+
+
+@pytest.mark.parametrize(
+    ("body", "kept", "reason"),
+    [
+        ("m = Mul (x, big)\n y = Tanh (m)", ["Mul", "Tanh"], "m reaches"),
+        ("m = Mul (x, mask)\n y = Softmax (m)", ["Mul", "Softmax"], "mask reaches 3.4e+38"),
+        (
+            "v = Mul (x, x)\n s = Add (v, eps)\n r = Sqrt (s)\n y = Div (x, r)",
+            ["Add"],
+            "eps is 1e-12 at most, too small",
+        ),
+        ("m = Exp (x)\n n = Mul (m, big)\n t = Tanh (n)\n y = Add (t, x)", ["Mul", "Tanh"], "n reaches"),
+    ],
+)
+def test_what_leaves_the_range_stays(body: str, kept: list[str], reason: str, context: PassContext) -> None:
+    stored = {"big": np.float32(1e6), "mask": np.float32(3.4e38), "eps": np.float32(1e-12)}
+    text = f"g (float[4, 8] x) => (float[4, 8] y) {{ {body} }}"
+    used = {name: value for name, value in stored.items() if f", {name})" in body}
+    run = to_fp16(model_of(text, **used), context=context)
+    assert set(kept) <= set(computed_in(run, FLOAT))
+    assert reason in run.rows[-1].reason
+
+
+def test_a_small_difference_of_large_numbers_stays(context: PassContext) -> None:
+    """Rounding (x + 1000) leaves nothing of x: the sum and the difference stay, the product does not."""
+    text = """
+    g (float[4, 8] x) => (float[4, 8] y) <float[8, 8] w> {
+      large = Add (x, offset)
+      small = Sub (large, offset)
+      y = MatMul (small, w)
+    }"""
+    run = to_fp16(model_of(text, w=matrix(8, 8, 1), offset=np.float32(1000)), context=context)
+    assert {"Add", "Sub"} == {*computed_in(run, FLOAT)}
+    assert "its SQNR falls from" in run.rows[-1].reason
+
+
+def test_bodies_quantizers_and_fixed_operands_stay(context: PassContext) -> None:
+    text = """
+    g (float[1, 2, 4, 4] x, bool p) => (float[1, 2, 8, 8] y) {
+      a = Relu (x)
+      b = If (p)
+        <then_branch = t () => (float[1, 2, 4, 4] u) { u = Neg (a) },
+        else_branch = e () => (float[1, 2, 4, 4] v) { v = Abs (a) }>
+      q = QuantizeLinear (b, scale, zero)
+      d = DequantizeLinear (q, scale, zero)
+      y = Resize <mode = "nearest"> (d, , scales)
+    }"""
+    scales = {"scale": np.float32(0.1), "zero": np.uint8(128), "scales": np.float32([1, 1, 2, 2])}
+    run = to_fp16(model_of(text, **scales), context=context)
+    assert "its body computes in float32" in run.rows[-1].reason
+    assert "its scales are float32" in run.rows[-1].reason
+    resize = next(node for node in run.model.proto.graph.node if node.op_type == "Resize")
+    assert resize.input[2] == "scales"
+    assert "Resize" in computed_in(run, HALF) or resize.output[0].endswith("float16")
+
+
+def test_what_the_user_keeps(context: PassContext) -> None:
+    run = to_fp16(biased_attention(), keep=["Softmax"], context=context)
+    assert "Softmax: keep names it" in run.rows[-1].reason
+    assert computed_in(run, FLOAT) == ["Softmax"]
+    with pytest.raises(PolicyError, match="no node or operator 'Softmaxx'"):
+        to_fp16(biased_attention(), keep=["Softmaxx"], context=context)
+
+
+def test_bfloat16_is_proven_with_each_result_rounded(context: PassContext) -> None:
+    run = to_bf16(biased_attention(), context=context)
+    (errors,) = run.rows[-1].errors.values()
+    assert errors.judged_as == "bfloat16"
+    assert errors.max_abs > 1e-3  # rounding shows, so the proof did not run float32
+    assert "Add" in computed_in(run, onnx.TensorProto.BFLOAT16)
+
+
+def test_ranges() -> None:
+    assert ValueRange.of(np.float32([np.inf, 7e4])).describe("float16") == "reaches 7e+04, and float16 ends at 65504"
+    assert ValueRange.of(np.float32([np.inf, 7e4])).describe("bfloat16") == ""
+    assert ValueRange.of(np.zeros(3, np.float32)).describe("float16") == ""

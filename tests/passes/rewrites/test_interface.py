@@ -1,0 +1,182 @@
+"""Steps that change inputs and outputs: what is left, what stands for what, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import passes
+from passes.context import PassContext
+from passes.encodings.encoding import Encoding, Precision
+from passes.errors import PolicyError, StepFailed
+from passes.proof.relation import measure_relation
+from passes.run.result import PassRun, Status
+from passes.step import Relation
+from passes.tools import change_batch, change_outputs, extract, fix_shapes, rename, to_fp16
+from passes.tools.doors import run_step
+from passes.weights.detached import attach, open_model
+from passes.weights.sharing import portable
+from tests.support.onnx_models import biased_attention, matrix, model_of
+
+CHAIN = """
+g (float[N, 8] x, float[N, 8] other) => (float[N, 8] y) <float[8, 8] w> {
+    a = MatMul (x, w)
+    b = Relu (a)
+    c = Add (b, other)
+    y = Sigmoid (c)
+}
+"""
+
+
+def chain() -> onnx.ModelProto:
+    model = model_of(CHAIN, w=matrix(8, 8, 1))
+    for node in model.graph.node:
+        node.name = f"node_{node.output[0]}"
+    return model
+
+
+def picture(run: PassRun) -> tuple[list[str], list[str], list[str]]:
+    graph = run.model.proto.graph
+    return [i.name for i in graph.input], [node.op_type for node in graph.node], [o.name for o in graph.output]
+
+
+def results(model: onnx.ModelProto, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        ([], ["b"], (["x"], ["MatMul", "Relu"], ["b"])),
+        (["b"], [], (["other", "b"], ["Add", "Sigmoid"], ["y"])),
+        (["a"], ["c"], (["other", "a"], ["Relu", "Add"], ["c"])),
+        (["node_b"], ["node_c"], (["other", "a"], ["Relu", "Add"], ["c"])),
+        ([], ["a", "y"], (["x", "other"], ["MatMul", "Relu", "Add", "Sigmoid"], ["a", "y"])),
+    ],
+)
+def test_a_part(inputs: list[str], outputs: list[str], expected: object, context: PassContext) -> None:
+    run = extract(chain(), inputs, outputs, context=context)
+    assert picture(run) == expected
+    assert all(errors.max_abs == 0 for errors in run.rows[-1].errors.values())
+
+
+def test_a_part_of_the_part_has_nothing_to_do(context: PassContext) -> None:
+    part = extract(chain(), [], ["b"], context=context)
+    assert not extract(part.model, [], ["b"], context=context).rows[-1].changed
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "words"),
+    [
+        ("extract", {"outputs": ["nope"]}, "no value or node 'nope'"),
+        ("extract", {"inputs": ["c"], "outputs": ["b"]}, "is not computed from 'c'"),
+        ("extract", {}, "found no names"),
+        ("outputs", {"drop": ["y"]}, "drops every output"),
+        ("outputs", {"drop": ["b"]}, "has no output 'b'"),
+        ("rename", {"values": {"z": "q"}}, "has no value 'z'"),
+        ("rename", {"values": {"a": "b"}}, "name of two values"),
+        ("rename", {"values": {"a": "q", "b": "q"}}, "name of two values"),
+        ("fix-shapes", {"shapes": {"x": [0, 8]}}, "sizes of 1 or more"),
+        ("fix-shapes", {"shapes": {"x": [2, 9]}}, "the model declares"),
+        ("change-batch", {"size": 0}, "expected a number of 1 or more"),
+    ],
+)
+def test_what_is_refused(step: str, options: dict[str, object], words: str, context: PassContext) -> None:
+    with pytest.raises(PolicyError, match=words):
+        run_step(chain(), step, options, {"context": context})
+
+
+def test_names_can_change_places(context: PassContext) -> None:
+    run = rename(chain(), {"x": "other", "other": "x", "w": "weight"}, context=context)
+    x, other = (np.float32(np.arange(16).reshape(2, 8) * factor) for factor in (0.1, -0.2))
+    np.testing.assert_array_equal(
+        results(run.to_proto(), x=other, other=x)["y"], results(chain(), x=x, other=other)["y"]
+    )
+    assert "weight" in run.model.index.initializers
+
+
+def test_a_name_inside_of_a_body_is_followed(context: PassContext) -> None:
+    text = """
+        g (float[4] x, bool p) => (float[4] y) {
+        a = Relu (x)
+        y = If (p)
+          <then_branch = t () => (float[4] u) { u = Neg (a) },
+          else_branch = e () => (float[4] v) { v = Abs (a) }>
+    }
+    """
+    run = rename(model_of(text), {"a": "inner"}, context=context)
+    bodies = [attribute.g for attribute in run.model.proto.graph.node[1].attribute]
+    assert [body.node[0].input[0] for body in bodies] == ["inner", "inner"]
+
+
+def test_an_inner_value_as_output_and_the_steps_after_it(context: PassContext) -> None:
+    """What follows is compared with the new outputs, and names in `skip` and `keep` hold for all stages."""
+    recipe = ["onnxsim", {"outputs": {"add": ["scores"]}}, "onnxsim"]
+    run = passes.optimize(biased_attention(), recipe, ["onnxsim/fuse_qkv"], ["qkv"], context=context)
+    assert [row.status for row in run.rows] == [Status.RAN] * 3
+    assert {*run.rows[-1].errors} <= {"y", "scores"}
+    assert picture(run)[2] == ["y", "scores"]
+
+
+def test_dropping_an_output_drops_what_only_it_needs(context: PassContext) -> None:
+    both = change_outputs(chain(), ["b"], context=context)
+    assert picture(change_outputs(both.model, [], ["y"], context=context)) == (["x"], ["MatMul", "Relu"], ["b"])
+
+
+def test_a_fixed_dim_is_fixed_wherever_its_name_stands(context: PassContext) -> None:
+    graph = fix_shapes(chain(), {"x": [3, 8]}, context=context).model.proto.graph
+    shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in (*graph.input, *graph.output)]
+    assert shapes == [[3, 8]] * 3
+    assert {tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim) for info in graph.value_info} == {(3, 8)}
+
+
+@pytest.mark.parametrize("size", ["rows", 1, 3, 4])
+def test_another_batch(size: int | str, context: PassContext) -> None:
+    """Attention with Reshape nodes that name the batch 2 takes any other; each row is computed as before."""
+    run = change_batch(biased_attention(), size, context=context)
+    rows = size if isinstance(size, int) else 5
+    x = np.random.default_rng(0).standard_normal((rows + rows % 2, 8, 32)).astype(np.float32)
+    expected = np.concatenate([results(biased_attention(), x=x[at : at + 2])["y"] for at in range(0, len(x), 2)])
+    np.testing.assert_allclose(results(run.to_proto(), x=x[:rows])["y"], expected[:rows], rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_whose_rows_depend_on_each_other_keeps_its_batch(context: PassContext) -> None:
+    text = """
+        g (float[2, 4] x) => (float[2, 4] y) { m = ReduceMean <keepdims = 1> (x)
+      y = Sub (x, m) }
+    """
+    with pytest.raises(StepFailed, match="change-batch reverted: differs: y"):
+        change_batch(model_of(text), 4, context=context)
+
+
+def test_a_wrong_relation_is_seen(context: PassContext) -> None:
+    model = portable(open_model(chain()), context.spill)
+    x = np.float32(np.random.default_rng(1).standard_normal((2, 8)))
+    relation = Relation({"x": "x", "other": "other"}, {"y": "c"})
+    arguments = (model, model, relation.inputs, relation.outputs, None, [{"x": x, "other": x}], {})
+    assert "y" in measure_relation(*arguments).why
+
+
+def test_encodings_and_provenance_come_along(context: PassContext) -> None:
+    model = chain()
+    model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'fc', 'linear']")
+    known = {"b": Encoding(Precision(8, signed=False, symmetric=False), np.array(0.1, np.float32), np.array(0))}
+    run = rename(model, {"b": "relu_out"}, encodings=known, context=context)
+    props = {entry.key: entry.value for entry in run.model.proto.graph.node[0].metadata_props}
+    assert props["pkg.torch.onnx.name_scopes"] == "['', 'fc', 'linear']"
+    assert run.encodings is not None
+    assert [*run.encodings.encodings] == ["relu_out"]
+
+
+def test_a_step_that_makes_a_reference_is_asked_for_once(context: PassContext) -> None:
+    with pytest.raises(PolicyError, match="asked for once"):
+        passes.optimize(chain(), [{"rename": {"values": {"a": "q"}, "repeat": "until-stable"}}], context=context)
+
+
+def test_weights_stay_what_they_are(context: PassContext) -> None:
+    run = extract(to_fp16(chain(), context=context).model, [], ["b"], context=context)
+    stored = {tensor.name: tensor.data_type for tensor in attach(run.model).graph.initializer}
+    assert stored == {"w_float16": onnx.TensorProto.FLOAT16}

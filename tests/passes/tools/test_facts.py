@@ -1,0 +1,69 @@
+"""What `inspect_model` counts, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.tools import inspect_model
+from tests.support.onnx_models import biased_attention, model_of
+
+IMAGE = """
+g (float[N, 3, 8, 8] images) => (float[N, 10] y)
+  <float[4, 3, 3, 3] w, float[2, 2, 3, 3] grouped, float[4, 2, 2, 2] up, float[10, 512] fc> {
+  a = Conv <pads = [1, 1, 1, 1]> (images, w)
+  b = ConvTranspose <strides = [2, 2]> (a, up)
+  c = Conv <group = 1, kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (b, grouped)
+  d = Flatten (c)
+  y = Gemm <transB = 1> (d, fc)
+}"""
+SHAPES = {"w": (4, 3, 3, 3), "grouped": (2, 2, 3, 3), "up": (4, 2, 2, 2), "fc": (10, 512)}
+
+
+def image() -> onnx.ModelProto:
+    return model_of(IMAGE, **{name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()})
+
+
+def test_products_are_counted() -> None:
+    facts = inspect_model(image())
+    convolutions = 4 * 64 * 27 + 2 * 256 * 18
+    assert dict(facts.macs) == {"Conv": convolutions, "ConvTranspose": 4 * 64 * 8, "Gemm": 5120}
+    assert facts.sizes == {"N": 1}
+    assert facts.parameters == sum(int(np.prod(shape)) for shape in SHAPES.values())
+    # a and b are alive at once, and so are b and c; b has 2 x 16 x 16 floats.
+    assert facts.peak == 4 * (512 + 512)
+
+
+def test_at_another_size() -> None:
+    one, three = inspect_model(image()), inspect_model(image(), {"images": [3, 3, 8, 8]})
+    assert {name: 3 * count for name, count in one.macs.items()} == dict(three.macs)
+    assert three.peak == 3 * (one.peak or 0)
+
+
+def test_structures_and_text() -> None:
+    facts = inspect_model(biased_attention())
+    assert dict(facts.structures) == {"qkv": 1, "attention": 1}
+    assert facts.operators["MatMul"] == 6
+    assert "MACs         73,728" in str(facts)
+    assert len(str(facts)) < 3000
+    json.dumps(facts.as_data())
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", "\x1b]0;title\x07"])
+def test_names_stay_text(name: str) -> None:
+    model = biased_attention()
+    model.graph.input[0].name = model.graph.node[0].input[0] = name
+    facts = inspect_model(model)
+    assert name not in facts._repr_html_() + str(facts) or "<script>" in str(facts)
+    assert "<script>" not in facts._repr_html_()
+
+
+def test_what_cannot_be_counted_is_said() -> None:
+    facts = inspect_model(
+        model_of('g (float[2, 3] x) => (float[2, 2] y) { y = Einsum <equation = "ij,kj->ik"> (x, x) }')
+    )
+    assert facts.uncounted == ("Einsum",)
+    assert "without Einsum" in str(facts)

@@ -1,0 +1,147 @@
+"""Splitting and merging: which node is in which part, what feeds what, and that the chain computes the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from passes.context import PassContext
+from passes.errors import PolicyError
+from passes.tools import PartedModel, merge, parts, split
+from passes.weights.detached import attach
+from tests.support.onnx_models import biased_attention, matrix, model_of
+
+BRANCHES = """
+g (float[2, 8] x) => (float[2, 8] y, float[2, 8] z) <float[8, 8] w, float[8, 8] v> {
+  a = MatMul (x, w)
+  two = Constant <value = float {2.0}> ()
+  b = Mul (a, two)
+  c = MatMul (b, v)
+  d = Mul (c, two)
+  y = Add (d, a)
+  z = Relu (b)
+}"""
+
+
+def branches() -> onnx.ModelProto:
+    model = model_of(BRANCHES, w=matrix(8, 8, 1), v=matrix(8, 8, 2))
+    scopes = {"a": "enc", "b": "enc", "c": "dec.0", "d": "dec.0", "y": "head", "z": "head"}
+    for node in model.graph.node:
+        node.name = f"n_{node.output[0]}"
+        if node.output[0] in scopes:
+            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", scopes[node.output[0]], "f"]))
+    return model
+
+
+def picture(found: PartedModel) -> list[tuple[list[str], list[str], list[str]]]:
+    return [
+        (part.inputs, [node.output[0] for node in part.model.proto.graph.node if node.input], part.outputs)
+        for part in found.parts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        ({"at": ["b"]}, [(["x"], ["a", "b"], ["a", "b"]), (["a", "b"], ["c", "d", "y", "z"], ["y", "z"])]),
+        (
+            {"at": ["a", "c"]},
+            [
+                (["x"], ["a"], ["a"]),
+                (["a"], ["b", "c"], ["b", "c"]),
+                (["a", "b", "c"], ["d", "y", "z"], ["y", "z"]),
+            ],
+        ),
+        ({"max_bytes": 256}, [(["x"], ["a", "b"], ["a", "b"]), (["a", "b"], ["c", "d", "y", "z"], ["y", "z"])]),
+        (
+            {"module": "dec.*"},
+            [
+                (["x"], ["a", "b", "z"], ["a", "b", "z"]),
+                (["b"], ["c", "d"], ["d"]),
+                (["a", "d"], ["y"], ["y"]),
+            ],
+        ),
+        (
+            {"runs_on": {"n_c": False}},
+            [(["x"], ["a", "b", "z"], ["a", "b", "z"]), (["b"], ["c"], ["c"]), (["a", "c"], ["d", "y"], ["y"])],
+        ),
+    ],
+)
+def test_parts(way: Mapping[str, Any], expected: object, context: PassContext) -> None:
+    """A constant is in each part that reads it, and no part is fed with one."""
+    found = split(branches(), **way, context=context)
+    assert picture(found) == expected
+    assert {name: errors.max_abs for name, errors in found.errors.items()} == {"y": 0, "z": 0}
+
+
+def test_the_manifest_says_what_feeds_what(tmp_path: Path, context: PassContext) -> None:
+    split(branches(), at=["b"], context=context).save(tmp_path)
+    manifest = json.loads((tmp_path / parts.MANIFEST).read_text())
+    known = {"x": np.float32(np.random.default_rng(0).standard_normal((2, 8)))}
+    for part in manifest["parts"]:
+        session = onnxruntime.InferenceSession(tmp_path / part["file"], providers=["CPUExecutionProvider"])
+        made = session.run(part["outputs"], {name: known[name] for name in part["inputs"]})
+        known |= dict(zip(part["outputs"], made, strict=True))
+    whole = onnxruntime.InferenceSession(branches().SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = whole.run(["y", "z"], {"x": known["x"]})
+    np.testing.assert_array_equal([known["y"], known["z"]], expected)
+    assert [part["inputs"] for part in manifest["parts"]] == [{"x": "model"}, {"a": "part0", "b": "part0"}]
+    assert manifest["outputs"] == {"y": "part1", "z": "part1"}
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ({"at": ["q"]}, "no node makes a value 'q'"),
+        ({"max_bytes": 100}, "'n_a' alone has 256 bytes of weights"),
+        ({"module": "nope.*"}, "no torch module"),
+        ({}, "expected one of"),
+        ({"at": ["b"], "max_bytes": 5}, "expected one of"),
+    ],
+)
+def test_what_split_refuses(way: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        split(branches(), **way)
+
+
+def test_parts_merge_to_the_whole_again(context: PassContext) -> None:
+    found = split(biased_attention(), at=["scores"], context=context)
+    first, second = (part.model for part in found.parts)
+    merged, errors = merge(first, second, {name: name for name in found.parts[1].inputs}, context=context)
+    assert errors["y"].max_abs == 0
+    x = {"x": np.float32(np.random.default_rng(0).standard_normal((2, 8, 32)))}
+    got, expected = (
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(["y"], x)[0]
+        for model in (attach(merged), biased_attention())
+    )
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_a_model_after_itself(context: PassContext) -> None:
+    """Each name of the second model is taken, weights and nodes too; its other output stays an output."""
+    merged, errors = merge(branches(), branches(), {"y": "x"}, context=context)
+    assert [*errors] == ["z", "y_2", "z_2"]
+    assert all(found.max_abs == 0 for found in errors.values())
+    assert len(merged.proto.graph.initializer) == 4
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [({"q": "x"}, "A has no output 'q'"), ({"y": "q"}, "B has no input 'q'"), ({}, "found no pair")],
+)
+def test_what_merge_refuses(pairs: dict[str, str], words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        merge(branches(), branches(), pairs)
+
+
+def test_models_that_do_not_fit() -> None:
+    text = "g (float[3, 9] x) => (float[3, 9] y) { y = Relu (x) }"
+    with pytest.raises(PolicyError, match="A's 'y' is float\\[2,8\\]"):
+        merge(branches(), model_of(text), {"y": "x"})

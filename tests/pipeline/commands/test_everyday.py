@@ -1,0 +1,87 @@
+"""The commands for everyday jobs: files in, files out, exit codes and what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from tests.support.onnx_models import biased_attention
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(biased_attention(), path)
+    return path
+
+
+def call(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert getattr(result.exception, "exit_code", result.exit_code) == code, (result.output, result.exception)
+    return result.output + str(result.exception or "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("extract --to scores", "extract: 22 → 11 nodes, max error 0.0e+00"),
+        ("outputs --add scores", "outputs: 22 → 22 nodes"),
+        ("rename --value x=images", "rename: 22 → 22 nodes"),
+        ("fix-shapes --shape x=2,8,32", "fix-shapes: nothing to change"),
+        ("change-batch", "4 Reshapes find the batch now"),
+        ("convert-opset --opset 18", "convert-opset: 22 → 22 nodes"),
+        ("to-fp16 --keep Softmax", "Softmax: keep names it"),
+        ("to-bf16 --proof structure", "to-bf16: 22 → 24 nodes, proven by structure alone"),
+    ],
+)
+def test_a_step(words: str, said: str, model: Path) -> None:
+    name, *options = words.split()
+    out = model.with_name("out.onnx")
+    assert said in call(name, model, "-o", out, *options)
+    onnx.checker.check_model(onnx.load(out), full_check=True)
+
+
+def test_what_is_not_proven_is_not_written(model: Path) -> None:
+    out = model.with_name("out.onnx")
+    said = call("convert-opset", model, "-o", out, "--opset", "7", code=1)
+    assert "convert-opset" in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "extract --to nope", "rename --value x", "fix-shapes --shape x=a,b", "fix-shapes --shape y=1,2",
+        "outputs --drop nope", "change-batch --size 0", "convert-opset --opset 1", "to-fp16 --keep Nope",
+    ],
+)  # fmt: skip
+def test_mistakes(words: str, model: Path) -> None:
+    name, *options = words.split()
+    call(name, model, "-o", model.with_name("out.onnx"), *options, code=2)
+
+
+def test_inspect(model: Path, tmp_path: Path) -> None:
+    said = call("inspect", model, "--html", tmp_path / "page.html")
+    assert "structures   1 qkv, 1 attention" in said
+    assert "rknn           opset 20" in said
+    assert "<td style='text-align:left'>MatMul</td>" in (tmp_path / "page.html").read_text()
+    data = json.loads(call("inspect", model, "--json", "--target", "rknn"))
+    assert (data["total_macs"], data["refused"]) == (73_728, {"rknn": ["opset 20"]})
+
+
+def test_split_and_merge(model: Path, tmp_path: Path) -> None:
+    said = call("split", model, "-o", tmp_path / "parts", "--at", "scores")
+    assert "2 parts" in said
+    first, second = (tmp_path / "parts" / f"part{place}.onnx" for place in (0, 1))
+    merged = call("merge", first, second, "-o", tmp_path / "whole.onnx", "--map", "h=h", "--map", "scores=scores")
+    assert "max error 0.0e+00" in merged
+    call("split", model, "-o", tmp_path / "parts", "--at", "scores", code=2)  # the folder is not empty
+    call("split", model, "-o", tmp_path / "other", code=2)
+    call("split", model, "-o", tmp_path / "other", "--max-size", "huge", code=2)
+    assert "part" in call("split", model, "-o", tmp_path / "small", "--max-size", "9kB")
+    call("split", model, "-o", tmp_path / "target", "--target", "coreml")
