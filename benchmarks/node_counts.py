@@ -1,12 +1,13 @@
 """What the default recipe leaves of each family, against plain torch.onnx.export + onnxsim, side by side.
 
-    python -m benchmarks.node_counts [--family NAME]… [--seconds 240] [--markdown FILE]
+    python -m benchmarks.node_counts [--family NAME]… [--seconds 240] [--markdown FILE] [--recorded] [--no-kept]
 
 Each family (benchmarks/families/*.yaml, and a small DiT of diffusers) is made with random weights. Plain:
 `torch.onnx.export(dynamo=True)` as it comes, so with `optimize=True`, which is onnxscript's optimizer, and one bare
 `onnxsim.simplify`. Ours: the export of `onnxline run` and the default recipe for torch, each change proven, without
 `keep`; and once more with `keep: [qkv?]`. Nodes inside of If, Loop and Scan count. What is known is written down at
 once, so a run that was stopped, by `--seconds` too, goes on where it ended. Exits 1 where ours has more nodes.
+`--recorded` takes the sums of plain from RESULTS_node_counts.md, which the same versions have to have made.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from pipeline.export.source import draw_inputs
 from pipeline.workspace import own_code_digest, versions
 
 FOLDER: Final = Path("runs/benchmarks")
+RECORDED: Final = Path(__file__).with_name("RESULTS_node_counts.md")
 CALL_S: Final = 60.0
 """Seconds for one call of an optimizer, which takes one or two; onnxsim does not end on VITS."""
 
@@ -90,7 +92,7 @@ def main() -> None:
             if counts is None:
                 if time.perf_counter() - begun > options.seconds:
                     continue
-                counts = _measure(name, context)
+                counts = _measure(name, context, options)
                 _write(name, counts)
                 print(f"{name}: {_said(counts)} ({counts.seconds:.0f} s)", flush=True)
             rows[name] = counts
@@ -108,6 +110,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--any-code", action="store_true", help="take what is known, whichever code it was measured with"
     )
+    parser.add_argument("--recorded", action="store_true", help="take the sums of plain from RESULTS_node_counts.md")
+    parser.add_argument("--no-kept", action="store_true", help="leave the run with Q, K and V kept out")
     parser.add_argument("--markdown", type=Path, default=FOLDER / "node_counts.md")
     return parser.parse_args()
 
@@ -118,18 +122,21 @@ def _section(name: str) -> ModelConfig:
     return families()[name].section()
 
 
-def _measure(name: str, context: PassContext) -> Counts:
+def _measure(name: str, context: PassContext, options: argparse.Namespace) -> Counts:
     begun = time.perf_counter()
     counts: dict[str, Any] = {"key": _key(name)}
     source: TorchSource | None = None
     with tempfile.TemporaryDirectory(prefix="onnxline-nodes-") as folder:
         try:
             source = _source(name)
-            counts |= _ours(source, Path(folder), context)
+            counts |= _ours(source, Path(folder), context, {} if options.no_kept else {"kept": Policy(keep=("qkv?",))})
         except (OnnxlineError, PassError) as error:
             counts["ours_fails"] = _in_a_line(error)
         try:
-            counts["plain"] = _plain(source, Path(folder), context) if source else {}
+            if options.recorded:
+                counts["plain"] = _recorded(name)
+            elif source:
+                counts["plain"] = _plain(source, Path(folder), context)
         except Exception as error:  # torch's exporter and onnxsim raise anything
             counts["plain_fails"] = _in_a_line(error)
     torch._dynamo.reset()  # it would hold on to every model it has seen
@@ -143,12 +150,12 @@ def _source(name: str) -> TorchSource:
     return source
 
 
-def _ours(source: TorchSource, folder: Path, context: PassContext) -> dict[str, Any]:
-    """What `onnxline run` leaves by default, and with Q, K and V kept."""
+def _ours(source: TorchSource, folder: Path, context: PassContext, others: Mapping[str, Policy]) -> dict[str, Any]:
+    """What `onnxline run` leaves by default, and with other policies."""
     export_onnx(source, ExportConfig(), folder / "ours.onnx")
     model, feeds = read_model(folder / "ours.onnx"), [draw_inputs(source.inputs, {}, 0)]
     counts: dict[str, Any] = {}
-    for side, policy in (("ours", Policy()), ("kept", Policy(keep=("qkv?",)))):
+    for side, policy in {"ours": Policy(), **others}.items():
         run = run_passes(model, steps_of(TORCH_RECIPE), policy, NumericProver.of_itself(feeds, context), context)
         counts[side] = _operators(run.model.proto.graph)
         counts[f"{side}_reverted"] = tuple(f"{row.name}: {row.status} {row.reason}" for row in run.reverted)
@@ -163,6 +170,12 @@ def _plain(source: TorchSource, folder: Path, context: PassContext) -> dict[str,
         torch.onnx.export(source.module, example.args, str(exported), kwargs=example.kwargs, dynamo=True, verbose=False)
     context.worker.call(simplify, source=str(exported), target=str(simplified), options={})
     return _operators(onnx.load(simplified, load_external_data=False).graph)
+
+
+def _recorded(name: str) -> dict[str, int]:
+    """The sum of plain in the committed table, under no operator's name; empty where plain fails."""
+    row = re.search(rf"^\| {re.escape(name)} \| (\d+) \|", RECORDED.read_text(encoding="utf-8"), re.MULTILINE)
+    return {"all": int(row[1])} if row else {}
 
 
 def _operators(graph: onnx.GraphProto) -> dict[str, int]:

@@ -71,6 +71,24 @@ CONTRIB_FACTORS: Final[Mapping[str, tuple[int, int]]] = {
 }
 """The same for the products that onnxruntime adds."""
 
+MULTIPLIED: Final[Mapping[str, tuple[int, ...]]] = {
+    "Attention": (0, 1, 2),
+    "com.microsoft.Attention": (0, 1),
+    "com.microsoft.DecoderAttention": (0, 1, 2, 3),
+    "com.microsoft.DecoderMaskedMultiHeadAttention": (0, 1, 2),
+    "com.microsoft.DecoderMaskedSelfAttention": (0, 1),
+    "com.microsoft.GroupQueryAttention": (0, 1, 2),
+    "com.microsoft.LongformerAttention": (0, 1, 4),
+    "com.microsoft.MultiHeadAttention": (0, 1, 2),
+    "com.microsoft.PackedAttention": (0, 1),
+    "com.microsoft.PackedMultiHeadAttention": (0, 1, 2),
+    "com.microsoft.PagedAttention": (0, 1, 2),
+    "com.microsoft.QAttention": (0, 1),
+    "com.microsoft.RotaryEmbedding": (0,),
+    "com.microsoft.SparseAttention": (0, 1, 2),
+}
+"""Operator → the positions of its data and weights; its other inputs are masks, biases, pasts or tables of angles."""
+
 
 def moved_inputs(node: NodeProto) -> list[str]:
     """The inputs whose elements `node` moves; empty when it does something else with them."""

@@ -22,6 +22,7 @@ from passes.rewrites.canonical_attention import CanonicalAttention
 from passes.rewrites.canonical_gelu import CanonicalGelu
 from passes.rewrites.canonical_norm import CanonicalNorm
 from passes.rewrites.canonical_rope import CanonicalRope
+from passes.rewrites.channels_last import ToNhwc
 from passes.rewrites.clamp_mask import ClampMask
 from passes.rewrites.convert_opset import ConvertOpset, InferShapes
 from passes.rewrites.decompose_attention import DecomposeAttention
@@ -29,6 +30,7 @@ from passes.rewrites.fold_batchnorm import FoldBatchnorm
 from passes.rewrites.fold_constants import FixDefaults, FoldConstants
 from passes.rewrites.fold_scale import FoldScale
 from passes.rewrites.fold_shape import FoldShape
+from passes.rewrites.four_axes import To4d
 from passes.rewrites.half_precision import ToBf16, ToFp16
 from passes.rewrites.interface import ChangeBatch, ChangeOutputs, Extract, FixShapes, Rename
 from passes.rewrites.merge_layout import MergeLayout
@@ -74,6 +76,8 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "linear-to-conv": LinearToConv,
     "mha-to-sha": MhaToSha,
     "no-int64": NoInt64,
+    "to-4d": To4d,
+    "to-nhwc": ToNhwc,
     "extract": Extract,
     "outputs": ChangeOutputs,
     "rename": Rename,

@@ -57,6 +57,7 @@ class CanonicalNorm(Step):
             said = f"{plural(written, 'norm')} in parts" if written else "" if left else "no norm is one operator"
             return rewriter.result("; ".join(filter(None, (said, left))))
         joined = sum(self._join(rewriter, pattern) for pattern in find_norm_patterns(GraphView(model)))
+        joined += sum(_join_groups(rewriter, node) for node in rewriter.by_op("InstanceNormalization"))
         shorter = sum(_divide(rewriter, node) for node in rewriter.by_op("Mul"))
         said = [f"{plural(joined, 'norm')} as one operator"] if joined else []
         said += [f"{plural(shorter, 'norm')} with a division for Reciprocal and Mul"] if shorter else []
@@ -114,6 +115,52 @@ def _vector(rewriter: Rewriter, node: NodeProto, width: int) -> Array | None:
     if len(arrays) != 1 or arrays[0].shape[-1:] not in ((), (1,), (width,)) or arrays[0].size not in (1, width):
         return None
     return np.broadcast_to(arrays[0].reshape(-1), (width,)).copy()
+
+
+def _join_groups(rewriter: Rewriter, node: NodeProto) -> bool:
+    """Write an InstanceNormalization of groups between two Reshapes, with the scale and the bias after them, as one
+    GroupNormalization."""
+    into, after = rewriter.producer(node.input[0], "Reshape"), rewriter.consumers[node.output[0]]
+    if into is None or len(after) != 1 or after[0].op_type != "Reshape" or node.output[0] in rewriter.held:
+        return False
+    shape, grouped = rewriter.shape(into.input[0]), rewriter.shape(node.input[0])
+    scale, bias = (rewriter.constant(name) for name in node.input[1:3])
+    if rewriter.opset < SINCE["GroupNormalization"] or shape is None or shape != rewriter.shape(after[0].output[0]):
+        return False
+    if (
+        grouped is None
+        or len(shape) < 3
+        or len(grouped) != 3
+        or grouped[0] != shape[0]
+        or scale is None
+        or bias is None
+    ):
+        return False
+    channels, groups = shape[1], grouped[1]
+    if not isinstance(channels, int) or not isinstance(groups, int) or channels % groups:
+        return False
+    last, factors = after[0], [np.repeat(array, channels // groups) for array in (scale, bias)]
+    for op in ("Mul", "Add"):
+        consumers = rewriter.consumers[last.output[0]]
+        array = _channels(rewriter, consumers[0], shape) if len(consumers) == 1 and consumers[0].op_type == op else None
+        if array is not None and last.output[0] not in rewriter.held:
+            last = consumers[0]
+            factors = [factor * array if op == "Mul" else factor for factor in factors]
+            factors[1] = factors[1] + array if op == "Add" else factors[1]
+    names = [rewriter.constant_of(factor, f"{last.output[0]}/{label}")
+             for factor, label in zip(factors, ("scale", "bias"), strict=True)]  # fmt: skip
+    epsilon = attribute_of(node, "epsilon", 1e-5)
+    inputs = [into.input[0], *names]
+    made = rewriter.add("GroupNormalization", inputs, last, shape, epsilon=epsilon, num_groups=groups)
+    rewriter.replace(last.output[0], made)
+    return True
+
+
+def _channels(rewriter: Rewriter, node: NodeProto, shape: tuple[Dim, ...]) -> Array | None:
+    """The stored operand of a Mul or an Add with one element for each channel, which axis 1 has."""
+    arrays = [array for name in node.input if (array := rewriter.constant(name)) is not None]
+    wanted = (shape[1], *[1] * (len(shape) - 2))
+    return arrays[0].reshape(-1) if len(arrays) == 1 and arrays[0].shape in (wanted, (1, *wanted)) else None
 
 
 def _divide(rewriter: Rewriter, node: NodeProto) -> bool:

@@ -104,6 +104,16 @@ class LayoutMap:
             self.repeated.add(atom)
             self.groups[axis] = [atom]
 
+    def tile(self, repeats: Sequence[int]) -> None:
+        """Repeat along axes of size 1.
+
+        Raises:
+            NoLayout: an axis of another size is repeated.
+        """
+        if any(repeat != 1 and group for repeat, group in zip(repeats, self.groups, strict=True)):
+            raise NoLayout
+        self.expand(repeats)
+
     def reshape(self, shape: Sequence[int]) -> None:
         """Group the atoms anew; 0 leaves an axis as it is, and -1 takes what is left.
 

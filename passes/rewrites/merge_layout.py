@@ -21,7 +21,7 @@ from passes.step import Description, PassResult, Step, structure
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
-MOVING: Final = LAYOUT_OPS | {"Expand"}
+MOVING: Final = LAYOUT_OPS | {"Expand", "Tile"}
 """The operators of a chain."""
 
 CURVES: Final = frozenset(
@@ -54,7 +54,7 @@ LONGEST: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class MergeLayout(Step):
-    """Merge chains of Transpose, Reshape, Squeeze, Unsqueeze, Flatten and Expand, also through elementwise operators.
+    """Merge chains of Transpose, Reshape, Squeeze, Unsqueeze, Flatten, Expand and Tile, also through elementwise ones.
 
     A chain of which others read a value in the middle is written anew only where that leaves no more nodes. Rows that
     several operators compute between products of matrices stay matrices between these, where that saves Reshapes.
@@ -240,6 +240,7 @@ FOLLOWERS: Final = {
     "Reshape": LayoutMap.reshape,
     "Expand": LayoutMap.expand,
     "Squeeze": LayoutMap.squeeze,
+    "Tile": LayoutMap.tile,
     "Unsqueeze": LayoutMap.unsqueeze,
 }
 """Operator with a list of numbers → what it does to a layout."""

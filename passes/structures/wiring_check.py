@@ -25,12 +25,15 @@ from passes.graph.op_facts import (
     CONVOLUTIONS,
     FACTORS,
     MATRIX_PRODUCTS,
+    MULTIPLIED,
     ONNX_DOMAINS,
     RECURRENT,
     SIZES,
     addend_of,
     has_body,
+    input_of,
     is_opaque,
+    op_of,
 )
 from passes.graph.traversal import bodies_in, every_node, reads_of
 from passes.model.canonical import value_digests
@@ -256,7 +259,9 @@ class _Joins:
 
 
 def _factors(node: NodeProto) -> Sequence[str]:
-    """The inputs that are multiplied with each other, without biases, scales and zero points."""
+    """The inputs that are multiplied with each other, without biases, masks, scales and zero points."""
+    if op_of(node) in MULTIPLIED:
+        return [input_of(node, place) for place in MULTIPLIED[op_of(node)]]
     if node.op_type in ("QLinearMatMul", "QLinearConv"):
         return (node.input[0], node.input[3])
     return node.input[: 2 if node.op_type in PRODUCTS - {"Einsum"} else None]

@@ -142,5 +142,5 @@ def _write_mapping(graph: onnx.GraphProto, path: Path) -> None:
 def describe_files(files: Files) -> str:
     """`2 models, 3.4 MB of weights`."""
     models = [name for name, _, _ in files if name.endswith(".onnx")]
-    size = next((size for name, size, _ in files if name == f"{MODELS}/{WEIGHTS}"), 0)
+    size = sum(size for name, size, _ in files if name.endswith("data"))
     return f"{plural(len(models), 'model')}, {bytes_text(size)} of weights"

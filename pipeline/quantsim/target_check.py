@@ -152,7 +152,7 @@ class _TargetCheck:
         rank = max((rank for rank in ranks if rank is not None), default=0)
         if greatest is not None and rank > greatest:
             reason = f"the target takes {greatest} dims at most"
-            self._add(f"{operator} of rank {rank}", reason, RANK, node, ("merge-layout",))
+            self._add(f"{operator} of rank {rank}", reason, RANK, node, ("to-4d",))
 
     def _add(self, what: str, reason: str, advice: str, where: NodeProto | str, steps: tuple[Any, ...] = ()) -> None:
         key = what, reason, advice
@@ -232,7 +232,7 @@ def _dtype_name(dtype: int) -> str:
 
 CAST: Final = "cast before it, or export the model in another dtype"
 
-RANK: Final = "no pass of onnxline lowers ranks: join dims in the model"
+RANK: Final = "put to-4d into the recipe, which writes fixed sizes with four dims"
 
 DATA_INPUT: Final[Mapping[str, int]] = {"Where": 1}
 """Op → the input that has the data, where it is not the first."""
@@ -273,6 +273,7 @@ MENDING: Final[tuple[tuple[Any, Collection[str], str], ...]] = (
     ({"canonical-norm": {"form": "parts"}}, ("LayerNormalization", "RMSNormalization", "GroupNormalization"), "Sqrt"),
     ({"canonical-gelu": {"form": "parts"}}, ("Gelu",), "Erf"),
     ("replace_einsum_with_matmul", ("Einsum",), "MatMul"),
+    ("to-4d", (), ""),
 )
 """Steps in the order of a recipe, each with the operators that it takes away in most models, and the operator that it
 writes, which the target has to take."""

@@ -38,12 +38,19 @@ ROPE = """g (float[2, 3, 8] x, float[3, 8] sine) => (float[2, 3, 8] y, float[2, 
 
 WEIGHTS = {"scale": vector(8, 0), "bias": vector(8, 1), "cosine": matrix(3, 8, 2), "axis": np.array([-1])}
 NUMBERS = {"epsilon": np.float32(1e-3), "two": np.float32(2)}
-PLACES = {"zero": np.array([0]), "four": np.array([4]), "end": np.array([99]), "last": np.array([2])}
+PLACES = {"zero": np.array([0]), "four": np.array([4]), "end": np.array([99]), "last": np.array([2])} | {
+    "one": np.array([1]), "two_steps": np.array([2]), "final": np.array([3]), "minus": np.array([-1]),
+    "whole": np.array([2, 3, 5, 8]), "groups": np.array([0, 4, -1]), "image": np.array([2, 8, 3, 5]),
+    "ones": np.ones(4, np.float32), "zeros": np.zeros(4, np.float32),
+    "by_channel": vector(8, 8)[:, None, None], "to_channel": vector(8, 9)[:, None, None],
+}  # fmt: skip
 
 
-def written(step: Step, text: str, context: PassContext, opset: int) -> tuple[Counter[str], DetachedModel]:
+def written(
+    step: Step, text: str, context: PassContext, opset: int, **tensors: np.ndarray
+) -> tuple[Counter[str], DetachedModel]:
     """The operators after a step, which computes the same and does nothing the second time."""
-    stored = WEIGHTS | NUMBERS | PLACES
+    stored = WEIGHTS | NUMBERS | PLACES | tensors
     model = model_of(text, **{name: stored[name] for name in stored.keys() & set(re.findall(r"\w+", text))})
     model.opset_import[0].version = opset
     model = onnx.shape_inference.infer_shapes(model)
@@ -105,3 +112,76 @@ def test_rotary_embeddings_share_signed_sines(context: PassContext) -> None:
     assert (ops["Neg"], ops["Slice"], ops["Split"], ops["Mul"]) == (0, 0, 2, 5)
     signs = next(tensor for tensor in model.proto.graph.initializer if tensor.name.startswith("signs"))
     assert model.array(signs).tolist() == [-1, -1, -1, -1, 1, 1, 1, 1]
+
+
+PAIRS = """g (float[2, 3, 5, 8] x) => (float[2, 3, 5, 8] y) {
+    a = Slice (x, zero, end, final, two_steps) b = Slice (x, one, end, final, two_steps) c = Neg (b)
+    d = Unsqueeze (c, minus) e = Unsqueeze (a, minus) f = Concat <axis = -1> (d, e) h = Reshape (f, whole)
+    i = Mul (h, sines) j = Mul (x, cosines) y = Add (j, i)
+}"""
+HALVES = """g (float[2, 3, 5, 8] x) => (float[2, 3, 5, 8] y) {
+    a = Slice (x, zero, four, final) b = Slice (x, four, end, final) c = Neg (b) h = Concat <axis = -1> (c, a)
+    i = Mul (h, sines) j = Mul (x, cosines) y = Add (j, i)
+}"""
+SINES = {"sines": matrix(5, 4, 6)[None, None], "cosines": matrix(5, 4, 7)[None, None]}
+
+
+def tables(text: str) -> dict[str, np.ndarray]:
+    """Tables whose elements are those of each pair, or of both halves."""
+    return {
+        name: np.repeat(array, 2, axis=-1) if text == PAIRS else np.concatenate([array, array], axis=-1)
+        for name, array in SINES.items()
+    }
+
+
+def test_pairs_of_neighbours_are_exchanged_by_one_gather(context: PassContext) -> None:
+    ops, _ = written(CanonicalRope(), PAIRS, context, 20, **tables(PAIRS))
+    assert ops == {"Gather": 1, "Mul": 2, "Add": 1}
+
+
+@pytest.mark.parametrize("text", [PAIRS, HALVES])
+def test_a_rotary_embedding_is_one_operator_where_the_user_asks(text: str, context: PassContext) -> None:
+    ops, _ = written(CanonicalRope(newer=True), text, context, 23, **tables(text))
+    assert ops == {"RotaryEmbedding": 1}
+    _, shorter = written(CanonicalRope(), text, context, 23, **tables(text))
+    nodes = CanonicalRope(newer=True).apply(shorter, context).model.proto.graph.node
+    assert [node.op_type for node in nodes] == ["RotaryEmbedding"]
+
+
+@pytest.mark.parametrize(
+    ("text", "opset", "why"),
+    [
+        (HALVES, 20, "opset 20 has no RotaryEmbedding, opset 23 has"),
+        (PAIRS.replace(", sines)", ", head_sines)"), 23, "its tables differ by head, or their halves differ"),
+        (ROPE, 23, "its data has no four fixed sizes"),
+    ],
+)
+def test_a_rotary_embedding_that_no_operator_says_is_named(
+    text: str, opset: int, why: str, context: PassContext
+) -> None:
+    stored = WEIGHTS | NUMBERS | PLACES | tables(PAIRS) | {"head_sines": matrix(15, 8, 0).reshape(3, 5, 8)}
+    model = model_of(text, **{name: stored[name] for name in stored.keys() & set(re.findall(r"\w+", text))})
+    model.opset_import[0].version = opset
+    result = CanonicalRope(newer=True).apply(detached(model), context)
+    assert not result.changed and why in (result.why or "")
+
+
+INSTANCE_NORM = """g (float[2, 8, 3, 5] x) => (float[2, 8, 3, 5] y) {
+    a = Reshape (x, groups) b = InstanceNormalization <epsilon = 0.001> (a, ones, zeros) c = Reshape (b, image)
+    d = Mul (c, by_channel) y = Add (d, to_channel)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("opset", "text", "expected"),
+    [
+        (21, INSTANCE_NORM, {"GroupNormalization": 1}),
+        (21, INSTANCE_NORM.replace("d = Mul (c, by_channel) y = Add (d, to_channel)", "y = Relu (c)"),
+         {"GroupNormalization": 1, "Relu": 1}),
+    ],
+)  # fmt: skip
+def test_a_group_norm_around_an_instance_norm_is_one_operator(
+    opset: int, text: str, expected: dict[str, int], context: PassContext
+) -> None:
+    ops, _ = written(CanonicalNorm(), text, context, opset)
+    assert ops == expected

@@ -118,6 +118,16 @@ def test_heads_that_are_repeated_are_transposed_before_they_are_repeated(context
     assert sorted(line.split()[0] for line in lines) == ["Expand", "MatMul", "Reshape", "Reshape", "Transpose"]
 
 
+def test_a_tile_counts_as_an_expand_of_axes_of_size_one_and_ends_a_chain_elsewhere(context: PassContext) -> None:
+    text = """g (float[2, 3, 1] x) => (float[3, 2, 4] y, float[4, 3, 1] z) {
+        a = Transpose <perm = [1, 0, 2]> (x) b = Tile (a, ones) c = Tile (b, last) d = Transpose <perm = [1, 0, 2]> (c)
+        e = Transpose <perm = [1, 0, 2]> (d) y = Relu (e) f = Identity (x) g = Tile (f, first) z = Tile (g, ones)
+    }"""
+    ints = {"ones": [1, 1, 1], "last": [1, 1, 4], "first": [2, 1, 1]}
+    lines = merged(text, context, **{name: np.array(values) for name, values in ints.items()})
+    assert sorted(line.split()[0] for line in lines) == ["Expand", "Relu", "Tile", "Transpose"]
+
+
 def test_open_sizes_are_followed_by_name(context: PassContext) -> None:
     text = """g (float["N", "S", 8] x) => (float["N", 2, "S", 4] y, float["N", "S", 8] z) {
         a = Reshape (x, heads) b = Transpose <perm = [0, 2, 1, 3]> (a) c = Unsqueeze (b, one) y = Squeeze (c, one)

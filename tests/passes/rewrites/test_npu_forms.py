@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 
 import passes
 from passes.context import PassContext
+from passes.rewrites.channels_last import ToNhwc
+from passes.rewrites.four_axes import To4d
 from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
 from passes.step import Step
 from passes.weights.detached import DetachedModel
@@ -99,3 +103,44 @@ def test_indices_are_int32_and_shapes_stay(context: PassContext) -> None:
     kinds = {tensor.name: tensor.data_type for tensor in model.proto.graph.initializer}
     assert sorted(kinds.values()) == [TensorProto.INT32] * 4 + [TensorProto.INT64]
     assert [node.op_type for node in model.proto.graph.node].count("Cast") == 1
+
+
+WINDOWS = """g (float[2, 16, 6] x, float[16, 6] z) => (float[8, 4, 6] y, float[1, 17, 6] u) {
+    a = MatMul (x, weight) b = Add (a, z) c = Reshape (b, windows) d = Transpose <perm = [0, 1, 3, 2, 4, 5]> (c)
+    e = Softmax <axis = 3> (d) f = Mul (e, by_window) y = Reshape (f, rows)
+    h = Gemm <transB = 1> (z, square, bias) i = Unsqueeze (h, front) j = Concat <axis = 1> (token, i)
+    k = LayerNormalization (j, bias) l = ReduceMean <keepdims = 1> (k, axes) u = Sub (k, l)
+}"""
+IMAGES = """g (float[1, 2, 4, 4] x) => (float[1, 3, 4, 4] y, float[1, 4, 4, 3] z, float[1, 3] u) {
+    a = Conv (x, kernel) b = Add (a, shift) c = Sigmoid (b) y = Conv (c, second) d = Relu (y)
+    e = Concat <axis = 1> (c, d) f, g = Split <axis = 1> (e, threes) h = Mul (f, g)
+    i = Transpose <perm = [0, 2, 3, 1]> (h) z = LayerNormalization (i, scale)
+    j = ReduceMean <keepdims = 1> (h, image) k = GlobalAveragePool (j) u = Flatten (k)
+}"""
+STORED = {
+    "weight": matrix(6, 6, 0), "square": matrix(6, 6, 1), "bias": vector(6, 2), "token": vector(6, 3)[None, None],
+    "by_window": vector(2, 4).reshape(1, 2, 1, 1, 1, 1), "windows": np.array([2, 2, 2, 2, 2, 6]),
+    "rows": np.array([8, 4, 6]), "front": np.array([0]), "axes": np.array([1]), "image": np.array([2, 3]),
+    "kernel": matrix(3, 2, 5).reshape(3, 2, 1, 1), "second": matrix(3, 3, 6).reshape(3, 3, 1, 1),
+    "shift": vector(3, 7).reshape(3, 1, 1), "scale": vector(3, 8), "threes": np.array([3, 3]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "text"), [(To4d(), WINDOWS), (ToNhwc(), IMAGES)], ids=["to-4d", "to-nhwc"])
+def test_values_in_another_layout_have_the_same_elements(step: Step, text: str, context: PassContext) -> None:
+    stored = {name: STORED[name] for name in STORED.keys() & set(re.findall(r"\w+", text))}
+    model, errors = written(step, text, context, **stored)
+    assert max(errors.values()) < 1e-6  # Gemm and MatMul sum six products in another order
+    nodes, infos = model.proto.graph.node, onnx.shape_inference.infer_shapes(model.proto).graph.value_info
+    if isinstance(step, To4d):
+        assert {len(info.type.tensor_type.shape.dim) for info in infos} == {4}
+        return
+    ops = [node.op_type for node in nodes]
+    assert (ops.count("Transpose"), ops.count("Flatten")) == (4, 1)
+    ends = {name: node for node in nodes for name in node.output}
+    assert ends[ends["z"].input[0]].op_type == "Mul"
+
+
+def test_open_sizes_have_no_four_axes(context: PassContext) -> None:
+    text = 'g (float["N", 8] x) => (float["N", 8] y) { a = MatMul (x, w) y = Relu (a) }'
+    assert not To4d().apply(detached(model_of(text, w=matrix(8, 8, 0))), context).changed

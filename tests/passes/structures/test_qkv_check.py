@@ -8,8 +8,9 @@ import pytest
 from onnx import numpy_helper
 
 from passes.structures import STRUCTURES
+from passes.weights.detached import DetachedModel
 from tests.passes.structures.attention_with_triple import STORED_IN_HALF, WITH_TRIPLE
-from tests.support.onnx_models import attention, detached, model_of, square
+from tests.support.onnx_models import attention, detached, matrix, model_of, square
 
 QKV = STRUCTURES["qkv"]
 
@@ -132,3 +133,36 @@ def test_outputs_that_a_node_leaves_out_join_nothing() -> None:
     instances = QKV.find(detached(model)).instances
     model.graph.node[1].output.extend(["", ""])
     assert len(instances) == 1 and QKV.find_lost(instances, detached(model)) == {}
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, v, bias)",
+        "y = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v, , , bias)",
+        "y = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2> (q, k, v, , , n, n, cos, sin)",
+        "r = com.microsoft.RotaryEmbedding (q, n, cos, sin)y = Attention <q_num_heads = 2, kv_num_heads = 2> (r, k, v)",
+    ],
+)
+def test_constant_masks_and_tables_of_angles_are_no_matrices_of_an_attention(operator: str) -> None:
+    weights, stored = (
+        square("wq", "wk", "wv"),
+        {"bias": matrix(8, 8, 3), "cos": matrix(8, 8, 4), "sin": matrix(8, 8, 5)},
+    )
+    products = "q = MatMul (x, wq) k = MatMul (x, wk) v = MatMul (x, wv)"
+    plain = (
+        "kt = Transpose <perm = [0, 2, 1]> (k) s = MatMul (q, kt) m = Add (s, bias) p = Softmax (m) y = MatMul (p, v)"
+    )
+
+    def model_with(before: str, after: str, **tensors: np.ndarray) -> DetachedModel:
+        text = f"g (float[2, 8, 32] x, int32[1] n) => (float[2, 8, 32] y) {{ {before} {after} }}"
+        model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>' + text)
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
+        return detached(model)
+
+    instances = QKV.find(model_with(products, plain, **weights, **stored)).instances
+    assert len(instances) == 1
+    assert QKV.find_lost(instances, model_with(products, operator, **weights, **stored)) == {}
+    joined = np.concatenate(list(weights.values()), axis=1)
+    merged = model_with("a = MatMul (x, w) q, k, v = Split <axis = 2> (a, parts)", operator, w=joined, **stored)
+    assert list(QKV.find_lost(instances, merged)) == ["attention 0"]

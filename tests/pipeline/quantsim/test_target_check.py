@@ -57,7 +57,7 @@ def test_opsets_dtypes_ranks_and_sizes() -> None:
         "opset 25": ("put {convert-opset: {to: 24}} into the recipe", ("the model",)),
         "inputs": ("call `onnxline fix-shapes`, or give model.inputs.NAME.shape of a torch model numbers", ("x",)),
         "Relu of float64": ("cast before it, or export the model in another dtype", ("y",)),
-        "Relu of rank 6": ("no pass of onnxline lowers ranks: join dims in the model", ("y",)),
+        "Relu of rank 6": ("put to-4d into the recipe, which writes fixed sizes with four dims", ("y",)),
     }
     assert list(obstructions(text, "tensorrt")) == ["Relu of float64"]
     assert list(obstructions(text, "weight-only", 20)) == ["opset 20"]

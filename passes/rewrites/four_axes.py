@@ -1,0 +1,285 @@
+"""Values of four axes, which some accelerators want, by choice.
+
+The step walks through the graph once and writes each operator that it knows for a *twin* of its result: the same
+elements in four axes. What other operators read, and what is an output, is made of the twin again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.context import PassContext
+from passes.graph.op_facts import RESHAPES, attribute_of, input_of
+from passes.rewrites.merge_layout import BROADCASTING, CURVES
+from passes.rewrites.rewriter import Rewriter
+from passes.step import Description, PassResult, Step, values
+from passes.suggest import plural
+from passes.weights.detached import DetachedModel
+
+Shape = tuple[int, ...]
+
+REDUCTIONS: Final = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2"})
+
+ALONG_AXIS: Final = frozenset({"Softmax", "LogSoftmax", "Concat", "Split", "Slice", "LpNormalization"}) | REDUCTIONS
+"""Operators along one axis of their data, which keep the number of axes; a reduction does where `keepdims` is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class To4d(Step):
+    """Give the operators that compute values of fewer or more axes values of four: axes of size 1 come first, and axes
+    that a Transpose or a sum leaves together are one axis.
+
+    Sizes have to be fixed. An operator that is not known reads the value in its own shape, by a Reshape.
+    """
+
+    name: str = field(default="to-4d", init=False)
+    source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values("Give operators on values of fewer or more axes values of four")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        rewriter = Rewriter(model, context)
+        writer = _FourAxes(rewriter)
+        nodes = writer.find_nodes()
+        for node in nodes:
+            writer.write(node)
+        writer.finish(nodes)
+        return rewriter.result(f"{plural(len(nodes), 'operator')} on values of four axes" if nodes else NOTHING)
+
+
+NOTHING: Final = "every operator that is known has values of four axes, or of sizes that are not fixed"
+
+RANK: Final = 4
+
+
+@dataclass(slots=True)
+class _FourAxes:
+    """Writes operators on twins of four axes; a twin of a value of more axes has its elements in order, in any shape of
+    at most four axes."""
+
+    rewriter: Rewriter
+    twins: dict[str, str] = field(default_factory=dict)
+
+    def find_nodes(self) -> list[NodeProto]:
+        """The nodes to write, in graph order: a layout operator only where one of its consumers is among them."""
+        found: dict[str, NodeProto] = {}
+        for node in reversed(self.rewriter.nodes):
+            shapes = self._shapes(node)
+            if shapes is None or all(len(shape) == RANK for shape in shapes):
+                continue
+            if node.op_type in RESHAPES and all(len(shape) <= RANK for shape in shapes):
+                shape, consumers = shapes[-1], self.rewriter.consumers[node.output[0]]
+                if len(shape) == RANK or not any(consumer.output[0] in found for consumer in consumers):
+                    continue
+            found[node.output[0]] = node
+        return list(found.values())[::-1]
+
+    def _shapes(self, node: NodeProto) -> list[Shape] | None:
+        """The shapes of the computed values of a node that is known; None for others."""
+        rewriter = self.rewriter
+        names = [name for name in (*node.input, *node.output) if name and rewriter.constant(name) is None]
+        shapes = [rewriter.fixed_shape(name) for name in names]
+        known = [shape for shape in shapes if shape is not None and 0 not in shape]
+        if node.domain or len(known) < len(shapes) or rewriter.dtype(node.output[0]) in (0, TensorProto.INT64):
+            return None
+        most, op = max(map(len, known), default=0), node.op_type
+        is_known = op in CURVES | RESHAPES | {"Transpose"}
+        if op in BROADCASTING:
+            is_known = most <= RANK or len(_blocks(self._operands(node), known[-1])) <= RANK
+        elif op == "MatMul":
+            is_known = all(len(shape) >= 2 for shape in self._operands(node)) and (most <= RANK or self._is_batch(node))
+        elif op in ("LayerNormalization", "RMSNormalization"):
+            is_known = most < RANK and len(node.output) == 1
+        elif op == "Gemm":
+            is_known = all(rewriter.constant(name) is not None for name in node.input[1:]) and not _is_scaled(node)
+        elif op in ALONG_AXIS:
+            is_known = self._axis(node) is not None and rewriter.held.isdisjoint(node.output[1:])
+        return known if is_known else None
+
+    def _operands(self, node: NodeProto) -> list[Shape]:
+        return [self.rewriter.fixed_shape(name) or () for name in node.input]
+
+    def _is_batch(self, node: NodeProto) -> bool:
+        left, right = self._operands(node)
+        return left[:-2] == right[:-2]
+
+    def _axis(self, node: NodeProto) -> int | None:
+        """The one axis along which a node works, counted from the first; None where it is not one."""
+        rank = len(self.rewriter.fixed_shape(node.input[0]) or ())
+        place = 3 if node.op_type == "Slice" else 1
+        axes: list[int] | None = [attribute_of(node, "axis", 0 if node.op_type == "Split" else -1)]
+        if node.op_type in REDUCTIONS or node.op_type == "Slice":
+            axes = self.rewriter.ints(input_of(node, place)) if input_of(node, place) else attribute_of(node, "axes")
+            if node.op_type in REDUCTIONS and not attribute_of(node, "keepdims", 1):
+                return None
+        return axes[0] % rank if axes and len(axes) == 1 and rank else None
+
+    def write(self, node: NodeProto) -> None:
+        """Write a node that is known; its outputs have twins afterwards."""
+        rewriter, op, name = self.rewriter, node.op_type, node.output[0]
+        shape = rewriter.fixed_shape(name) or ()
+        wide = _widened(shape)
+        if op in RESHAPES:
+            source = self._twin(node.input[0])
+            fits = len(shape) > RANK or rewriter.fixed_shape(source) == wide
+            self.twins[name] = source if fits else self._reshape(source, wide, node)
+        elif op == "Transpose":
+            perm = attribute_of(node, "perm", range(len(shape))[::-1])
+            self.twins[name] = self._transpose(node, self._operands(node)[0], perm)
+        elif op in CURVES:
+            source = self._twin(node.input[0])
+            self.twins[name] = rewriter.add_copy(node, [source, *node.input[1:]], rewriter.fixed_shape(source))
+        elif op in BROADCASTING:
+            self._write_blocks(node, shape)
+        elif op == "MatMul":
+            inputs = [
+                self._as(read, (1, math.prod(own[:-2]), *own[-2:]) if len(own) > RANK else _widened(own), node)
+                for read, own in zip(node.input, self._operands(node), strict=True)
+            ]
+            batch = (1, math.prod(shape[:-2]), *shape[-2:]) if len(shape) > RANK else wide
+            self.twins[name] = rewriter.add_copy(node, inputs, batch)
+        elif op == "Gemm":
+            self._write_gemm(node, wide)
+        else:
+            self._write_along_axis(node)
+
+    def _write_blocks(self, node: NodeProto, shape: Shape) -> None:
+        operands = self._operands(node)
+        blocks = _blocks(operands, shape) if len(shape) > RANK else [[axis] for axis in range(len(shape))]
+        inputs = []
+        for name, own in zip(node.input, operands, strict=True):
+            full = (*[1] * (len(shape) - len(own)), *own)
+            inputs.append(
+                self._as(name, _widened(tuple(math.prod(full[axis] for axis in block) for block in blocks)), node)
+            )
+        wide = _widened(tuple(math.prod(shape[axis] for axis in block) for block in blocks))
+        self.twins[node.output[0]] = self.rewriter.add_copy(node, inputs, wide)
+
+    def _write_gemm(self, node: NodeProto, wide: Shape) -> None:
+        """Write MatMul and Add, since Gemm takes matrices alone."""
+        rewriter, weight = self.rewriter, self.rewriter.constant(node.input[1])
+        assert weight is not None
+        matrix = np.ascontiguousarray(weight.T) if attribute_of(node, "transB", 0) else weight
+        name = node.input[1] if matrix is weight else rewriter.constant_of(matrix, f"{node.input[1]}_transposed")
+        made = rewriter.add("MatMul", [self._twin(node.input[0]), name], node, wide)
+        self.twins[node.output[0]] = (
+            rewriter.add("Add", [made, node.input[2]], node, wide) if input_of(node, 2) else made
+        )
+
+    def _write_along_axis(self, node: NodeProto) -> None:
+        rewriter, axis = self.rewriter, self._axis(node)
+        own = self._operands(node)[0]
+        if node.op_type in ("LayerNormalization", "RMSNormalization"):
+            axis = attribute_of(node, "axis", -1) % len(own)
+        assert axis is not None
+
+        def placed(shape: Shape) -> Shape:
+            if len(shape) <= RANK:
+                return _widened(shape)
+            return 1, math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+        at = axis + RANK - len(own) if len(own) <= RANK else 2
+        data = len(node.input) if node.op_type == "Concat" else 1
+        inputs = [self._as(name, placed(self._operands(node)[place]), node) if place < data else name
+                  for place, name in enumerate(node.input)]  # fmt: skip
+        settings = {attribute.name: attribute_of(node, attribute.name) for attribute in node.attribute}
+        if node.op_type == "Slice" or (node.op_type in REDUCTIONS and input_of(node, 1)):
+            inputs[3 if node.op_type == "Slice" else 1] = rewriter.constant_of(np.array([at]), "axis")
+        else:
+            settings["axes" if node.op_type in REDUCTIONS else "axis"] = [at] if node.op_type in REDUCTIONS else at
+        names = [rewriter.free(f"{name}/4d") for name in node.output]
+        rewriter.add_many(node.op_type, inputs, node, names, **settings)
+        for old, new in zip(node.output, names, strict=True):
+            rewriter.declare(new, rewriter.dtype(old), placed(rewriter.fixed_shape(old) or ()))
+            self.twins[old] = new
+
+    def _transpose(self, node: NodeProto, shape: Shape, perm: Sequence[int]) -> str:
+        """Transpose at most four blocks of axes at a time: each call brings one block to the front of what is left."""
+        name = self._twin(node.input[0])
+        if len(shape) <= RANK:
+            first = RANK - len(shape)
+            return self._turn(name, _widened(shape), [*range(first), *(axis + first for axis in perm)], node)
+        order = list(range(len(shape)))
+        for place, axis in enumerate(perm):
+            at = order.index(axis)
+            if at > place and any(shape[other] > 1 for other in order[place:at]) and shape[axis] > 1:
+                end = at + 1
+                while end < len(order) and end - at + place < len(perm) and order[end] == perm[end - at + place]:
+                    end += 1
+                parts = order[:place], order[place:at], order[at:end], order[end:]
+                sizes = tuple(math.prod(shape[other] for other in part) for part in parts)
+                name = self._turn(name, sizes, [0, 2, 1, 3], node)
+                order = [*order[:place], *order[at:end], *order[place:at], *order[end:]]
+            elif at > place:
+                order.insert(place, order.pop(at))
+        return name
+
+    def _turn(self, name: str, shape: Shape, perm: Sequence[int], like: NodeProto) -> str:
+        data = self._reshape(name, shape, like)
+        turned = tuple(shape[axis] for axis in perm)
+        return self.rewriter.add("Transpose", [data], like, turned, dtype=self.rewriter.dtype(name), perm=list(perm))
+
+    def _twin(self, name: str) -> str:
+        """The twin of a value: axes of size 1 come first; of more than four axes, the elements in order."""
+        if name not in self.twins:
+            shape = self.rewriter.fixed_shape(name) or ()
+            wide = _widened(shape) if len(shape) <= RANK else (math.prod(shape[:-3]), *shape[-3:])
+            self.twins[name] = self._reshape(name, wide, None)
+        return self.twins[name]
+
+    def _as(self, name: str, shape: Shape, like: NodeProto) -> str:
+        """An operand in a shape; a constant of fewer elements than axes need broadcasts as it is."""
+        array = self.rewriter.constant(name)
+        if array is None:
+            return self._reshape(self._twin(name), shape, like)
+        if array.ndim <= RANK and _widened(array.shape) == shape and like.op_type != "Concat":
+            return name
+        return self.rewriter.constant_of(array.reshape(shape), f"{name}_4d")
+
+    def _reshape(self, name: str, shape: Shape, like: NodeProto | None) -> str:
+        rewriter = self.rewriter
+        if rewriter.fixed_shape(name) == shape:
+            return name
+        like = like or rewriter.producer(name) or NodeProto(output=[name])
+        sizes = rewriter.constant_of(np.array(shape, np.int64), f"{name}/shape")
+        return rewriter.add(
+            "Reshape", [name, sizes], like, shape, dtype=rewriter.dtype(name), output=rewriter.free(f"{name}/4d")
+        )
+
+    def finish(self, nodes: Sequence[NodeProto]) -> None:
+        """Give the consumers that are left, and the outputs, the values in their own shape."""
+        rewriter = self.rewriter
+        for name in (name for node in reversed(nodes) for name in node.output):
+            if name in rewriter.held or rewriter.consumers[name]:
+                rewriter.replace(name, self._reshape(self.twins[name], rewriter.fixed_shape(name) or (), None))
+            else:
+                rewriter.drop_unread(name)
+
+
+def _widened(shape: Shape) -> Shape:
+    return (*[1] * (RANK - len(shape)), *shape)
+
+
+def _is_scaled(node: NodeProto) -> bool:
+    factors = attribute_of(node, "alpha", 1.0), attribute_of(node, "beta", 1.0)
+    return bool(attribute_of(node, "transA", 0)) or factors != (1.0, 1.0)
+
+
+def _blocks(operands: Sequence[Shape], shape: Shape) -> list[list[int]]:
+    """The axes of a broadcast result, where neighbours along which the same operands have size 1 are one block."""
+    full = [(*[1] * (len(shape) - len(own)), *own) for own in operands]
+    blocks: list[list[int]] = []
+    last: list[bool] = []
+    for axis in range(len(shape)):
+        ones = [own[axis] == 1 for own in full]
+        if blocks and (all(ones) or not last or ones == last):
+            blocks[-1].append(axis)
+        else:
+            blocks.append([axis])
+        last = last if all(ones) else ones
+    return blocks
