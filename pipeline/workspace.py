@@ -18,6 +18,7 @@ import platform
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -167,9 +168,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise UsageError(describe_write_error(place, error)) from error
 
 
+@cache
 def own_code_digest() -> str:
     """Digest of every file of onnxline's packages, data such as audit tables included: any edit makes cached results
-    stale."""
+    stale. A process keeps the digest, as it keeps the code: it takes 30 of the 160 ms of a small run."""
     return digest_of_packages(Path(passes.__file__).parent, Path(__file__).parent)
 
 
