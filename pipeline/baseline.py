@@ -38,7 +38,7 @@ def baseline_of(report: Report) -> Plain:
     if report.parts:
         versions = {name: _version(name, version) for name, version in report.versions.items()}
         parts = {name: _without(baseline_of(part), "format_version", "versions") for name, part in report.parts.items()}
-        chain = {chain.backend: f"{chain.equal} of {chain.tokens} tokens" for chain in report.chain}
+        chain = {chain.backend: chain.result for chain in report.chain}
         return visible_data({"format_version": FORMAT_VERSION, "versions": versions, "parts": parts, "chain": chain})
     marks = {mark.row: mark for mark in report.marks}
     return visible_data(

@@ -44,6 +44,7 @@ class Unsupported(UsageError):
 
 EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch"),
+    "diffusers": "diffusion",
     "torchmetrics": "metrics",
 }
 """Module → the extra that installs it."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from passes.suggest import plural
+from pipeline.commands.github import Format, annotate
 from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import choose_executor
@@ -91,6 +92,7 @@ def check(
     out: Path | None = None,
     file: Path | None = None,
     overrides: list[str] | None = None,
+    form: Format = "text",
     as_json: bool = False,
 ) -> None:
     """Run a configuration or a model, and compare with the baseline; the exit code is 1 on any difference."""
@@ -102,7 +104,11 @@ def check(
     if "graph" not in known:  # of a release before 0.2
         found.pop("graph", None)
     lines = changes(known, found)
-    _show(path, lines, found, as_json)
+    if form == "github":
+        rows = [line.rpartition(": ")[::2] for line in lines]
+        annotate("onnxline baseline check", ("entry", "change"), rows, file=path)
+    else:
+        _show(path, lines, found, as_json)
     if not lines:
         if not as_json:
             print_line(f"as in {path}")

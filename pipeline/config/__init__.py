@@ -1,5 +1,6 @@
 """Configuration: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
+from pipeline.config.diffusion import DiffusersConfig
 from pipeline.config.model import DEFAULT_SIZES, CacheConfig, InputConfig, ModelConfig, TransformersConfig
 from pipeline.config.paths import is_hub_name, is_reference, locate, locate_checkpoint, split_factory
 from pipeline.config.quantsim import AimetProfile, CalibrationConfig, FormatsConfig, QuantSimConfig, SuggestConfig

@@ -17,9 +17,10 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline.config.diffusion import DiffusersConfig
 from pipeline.config.sections import DTYPES, Count, Section, Seed
 
-SOURCES = ("factory", "transformers", "onnx")
+SOURCES = ("factory", "transformers", "diffusers", "onnx")
 DEFAULT_SIZES = (2, 3)
 
 
@@ -87,7 +88,7 @@ class TransformersConfig(Section):
 def _expand_folder(value: object) -> object:
     if isinstance(value, str) and value:
         return {"folder": value}
-    if value is None or isinstance(value, Mapping | TransformersConfig):
+    if value is None or isinstance(value, Mapping | Section):
         return value
     raise ValueError("expected a folder that save_pretrained wrote, or a mapping with 'folder' or 'class'")
 
@@ -157,6 +158,7 @@ class ModelConfig(Section):
     checkpoint: safetensors for the module of a factory; `transformers` has a key of its own.
     random_biases: of a model with random weights: draw the biases and scales that its class makes zero or one, by which
         passes would remove nodes that a trained model needs.
+    diffusers: a pipeline; each of its models is a part.
     task: what a model of `transformers` is for. It is exported in parts, with a cache; the task says their inputs.
     cache: of a task; a dynamic one by default.
     part: only this part of the task, as a run by itself.
@@ -169,6 +171,10 @@ class ModelConfig(Section):
     transformers: Annotated[
         TransformersConfig | None,
         BeforeValidator(_expand_folder, json_schema_input_type=StrictStr | TransformersConfig | None),
+    ] = None
+    diffusers: Annotated[
+        DiffusersConfig | None,
+        BeforeValidator(_expand_folder, json_schema_input_type=StrictStr | DiffusersConfig | None),
     ] = None
     onnx: StrictStr | None = None
     seed: Seed = 0
@@ -199,6 +205,7 @@ class ModelConfig(Section):
             raise ValueError(f"found 'args' next to {found[0]!r}, expected it with 'factory' only")
         section = self.transformers
         with_weights = self.checkpoint or self.onnx or (section and (section.checkpoint or section.folder))
+        with_weights = with_weights or (self.diffusers and self.diffusers.folder)
         if self.random_biases and with_weights:
             raise ValueError("found random_biases: true, but the model comes with its weights; leave this key out")
         if self.checkpoint and self.factory is None:
@@ -209,19 +216,24 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check_task(self) -> ModelConfig:
-        if self.task is None:
+        source = next(name for name in SOURCES if getattr(self, name) is not None)
+        if self.task is None and self.diffusers is None:
             alone = next((key for key in ("cache", "part") if getattr(self, key) is not None), None)
             if self.logits != "all":
                 alone = "logits"
             if alone is not None:
                 raise ValueError(f"found {alone!r} without 'task', expected both: task: text-generation")
             return self
-        if self.transformers is None:
-            source = next(name for name in SOURCES if getattr(self, name) is not None)
+        if self.diffusers is not None:
+            given = next((key for key in ("task", "cache") if getattr(self, key) is not None), None)
+            if given is not None or self.random_biases or self.logits != "all":
+                raise ValueError(f"found {given or 'a key of another source'!r} next to 'diffusers', expected none")
+        elif self.transformers is None:
             raise ValueError(f"found 'task' next to {source!r}, expected it with 'transformers'")
         extra = next((key for key in ("inputs", "dims") if getattr(self, key)), None)
         if extra is not None:
-            raise ValueError(f"found {extra!r} next to 'task', which says the inputs of each part; leave it out")
+            key = "diffusers" if self.diffusers else "task"
+            raise ValueError(f"found {extra!r} next to {key!r}, which says the inputs of each part; leave it out")
         known = self._parts_of_task()
         if not known:
             raise ValueError(f"found cache.kind static with task {self.task}, expected dynamic: only it is there")
@@ -230,6 +242,8 @@ class ModelConfig(Section):
         return self
 
     def _parts_of_task(self) -> tuple[str, ...]:
+        if self.diffusers is not None:
+            return self.diffusers.parts
         kind = (self.cache or CacheConfig()).kind
         return PARTS.get((self.task, kind), ()) if self.task is not None else ()
 

@@ -210,6 +210,8 @@ PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "transformers", "checkpoint"): _anchor_file,
     ("model", "transformers"): _anchor_model,
     ("model", "transformers", "folder"): _anchor_model,
+    ("model", "diffusers"): _anchor_file,
+    ("model", "diffusers", "folder"): _anchor_file,
     ("model", "cache", "data"): _anchor_file,
     ("passes", "encodings"): _anchor_file,
     ("verify", "inputs"): _anchor_data,

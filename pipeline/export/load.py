@@ -51,10 +51,10 @@ def check_dims(model: ModelConfig, source: Source) -> None:
 def _load(model: ModelConfig, weightless: bool, keep_mode: bool, loaded: LoadedModel | None) -> Source:
     if model.onnx is not None:
         return read_onnx_file(model.onnx, model)
-    if model.transformers is not None and model.task is not None:
+    if model.task is not None or model.diffusers is not None:
         from pipeline.export.parts import load_for_parts, make_part
 
-        return make_part(model, loaded or load_for_parts(model.transformers, model, weightless=weightless))
+        return make_part(model, loaded or load_for_parts(model, weightless=weightless))
     if model.transformers is not None:
         from pipeline.export.transformers_class import make_from_transformers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.report import ChainReport, Report, report_json
+from pipeline.report import ChainReport, ImageReport, Report, report_json
 from pipeline.report.html.parts import render_parts
 from pipeline.workspace import Workspace
 
@@ -14,7 +14,7 @@ def write_parts_report(
     parts: Mapping[str, Report],
     cached: tuple[str, ...],
     seconds: Mapping[str, float],
-    chain: tuple[ChainReport, ...],
+    chain: tuple[ChainReport | ImageReport, ...],
     versions: Mapping[str, str],
     workspace: Workspace,
     failure: str = "",

@@ -13,11 +13,12 @@ from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
 from pipeline.model_run import ModelRun, exit_code_of
-from pipeline.parts.folder import describe_files, write_models
+from pipeline.parts.diffusion import prove_images, write_pipeline
+from pipeline.parts.folder import describe_files, store_once, write_models
 from pipeline.parts.report import write_parts_report
 from pipeline.parts.result import PartsResult
 from pipeline.parts.sessions import MODELS
-from pipeline.report import ChainReport, Report
+from pipeline.report import ChainReport, ImageReport, Report
 from pipeline.result import RunResult
 from pipeline.stages.check import remember_settings
 from pipeline.stages.report import has_good_report, write_quietly, write_settings
@@ -25,7 +26,6 @@ from pipeline.stages.source import open_source, why_not_compared
 from pipeline.workspace import Workspace, key_of, versions
 
 if TYPE_CHECKING:
-    from pipeline.export.parts.holder import TaskPart
     from pipeline.export.source import Source
     from pipeline.export.transformers_class import LoadedModel
 
@@ -47,7 +47,7 @@ class PartsRun:
         self.runs: dict[str, ModelRun] = {}
         self.results: dict[str, RunResult] = {}
         self.failures: dict[str, OnnxlineError] = {}
-        self.chain: tuple[ChainReport, ...] = ()
+        self.chain: tuple[ChainReport | ImageReport, ...] = ()
         self.cached: list[str] = []
         self.seconds: dict[str, float] = {}
         self._loaded: LoadedModel | None = None
@@ -103,9 +103,7 @@ class PartsRun:
         """The source of a part, over the model that all parts share."""
         from pipeline.export.parts import load_for_parts
 
-        section = config.model.transformers
-        assert section is not None
-        self._loaded = self._loaded or load_for_parts(section, config.model)
+        self._loaded = self._loaded or load_for_parts(config.model)
         self._source = open_source(config, self._loaded)
         return self._source
 
@@ -122,9 +120,19 @@ class PartsRun:
     def _put_together(self) -> None:
         with self._stage("models") as outcome:
             finals = {name: result.model for name, result in self.results.items()}
-            part = self._part()
-            files, is_known = write_models(finals, part.held_model.config, part.folder, self.workspace)
+            loaded = self._loaded
+            assert loaded is not None
+            if self.config.model.diffusers is not None:  # its parts share no weights
+                files, is_known = write_pipeline(finals, loaded.module, self.workspace)
+            else:
+                files, is_known = write_models(finals, loaded.module.config, loaded.folder, self.workspace)
+                self._store_once()
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
+
+    def _store_once(self) -> None:
+        if store_once({name: run.workspace for name, run in self.runs.items()}, self.workspace):
+            for run in self.runs.values():
+                run.report()  # which lists the files of the run
 
     def _prove_chain(self) -> None:
         with self._stage("chain") as outcome:
@@ -133,9 +141,9 @@ class PartsRun:
                 return
             runs = [run.key for run in self.runs.values()]
             key = key_of(runs, self.config.verify.model_dump(mode="json"), self.config.runtime.model_dump(mode="json"))
-            known = self.workspace.load("chain", key, tuple[ChainReport, ...])
+            known = self.workspace.load("chain", key, tuple[ChainReport | ImageReport, ...])
             if known is None:
-                self.chain = prove(self._part(), self.workspace.folder / MODELS, self.config, self._send)
+                self.chain = prove(self._proven(), self.workspace.folder / MODELS, self.config, self._send)
             else:
                 self.chain, outcome["cached"] = known, True
             outcome["detail"] = "; ".join(chain.sentence for chain in self.chain)
@@ -147,10 +155,12 @@ class PartsRun:
             if chain.why:
                 self._send(Note(f"{chain.backend}: {chain.why}"))
 
-    def _part(self) -> TaskPart:
+    def _proven(self) -> Any:
+        """What the chain is compared with: the pipeline of diffusers, or the part that was opened last."""
         from pipeline.export.parts import part_of
 
-        return part_of(self._source)
+        assert self._loaded is not None
+        return part_of(self._source) if self.config.model.diffusers is None else self._loaded.module
 
     def _report(self, failure: str = "", exit_code: int = 0) -> Report:
         reports = {name: run.written for name, run in self.runs.items() if run.written is not None}
@@ -173,8 +183,9 @@ class PartsRun:
         self._observer(event)
 
 
-def prove(part: TaskPart, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport, ...]:
-    """`prove_chain`, which loads torch, with its progress as events."""
+def prove(subject: Any, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport | ImageReport, ...]:
+    """`prove_chain` or `prove_images`, which load torch, with their progress as events."""
     from pipeline.parts.chain import prove_chain
 
-    return prove_chain(part, models, config, lambda name, done, total: send(Progress("chain", name, done, total)))
+    check = prove_chain if config.model.diffusers is None else prove_images
+    return check(subject, models, config, lambda name, done, total: send(Progress("chain", name, done, total)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.report.chain import ChainReport, ImageReport
 from pipeline.report.model import (
     DIFFS,
     REPORT_VERSION,
@@ -9,7 +10,6 @@ from pipeline.report.model import (
     BackendReport,
     Box,
     BoxKind,
-    ChainReport,
     Drawing,
     ExportReport,
     Mark,

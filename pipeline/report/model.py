@@ -22,6 +22,7 @@ from passes.provenance.annotations import NameMap
 from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural
 from passes.visible import visible_json
+from pipeline.report.chain import ChainReport, ImageReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,27 +377,6 @@ class RuntimeReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainReport:
-    """The parts one after the other on a backend, against torch's greedy `generate`.
-
-    equal: of the `tokens` new tokens of all prompts, those before the first one that differs.
-    is_right: no token differs, or torch's own logits of the two tokens differ by rounding.
-    """
-
-    backend: str
-    prompts: int
-    tokens: int
-    equal: int
-    is_right: bool
-    why: str = ""
-    """Where the tokens part from torch's; empty where none does."""
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.backend} {self.equal} of {self.tokens} tokens as torch generates them"
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """The whole report. `failure` is empty when the run ended well; then `exit_code` is 0."""
 
@@ -427,7 +407,7 @@ class Report:
     """What `onnxline train` did; None in the report of a run."""
     parts: Mapping[str, Report] = field(default_factory=dict)
     """The reports of the parts by their names, of a run in parts; report.json of another run leaves this out."""
-    chain: tuple[ChainReport, ...] = ()
+    chain: tuple[ChainReport | ImageReport, ...] = ()
     """The chain of the parts, on each backend; left out as `parts` is."""
     format_version: int = field(default=REPORT_VERSION)
 

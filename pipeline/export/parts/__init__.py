@@ -5,6 +5,7 @@ decoder.py     a causal LM as one graph over a cache that grows: tokens and cach
 static.py      a causal LM as two graphs over a cache of fixed length: prefill and decode
 draws.py       inputs that make sense together: caches that torch wrote, masks with padding
 seq2seq.py     an encoder, and a decoder over a cache of its own and one that the encoder has computed
+diffusion.py   the models of a pipeline, by the calls that it makes; diffusers_pipeline.py loads or makes one
 source.py      the model of `model.transformers`, loaded once, as the source of each part
 patches.py     what tracing needs otherwise than transformers has it
 """

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from passes.suggest import plural
-from pipeline.config import CacheConfig, ModelConfig, TransformersConfig
+from pipeline.config import CacheConfig, ModelConfig
 from pipeline.errors import ConfigError
 from pipeline.export.build_source import assemble
 from pipeline.export.call_watch import capture_output
@@ -24,15 +24,20 @@ from pipeline.export.source import Source, TorchSource
 from pipeline.export.transformers_class import LoadedModel, load_model
 
 
-def load_for_parts(section: TransformersConfig, model: ModelConfig, *, weightless: bool = False) -> LoadedModel:
-    """Load the model in eval mode.
+def load_for_parts(model: ModelConfig, *, weightless: bool = False) -> LoadedModel:
+    """Load the model, or the pipeline of diffusers, in eval mode.
 
     Raises:
         SourceError: it cannot be made.
     """
     with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
-        loaded = load_model(section, model, weightless=weightless)
+        if model.diffusers is not None:
+            from pipeline.export.parts.diffusers_pipeline import load_pipeline
+
+            return load_pipeline(model.diffusers, model)
+        assert model.transformers is not None
+        loaded = load_model(model.transformers, model, weightless=weightless)
         loaded.module.eval()
     return loaded
 
@@ -49,7 +54,7 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
         raise ConfigError(f"model.task: found {plural(len(model.parts), 'part')}, expected one of them here: {listing}")
     with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
-        part = PARTS_OF_TASKS[model.task or ""](model, loaded)
+        part = PARTS_OF_TASKS[model.task](model, loaded)
         dims = {dim: (size,) for dim, size in part.sizes.items()}
         known = model.model_copy(update={"inputs": part.declarations(), "dims": dims})
         source = assemble(part, part.example(), known)
@@ -82,12 +87,17 @@ def _make_seq2seq(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
     return kind(loaded.module, model, loaded.folder)
 
 
-PARTS_OF_TASKS: Final[Mapping[str, Callable[[ModelConfig, LoadedModel], TaskPart]]] = {
+def _component(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
+    return loaded.module.part(model.part)
+
+
+PARTS_OF_TASKS: Final[Mapping[str | None, Callable[[ModelConfig, LoadedModel], TaskPart]]] = {
     "text-generation": _make_decoder,
     "text2text-generation": _make_seq2seq,
     "automatic-speech-recognition": _make_seq2seq,
+    None: _component,
 }
-"""Task → makes the module of `model.part`."""
+"""Task, or None for a pipeline of diffusers → makes the module of `model.part`."""
 
 
 def part_of(source: Source | None) -> TaskPart:

@@ -214,9 +214,12 @@ export: 3
         ("name: a\n", "c.yaml:1: the key 'model' is missing"),
         (
             "model: {factory: m:f, onnx: x.onnx}\n",
-            "c.yaml:1: model: found factory and onnx, expected exactly one of factory, transformers, onnx",
+            "c.yaml:1: model: found factory and onnx, expected exactly one of factory, transformers, diffusers, onnx",
         ),
-        ("name: a\nmodel: {}\n", "c.yaml:2: model: found none, expected exactly one of factory, transformers, onnx"),
+        (
+            "name: a\nmodel: {}\n",
+            "c.yaml:2: model: found none, expected exactly one of factory, transformers, diffusers, onnx",
+        ),
         (
             "model: {onnx: x.onnx, args: {a: 1}}\n",
             "c.yaml:1: model: found 'args' next to 'onnx', expected it with 'factory' only",

@@ -1,0 +1,53 @@
+"""The results of a chain: the parts of a model one after the other on a backend, against torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ChainReport:
+    """The parts one after the other on a backend, against torch's greedy `generate`.
+
+    equal: of the `tokens` new tokens of all prompts, those before the first one that differs.
+    is_right: no token differs, or torch's own logits of the two tokens differ by rounding.
+    """
+
+    backend: str
+    prompts: int
+    tokens: int
+    equal: int
+    is_right: bool
+    why: str = ""
+    """Where the tokens part from torch's; empty where none does."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.backend} {self.result} as torch generates them"
+
+    @property
+    def result(self) -> str:
+        return f"{self.equal} of {self.tokens} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReport:
+    """An image of a pipeline by its parts on a backend, against that of diffusers with the same seed.
+
+    max_abs: the largest difference of a pixel, from 0 to 1; `limit` is what it may be.
+    """
+
+    backend: str
+    steps: int
+    max_abs: float
+    limit: float
+    is_right: bool
+    why: str = ""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.backend} {self.result}, by {self.max_abs:.1e} at most ({self.limit:.1e} allowed)"
+
+    @property
+    def result(self) -> str:
+        return f"image of {self.steps} steps {'as' if self.is_right else 'differs from'} diffusers makes it"

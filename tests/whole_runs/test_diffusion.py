@@ -1,0 +1,53 @@
+"""A whole run of a pipeline of diffusers: a folder for each model, the image by the files, and a folder as source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+pytest.importorskip("diffusers", reason="needs onnxline[diffusion]")
+
+from benchmarks.diffusion import configuration
+from pipeline import Pipeline, RunConfig
+from pipeline.baseline import baseline_of
+from pipeline.export.parts import load_for_parts
+from pipeline.parts import PartsResult
+from pipeline.report import ImageReport
+
+
+def test_a_run_of_a_pipeline(tmp_path: Path) -> None:
+    made = RunConfig.from_mapping(configuration("SD 1.5"), title="made")
+    load_for_parts(made.model).module.pipe.save_pretrained(tmp_path / "source")
+    index = tmp_path / "source" / "model_index.json"
+    names = json.loads(index.read_text()) | {"tokenizer": ["transformers", "CLIPTokenizer"]}
+    index.write_text(json.dumps(names))  # whose folder is not there: a proof needs no words
+    settings = {
+        "name": "sd",
+        "model": {"diffusers": {"folder": str(tmp_path / "source"), "height": 16, "width": 16}},
+        "passes": {"recipe": ["onnxscript"], "keep": ["qkv"]},
+        "runtime": {"backends": ["onnxruntime"]},
+    }
+    config = RunConfig.from_mapping(settings)
+    result = Pipeline(config, tmp_path / "out").run()
+    assert isinstance(result, PartsResult)
+    [image] = result.chain
+    assert isinstance(image, ImageReport) and image.is_right and image.steps == 4 and 0 < image.max_abs < 1e-4
+    parts = ["text_encoder", "unet", "vae_encoder", "vae_decoder"]
+    assert [*result.parts] == parts
+    for part in parts:
+        names = {file.name for file in (result.models / part).iterdir()}
+        assert names == {"model.onnx", "model.onnx_data", "config.json"}, part
+    assert (result.models / "scheduler" / "scheduler_config.json").is_file()
+    assert (result.models / "model_index.json").is_file()
+    session = onnxruntime.InferenceSession(str(result.models / "unet" / "model.onnx"))
+    assert [value.name for value in session.get_inputs()] == ["sample", "timestep", "encoder_hidden_states"]
+    feeds = {"sample": np.zeros((3, 4, 8, 8), np.float32), "timestep": np.array([7]), "encoder_hidden_states": None}
+    feeds["encoder_hidden_states"] = np.ones((3, 24, 32), np.float32)
+    assert session.run(["out_sample"], feeds)[0].shape == (3, 4, 8, 8)  # type: ignore[union-attr]
+    again = Pipeline(config, tmp_path / "out").run()
+    assert "chain" in again.cached and "models" in again.cached
+    assert baseline_of(again.report)["chain"] == {"onnxruntime": "image of 4 steps as diffusers makes it"}
