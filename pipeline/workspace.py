@@ -16,7 +16,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -95,6 +95,13 @@ class Workspace:
             return TypeAdapter(kind).validate_python(data["record"]) if data["key"] == key else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):  # what a damaged file can raise
             return None
+
+    def list_anew(self, stage: str, gone: Collection[Path], added: Sequence[str]) -> None:
+        """Let the saved result of `stage` depend on its files as they are now, without those that are `gone`."""
+        data = json.loads((self.stages / f"{stage}.json").read_text(encoding="utf-8"))
+        names = [name for name, *_ in data["record"]["files"] if self.folder / name not in gone]
+        data["record"]["files"] = [(name, *stamp(self.folder / name)) for name in dict.fromkeys((*names, *added))]
+        self.write_text(f".stages/{stage}.json", json.dumps(data, indent=1))
 
     def notes(self, stage: str) -> list[str]:
         """The notes that were saved with the record of `stage`."""
