@@ -17,6 +17,7 @@ from pipeline.export.call_watch import capture_output
 from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import draw_calls
 from pipeline.export.parts.holder import TaskPart
+from pipeline.export.parts.image_text import EmbeddingPart, ImageTextDecoder, VisionPart
 from pipeline.export.parts.seq2seq import Decoder, Encoder
 from pipeline.export.parts.states import KEPT
 from pipeline.export.parts.static import StaticDecoder
@@ -87,6 +88,12 @@ def _make_seq2seq(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
     return kind(loaded.module, model, loaded.folder)
 
 
+def _make_image_text(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
+    if model.part == "decoder":
+        return ImageTextDecoder(loaded.module, loaded.folder, last_only=model.logits == "last")
+    return (VisionPart if model.part == "vision" else EmbeddingPart)(loaded.module, loaded.folder)
+
+
 def _component(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
     return loaded.module.part(model.part)
 
@@ -95,6 +102,7 @@ PARTS_OF_TASKS: Final[Mapping[str | None, Callable[[ModelConfig, LoadedModel], T
     "text-generation": _make_decoder,
     "text2text-generation": _make_seq2seq,
     "automatic-speech-recognition": _make_seq2seq,
+    "image-text-to-text": _make_image_text,
     None: _component,
 }
 """Task, or None for a pipeline of diffusers → makes the module of `model.part`."""
