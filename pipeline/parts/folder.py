@@ -64,7 +64,7 @@ def write_models(
     models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}
     save_together(models, folder / WEIGHTS)
     graphs = {path.stem: model.proto.graph for path, model in models.items()}
-    if "encoder" in graphs or "vision" in graphs:
+    if graphs.keys() & {"encoder", "vision", "model"}:
         (folder / CONFIG).write_text(text, encoding="utf-8")
     elif "decoder" in graphs:
         (folder / SETTINGS).write_text(genai_config(config, graphs["decoder"]), encoding="utf-8")

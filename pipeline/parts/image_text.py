@@ -131,7 +131,7 @@ class ImageTextReader:
         place = 0
         while place < len(tokens):
             if tokens[place] != self.image.token or not has_images:
-                columns.append((self._next,) * 3)
+                columns.append((self._next, self._next, self._next))
                 self._next, place = self._next + 1, place + 1
                 continue
             rows = range(self._next, self._next + self.image.rows)

@@ -66,17 +66,16 @@ class VisionPart(TaskPart):
     def _record(self) -> None:
         """Call the model on an image, and note which modules it calls with what."""
         self.calls: list[tuple[Any, dict[str, Any], list[Any]]] = []
-        for given in images_of(self.held_model):
+        forms, result = list(images_of(self.held_model)), None
+        while result is None:
+            self.given = forms.pop(0)
             self.calls.clear()
-            self.given = given
             try:
                 with torch.no_grad(), self._recorders():
-                    result = self.held_model.get_image_features(**given, return_dict=True).pooler_output
-                break
-            except (ValueError, RuntimeError, IndexError) as error:
-                failure = error
-        else:
-            raise failure
+                    result = self.held_model.get_image_features(**self.given, return_dict=True).pooler_output
+            except (ValueError, RuntimeError, IndexError):
+                if not forms:
+                    raise
         result = torch.cat(list(result)) if isinstance(result, list | tuple) else result
         self.features = result.reshape(-1, result.shape[-1])
         self.is_wired = self._wire()
@@ -278,6 +277,7 @@ class EmbeddingPart(TaskPart):
 def tokens_with_image(model: Any, batch: int, image: int, words: int, seed: int) -> Tensor:
     """int64 (batch, image + words): random words, after the second of which the tokens of an image stand."""
     token = token_of_image(model.config)
+    assert token is not None
     generator = torch.Generator().manual_seed(seed)
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.randint(0, vocabulary, (batch, words), generator=generator)
