@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from passes.tools import (
         change_batch,
         change_outputs,
+        compare,
         convert_opset,
         extract,
         fix_shapes,
@@ -101,6 +102,7 @@ __all__ = [
     "change_batch",
     "change_outputs",
     "check_plan",
+    "compare",
     "compare_models",
     "compile_graph",
     "convert_opset",
@@ -134,8 +136,8 @@ HOMES: Final = {
     ),
     "passes.diff": ("compare_models", "diff_text"),
     "passes.tools": (
-        "change_batch", "change_outputs", "convert_opset", "extract", "fix_shapes", "inspect_model", "merge", "rename",
-        "split", "to_bf16", "to_fp16",
+        "change_batch", "change_outputs", "compare", "convert_opset", "extract", "fix_shapes", "inspect_model", "merge",
+        "rename", "split", "to_bf16", "to_fp16",
     ),
     "pipeline.config": ("RunConfig",),
     "pipeline.errors": (

@@ -52,6 +52,8 @@ COMMANDS: Final = {
         "Find the first pass of a recipe that is at fault, and write the smallest model on which it is.",
     ),
     "passes": ("passes", "Every pass that this installation can run."),
+    "view": ("view", "Draw the graph of a model, or of two with their difference, as one page that needs no server."),
+    "compare": ("compare", "Run two ONNX models on the same inputs; compare outputs, layers and common values."),
     "inspect": (
         "facts",
         "Say what an ONNX file is: inputs, outputs, operators, parameters, MACs, memory, structures, targets.",

@@ -57,9 +57,10 @@ class RunResult(OptimizeResult):
 
     @property
     def model(self) -> Path:
-        """The final ONNX file; one that refers to the weights of a checkpoint is in the checkpoint's folder."""
+        """The final ONNX file; that of a part is in `models` of all parts, and one that refers to the weights of a
+        checkpoint in the checkpoint's folder."""
         path = self.folder / "model.onnx"
-        return path.readlink() if path.is_symlink() else path
+        return path.resolve() if path.is_symlink() else path
 
     def save(self, path: str | PathLike[str]) -> None:
         from passes.weights.detached import read_model

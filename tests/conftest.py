@@ -74,7 +74,7 @@ def running_workers(context: PassContext) -> Iterator[None]:
 
 MARKS: Final = {
     "ray": ("pipeline/jobs/test_ray.py",),
-    "browser": ("pipeline/report/test_browser.py", "docs/test_site.py"),
+    "browser": ("pipeline/report/test_browser.py", "passes/viewer/test_viewer.py", "docs/test_site.py"),
     "families": (
         "benchmarks/model_families/", "whole_runs/test_model_families.py", "pipeline/torch_ir/test_model_families.py",
         "benchmarks/test_encodings_coverage.py", "pipeline/test_onnx_backend.py",

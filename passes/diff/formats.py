@@ -63,15 +63,11 @@ def diff_text(diff: Diff, *, names: bool = False, most: int | None = MOST) -> st
 
 def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
     yield summarize(diff)
-    yield from _section("model", diff.header, most)
-    if diff.replaced:
-        replaced = diff.replaced if most is None else _group_removed(diff.replaced)
-        yield from _section(f"nodes: {_ops(diff.removed, diff.added)}", replaced, most)
-    yield from _section("attributes", diff.attributes, most)
-    yield from _section("inputs of nodes", diff.rewired, most)
-    yield from _section("initializers", diff.initializers, most)
-    yield from _section("quantized", (*diff.quantized, *diff.requantized), most)
-    yield from _section("which of equal values is read", diff.shared, most)
+    for name, entries in diff.sections().items():
+        title = f"nodes: {_ops(diff.removed, diff.added)}" if name == "nodes" else name
+        if name == "nodes" and most is not None:
+            entries = _group_removed(diff.replaced)
+        yield from _section(title, entries, most)
     if names:
         yield from _section("renamed, which is no difference", diff.renamed, most)
 
@@ -125,13 +121,13 @@ def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = M
     """The errors of outputs and of inner values; empty if nothing was run."""
     if numbers is None:
         return f"\nno numbers: {visible_line(why)}\n" if why else ""
-    lines = ["", title, *(f"  output {name}: {_distance(errors)}" for name, errors in numbers.outputs.items())]
+    lines = ["", title, *(f"  output {name}: {distance_text(errors)}" for name, errors in numbers.outputs.items())]
     if numbers.values:
         differing = [value for value in numbers.values if value.errors.max_abs or not value.errors.ok]
         lines.append(
             f"  of {len(numbers.values)} values between, {len(numbers.values) - len(differing)} are equal in every bit"
         )
-        lines.extend(f"  {value.after}: {_distance(value.errors)}" for value in differing[:most])
+        lines.extend(f"  {value.after}: {distance_text(value.errors)}" for value in differing[:most])
         if most is not None and len(differing) > most:
             lines.append(f"  and {len(differing) - most} more")
         if numbers.first_apart is not None:
@@ -170,7 +166,8 @@ RIGHT: Final = 3
 """The first column that is aligned to the right."""
 
 
-def _distance(errors: Errors) -> str:
+def distance_text(errors: Errors) -> str:
+    """How far a value is from what was expected, as words."""
     if errors.judged_as == DRAWN and errors.ok:
         return "random values: only shape and dtype compared"
     if errors.ok and not errors.max_abs:

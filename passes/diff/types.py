@@ -12,6 +12,7 @@ from onnx import NodeProto
 from passes.graph.op_facts import first_output, op_name
 from passes.provenance.annotations import module_path_of
 from passes.suggest import plural, shorten_lines
+from passes.visible import html_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,22 @@ class Diff:
 
     def __len__(self) -> int:
         return len(list(self.entries()))
+
+    def sections(self) -> dict[str, tuple[object, ...]]:
+        """What differs, by section; renamed nodes are no difference."""
+        return {
+            "model": tuple(self.header),
+            "nodes": tuple(self.replaced),
+            "attributes": tuple(self.attributes),
+            "inputs of nodes": tuple(self.rewired),
+            "initializers": tuple(self.initializers),
+            "quantized": (*self.quantized, *self.requantized),
+            "which of equal values is read": tuple(self.shared),
+        }
+
+    def _repr_html_(self) -> str:
+        rows = [(name, str(entry)) for name, entries in self.sections().items() for entry in entries]
+        return html_table("diff", ("section", "what differs"), rows or [("", "no difference")])
 
     def __repr__(self) -> str:
         return shorten_lines((f"Diff: {plural(len(self), 'difference')}", *map(str, self.entries())))

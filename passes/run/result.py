@@ -26,6 +26,7 @@ from passes.proof.numbers import Errors, only_compared
 from passes.proof.prover import Sensitivity
 from passes.run.tracked import TrackedStructures
 from passes.suggest import plural, shorten_lines
+from passes.visible import html_table
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import write_model
 
@@ -129,6 +130,17 @@ class OptimizeResult(ABC):
             ModelError: it has more than 2 GiB; `save` it.
         """
 
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.name, str(row.status), f"{row.nodes_before} → {row.nodes_after}", _worst(row), row.words)
+            for row in self.passes
+            if row.changed or row.words or row.status.counts_as_reverted
+        ]
+        title = next(summary_lines(self.passes, self.structures))
+        kept = [("kept" if verdict.kept else "lost", verdict.kind, verdict.name) for verdict in self.structures]
+        structures = html_table("structures", (), kept) if kept else ""
+        return html_table(title, ("pass", "status", "nodes", "max error", "why"), rows) + structures
+
     def __repr__(self) -> str:
         return shorten_lines((type(self).__name__, *summary_lines(self.passes, self.structures)))
 
@@ -180,6 +192,11 @@ class PassRun(OptimizeResult):
 
     def to_proto(self) -> onnx.ModelProto:
         return attach(self.model)
+
+
+def _worst(row: PassRow) -> str:
+    error = max((errors.max_abs for errors in only_compared(row.errors).values()), default=None)
+    return "" if error is None else f"{error:.1e}"
 
 
 def author_of_loss(verdict: StructureVerdict, rows: Sequence[PassRow]) -> str:

@@ -2,11 +2,13 @@
 
 doors.py    a function for each job, which runs the step of its name
 parts.py    split a model into files, and merge two
+comparison.py  run two models, and compare outputs, layers and what both have
 facts.py    what a model is: operators, parameters, MACs, memory, structures
 """
 
 from __future__ import annotations
 
+from passes.tools.comparison import ModelComparison, compare
 from passes.tools.doors import (
     change_batch,
     change_outputs,
@@ -21,10 +23,12 @@ from passes.tools.facts import ModelFacts, inspect_model
 from passes.tools.parts import PartedModel, merge, split
 
 __all__ = [
+    "ModelComparison",
     "ModelFacts",
     "PartedModel",
     "change_batch",
     "change_outputs",
+    "compare",
     "convert_opset",
     "extract",
     "fix_shapes",

@@ -19,6 +19,7 @@ from passes.audit.target import missing_steps, targets_of, with_inner
 from passes.context import open_context
 from passes.weights.files import replace_when_done, write_errors
 from passes.worker.platforms import available_cores
+from pipeline.commands.github import Format, annotate
 from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobStatus, choose_executor, run_jobs
@@ -45,6 +46,7 @@ def audit(
     jobs: int | None = None,
     ray: str | None = None,
     timeout_s: float = 60.0,
+    form: Format = "text",
     as_json: bool = False,
 ) -> None:
     """Try every pass on many small models, and say what it breaks: is this release of an optimizer safe?
@@ -71,7 +73,10 @@ def audit(
         write_reproducer(value, out / "reproducers")
     remove_stale(out / "reproducers", tables)
     unknown = find_news(tables, against)
-    if as_json:
+    if form == "github":
+        rows = [(news.entry.name, str(news.entry.kind), _line(news).strip()) for news in unknown]
+        annotate("onnxline audit", ("pass", "finding", "where"), rows)
+    elif as_json:
         print_json(audit_as_data(tables, unread, unknown, out))
     else:
         print_text(summary_text(tables))

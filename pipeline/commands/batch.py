@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from passes.suggest import plural
+from pipeline.commands.github import Format, annotate
 from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import choose_executor
@@ -91,6 +92,7 @@ def check(
     out: Path | None = None,
     file: Path | None = None,
     overrides: list[str] | None = None,
+    form: Format = "text",
     as_json: bool = False,
 ) -> None:
     """Run a configuration or a model, and compare with the baseline; the exit code is 1 on any difference."""
@@ -99,8 +101,14 @@ def check(
     settings, path = _read(source, overrides, file)
     known = read_baseline(path)
     found = _run(settings, out, as_json)
+    if "graph" not in known:  # of a release before 0.2
+        found.pop("graph", None)
     lines = changes(known, found)
-    _show(path, lines, found, as_json)
+    if form == "github":
+        rows = [line.rpartition(": ")[::2] for line in lines]
+        annotate("onnxline baseline check", ("entry", "change"), rows, file=path)
+    else:
+        _show(path, lines, found, as_json)
     if not lines:
         if not as_json:
             print_line(f"as in {path}")
@@ -129,8 +137,10 @@ def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
     from pipeline.workspace import Workspace
 
     check_settings(settings, Workspace(default_folder(settings, out)))
+    from passes.weights.detached import read_model
     from pipeline.baseline import baseline_of
     from pipeline.console import RunConsole
+    from pipeline.quantsim.deoptimization import graph_entry
     from pipeline.run import Pipeline
 
     with RunConsole(quiet=quiet) as screen:
@@ -140,7 +150,10 @@ def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
             result = QuantSim(settings, out, screen.show, progress=False).run()
             assert result.run is not None and result.report.metric is not None
             return {**baseline_of(result.run), "metric": result.report.metric.baseline_entry()}
-        return baseline_of(Pipeline(settings, out, screen.show, is_checked=True).run().report)
+        run = Pipeline(settings, out, screen.show, is_checked=True).run()
+        if run.report.parts:
+            return baseline_of(run.report)
+        return {**baseline_of(run.report), "graph": graph_entry(read_model(run.model, unread=True))}
 
 
 def _show(path: Path, lines: list[str], found: dict[str, Any], as_json: bool) -> None:

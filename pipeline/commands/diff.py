@@ -16,7 +16,8 @@ import typer
 
 from passes.context import limit_runs, open_context
 from passes.diff import (
-    compare_layers,
+    Diff,
+    Numbers,
     compare_matched,
     compare_numbers,
     diff_as_data,
@@ -33,10 +34,12 @@ from passes.load import load_model
 from passes.proof.numbers import DRAWN
 from passes.provenance.annotations import MISSING, is_stripped
 from passes.suggest import plural
+from passes.tools.comparison import compare_matching
 from passes.visible import visible_line
 from passes.weights.detached import read_model
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
+from pipeline.commands.github import Format, annotate
 from pipeline.commands.shared import FORMAT_VERSION, add_command, folder_of_part, print_styled
 from pipeline.errors import UsageError
 from pipeline.terminal import print_json
@@ -64,6 +67,7 @@ def diff(
     everything: bool = False,
     draws: int | None = None,
     part: str | None = None,
+    form: Format = "text",
     as_json: bool = False,
 ) -> None:
     """Compare B with A, by structure and by numbers; the exit code is 1 if they differ.
@@ -84,12 +88,16 @@ def diff(
         try:
             with open_context() as context, limit_runs(context, first):
                 drawn = draw_inputs(matched, context, draws)
-                numbers = compare_numbers(matched, drawn, context, values=values)
                 if layers:
-                    table = compare_layers(matched, drawn, context)
+                    compared = compare_matching(matched, drawn, context, values=values)
+                    numbers, table = compared.numbers, compared.layers
+                else:
+                    numbers = compare_numbers(matched, drawn, context, values=values)
         except PassError as error:
             why = str(error)
-    if as_json:
+    if form == "github":
+        annotate("onnxline diff", ("section", "what differs"), list(_github_rows(found, numbers)), file=after)
+    elif as_json:
         data = {"format_version": FORMAT_VERSION, **diff_as_data(found), **numbers_as_data(numbers, why)}
         if table is not None:
             data["layers"] = layers_as_data(table)
@@ -100,6 +108,15 @@ def diff(
         print_styled(text + (layers_text(table, most=cut and cut * ROWS) if table is not None else ""), STYLES)
     if not found.is_empty:
         raise typer.Exit(DIFFERENT)
+
+
+def _github_rows(found: Diff, numbers: Numbers | None) -> Iterator[tuple[str, str]]:
+    """The differences, and the outputs that are out of tolerance, by section."""
+    for name, entries in found.sections().items():
+        yield from ((name, str(entry)) for entry in entries)
+    for name, errors in numbers.outputs.items() if numbers is not None else ():
+        if not errors.ok:
+            yield "output", f"{name}: {errors.why}"
 
 
 ROWS: Final = 5

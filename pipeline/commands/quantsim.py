@@ -159,10 +159,10 @@ def encodings(
     apply: Path | None = None,
     of: Path | None = None,
     version: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "2.0.0",
-    kind: Literal["aimet", "tensorrt", "ai-edge"] = "aimet",
+    kind: Literal["aimet", "tensorrt", "ai-edge", "gptq", "gptq_v2", "awq"] = "aimet",
 ) -> None:
-    """Read the encodings of a quantized model into a file of AIMET's or another tool's, or quantize a model by such a
-    file of AIMET's."""
+    """Read the encodings of a quantized model into a file of AIMET's or another tool's, or quantize a model by a file
+    of AIMET's, GPTQ's or AWQ's."""
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.encodings.encoding import fit_encodings
     from passes.encodings.from_qdq import read_qdq
@@ -174,6 +174,21 @@ def encodings(
         raise UsageError(f"encodings: found --to {kind} with --apply, which writes a model; leave one of them out")
     if kind == "ai-edge" and of is None:
         raise UsageError("encodings: --to ai-edge names operators of the float model; name it with --of FLOAT.onnx")
+    if kind in ("gptq", "gptq_v2", "awq"):
+        from pipeline.quantsim.nibble_files import write_nibbles
+
+        with write_errors(out):
+            count = write_nibbles(read_model(model), out, kind)
+        print_line(f"{out}: {plural(count, 'weight')} of 4 bits")
+        return
+    if apply is not None and apply.suffix == ".safetensors":
+        from pipeline.quantsim.nibble_files import quantize_by_file
+
+        check_output(out, model)
+        with write_errors(out):
+            save(quantize_by_file(read_model(model), apply), out)
+        print_line(f"{out}: the weights of {apply}")
+        return
     if apply is not None:
         from pipeline.quantsim.qdq import insert_qdq
 

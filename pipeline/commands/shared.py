@@ -46,7 +46,8 @@ def with_options(function: Callable[..., Any], name: str, section: str = "") -> 
             continue
         row = dict(rows[key])
         flags = row.pop("flags", "").split()
-        make: Any = typer.Option if flags or parameter.default is not parameter.empty else typer.Argument
+        is_argument = row.pop("argument", not flags and parameter.default is parameter.empty)
+        make: Any = typer.Argument if is_argument else typer.Option
         kinds[key] = Annotated[kinds[key], make(*flags, **row)]
     function.__annotations__ = kinds
     return function

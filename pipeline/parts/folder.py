@@ -15,9 +15,12 @@ from passes.weights.files import save_together
 from pipeline.parts.genai import genai_config
 from pipeline.parts.generate import CONFIG, GENERATION, SETTINGS
 from pipeline.parts.sessions import MODELS, PAST_PREFIX, state_slots
-from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest, stamp
+from pipeline.workspace import Workspace, key_of, own_code_digest, stamp
 
 WEIGHTS: Final = "weights.data"
+
+EXPORTED: Final = "exported"
+"""The folder of all parts as torch exported them, over one file of weights."""
 
 KV_MAPPING: Final = "kv_mapping.json"
 """Which output of one part is which input of the other."""
@@ -52,16 +55,15 @@ def write_models(
         OSError: the disk is full, or the folder cannot be written.
     """
     folder = workspace.folder / MODELS
-    data = [file.name for path in finals.values() for file in sorted(path.resolve().parent.glob(f"{path.name}.*.data"))]
     text = config.to_json_string()
-    finals_key = {name: digest_of_file(path) for name, path in finals.items()}
-    key = key_of(finals_key, data, text, str(source), own_code_digest())
+    key = key_of(sorted(finals), text, str(source), own_code_digest())
     known = workspace.load(STAGE, key, Files)
-    if known and workspace.is_unchanged(known):
+    is_linked = all(path == (folder / f"{name}.onnx").resolve() for name, path in finals.items())
+    if known and is_linked and workspace.is_unchanged(known):
         return known, True
+    models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}  # some may lie in `folder`
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}
     save_together(models, folder / WEIGHTS)
     graphs = {path.stem: model.proto.graph for path, model in models.items()}
     if graphs.keys() & {"encoder", "vision", "model"}:
@@ -78,6 +80,51 @@ def write_models(
     files = tuple((name, *stamp(workspace.folder / name)) for name in names)
     workspace.save(STAGE, key, files)
     return files, False
+
+
+def store_once(parts: Mapping[str, Workspace], whole: Workspace) -> bool:
+    """Let the runs of all parts share their weights: their models become links to those in `models` and `exported`.
+
+    Records of stages are listed anew, so that a later run takes them up. Where a system has no links, nothing changes.
+
+    Returns:
+        Whether anything was to do.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    fresh = [workspace for workspace in parts.values() if not (workspace.folder / "exported.onnx").is_symlink()]
+    if fresh:
+        files = {name: workspace.folder / "exported.onnx" for name, workspace in parts.items()}
+        models = {whole.folder / EXPORTED / f"{name}.onnx": read_model(file) for name, file in files.items()}
+        (whole.folder / EXPORTED).mkdir(exist_ok=True)
+        save_together(models, whole.folder / EXPORTED / WEIGHTS)
+    is_changed = bool(fresh)
+    for name, workspace in parts.items():
+        gone = {file for pattern in DATA for file in workspace.folder.glob(pattern)}
+        is_changed |= bool(gone)
+        for folder, link in ((EXPORTED, "exported.onnx"), (MODELS, "model.onnx")):
+            try:
+                _link(workspace.folder / link, f"../../{folder}/{name}.onnx")
+            except OSError:
+                return False
+        for stage, folder in (("export", EXPORTED), ("passes", MODELS)):
+            workspace.list_anew(stage, gone, [f"../../{folder}/{WEIGHTS}"])
+        for file in gone:
+            file.unlink()
+    return is_changed
+
+
+DATA: Final = ("exported.onnx*data", "model.onnx.*.data")
+"""The files of weights in the folder of a part, before they are shared."""
+
+
+def _link(path: Path, target: str) -> None:
+    """Put a link in the place of a file, in one step."""
+    temporary = path.with_name(f".{path.name}.link.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
 
 
 def _write_mapping(graph: onnx.GraphProto, path: Path) -> None:

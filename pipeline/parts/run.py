@@ -14,7 +14,7 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
 from pipeline.model_run import ModelRun, exit_code_of
 from pipeline.parts.diffusion import prove_images, write_pipeline
-from pipeline.parts.folder import describe_files, write_models
+from pipeline.parts.folder import describe_files, store_once, write_models
 from pipeline.parts.report import write_parts_report
 from pipeline.parts.result import PartsResult
 from pipeline.parts.sessions import MODELS
@@ -122,11 +122,17 @@ class PartsRun:
             finals = {name: result.model for name, result in self.results.items()}
             loaded = self._loaded
             assert loaded is not None
-            if self.config.model.diffusers is not None:
+            if self.config.model.diffusers is not None:  # its parts share no weights
                 files, is_known = write_pipeline(finals, loaded.module, self.workspace)
             else:
                 files, is_known = write_models(finals, loaded.module.config, loaded.folder, self.workspace)
+                self._store_once()
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
+
+    def _store_once(self) -> None:
+        if store_once({name: run.workspace for name, run in self.runs.items()}, self.workspace):
+            for run in self.runs.values():
+                run.report()  # which lists the files of the run
 
     def _prove_chain(self) -> None:
         with self._stage("chain") as outcome:

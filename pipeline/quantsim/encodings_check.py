@@ -193,7 +193,7 @@ def _find_row_faults(row: EncodingRow) -> Iterator[EncodingFault]:
 def _as_numbers(item: object) -> list[float]:
     """A number, or a list of numbers; nothing where it is something else, which the reader of the file has named."""
     items = item if isinstance(item, list) else [item]
-    numbers = [number for number in items if isinstance(number, int | float)]
+    numbers: list[float] = [number for number in items if isinstance(number, int | float)]
     return numbers if len(numbers) == len(items) else []
 
 

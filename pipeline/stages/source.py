@@ -199,7 +199,7 @@ def _is_ours(path: Path) -> bool:
 def written_path(workspace: Workspace) -> Path:
     """The path of the final model, links resolved: its data is next to the file, not next to a link to it."""
     path = workspace.folder / MODEL
-    return path.readlink() if path.is_symlink() else path
+    return path.resolve() if path.is_symlink() else path
 
 
 def link_to(path: Path, workspace: Workspace) -> None:

@@ -187,6 +187,24 @@ def test_the_chain_of_prefill_and_decode_is_torch_s_text(static: PartsResult) ->
         assert static.generate(text.prompt, max_new_tokens=32, stop=(), backend=backend).tokens == text.tokens
 
 
+def test_commands_take_a_part_by_its_name(static: PartsResult, command_line) -> None:
+    named = ["--part", "decode"]
+    assert command_line("diff", static.folder, static.folder, *named)[:2] == (0, "no difference\n")
+    node = onnx.load(static.models / "decode.onnx", load_external_data=False).graph.node[0].name
+    code, out, _ = command_line("why", static.folder, node, *named)
+    assert code == 0 and "made by" in out
+    code, out, _ = command_line("bisect", static.folder, "--lost", "qkv", "--recipe", "eliminate_identity", *named)
+    assert code == 1 and "all 2 qkv stand" in out
+    for words in (
+        ["diff", static.folder, static.folder],
+        ["why", static.folder, node],
+        ["bisect", static.folder, "--lost", "qkv"],
+    ):
+        for more, found in (([], "no --part"), (["--part", "encode"], "--part encode")):
+            code, _, error = command_line(*words, *more)
+            assert code == 2 and f"found {found}; expected --part decode or --part prefill" in error
+
+
 def test_quantized_parts_have_one_set_of_encodings(place: Path, static: PartsResult) -> None:
     """Calibrated on prompts of a file, of which decode reads what prefill has cached."""
     prompts = np.random.default_rng(3).integers(0, 89, (3, 11))

@@ -141,8 +141,7 @@ def test_outputs_that_a_node_leaves_out_join_nothing() -> None:
         "y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, v, bias)",
         "y = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v, , , bias)",
         "y = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2> (q, k, v, , , n, n, cos, sin)",
-        "r = com.microsoft.RotaryEmbedding (q, n, cos, sin)"
-        "y = Attention <q_num_heads = 2, kv_num_heads = 2> (r, k, v)",
+        "r = com.microsoft.RotaryEmbedding (q, n, cos, sin)y = Attention <q_num_heads = 2, kv_num_heads = 2> (r, k, v)",
     ],
 )
 def test_constant_masks_and_tables_of_angles_are_no_matrices_of_an_attention(operator: str) -> None:

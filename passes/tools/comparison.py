@@ -1,0 +1,142 @@
+"""Compare what two models compute: their outputs, their layers, and the values that both have.
+
+Only values with a counterpart are compared. A value that one optimizer fused away, or cut elsewhere, is compared at the
+next value that both have: `meets` names that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from passes.context import PassContext, limit_runs, open_context
+from passes.diff.formats import distance_text, layers_as_data, layers_text, numbers_as_data, numbers_text
+from passes.diff.layers import LayerErrors, compare_layers
+from passes.diff.model_matching import ModelMatching, match_models
+from passes.diff.numbers import DrawnInputs, Numbers, compare_numbers, draw_inputs
+from passes.matching.flat_graph import ABSENT
+from passes.visible import html_table, visible_line
+from passes.weights.detached import DetachedModel, open_model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelComparison:
+    """How far the second model is from the first.
+
+    `meets`: a value of the first model that the second does not have → the next value that both have, by its name in
+    the first model, at which it is compared; empty where only outputs follow.
+    """
+
+    numbers: Numbers
+    layers: tuple[LayerErrors, ...]
+    meets: Mapping[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all outputs are within tolerance."""
+        return all(errors.ok for errors in self.numbers.outputs.values())
+
+    def text(self, most: int | None = 20) -> str:
+        shown = numbers_text(self.numbers, most=most, title="outputs and common values").lstrip("\n")
+        shown += layers_text(self.layers, most=most)
+        return shown + "".join(f"{line}\n" for line in self._meeting_lines(most))
+
+    def _meeting_lines(self, most: int | None) -> Iterator[str]:
+        if not self.meets:
+            return
+        yield ""
+        count = len(self.meets)
+        yield f"{count} of the first model's values have no counterpart, and are compared where both meet again"
+        for name, place in list(self.meets.items())[:most]:
+            yield visible_line(f"  {name}: at {place or 'the outputs'}")
+        if most is not None and len(self.meets) > most:
+            yield f"  and {len(self.meets) - most} more"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [("output", name, distance_text(errors)) for name, errors in self.numbers.outputs.items()]
+        rows += [("layer", layer.layer or layer.before, distance_text(layer.errors)) for layer in self.layers]
+        rows += [("value", value.before, distance_text(value.errors)) for value in self.numbers.values]
+        return html_table("comparison", ("what", "name", "distance"), rows)
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "ok": self.ok,
+            **numbers_as_data(self.numbers, ""),
+            "layers": layers_as_data(self.layers),
+            "meets": dict(self.meets),
+        }
+
+
+def compare(
+    before: onnx.ModelProto | str | Path | DetachedModel,
+    after: onnx.ModelProto | str | Path | DetachedModel,
+    feeds: Sequence[Mapping[str, np.ndarray]] = (),
+    *,
+    context: PassContext | None = None,
+) -> ModelComparison:
+    """Run two models on the same inputs and compare outputs, layers and the values that both have.
+
+    Args:
+        before, after: paths, messages or DetachedModels; they stay as they are.
+        feeds: inputs of the first model, name → array of its shape and dtype; seeded draws when there are none.
+        context: where to work, for who compares several pairs.
+
+    Returns:
+        A ModelComparison, of which `print` shows a table.
+
+    Raises:
+        ModelError: a model cannot be read, or they have no output in common.
+        StepFailed: onnxruntime refuses one of them.
+
+    Example:
+        >>> import onnxline
+        >>> onnxline.compare("model.onnx", "model.onnx").ok
+        True
+    """
+    first, second = open_model(before), open_model(after)
+    matched = match_models(first, second)
+    with nullcontext(context) if context else open_context() as context, limit_runs(context, first, feeds):
+        given = [DrawnInputs(f"sample {place}", arrays) for place, arrays in enumerate(feeds)]
+        return compare_matching(matched, given or draw_inputs(matched, context), context)
+
+
+def compare_matching(
+    matched: ModelMatching, draws: Sequence[DrawnInputs], context: PassContext, *, values: bool = True
+) -> ModelComparison:
+    """`compare` of models that are matched already, on `draws`; without `values` outputs and layers alone."""
+    numbers = compare_numbers(matched, draws, context, values=values)
+    layers = compare_layers(matched, draws, context)
+    return ModelComparison(numbers, layers, _meeting_places(matched, numbers) if values else {})
+
+
+def _meeting_places(matched: ModelMatching, numbers: Numbers) -> dict[str, str]:
+    """Each computed value of the first model that was not compared → the next one that was."""
+    matching = matched.nodes.before
+    compared = {value.before for value in numbers.values} | matched.before.index.outputs.keys()
+    found: dict[int, str] = {}
+    for item in reversed(matching.items):
+        for value in item.outputs:
+            if value == ABSENT:
+                continue
+            name = matching.names[value]
+            if name in compared:
+                found[value] = name
+                continue
+            readers = (matching.items[reader].outputs for reader, _ in matching.uses[value])
+            places = (found.get(made, "") for outputs in readers for made in outputs if made != ABSENT)
+            found[value] = next(filter(None, places), "")
+    own, constants = matched.before.index.producers, matching.constants
+    named = {value: matching.names[value] for value in found if value not in constants}
+    return {name: found[value] for value, name in reversed(named.items()) if name in own and name not in compared}

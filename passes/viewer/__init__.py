@@ -1,0 +1,15 @@
+"""One page with the graph of a model, or of two with their difference: no server, no network, no request.
+
+scene.py      the nodes, edges and modules to draw, as data; with a second model what is added, removed and changed
+page.py       the page: viewer.html with viewer.css, viewer.js, cytoscape and dagre inlined
+viewer.js     folding by module, search, colours, keys
+
+cytoscape (MIT) draws and dagre (MIT) lays out; both are bundled as npm publishes them, with their licences.
+"""
+
+from __future__ import annotations
+
+from passes.viewer.page import view_models
+from passes.viewer.scene import Scene, scene_of
+
+__all__ = ["Scene", "scene_of", "view_models"]

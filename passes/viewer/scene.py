@@ -1,0 +1,192 @@
+"""What a viewer draws of a model: boxes for nodes, in the torch modules they come from, and values between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.diff.model_matching import ModelMatching
+from passes.graph.formatting import format_attribute, format_type
+from passes.graph.index import GraphIndex, constant_of
+from passes.graph.inference import infer_types
+from passes.graph.op_facts import op_name
+from passes.graph.traversal import bodies_in, reads_of
+from passes.matching.flat_graph import ABSENT
+from passes.provenance.annotations import annotations_of, module_path_of
+from passes.structures import STRUCTURES, structure_of
+from passes.structures.subgraph import subgraph_of
+from passes.structures.view import GraphView
+from passes.weights.detached import DetachedModel
+
+BINS: Final = 24
+"""Bars of a histogram."""
+
+MOST_ELEMENTS: Final = 2**20
+"""Elements of a tensor that its histogram counts; a larger one is counted at equal distances."""
+
+MOST_SEARCHED: Final = 20_000
+"""Nodes of a model up to which structures are searched for."""
+
+MOST_HISTOGRAMS: Final = 2_000
+"""Stored tensors that get a histogram, the first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Data for the page. A box is a mapping with an operator, a name, a module and what its panel shows; an edge is
+    [source, target, value, type] over the indices of boxes. `state` of a box says what a second model has of it."""
+
+    boxes: list[dict[str, Any]]
+    edges: list[tuple[int, int, str, str]]
+    title: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        return {"boxes": self.boxes, "edges": self.edges, "title": self.title}
+
+
+def scene_of(
+    model: DetachedModel, title: str = "", *, errors: Mapping[str, float] | None = None, histograms: bool = True
+) -> Scene:
+    """The scene of one model.
+
+    Args:
+        errors: value → SQNR in dB, for the colour of the node that makes it.
+        histograms: of stored tensors that nodes read; not for weights that stay unread.
+    """
+    whole = model.without_functions()
+    index = whole.index
+    types = {name: format_type(info) for name, info in GraphIndex(infer_types(whole.proto)).types.items()}
+    kinds = _structures_of(whole) if len(index.own) <= MOST_SEARCHED else {}
+    bars = _Histograms(whole) if histograms and not whole.unread() else None
+    boxes: list[dict[str, Any]] = [
+        {"op": "input", "name": name, "outs": [f"{name} {types.get(name, '')}"]} for name in index.required_inputs
+    ]
+    places = {name: place for place, name in enumerate(index.required_inputs)}
+    edges: list[tuple[int, int, str, str]] = []
+    for node in index.own:
+        if constant_of(node) is not None:
+            continue
+        place = len(boxes)
+        boxes.append(_box_of(node, index, types, bars))
+        if kind := kinds.get(node.output[0]):
+            boxes[-1]["kind"] = kind
+        known = [errors[name] for name in node.output if errors and name in errors]
+        if known:
+            boxes[-1]["db"] = None if math.isinf(min(known)) else round(min(known), 1)
+        edges += [
+            (places[name], place, name, types.get(name, "")) for name in dict.fromkeys(reads_of(node)) if name in places
+        ]
+        places |= {name: place for name in node.output if name}
+    for name in index.outputs:
+        place = len(boxes)
+        boxes.append({"op": "output", "name": name, "ins": [f"{name} {types.get(name, '')}"]})
+        if name in places:
+            edges.append((places[name], place, name, types.get(name, "")))
+    return Scene(boxes, edges, title)
+
+
+def mark_difference(first: Scene, second: Scene, matched: ModelMatching) -> None:
+    """Say in the boxes of both scenes what the other model has of each: `same`, `changed`, or `only` for nothing."""
+    matching = matched.nodes
+    partner = {new: old for new, old in enumerate(matching.old_of) if old >= 0}
+    before, after = _by_output(first), _by_output(second)
+    for scene in (first, second):
+        for box in scene.boxes:
+            box["state"] = "same" if box["op"] in ("input", "output") else "only"
+    for new, old in partner.items():
+        item, old_item = matching.after.items[new], matching.before.items[old]
+        names = [matching.after.names[value] for value in item.outputs if value != ABSENT]
+        old_names = [matching.before.names[value] for value in old_item.outputs if value != ABSENT]
+        boxes = [box for box in (*map(after.get, names[:1]), *map(before.get, old_names[:1])) if box is not None]
+        state = "same" if item.op_digest == old_item.op_digest and _weights_of(matching, new, old) else "changed"
+        for box, other in zip(boxes, reversed(boxes), strict=True):
+            box["state"], box["twin"] = state, other["name"]
+
+
+def _weights_of(matching: Any, new: int, old: int) -> bool:
+    """Whether both nodes read the same constants."""
+    after, before = matching.after, matching.before
+    news, olds = (
+        sorted(
+            graph.value_digests[value]
+            for value in graph.items[place].inputs
+            if value != ABSENT and value in graph.constants
+        )
+        for graph, place in ((after, new), (before, old))
+    )
+    return news == olds
+
+
+def _by_output(scene: Scene) -> dict[str, dict[str, Any]]:
+    return {box["makes"]: box for box in scene.boxes if "makes" in box}
+
+
+def _structures_of(model: DetachedModel) -> dict[str, str]:
+    """First output of a node → the kind of structure that it belongs to; the first kind that has it counts."""
+    found: dict[str, str] = {}
+    view = GraphView(model)
+    for kind in STRUCTURES:
+        structure = structure_of(kind)
+        for instance in structure.search(view).instances if structure is not None else ():
+            for node in subgraph_of(instance, view):
+                found.setdefault(node.output[0], kind)
+    return found
+
+
+def _box_of(node: NodeProto, index: GraphIndex, types: Mapping[str, str], bars: _Histograms | None) -> dict[str, Any]:
+    module = module_path_of(node)
+    marks = annotations_of(node)
+    box: dict[str, Any] = {
+        "op": op_name(node),
+        "name": node.name or node.output[0],
+        "makes": node.output[0],
+        "module": module.paths[-1] if module is not None and module.paths else "",
+        "outs": [f"{name} {types.get(name, '')}".strip() for name in node.output if name],
+        "ins": [f"{name} {types.get(name, '')}".strip() for name in node.input if name],
+    }
+    if node.attribute:
+        shown = (attribute for attribute in node.attribute if not attribute.HasField("g"))
+        box["attrs"] = [f"{attribute.name} = {format_attribute(attribute)}"[:MOST_TEXT] for attribute in shown]
+    if bodies_in(node):
+        box["bodies"] = [f"{len(body.node)} nodes" for body in bodies_in(node)]
+    if marks.author:
+        box["by"] = marks.author
+    stored = {name: index.constants[name] for name in dict.fromkeys(node.input) if name in index.constants}
+    if stored and bars is not None:
+        box["weights"] = [entry for name, tensor in stored.items() if (entry := bars.of(name, tensor)) is not None]
+    return box
+
+
+MOST_TEXT: Final = 200
+
+
+class _Histograms:
+    """Counts the elements of stored tensors."""
+
+    def __init__(self, model: DetachedModel) -> None:
+        self._model = model
+        self._known: dict[str, dict[str, Any] | None] = {}
+
+    def of(self, name: str, tensor: TensorProto) -> dict[str, Any] | None:
+        if name not in self._known:
+            self._known[name] = self._count(name, tensor) if len(self._known) < MOST_HISTOGRAMS else None
+        return self._known[name]
+
+    def _count(self, name: str, tensor: TensorProto) -> dict[str, Any] | None:
+        array = self._model.array(tensor)
+        shown: dict[str, Any] = {"name": name, "type": f"{array.dtype}{list(array.shape)}"}
+        if array.dtype.kind not in "fiu" or not array.size:
+            return shown
+        flat = array.reshape(-1)[:: max(1, array.size // MOST_ELEMENTS)].astype(np.float64)
+        flat = flat[np.isfinite(flat)]
+        if flat.size == 1:
+            return {**shown, "value": float(flat[0])}
+        if flat.size:
+            counts, edges = np.histogram(flat, BINS)
+            shown |= {"bars": counts.tolist(), "low": float(edges[0]), "high": float(edges[-1])}
+        return shown

@@ -1,0 +1,221 @@
+"""Weights of 4 bits in the safetensors of GPTQ and AWQ, in both directions, with the very same integers.
+
+Both store `qweight`, `qzeros` and `scales` under the name of a module, eight integers in an int32. GPTQ packs the
+integers along the inputs and the zero points along the outputs, less one before `gptq_v2`; AWQ packs both along the
+outputs, in the order of its kernels. Sources: GPTQModel's `qlinear`, AutoAWQ's `gemm.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from passes.encodings.encoding import Encoding, Precision
+from passes.graph.index import GraphIndex
+from passes.rewrites.matmul_nbits import NibbleWeight, read_dequantized
+from passes.weights.detached import DetachedModel
+from pipeline.errors import UsageError
+from pipeline.quantsim.optimize import Chosen
+from pipeline.quantsim.qdq import insert_qdq
+
+NibbleLayout = Literal["gptq", "gptq_v2", "awq"]
+
+SUFFIX: Final = ".safetensors"
+
+IN_ORDER: Final = tuple(range(8))
+AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight outputs lies in each nibble, the lowest first."""
+
+PARTS: Final = ("qweight", "qzeros", "scales", "g_idx")
+
+
+def quantize_by_file(model: DetachedModel, path: Path) -> DetachedModel:
+    """The float model with the weights of a checkpoint of GPTQ or AWQ, as DequantizeLinear of their integers.
+
+    Raises:
+        UsageError: the file is none of these, or the model lacks a weight of it.
+    """
+    weights = read_nibbles(path)
+    stored = model.index.initializers
+    encodings: dict[str, Encoding] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for module, weight in weights.items():
+        name = next((name for name in (f"{module}.weight", module) if name in stored), None)
+        dims = None if name is None else tuple(stored[name].dims)
+        if name is None or dims not in (weight.integers.shape, weight.integers.shape[::-1]):
+            found = "no such weight" if dims is None else f"a weight of {list(dims)}"
+            raise UsageError(
+                f"{path}: {module} has {weight.integers.shape[0]} inputs and {weight.integers.shape[1]} outputs, and "
+                f"the model has {found}; expected the float model of the checkpoint, whose weights keep their names"
+            )
+        turned = dims != weight.integers.shape or (dims[0] == dims[1] and not _is_first_axis_summed(model, name))
+        array = _dequantize(weight)
+        scale, zero = weight.scales.astype(np.float32), weight.zero_points.astype(np.int64)
+        precision = Precision(4, signed=False, symmetric=False, granularity="block", block=weight.block)
+        if turned:
+            array, scale, zero = array.T, scale.T, zero.T
+        encodings[name] = Encoding(precision, np.ascontiguousarray(scale), np.ascontiguousarray(zero), int(turned))
+        arrays[name] = np.ascontiguousarray(array)
+    return insert_qdq(Chosen(encodings, arrays).tune(model), encodings)
+
+
+def _is_first_axis_summed(model: DetachedModel, name: str) -> bool:
+    """Whether a product reads the square weight `name` as [inputs, outputs]."""
+    consumer = model.index.consumers[name][0]
+    return consumer.op_type == "MatMul"
+
+
+def _dequantize(weight: NibbleWeight) -> np.ndarray:
+    rows = np.arange(len(weight.integers)) // weight.block
+    differences = weight.integers.astype(np.float32) - weight.zero_points[rows]
+    return differences * weight.scales.astype(np.float32)[rows]
+
+
+def read_nibbles(path: Path) -> dict[str, NibbleWeight]:
+    """Module → its weight of 4 bits, from a checkpoint of GPTQ or AWQ; its `config.json` says which.
+
+    Raises:
+        UsageError: it cannot be read, has another number of bits, or orders its inputs by a `g_idx`.
+    """
+    import safetensors.numpy
+    from safetensors import SafetensorError
+
+    try:
+        tensors = safetensors.numpy.load_file(path)
+    except (OSError, SafetensorError, KeyError) as error:
+        raise UsageError(f"{path} is no file of safetensors that numpy reads: {error}") from error
+    modules = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    if not modules:
+        raise UsageError(f"{path}: found no qweight, expected a checkpoint of GPTQ or AWQ")
+    for module in modules:
+        missing = [part for part in PARTS[:3] if f"{module}.{part}" not in tensors]
+        if missing:
+            raise UsageError(f"{path}: {module} lacks {', '.join(missing)}")
+    layout = _layout_of(path, tensors, modules[0])
+    found: dict[str, NibbleWeight] = {}
+    for module in modules:
+        parts = {part: tensors[key] for part in PARTS if (key := f"{module}.{part}") in tensors}
+        found[module] = _unpack(path, module, parts, layout)
+    return found
+
+
+def _layout_of(path: Path, tensors: Mapping[str, np.ndarray], module: str) -> NibbleLayout:
+    """By the configuration next to the file; by the shapes where there is none, then of GPTQ's first version."""
+    settings: dict[str, Any] = {}
+    for name in ("config.json", "quantize_config.json"):
+        file = path.parent / name
+        if file.is_file():
+            data = json.loads(file.read_text(encoding="utf-8"))
+            settings |= data.get("quantization_config", data if name.startswith("quantize") else {})
+    if settings.get("bits", settings.get("w_bit", 4)) != 4:
+        raise UsageError(f"{path}: found {settings.get('bits', settings.get('w_bit'))} bits, expected 4")
+    is_awq = tensors[f"{module}.qweight"].shape[1] * 8 == tensors[f"{module}.scales"].shape[1]
+    if is_awq:
+        return "awq"
+    return "gptq_v2" if settings.get("checkpoint_format") == "gptq_v2" else "gptq"
+
+
+def _unpack(path: Path, module: str, parts: Mapping[str, np.ndarray], layout: NibbleLayout) -> NibbleWeight:
+    scales = parts["scales"]
+    order = AWQ_ORDER if layout == "awq" else IN_ORDER
+    integers = unpack_words(parts["qweight"], order) if layout == "awq" else unpack_words(parts["qweight"].T, order).T
+    zeros = unpack_words(parts["qzeros"], order)
+    if layout == "gptq":
+        zeros = (zeros + 1) & 15
+    rows, columns = integers.shape
+    block = -(-rows // len(scales))
+    if columns != scales.shape[1] or zeros.shape != scales.shape:
+        raise UsageError(
+            f"{path}: {module}: found integers {[rows, columns]}, scales {list(scales.shape)} and zero points "
+            f"{list(zeros.shape)}, which do not fit each other in 4 bits"
+        )
+    index = parts.get("g_idx")
+    if index is not None and (index != np.arange(rows) // block).any():
+        raise UsageError(
+            f"{path}: {module} orders its inputs by g_idx (desc_act); DequantizeLinear has blocks in order"
+        )
+    return NibbleWeight(integers, zeros, scales, block)
+
+
+def write_nibbles(model: DetachedModel, path: Path, layout: NibbleLayout) -> int:
+    """Write the weights of 4 bits of a quantized model as a checkpoint, and its configuration next to it.
+
+    Scales are float16 where that keeps their bits, and float32 otherwise. Returns how many weights there are.
+
+    Raises:
+        UsageError: there is none, or a weight that the layout cannot hold.
+    """
+    import safetensors.numpy
+
+    index = GraphIndex(model.proto.graph)
+    tensors: dict[str, np.ndarray] = {}
+    blocks: set[int] = set()
+    for module, weight in _find_weights(model, index):
+        blocks.add(weight.block)
+        tensors |= {f"{module}.{part}": array for part, array in _pack(module, weight, layout).items()}
+    if not blocks:
+        raise UsageError("encodings: found no product whose weight has 4 bits in blocks or by channel")
+    if len(blocks) > 1:
+        sizes = " and ".join(map(str, sorted(blocks)))
+        raise UsageError(f"encodings: found blocks of {sizes}, expected one size, which a checkpoint has for all")
+    settings: dict[str, Any] = {"bits": 4, "group_size": blocks.pop()}
+    if layout == "awq":
+        settings |= {"quant_method": "awq", "version": "gemm", "zero_point": True}
+    else:
+        settings |= {"quant_method": "gptq", "checkpoint_format": layout, "desc_act": False, "sym": False}
+    safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+    (path.parent / "quantize_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    return sum(name.endswith(".qweight") for name in tensors)
+
+
+def _find_weights(model: DetachedModel, index: GraphIndex) -> Iterator[tuple[str, NibbleWeight]]:
+    for node in model.proto.graph.node:
+        weight, why = read_dequantized(node, index, model, 0)
+        if weight is None and why:
+            raise UsageError(f"encodings: {node.name or node.output[0]}: {why}")
+        if weight is not None:
+            name = node.input[1]
+            producer = index.producers[name]
+            name = producer.input[0] if producer.op_type == "Transpose" else name
+            for ending in ("_dequantized", "_DequantizeLinear_Output"):
+                name = name.removesuffix(ending)
+            yield name.removesuffix(".weight"), weight
+
+
+def _pack(module: str, weight: NibbleWeight, layout: NibbleLayout) -> dict[str, np.ndarray]:
+    rows, columns = weight.integers.shape
+    if columns % 8 or rows % 8 or rows % weight.block:
+        raise UsageError(
+            f"encodings: {module} has {rows} inputs and {columns} outputs, expected multiples of 8, and whole blocks"
+        )
+    zeros = weight.zero_points
+    if layout == "gptq":
+        if not zeros.all():
+            raise UsageError(f"encodings: {module} has a zero point of 0, which gptq has no form for; take gptq_v2")
+        zeros = zeros - 1
+    half = weight.scales.astype(np.float16)
+    scales = half if (half.astype(weight.scales.dtype) == weight.scales).all() else weight.scales.astype(np.float32)
+    order = AWQ_ORDER if layout == "awq" else IN_ORDER
+    words = pack_words(weight.integers, order) if layout == "awq" else pack_words(weight.integers.T, order).T
+    found = {"qweight": words, "qzeros": pack_words(zeros, order), "scales": scales}
+    if layout != "awq":
+        found["g_idx"] = (np.arange(rows) // weight.block).astype(np.int32)
+    return {part: np.ascontiguousarray(array) for part, array in found.items()}
+
+
+def pack_words(rows: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+    """Eight integers of 4 bits in an int32 along the last axis; `order[i]` of each eight lies in the nibble i."""
+    parts = rows.astype(np.uint32).reshape(len(rows), -1, 8)[:, :, list(order)]
+    shifts = np.arange(8, dtype=np.uint32) * 4
+    return np.bitwise_or.reduce(parts << shifts, axis=-1).view(np.int32)
+
+
+def unpack_words(words: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+    """The integers of `pack_words`, as uint8."""
+    shifts = np.arange(8, dtype=np.uint32) * 4
+    nibbles = (np.ascontiguousarray(words).view(np.uint32)[:, :, None] >> shifts) & 15
+    return nibbles[:, :, np.argsort(order)].reshape(len(words), -1).astype(np.uint8)

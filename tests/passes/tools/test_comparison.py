@@ -1,0 +1,51 @@
+"""Two models on the same inputs: what both have is compared, and what one lacks at the next common value."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from passes.context import PassContext
+from passes.optimize import optimize
+from passes.tools import compare
+from tests.support.onnx_models import biased_attention, matrix, model_of
+
+SCALED = """
+g (float[2, 8] x) => (float[2, 8] y) <float[8, 8] w> {{
+  a = MatMul (x, w)
+  b = Mul (a, half)
+  c = Add (b, b)
+  d = {op} (c)
+  y = MatMul (d, w)
+}}"""
+
+
+def test_a_model_and_its_optimized_form(context: PassContext) -> None:
+    """onnxsim makes a Gemm of MatMul and Add: the product alone is only in the first."""
+    model = biased_attention()
+    found = compare(model, optimize(model, ["onnxsim"], context=context).model, context=context)
+    assert found.ok
+    assert found.meets["q0"] == "q" or found.meets["q0"] == "qh"
+    assert {value.before for value in found.numbers.values} >= {"scores", "weights"}
+    assert not {value.before for value in found.numbers.values} & found.meets.keys()
+    assert "are compared where both meet again" in str(found)
+    assert "<td" in found._repr_html_()
+
+
+def test_values_cut_elsewhere_meet_again(context: PassContext) -> None:
+    weights = {"w": matrix(8, 8, 1)}
+    fused = "g (float[2, 8] x) => (float[2, 8] y) { c = MatMul (x, w) d = Relu (c) y = MatMul (d, w) }"
+    models = model_of(SCALED.format(op="Relu"), **weights, half=np.float32(0.5)), model_of(fused, **weights)
+    found = compare(*models, context=context)
+    assert found.ok
+    assert found.meets["b"] in ("c", "d", "y")
+    assert all(errors.max_abs < 1e-5 for errors in found.numbers.outputs.values())
+
+
+def test_a_wrong_model_is_wrong(context: PassContext) -> None:
+    weights = {"w": matrix(8, 8, 1), "half": np.float32(0.5)}
+    one, other = (model_of(SCALED.format(op=op), **weights) for op in ("Relu", "Abs"))
+    found = compare(one, other, [{"x": np.float32(np.random.default_rng(0).standard_normal((2, 8)))}], context=context)
+    assert not found.ok
+    assert found.as_data()["ok"] is False
+    exact = {value.before for value in found.numbers.values if value.errors.max_abs == 0}
+    assert {"a", "b"} <= exact

@@ -1,0 +1,78 @@
+"""Annotations and summaries for GitHub, and the composite action: its steps are run as a workflow would run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import yaml
+
+from pipeline.commands.github import annotate, summary_table
+from tests.support.onnx_models import biased_attention
+from tests.support.paths import ROOT
+
+
+def test_names_stay_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    annotate("a: b, c", ("what",), [("x\n::error::y 100%",)], file=Path("m.onnx"))
+    assert capsys.readouterr().out == "::error file=m.onnx,title=a%3A b%2C c::x\\n::error::y 100%25\n".replace(
+        "\\n", "%0A"
+    )
+    table = summary_table("t", ("name", "why"), [("<img src=x>|`", "a*b")])
+    assert "| &lt;img src=x>\\|\\` | a\\*b |" in table
+
+
+def test_many_findings_are_counted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    annotate("t", ("n",), [(str(place),) for place in range(300)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 11
+    assert lines[-1].endswith("290 more, in the summary")
+    assert "and 100 more rows" in summary_table("t", ("n",), [(str(place),) for place in range(300)])
+
+
+def replay(inputs: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the steps of action.yml that have a script, with GitHub's expressions over `inputs` filled in."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    values = {name: entry.get("default", "") for name, entry in action["inputs"].items()} | inputs
+
+    def fill(text: str) -> str:
+        return re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda found: values[found[1]], text)
+
+    result = subprocess.CompletedProcess([], 0, "", "")
+    for step in action["runs"]["steps"]:
+        condition = re.fullmatch(r"inputs\.([\w-]+) != ''", step.get("if", "inputs.command != ''"))
+        assert condition is not None, step
+        if "run" not in step or not values[condition[1]]:
+            continue
+        assert "${{" not in step["run"]  # an input would be run as a script
+        settings = {name: fill(value) for name, value in step["env"].items()}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        env = {**os.environ, "PATH": path, "GITHUB_STEP_SUMMARY": str(folder / "summary.md"), **settings}
+        result = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+            cwd=folder, env=env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if result.returncode:
+            break
+    return result
+
+
+def test_the_action_on_a_diff(tmp_path: Path) -> None:
+    model = biased_attention()
+    onnx.save(model, tmp_path / "a.onnx")
+    next(node for node in model.graph.node if node.op_type == "Relu").op_type = "Abs"
+    onnx.save(model, tmp_path / "b.onnx")
+    found = replay({"command": "diff a.onnx b.onnx --structure-only", "install": ""}, tmp_path)
+    assert found.returncode == 1, found.stderr
+    assert found.stdout.startswith("::error file=b.onnx,title=onnxline diff::")
+    assert "Abs" in found.stdout
+    assert "| section | what differs |" in (tmp_path / "summary.md").read_text()
+    same = replay({"command": "diff a.onnx a.onnx; touch hacked", "install": ""}, tmp_path)
+    assert same.returncode == 2
+    assert not (tmp_path / "hacked").exists()

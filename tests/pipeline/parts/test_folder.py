@@ -1,0 +1,72 @@
+"""Weights of all parts in one file: links in place of the models of each part, which a later run takes up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from passes.weights.detached import attach, read_model
+from passes.weights.files import save
+from pipeline.parts.folder import store_once
+from pipeline.workspace import Workspace, stamp
+
+MODEL = """<ir_version: 10, opset_import: ["": 20]> part (float[TOKENS, 64] x) => (float[TOKENS, 64] y)
+{ y = MatMul (x, w) }"""
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> dict[str, Workspace]:
+    """Two runs that have weights in files of their own, and the final models together, as a run leaves them."""
+    weight = onnx.numpy_helper.from_array(np.arange(64.0 * 64, dtype=np.float32).reshape(64, 64), "w")
+    found = {}
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "weights.data").write_bytes(b"final")
+    for name, tokens in (("prefill", "8"), ("decode", "1")):
+        proto = onnx.parser.parse_model(MODEL.replace("TOKENS", tokens))
+        proto.graph.initializer.append(weight)
+        workspace = found[name] = Workspace(tmp_path / "parts" / name)
+        workspace.stages.mkdir(parents=True)
+        onnx.save(proto, tmp_path / "plain.onnx")
+        save(read_model(tmp_path / "plain.onnx"), workspace.folder / "model.onnx", external_from=0)
+        save(read_model(tmp_path / "plain.onnx"), workspace.folder / "exported.onnx", external_from=0)
+        save(read_model(tmp_path / "plain.onnx"), tmp_path / "models" / f"{name}.onnx")
+        for stage, file in (("export", "exported.onnx"), ("passes", "model.onnx")):
+            files = sorted(path.name for path in workspace.folder.glob(f"{file}*"))
+            assert len(files) == 2
+            record = {"files": [(file, *stamp(workspace.folder / file)) for file in files], "nodes": 1}
+            (workspace.stages / f"{stage}.json").write_text(json.dumps({"key": "k", "record": record, "notes": ["n"]}))
+    return found
+
+
+def test_models_become_links_to_one_file_of_weights(parts: dict[str, Workspace], tmp_path: Path) -> None:
+    exported = {name: attach(read_model(own.folder / "exported.onnx")) for name, own in parts.items()}
+    assert store_once(parts, Workspace(tmp_path))
+    places = []
+    for name, workspace in parts.items():
+        folder = workspace.folder
+        assert {path.name for path in folder.iterdir()} == {".stages", "exported.onnx", "model.onnx"}
+        assert (folder / "model.onnx").resolve() == tmp_path / "models" / f"{name}.onnx"
+        assert attach(read_model(folder / "exported.onnx")) == exported[name]
+        (tensor,) = onnx.load(folder / "exported.onnx", load_external_data=False).graph.initializer
+        places.append({entry.key: entry.value for entry in tensor.external_data})
+    assert places[0] == places[1] and places[0]["location"] == "weights.data"
+    assert (tmp_path / "exported" / "weights.data").stat().st_size == 64 * 64 * 4
+    assert not store_once(parts, Workspace(tmp_path))
+
+
+def test_a_later_run_takes_up_what_is_stored_once(parts: dict[str, Workspace], tmp_path: Path) -> None:
+    store_once(parts, Workspace(tmp_path))
+    for stage, folder in (("export", "exported"), ("passes", "models")):
+        saved = [json.loads((own.stages / f"{stage}.json").read_text()) for own in parts.values()]
+        for is_changed in (False, True):
+            for workspace, data in zip(parts.values(), saved, strict=True):
+                files = [tuple(row) for row in data["record"]["files"]]
+                assert (data["key"], data["notes"], data["record"]["nodes"]) == ("k", ["n"], 1)
+                assert len(files) == 2 and files[1][0] == f"../../{folder}/weights.data"
+                assert workspace.is_unchanged(files) != is_changed
+            (tmp_path / folder / "weights.data").write_bytes(b"changed")

@@ -1,0 +1,100 @@
+"""Checkpoints of GPTQ and AWQ against loops that pack as their libraries do, and back without a bit lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from onnx import numpy_helper
+
+from passes.weights.detached import DetachedModel, attach
+from passes.weights.sessions import Session
+from pipeline.errors import UsageError
+from pipeline.quantsim.nibble_files import NibbleLayout, quantize_by_file, read_nibbles, write_nibbles
+from tests.pipeline.quantsim.pictures_of_qdq import model_of
+
+K, N, GROUP = 64, 16, 32
+DRAW = np.random.default_rng(0)
+INTEGERS = DRAW.integers(0, 16, size=(K, N))
+ZEROS = DRAW.integers(1, 16, size=(K // GROUP, N))
+SCALES = DRAW.uniform(0.01, 0.1, size=(K // GROUP, N)).astype(np.float16)
+WEIGHT = (INTEGERS - ZEROS.repeat(GROUP, 0)) * SCALES.astype(np.float32).repeat(GROUP, 0)
+
+
+def pack_gptq(zeros: np.ndarray) -> dict[str, np.ndarray]:
+    """As AutoGPTQ's `QuantLinear.pack` does it, bit by bit."""
+    qweight, qzeros = np.zeros((K // 8, N), np.uint32), np.zeros((len(zeros), N // 8), np.uint32)
+    for row in range(K):
+        qweight[row // 8] |= (INTEGERS[row] << (4 * (row % 8))).astype(np.uint32)
+    for column in range(N):
+        qzeros[:, column // 8] |= (zeros[:, column] << (4 * (column % 8))).astype(np.uint32)
+    return {"qweight": qweight.view(np.int32), "qzeros": qzeros.view(np.int32), "scales": SCALES}
+
+
+def pack_awq() -> dict[str, np.ndarray]:
+    """As AutoAWQ's `WQLinear_GEMM.from_linear` does it."""
+    found: dict[str, np.ndarray] = {"scales": SCALES}
+    for name, array in (("qweight", INTEGERS), ("qzeros", ZEROS)):
+        words = np.zeros((len(array), N // 8), np.uint32)
+        for word in range(N // 8):
+            for nibble, column in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
+                words[:, word] |= (array[:, word * 8 + column] << (4 * nibble)).astype(np.uint32)
+        found[name] = words.view(np.int32)
+    return found
+
+
+def checkpoint(folder: Path, layout: NibbleLayout) -> Path:
+    parts = pack_awq() if layout == "awq" else pack_gptq(ZEROS - (layout == "gptq"))
+    path = folder / "model.safetensors"
+    safetensors.numpy.save_file({f"net.fc.{name}": array for name, array in parts.items()}, path)
+    settings = {"bits": 4, "group_size": GROUP, "checkpoint_format": layout}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    return path
+
+
+def float_model(transposed: bool) -> DetachedModel:
+    """A product with the weight of torch, [outputs, inputs], or that of a MatMul."""
+    weight = np.zeros((N, K) if transposed else (K, N), np.float32)
+    op = "Gemm <transB = 1>(x, weight)" if transposed else "MatMul(x, weight)"
+    model = model_of(f"g (float[2, {K}] x) => (float[2, {N}] y) {{ y = {op} }}", weight=weight)
+    model.proto.graph.node[0].input[1] = "net.fc.weight"
+    model.proto.graph.initializer[0].name = "net.fc.weight"
+    return model
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_checkpoint_goes_into_a_model_and_out_again(layout: NibbleLayout, transposed: bool, tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, layout)
+    quantized = quantize_by_file(float_model(transposed), path)
+    integers = numpy_helper.to_array(next(t for t in attach(quantized).graph.initializer if t.data_type == 21))
+    np.testing.assert_array_equal(integers.astype(int), INTEGERS.T if transposed else INTEGERS)
+    x = DRAW.normal(size=(2, K)).astype(np.float32)
+    np.testing.assert_allclose(Session.of(quantized).run({"x": x})["y"], x @ WEIGHT, rtol=1e-5, atol=1e-5)
+    (tmp_path / "again").mkdir()
+    assert write_nibbles(quantized, tmp_path / "again" / "model.safetensors", layout) == 1
+    known, found = (safetensors.numpy.load_file(file) for file in (path, tmp_path / "again" / "model.safetensors"))
+    for name, array in known.items():
+        assert found[name].dtype == array.dtype and (found[name] == array).all(), name
+    assert read_nibbles(tmp_path / "again" / "model.safetensors").keys() == {"net.fc"}
+
+
+def test_what_has_no_form_is_refused(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, "gptq_v2")
+    tensors = safetensors.numpy.load_file(path)
+    order = np.arange(K)[::-1] // GROUP
+    safetensors.numpy.save_file({**tensors, "net.fc.g_idx": order.astype(np.int32)}, path)
+    with pytest.raises(UsageError, match=r"net\.fc orders its inputs by g_idx"):
+        read_nibbles(path)
+    safetensors.numpy.save_file({name: array for name, array in tensors.items() if "scales" not in name}, path)
+    with pytest.raises(UsageError, match=r"net\.fc lacks scales"):
+        read_nibbles(path)
+    tensors["net.fc.qzeros"] = np.zeros_like(tensors["net.fc.qzeros"])
+    safetensors.numpy.save_file(tensors, path)
+    with pytest.raises(UsageError, match="a zero point of 0, which gptq has no form for"):
+        write_nibbles(quantize_by_file(float_model(False), path), tmp_path / "out.safetensors", "gptq")
+    with pytest.raises(UsageError, match="the model has no such weight"):
+        quantize_by_file(model_of("g (float[2] x) => (float[2] y) { y = Relu(x) }"), path)
