@@ -116,13 +116,16 @@ def inspect_model(
         model: a path, a message or a DetachedModel.
         shapes: input → sizes at which to count; an open dim that is not given counts as 1.
 
+    Returns:
+        A ModelFacts, of which `print` shows tables.
+
     Raises:
         ModelError: the model cannot be read. PolicyError: `shapes` do not fit its inputs.
 
     Example:
         >>> import onnxline
         >>> onnxline.inspect_model("model.onnx").operators["MatMul"]
-        4
+        6
     """
     opened = open_model(model)
     proto = opened.without_functions().proto
