@@ -115,7 +115,8 @@ def family_graphs(names: Sequence[str]) -> Iterator[tuple[str, Graph]]:
             source = load_source(table[name].section())
             if not isinstance(source, TorchSource):
                 raise TypeError(f"found {type(source).__name__}, expected a model of torch")
-            graph = from_torch(functionalize_program(trace_module(source)))
+            program, _ = trace_module(source)
+            graph = from_torch(functionalize_program(program))
             graph = with_kernels(in_traced_order(fold_constants(graph)))
         except Exception as error:  # a table of what can be measured, with the reason of what cannot
             print(f"{name}: {message_with_notes(error).splitlines()[0]}", file=sys.stderr)

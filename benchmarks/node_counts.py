@@ -128,7 +128,7 @@ def _measure(name: str, context: PassContext, options: argparse.Namespace) -> Co
     source: TorchSource | None = None
     with tempfile.TemporaryDirectory(prefix="onnxline-nodes-") as folder:
         try:
-            source = _source(name)
+            source = source_of(name)
             counts |= _ours(source, Path(folder), context, {} if options.no_kept else {"kept": Policy(keep=("qkv?",))})
         except (OnnxlineError, PassError) as error:
             counts["ours_fails"] = _in_a_line(error)
@@ -143,7 +143,7 @@ def _measure(name: str, context: PassContext, options: argparse.Namespace) -> Co
     return Counts(**counts, seconds=time.perf_counter() - begun)
 
 
-def _source(name: str) -> TorchSource:
+def source_of(name: str) -> TorchSource:
     source = load_source(_section(name))
     assert isinstance(source, TorchSource)
     stir(source.module)

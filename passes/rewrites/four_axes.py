@@ -88,7 +88,7 @@ class _FourAxes:
         if node.domain or len(known) < len(shapes) or rewriter.dtype(node.output[0]) in (0, TensorProto.INT64):
             return None
         most, op = max(map(len, known), default=0), node.op_type
-        is_known = op in CURVES | RESHAPES | {"Transpose"}
+        is_known = op in CURVES | RESHAPES or bool(_permutation(node, len(known[-1])))
         if op in BROADCASTING:
             is_known = most <= RANK or len(_blocks(self._operands(node), known[-1])) <= RANK
         elif op == "MatMul":
@@ -128,9 +128,8 @@ class _FourAxes:
             source = self._twin(node.input[0])
             fits = len(shape) > RANK or rewriter.fixed_shape(source) == wide
             self.twins[name] = source if fits else self._reshape(source, wide, node)
-        elif op == "Transpose":
-            perm = attribute_of(node, "perm", range(len(shape))[::-1])
-            self.twins[name] = self._transpose(node, self._operands(node)[0], perm)
+        elif op in ("Transpose", "Einsum"):
+            self.twins[name] = self._transpose(node, self._operands(node)[0], _permutation(node, len(shape)))
         elif op in CURVES:
             source = self._twin(node.input[0])
             self.twins[name] = rewriter.add_copy(node, [source, *node.input[1:]], rewriter.fixed_shape(source))
@@ -263,6 +262,15 @@ class _FourAxes:
 
 def _widened(shape: Shape) -> Shape:
     return (*[1] * (RANK - len(shape)), *shape)
+
+
+def _permutation(node: NodeProto, rank: int) -> list[int]:
+    """The order of axes that a Transpose writes, or an Einsum that does the same; empty for another operator."""
+    if node.op_type == "Transpose":
+        return list(attribute_of(node, "perm", range(rank)[::-1]))
+    before, _, after = attribute_of(node, "equation", b"").decode().replace(" ", "").partition("->")
+    is_order = node.op_type == "Einsum" and len(set(before)) == rank and sorted(before) == sorted(after)
+    return [before.index(letter) for letter in after] if is_order and before.isalpha() else []
 
 
 def _is_scaled(node: NodeProto) -> bool:

@@ -101,6 +101,8 @@ def check(
     settings, path = _read(source, overrides, file)
     known = read_baseline(path)
     found = _run(settings, out, as_json)
+    if "graph" not in known:  # of a release before 0.2
+        found.pop("graph", None)
     lines = changes(known, found)
     if form == "github":
         rows = [line.rpartition(": ")[::2] for line in lines]
@@ -135,8 +137,10 @@ def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
     from pipeline.workspace import Workspace
 
     check_settings(settings, Workspace(default_folder(settings, out)))
+    from passes.weights.detached import read_model
     from pipeline.baseline import baseline_of
     from pipeline.console import RunConsole
+    from pipeline.quantsim.deoptimization import graph_entry
     from pipeline.run import Pipeline
 
     with RunConsole(quiet=quiet) as screen:
@@ -146,7 +150,10 @@ def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
             result = QuantSim(settings, out, screen.show, progress=False).run()
             assert result.run is not None and result.report.metric is not None
             return {**baseline_of(result.run), "metric": result.report.metric.baseline_entry()}
-        return baseline_of(Pipeline(settings, out, screen.show, is_checked=True).run().report)
+        run = Pipeline(settings, out, screen.show, is_checked=True).run()
+        if run.report.parts:
+            return baseline_of(run.report)
+        return {**baseline_of(run.report), "graph": graph_entry(read_model(run.model, unread=True))}
 
 
 def _show(path: Path, lines: list[str], found: dict[str, Any], as_json: bool) -> None:

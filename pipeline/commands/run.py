@@ -137,7 +137,7 @@ def check_model(source: str, target: str, fixed: Path | None = None) -> None:
     from passes.suggest import plural
     from passes.weights.detached import read_model
     from pipeline.quantsim.profiles import load_target
-    from pipeline.quantsim.target_check import check_target
+    from pipeline.quantsim.target_trial import examine
 
     table = load_target(target)
     if Path(source).suffix != ".onnx":
@@ -147,7 +147,8 @@ def check_model(source: str, target: str, fixed: Path | None = None) -> None:
         )
     if fixed is not None and fixed.exists():
         raise UsageError(f"{fixed} is there already; name another file with -o")
-    report = check_target(read_model(Path(source), unread=True), table)
+    refused = Path("runs", "check") / f"{Path(source).stem}-{target}"
+    report = examine(read_model(Path(source), unread=True), table, refused)
     for remark in report.remarks:
         print_line(f"note: {remark}")
     for found in report.obstructions:
@@ -157,7 +158,7 @@ def check_model(source: str, target: str, fixed: Path | None = None) -> None:
         if found.origins:
             more = f" and {len(found.origins) - MOST_ORIGINS} more" if len(found.origins) > MOST_ORIGINS else ""
             print_line(f"  from: {', '.join(found.origins[:MOST_ORIGINS])}{more}")
-    if report.obstructions and (fixed is None or write_fix(source, table, report.obstructions, fixed)):
+    if report.obstructions and (fixed is None or write_fix(source, table, report.obstructions, fixed, refused)):
         raise typer.Exit(1)
     if report.obstructions:
         return
@@ -167,14 +168,15 @@ def check_model(source: str, target: str, fixed: Path | None = None) -> None:
 MOST_ORIGINS: Final = 4
 
 
-def write_fix(source: str, table: TargetTable, found: Sequence[Obstruction], path: Path) -> bool:
+def write_fix(source: str, table: TargetTable, found: Sequence[Obstruction], path: Path, refused: Path) -> bool:
     """Write the recipe that mends what was `found`, after its steps were run on the model and proven; whether anything
-    is left that the target does not take."""
+    is left that the target does not take. The smallest models that the target refuses are saved in `refused`."""
     import yaml
 
     import passes
     from passes.suggest import plural
-    from pipeline.quantsim.target_check import check_target, fix_recipe
+    from pipeline.quantsim.target_check import fix_recipe
+    from pipeline.quantsim.target_trial import examine
 
     recipe: list[Any] = []
     tried: list[Any] = []
@@ -190,7 +192,7 @@ def write_fix(source: str, table: TargetTable, found: Sequence[Obstruction], pat
             print_line(f"note: {row.name} {row.status}: {row.reason}")
         changed = {"default", *(row.name for row in run.rows if row.changed and row not in run.reverted)}
         recipe = [step for step in recipe if (step if isinstance(step, str) else next(iter(step))) in changed]
-        left = check_target(run.model, table).obstructions
+        left = examine(run.model, table, refused).obstructions
     if not recipe:
         print_line("no step of onnxline mends any of it, so no recipe is written")
         return True

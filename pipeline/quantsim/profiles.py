@@ -81,9 +81,12 @@ class TargetTable(Section):
     operators: those that are taken; every one where none are listed.
     ranks: operator → its greatest rank, where that is not `max_rank`.
     restrictions: operator → what a model has to see to besides it, which is named and not checked.
+    package: the Python package that is the target or reads ONNX for it, on which other operators are tried; empty for
+        none.
     """
 
     title: StrictStr
+    package: StrictStr = ""
     sources: TargetSources
     opsets: tuple[StrictInt, StrictInt]
     dynamic_shapes: StrictBool

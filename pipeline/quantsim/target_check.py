@@ -127,7 +127,7 @@ class _TargetCheck:
                 for step, operators, written in MENDING
                 if _is_mended(node, operators) and (not written or self._table.group_of(written) is not None)
             )
-            self._add(operator, "the target does not have this operator", _advice_on(node, steps), node, steps)
+            self._add(operator, UNKNOWN, _advice_on(node, steps), node, steps)
         else:
             self._operators[operator] = group
             self._check_dtypes(node, operator, group)
@@ -229,6 +229,9 @@ def _dtype_name(dtype: int) -> str:
     name = TensorProto.DataType.Name(dtype).lower()
     return {"float": "float32", "double": "float64"}.get(name, name)
 
+
+UNKNOWN: Final = "the target does not have this operator"
+"""The reason of an operator that is not in the table."""
 
 CAST: Final = "cast before it, or export the model in another dtype"
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from passes import optimize
+from passes.catalog.listing import example_of, read_example
 from passes.encodings.carry import CarriedEncodings
 from passes.encodings.encoding import Encoding
 from passes.errors import UsageError
@@ -201,3 +203,40 @@ def test_what_is_gone_names_the_step_and_what_stands_for_it() -> None:
         "b": ("gone", "eliminate_deadend", "its Abs is gone"),
         "dead": ("gone", "eliminate_deadend", "its MatMul is gone"),
     }
+
+
+@pytest.mark.parametrize(
+    ("step", "uncovered", "least_db"),
+    [
+        ("drop-softmax-guard", [], None),
+        ("merge-layout", [], None),
+        ("mha-to-sha", [], None),
+        ("to-4d", [], None),
+        ("to-nhwc", [], None),
+        ("linear-to-conv", [], 80),  # the sum before the bias has no rounding of its own any more
+        ("canonical-norm", [], 80),
+        ("canonical-gelu", [], 80),
+        ("canonical-rope", ["sine_folded"], 80),  # one scale does not follow the sign of a half
+        ("fold-scale", ["a/scale", "a"], None),  # the one factor and its product are new values
+        ("canonical-attention", ["scores/matmul", "scores/scale", "masked/bias", "masked/add"], 60),
+    ],
+)
+def test_canonical_forms_and_those_of_accelerators_carry_encodings(
+    step: str, uncovered: list[str], least_db: float | None
+) -> None:
+    """On the picture of each step. What is only moved computes the same bits in the simulation."""
+    file = example_of(step)
+    assert file is not None
+    model = at_opset_21(read_example(file).model)
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.dtype == np.float32:  # a mask of infinities has no scale
+            tensor.CopyFrom(numpy_helper.from_array(np.maximum(array, np.float32(-50)), tensor.name))
+    before = encode_model(model)
+    final, carried = carry(model, [step], before)
+    assert [tensor.tensor for tensor in carried.uncovered] == uncovered
+    expected, found = simulate(detached(model), before), simulate(final, carried.encodings)
+    if least_db is None:
+        np.testing.assert_array_equal(found, expected)
+    else:
+        assert sqnr_db(expected, found) > least_db

@@ -106,7 +106,8 @@ def test_indices_are_int32_and_shapes_stay(context: PassContext) -> None:
 
 
 WINDOWS = """g (float[2, 16, 6] x, float[16, 6] z) => (float[8, 4, 6] y, float[1, 17, 6] u) {
-    a = MatMul (x, weight) b = Add (a, z) c = Reshape (b, windows) d = Transpose <perm = [0, 1, 3, 2, 4, 5]> (c)
+    a = MatMul (x, weight) b = Add (a, z) c = Reshape (b, windows)
+    o = Einsum <equation = "nhwpqc->nchpwq"> (c) r = Transpose <perm = [0, 2, 3, 4, 5, 1]> (o) d = Relu (r)
     e = Softmax <axis = 3> (d) f = Mul (e, by_window) y = Reshape (f, rows)
     h = Gemm <transB = 1> (z, square, bias) i = Unsqueeze (h, front) j = Concat <axis = 1> (token, i)
     k = LayerNormalization (j, bias) l = ReduceMean <keepdims = 1> (k, axes) u = Sub (k, l)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import yaml
@@ -14,8 +16,9 @@ from passes.step import flatten
 from pipeline.cli import app
 from pipeline.config import read_recipe
 from pipeline.errors import UsageError
-from pipeline.quantsim.profiles import TARGETS, load_target
+from pipeline.quantsim.profiles import TARGETS, OperatorGroup, load_target
 from pipeline.quantsim.target_check import MENDING, check_target
+from pipeline.quantsim.target_trial import examine
 from tests.support.onnx_models import detached
 
 
@@ -159,3 +162,33 @@ def test_a_recipe_that_mends_all_is_no_error(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[-1].endswith("takes every operator after these steps")
     assert "  what helps: put {canonical-norm: {form: parts}} into the recipe (--fix writes it)" in result.stdout
     assert read_recipe([str(recipe)]) == ({"canonical-norm": {"form": "parts"}},)
+
+
+def test_an_operator_that_no_table_knows_is_tried_on_the_target(tmp_path: Path) -> None:
+    text = """g (float[2, 3] x) => (float[2, 3] y) { a = Relu (x) b = Add (a, w) c = com.acme.Fold (b) y = Gelu (c) }"""
+    head = '<ir_version: 10, opset_import: ["": 20, "com.acme": 1]>'
+    model = onnx.parser.parse_model(head + text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("c", onnx.TensorProto.FLOAT, [2, 3]))
+    table = load_target("ort-cpu")
+    table = table.model_copy(update={"operators": (OperatorGroup(names=("Relu", "Gelu")),)})
+    report = examine(detached(model), table, tmp_path / "refused")
+    version = metadata.version("onnxruntime")
+    assert f"Add: the table does not have it; onnxruntime {version} takes it" in report.remarks
+    (found,) = report.obstructions
+    saved = tmp_path / "refused" / "com-acme-Fold.onnx"
+    assert (
+        found.what == "com.acme::Fold" and f"refuses it alone ({saved})" in found.reason and "com.acme" in found.reason
+    )
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+    assert [node.op_type for node in onnx.load(saved).graph.node] == ["Fold"]
+
+
+def test_what_is_not_installed_is_not_tried(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[2] x) => (float[2] y) { y = Det (x) }'
+    )
+    table = load_target("tensorrt")
+    remarks = examine(detached(model), table, tmp_path / "refused").remarks
+    assert any("were not tried: pip install tensorrt" in remark for remark in remarks)
+    assert not (tmp_path / "refused").exists()
