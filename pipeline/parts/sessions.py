@@ -280,14 +280,16 @@ class PlannedStates(PartCalls):
         from pipeline.lowering.fusion import fuse
         from pipeline.ops import emitter_of
         from pipeline.runtime import compile_graphs
+        from pipeline.runtime.tensors import as_tensor
 
         self._slots = parts.slots
         pairs = {slot.before: slot.after for slot in self._slots}
         graphs = {part: from_onnx(parts.path(part), emitter_of=emitter_of, fallback=True) for part in parts.graphs}
         graphs = {part: as_states(fuse(graph, runtime.chosen_fusions), pairs) for part, graph in graphs.items()}
         self._entries = compile_graphs(graphs, native=runtime.native)
-        self._captured: set[str] = set()
         self.reset()
+        for part, graph in parts.graphs.items():  # before the first token, which should not wait for it
+            self._entries.entry(part).capture({name: as_tensor(array) for name, array in zero_inputs(graph).items()})
 
     def reset(self) -> None:
         from pipeline.runtime.tensors import as_tensor
@@ -297,12 +299,15 @@ class PlannedStates(PartCalls):
     def call(self, part: str, feeds: Feeds) -> np.ndarray:
         from pipeline.runtime.tensors import as_tensor, to_numpy
 
-        entry = self._entries.entry(part)
         tensors = {name: as_tensor(array) for name, array in feeds.items()}
-        if part not in self._captured:
-            entry.capture(tensors)
-            self._captured.add(part)
-        return to_numpy(entry.replay(tensors)["logits"])
+        return to_numpy(self._entries.entry(part).replay(tensors)["logits"])
+
+
+def zero_inputs(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+    """Zeros for each input of fixed sizes that is no state."""
+    known = {value.name: value.type.tensor_type for value in graph.input if not value.name.startswith(PAST_PREFIX)}
+    dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type) for name, tensor in known.items()}
+    return {name: np.zeros([dim.dim_value for dim in tensor.shape.dim], dtypes[name]) for name, tensor in known.items()}
 
 
 def open_calls(

@@ -9,9 +9,10 @@ import onnx
 import onnx.parser
 import pytest
 
+from pipeline.config import RuntimeConfig
 from pipeline.errors import UsageError
 from pipeline.parts.generate import TextGenerator, continue_text, take_largest
-from pipeline.parts.sessions import CarriedStates, PartCalls, TextParts, TextReader, state_slots
+from pipeline.parts.sessions import CarriedStates, PartCalls, PlannedStates, TextParts, TextReader, state_slots
 from pipeline.verify.backends import Feeds
 
 COUNTER = """
@@ -224,3 +225,15 @@ def test_a_cache_that_is_shorter_than_the_text(in_place: Path) -> None:
     assert len(generator.generate([1], max_new_tokens=12).tokens) == 12
     with pytest.raises(UsageError, match=r"the cache holds 12 tokens, and the text has 13: .* model\.cache\.length"):
         generator.generate([1] * 13, max_new_tokens=1)
+
+
+def test_a_plan_is_captured_before_the_first_token(in_place: Path) -> None:
+    """So the seconds of a text are those of its calls."""
+    parts = TextParts.of(in_place)
+    calls = PlannedStates(parts, RuntimeConfig())
+    captures = [calls._entries.entry(part).captures for part in parts.graphs]
+    keys = [known.keys for known in captures]
+    assert [len(known) for known in keys] == [1, 1]
+    reader = TextReader(parts, calls)
+    assert tuple(continue_text(reader, [1, 2, 3, 4, 5, 6], 5, take_largest)) == by_hand([1, 2, 3, 4, 5, 6], 5)
+    assert [known.keys for known in captures] == keys
