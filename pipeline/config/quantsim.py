@@ -244,6 +244,9 @@ class QuantSimConfig(Section):
     evaluation: how many samples the noise is measured on; the first ones of the calibration data.
     encodings: the version of AIMET's format in which the encodings are written.
     encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
+    shard_mib: with `verify.proof: structure`: weights are read and rounded to the nearest in shards of so many MiB,
+        each by a job of its own.
+    shard_jobs: how many of these jobs run at a time; as many as the cores allow by default.
     metric: the metric of the task, measured on the float model and on the quantized one.
     suggest: a target for which formats of single layers are suggested.
     optimize: algorithms of libraries that round weights otherwise than to the nearest number, in order: seq-mse, gptq,
@@ -260,6 +263,8 @@ class QuantSimConfig(Section):
     evaluation: Count = 8
     encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
     encodings_from: Annotated[StrictStr, Field(min_length=1)] | None = None
+    shard_mib: Count | None = None
+    shard_jobs: Count | None = None
     metric: (
         Annotated[MetricConfig, BeforeValidator(_expand_metric, json_schema_input_type=str | MetricConfig)] | None
     ) = None

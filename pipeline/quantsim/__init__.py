@@ -15,6 +15,7 @@ nibble_files.py the weights of 4 bits in checkpoints of GPTQ and AWQ
 qdq.py          the model with QuantizeLinear and DequantizeLinear
 optimizers.py   the algorithms that round weights, and their options
 optimize.py     weights as algorithms of libraries round them (library_call.py runs these), kept where that is better
+shards.py       weights of a checkpoint, rounded shard by shard by jobs, for a model that fits nowhere
 simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
 noise.py        what each step adds, what has come together at each tensor, and what each layer does to the outputs

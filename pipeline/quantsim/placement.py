@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
@@ -124,15 +124,15 @@ class Placement:
             )
 
 
-def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
-    """Decide the format of every float tensor. A later rule counts before an earlier one.
+def place(model: DetachedModel, rules: Sequence[PlacementRule], dtypes: Collection[str] = ("float32",)) -> Placement:
+    """Decide the format of every float tensor of `dtypes`. A later rule counts before an earlier one.
 
     Raises:
         UsageError: a rule matches no tensor, or nothing that it has a format for; the message says what there is. Or
             the model is one of other floats than float32.
     """
     sites = find_sites(model)
-    _check_dtypes(sites)
+    _check_dtypes(sites, dtypes)
     matched = [find_matches(rule, sites, model) for rule in rules]
     limits = _known_ranges(sites, rules)
     sites = share_encodings(sites, _find_apart(sites, rules, matched), limits)
@@ -148,7 +148,7 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
     decided = {
         site.tensor: PlacedSite(site, None, "", HANDED_OUT)
         if site.tensor in handed_out
-        else _decide(site, None if number is None else rules[number], infinite.get(site.group))
+        else _decide(site, None if number is None else rules[number], infinite.get(site.group), dtypes)
         for site, number in ((site, chosen[site.tensor]) for site in sites)
     }
     ranged = (replace(found, limits=limits.get(tensor)) for tensor, found in decided.items())
@@ -164,11 +164,11 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
 HANDED_OUT: Final = "the model hands it out as it is stored"
 
 
-def _check_dtypes(sites: Sequence[Site]) -> None:
+def _check_dtypes(sites: Sequence[Site], taken: Collection[str]) -> None:
     """Refuse a model whose weights, or whose tensors where it has no weights, are all of other floats than float32."""
     weights = [site for site in sites if site.role == "weight"]
     dtypes = {site.dtype for site in weights or sites}
-    if dtypes and "float32" not in dtypes:
+    if dtypes and dtypes.isdisjoint(taken):
         what, found = "weights" if weights else "tensors", " and ".join(sorted(dtypes))
         raise UsageError(
             f"quantsim: the {what} of the model are {found}, and only float32 is simulated; convert the model to "
@@ -238,14 +238,14 @@ def _key(site: Site) -> str:
     return f"weight {site.tensor}" if site.role == "weight" else site.group
 
 
-def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> PlacedSite:
+def _decide(site: Site, rule: PlacementRule | None, infinite: str | None, dtypes: Collection[str]) -> PlacedSite:
     """What `rule` says. `infinite` is a constant of the same group that holds infinity or NaN, if there is one."""
     if site.stored_as:
         return PlacedSite(site, None, "", f"the model stores it as {site.stored_as} already")
     if site.body_of:
         what = "made" if site.role == "activation" else "read"
         return PlacedSite(site, None, "", f"{what} in a body of {site.body_of}")
-    if site.dtype != "float32":
+    if site.dtype not in dtypes:
         return PlacedSite(site, None, "", f"holds {site.dtype}, and only float32 is quantized")
     if rule is None:
         what = "weights" if site.role == "weight" else "activations"

@@ -86,7 +86,7 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
         stem = stems[tensor.name]
         added.append(_stored_numbers(f"{stem}_quantized", stored, encoding))
         added += _parameters(stem, encoding)
-        proto.graph.node.append(_dequantize(stem, encoding))
+        proto.graph.node.append(dequantize_node(stem, encoding.precision, encoding.axis))
         renamed[tensor.name] = f"{stem}{DEQUANTIZED}"
     for info in graph.input:
         if info.name in encodings:
@@ -130,12 +130,13 @@ def quantize_nodes(value: str, result: str, encoding: Encoding, parameters: str,
     yield helper.make_node("DequantizeLinear", [numbers, *scales], [result], name=f"{title}_DequantizeLinear")
 
 
-def _dequantize(name: str, encoding: Encoding) -> NodeProto:
+def dequantize_node(name: str, precision: Precision, axis: int | None) -> NodeProto:
+    """The DequantizeLinear of a stored tensor; `name` is what the names of its tensors begin with."""
     attributes: dict[str, Any] = {}
-    if encoding.axis is not None:
-        attributes["axis"] = encoding.axis
-        if encoding.precision.granularity == "block":
-            attributes["block_size"] = encoding.precision.block
+    if axis is not None:
+        attributes["axis"] = axis
+        if precision.granularity == "block":
+            attributes["block_size"] = precision.block
     reads = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"]
     return helper.make_node(
         "DequantizeLinear", reads, [f"{name}{DEQUANTIZED}"], name=f"{name}_DequantizeLinear", **attributes

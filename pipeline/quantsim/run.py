@@ -88,6 +88,8 @@ class QuantSim:
             check_metric(settings.metric)
             input_files(settings.metric.data, "quantsim.metric.data")
             self._config.refuse_parts("quantsim.metric")
+        if settings.shard_mib and not why_not_compared(self._config):
+            raise UsageError("quantsim.shard_mib is for models that nothing is run of: set verify.proof to structure")
         optimizers_of(settings.optimize)  # and so is a step or a library that is not there
         config, conversion = add_conversion(self._config, settings)  # and so is a file of AIMET not understood
         for note in conversion:
@@ -123,7 +125,7 @@ class QuantSim:
         model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
         simulation = Simulation(model, settings, workspace, show, notes, self._costs_budget_s)
         if why:
-            return simulation.place_only(why)
+            return simulation.round_in_shards(before.model) if settings.shard_mib else simulation.place_only(why)
         specs = read_onnx_file(str(before.model), section_of(before.model, self._config)).inputs
         sampler, source = before.sampler, self._config.model
         if sampler is not None and source.onnx is not None and not self._config.verify.inputs:

@@ -163,15 +163,38 @@ class Simulation:
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
         return QuantSimResult(self._workspace.folder, report, (QUANTIZATION_REPORT,))
 
+    def round_in_shards(self, path: Path) -> QuantSimResult:
+        """Weights alone, rounded to the nearest and read shard by shard; `path` is the file that refers to them."""
+        from pipeline.quantsim.shards import FOLDER, TABLE, quantize_in_shards  # few runs need it
+
+        settings, placement = self._settings, self.place(dtypes=("float32", "float16", "bfloat16"))
+        with self._stage("shards") as details:
+            found = quantize_in_shards(
+                self._model,
+                path,
+                placement,
+                self._workspace.folder / FOLDER,
+                settings.shard_mib or 0,
+                settings.shard_jobs,
+                lambda done, count: self._send(Progress("shards", f"shard {done}", done, count)),
+            )
+            details.append(str(found))
+        why = "weights alone are rounded, and nothing is run"
+        report = make_placement_report(placement, self._model, why, (*self._notes, str(found)))
+        remove_quantization(self._workspace)
+        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
+        files = (f"{FOLDER}/{found.file.name}", f"{FOLDER}/{TABLE}", QUANTIZATION_REPORT)
+        return QuantSimResult(self._workspace.folder, report, files)
+
     def read_given(self) -> dict[str, Encoding] | None:
         """The encodings of the file that is named in place of a calibration; None where none is."""
         path = self._settings.encodings_from
         return None if path is None else fit_encodings(read_aimet(Path(path))[0], self._model)
 
-    def place(self, given: Collection[str] = ()) -> Placement:
+    def place(self, given: Collection[str] = (), dtypes: Collection[str] = ("float32",)) -> Placement:
         with self._stage("place") as details:
             rules, notes = self._profile.rules(self._model, given)
-            placement = place(self._model, (*rules, *own_rules(self._settings)))
+            placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes)
             count = len(placement.quantized())
             details.append(f"{count} of {len(placement.sites)} tensors quantized")
             self._check_target()

@@ -1,0 +1,103 @@
+"""Weights rounded in shards: equal to rounding in memory, bit for bit, and what needs runs of the model is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from passes.weights.detached import DetachedModel, attach, read_model
+from passes.weights.sessions import Session
+from pipeline.config.quantsim import parse_precision
+from pipeline.errors import CheckFailed, UsageError
+from pipeline.jobs import Job, Outcome
+from pipeline.jobs.job import perform
+from pipeline.quantsim import shards
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.placement import Placement, PlacementRule, place
+from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.shards import quantize_in_shards
+from tests.pipeline.quantsim.pictures_of_qdq import model_of
+
+
+class ThisProcess:
+    """Runs jobs here, one after the other."""
+
+    def __init__(self, count: int | None) -> None:
+        del count
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        yield from map(perform, jobs)
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three products, whose weights lie in a file of their own."""
+    monkeypatch.setattr(shards, "LocalProcesses", ThisProcess)
+    monkeypatch.setattr(shards, "MIB", 2**13)
+    monkeypatch.setattr(shards, "SLICE", 500)  # slices end within a weight
+    draw = np.random.default_rng(0)
+    model = model_of(
+        "g (float[3, 40] x) => (float[3, 24] y) { h = MatMul(x, first) r = Relu(h) "
+        "g = Gemm <transB = 1>(r, second, bias) y = MatMul(g, third) }",
+        first=draw.normal(size=(40, 64)).astype(np.float32),
+        second=draw.normal(size=(24, 64)).astype(np.float32),
+        bias=draw.normal(size=24).astype(np.float32),
+        third=draw.normal(size=(24, 24)).astype(np.float32),
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(attach(model), path, save_as_external_data=True, location="net.data", size_threshold=64)
+    return path
+
+
+def placed(path: Path, formats: str, activations: str = "float") -> tuple[DetachedModel, Placement]:
+    model = read_model(path, unread=True)
+    return model, place(
+        model, [PlacementRule("op:*", parse_precision(formats), parse_precision(activations) or "float")]
+    )
+
+
+@pytest.mark.parametrize("formats", ["int4/block16", "uint4/channel", "int8/channel", "int3/block32", "uint6/block16"])
+def test_shards_hold_what_rounding_in_memory_gives(formats: str, source: Path, tmp_path: Path) -> None:
+    model, placement = placed(source, formats)
+    found = quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
+    assert (found.weights, found.shards) == (3, 3)
+    whole = read_model(source)
+    expected = attach(insert_qdq(whole, encode(placement, {}, whole)))
+    known = {tensor.name: numpy_helper.to_array(tensor) for tensor in expected.graph.initializer}
+    written = onnx.load(found.file)
+    for tensor in written.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        assert array.dtype == known[tensor.name].dtype
+        np.testing.assert_array_equal(array, known[tensor.name], tensor.name)
+    x = np.random.default_rng(1).normal(size=(3, 40)).astype(np.float32)
+    runs = [Session.of(read_model(found.file)), Session.of(insert_qdq(whole, encode(placement, {}, whole)))]
+    first, second = (run.run({"x": x})["y"] for run in runs)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_shards_that_are_done_stay(source: Path, tmp_path: Path) -> None:
+    model, placement = placed(source, "int4/block16")
+    found = quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
+    files = sorted((tmp_path / "out").glob("shard-*.data"))
+    times = [file.stat().st_mtime_ns for file in files]
+    table = tmp_path / "out" / shards.TABLE
+    table.write_bytes(table.read_bytes()[:-20])  # as a process leaves it that is killed while it writes
+    files[0].unlink()
+    again = quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
+    assert again.worst == found.worst
+    assert [file.stat().st_mtime_ns != time for file, time in zip(files, times, strict=True)] == [True, False, True]
+
+
+def test_what_cannot_be_rounded_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, placement = placed(source, "int8/channel", "uint8")
+    with pytest.raises(UsageError, match="its range needs runs of the model"):
+        quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
+    model, placement = placed(source, "int4/block16")
+    monkeypatch.setattr(shards, "HALF_STEP", 0.2)  # the proof can fail
+    with pytest.raises(CheckFailed, match="further off than half a step"):
+        quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
