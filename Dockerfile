@@ -14,7 +14,9 @@ COPY pyproject.toml README.md LICENSE ./
 COPY onnxline onnxline
 COPY passes passes
 COPY pipeline pipeline
-RUN pip install --no-cache-dir -c constraints.txt '.[torch,onnxslim]'
+# From the wheel, as from PyPI: a file that the wheel lacks would be missing here too.
+RUN pip wheel --no-cache-dir --no-deps -w /dist . \
+    && pip install --no-cache-dir -c constraints.txt "$(ls /dist/onnxline-*.whl)[torch,onnxslim]"
 
 FROM python:3.11-slim
 # OpenMP for onnxruntime and torch.

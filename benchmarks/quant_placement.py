@@ -24,11 +24,14 @@ import numpy as np
 import onnx
 import torch
 import transformers
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize, quantize_static
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from benchmarks.measure import machine, versions_line
+from passes.encodings.aimet import read_aimet
 from passes.weights.detached import read_model
 from pipeline.config import RunConfig
+from pipeline.quantsim.encodings_check import check_encodings
 from pipeline.quantsim.run import QuantSim
 from pipeline.quantsim.sites import find_sites
 
@@ -108,7 +111,7 @@ def compare(name: str, folder: Path, aimet: str) -> Iterator[Row]:
     np.savez(folder / "sample.npz", **sample)  # type: ignore[arg-type]
     yield _against_onnxruntime(name, _simulate(folder, "ort-cpu"), sample)
     if aimet:
-        yield _against_aimet(name, _simulate(folder, "qnn-htp"), aimet)
+        yield _against_aimet(name, _simulate(folder, "qnn-htp"), sample, aimet)
 
 
 def _simulate(folder: Path, profile: str) -> Path:
@@ -127,15 +130,19 @@ def _encoded(folder: Path) -> set[str]:
     return {row["name"] for section in ("activation_encodings", "param_encodings") for row in data[section]}
 
 
+class Reader(CalibrationDataReader):
+    """One sample for onnxruntime's calibrators."""
+
+    def __init__(self, sample: dict[str, np.ndarray]) -> None:
+        self._left = iter([sample])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:  # type: ignore[override]
+        return next(self._left, None)
+
+
 def _against_onnxruntime(name: str, folder: Path, sample: dict[str, np.ndarray]) -> Row:
-    class Reader(CalibrationDataReader):
-        left = iter([sample])
-
-        def get_next(self) -> dict[str, np.ndarray] | None:  # type: ignore[override]
-            return next(self.left, None)
-
     paths = folder / "model.onnx", folder / "quantized.onnx"
-    quantize_static(*paths, Reader(), per_channel=True, activation_type=QuantType.QUInt8)
+    quantize_static(*paths, Reader(sample), per_channel=True, activation_type=QuantType.QUInt8)
     written = onnx.load(paths[1]).graph
     theirs = {_stem(tensor.name, "_quantized") for tensor in written.initializer if tensor.name.endswith("_quantized")}
     read = (node.input[0] for node in written.node if node.op_type == "QuantizeLinear")
@@ -167,11 +174,36 @@ print(json.dumps([enabled, remark]))
 """
 
 
-def _against_aimet(name: str, folder: Path, python: str) -> Row:
+def _against_aimet(name: str, folder: Path, sample: dict[str, np.ndarray], python: str) -> Row:
     command = [python, "-c", ASK_AIMET, str(folder / "model.onnx"), str(folder / "model.encodings")]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     enabled, remark = json.loads(printed.splitlines()[-1])
+    report = check_encodings(read_model(folder / "model.onnx"), folder / "model.encodings", "qnn-htp")
+    checked = "complete for the converter" if report.is_complete else "; ".join(report.lines())
+    remark = f"{remark}; {checked}; {_ask_qnn(folder, sample)}"
     return _row(name, "qnn-htp", _encoded(folder), set(enabled), (), remark)
+
+
+def _ask_qnn(folder: Path, sample: dict[str, np.ndarray]) -> str:
+    """What onnxruntime's configuration for QNN makes of the activations' encodings, as overrides of the same file."""
+    known = read_aimet(folder / "model.encodings")[0]
+    stored = {tensor.name for tensor in onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer}
+    overrides = {
+        tensor: [{"quant_type": QuantType.QUInt16, "scale": encoding.scale, "zero_point": encoding.zero_point}]
+        for tensor, encoding in known.items()
+        if tensor not in stored and str(encoding.precision) == "uint16"
+    }
+    types = {"activation_type": QuantType.QUInt16, "weight_type": QuantType.QInt8}
+    source, target = folder / "model.onnx", folder / "qnn.onnx"
+    quantize(source, target, get_qnn_qdq_config(source, Reader(sample), init_overrides=overrides, **types))  # type: ignore[arg-type]
+    graph = onnx.load(target).graph
+    scales = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    quantizers = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+    found = {_stem(node.input[0], "_QuantizeLinear_Input"): scales[node.input[1]] for node in quantizers}
+    taken = [name for name in found.keys() & overrides if found[name] == overrides[name][0]["scale"]]
+    own = sorted(found.keys() - overrides.keys() - stored)
+    first = f" ({', '.join(own[:3])})" if own else ""
+    return f"onnxruntime's QNN takes {len(taken)} of {len(overrides)}, and {len(own)} of its own{first}"
 
 
 def _row(name: str, profile: str, ours: set[str], theirs: set[str], left_out: Iterable[str], remark: str = "") -> Row:

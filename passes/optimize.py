@@ -128,6 +128,9 @@ def optimize(
         stored = _read_source(model, context, proof)
         context.start()  # they take a second to import, in which names are checked
         check_names(flatten(steps), policy, context)
+        misplaced = (item for item in steps if _makes_reference(item) and (prover or isinstance(item, Repeat)))
+        for item in misplaced:
+            raise PolicyError(describe_misplaced(item))
         run = _Stages(policy, proof, sizes, timeout_s, reproducers, context, observer, on_change, prover)
         given = None if encodings is None else _read_encodings(encodings, collapse(stored)[0])
         return run.through(stored, steps, feeds, given)
@@ -169,8 +172,7 @@ class _Stages:
         if place == len(steps):
             return run
         step = steps[place]
-        if isinstance(step, Repeat) or self.prover is not None:
-            raise PolicyError(describe_misplaced(step))
+        assert isinstance(step, Step), "checked before the first stage"
         self.observer(step.name, place + done, total, None)
         begun = time.perf_counter()
         made = restart(step, run.model, drawn, self.policy, self.context)

@@ -122,7 +122,7 @@ def _convert(
     return PassResult(made, why=converter.describe(), relation=relation)
 
 
-ROUNDS: Final = 6
+ROUNDS: Final = 8
 """Times that the draws are asked for nodes that have to stay."""
 
 
@@ -244,7 +244,10 @@ class _HalfConverter:
             for at, name in enumerate(names):
                 formal = formals[min(at, len(formals) - 1)]
                 if name in self.is_float and self.half_text not in formal.types and not stays_float(formal):
-                    return f"{node.op_type} takes no {self.half} at opset {opset}"
+                    later = onnx.defs.get_schema(node.op_type, onnx.defs.onnx_opset_version(), "")
+                    takes = any(self.half_text in entry.types for entry in (*later.inputs, *later.outputs))
+                    advice = f"; put convert-opset to {later.since_version} before it" if takes else ""
+                    return f"{node.op_type} takes no {self.half} at opset {opset}{advice}"
         if node.op_type != "Cast" and any(entry.name in ("dtype", "value") for entry in node.attribute):
             return "an attribute says that it makes float32"
         return ""
@@ -267,7 +270,7 @@ def stays_float(formal: onnx.defs.OpSchema.FormalParameter) -> bool:
 SCALED: Final = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")
 BEST: Final = 60.0
 """dB. What rounding to float16 leaves of an exact value, at most."""
-LEAST_FALL: Final = 3.0
+LEAST_FALL: Final = 1.0
 """dB. A node at which the SQNR falls by less is not what is wrong."""
 PART: Final = 8
 """One of so many nodes stays in each round, those at which the SQNR falls most."""

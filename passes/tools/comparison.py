@@ -89,7 +89,8 @@ def compare(
     """Run two models on the same inputs and compare outputs, layers and the values that both have.
 
     Args:
-        before, after: paths, messages or DetachedModels; they stay as they are.
+        before: a path, a message or a DetachedModel; it stays as it is.
+        after: the model that is compared with it, in any of these forms.
         feeds: inputs of the first model, name → array of its shape and dtype; seeded draws when there are none.
         context: where to work, for who compares several pairs.
 

@@ -13,10 +13,10 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from passes.graph.formatting import format_type
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, constant_of, copy_of
 from passes.graph.inference import dims_of, infer_types
-from passes.graph.op_facts import CONVOLUTIONS, attribute_of, op_name
-from passes.graph.traversal import every_node
+from passes.graph.op_facts import CONVOLUTIONS, attribute_of, has_body, op_name
+from passes.graph.traversal import every_graph, every_node
 from passes.rewrites.interface import FixShapes
 from passes.run.apply_step import fix_input_shapes
 from passes.structures import STRUCTURES, structure_of
@@ -116,13 +116,16 @@ def inspect_model(
         model: a path, a message or a DetachedModel.
         shapes: input → sizes at which to count; an open dim that is not given counts as 1.
 
+    Returns:
+        A ModelFacts, of which `print` shows tables.
+
     Raises:
         ModelError: the model cannot be read. PolicyError: `shapes` do not fit its inputs.
 
     Example:
         >>> import onnxline
         >>> onnxline.inspect_model("model.onnx").operators["MatMul"]
-        4
+        6
     """
     opened = open_model(model)
     proto = opened.without_functions().proto
@@ -132,15 +135,16 @@ def inspect_model(
     types = GraphIndex(infer_types(proto, data_prop=True)).types
     index = GraphIndex(proto.graph)
     counter = _Counter(index, types)
-    stored = list(index.initializers.values())
+    stored = [tensor for graph in every_graph(proto.graph) for tensor in _tensors_of(graph)]
     weights = {tensor.name: (_kind(tensor), _bytes(tensor.data_type, tensor.dims)) for tensor in stored}
     values = {
         name: (format_type(info), counter.bytes_of(name) or 0)
         for name, info in types.items()
-        if name in index.producers
+        if name in index.producers and name not in index.constants
     }
     kinds = Counter(_dtype(tensor.data_type) for tensor in stored)
-    kinds.update(_dtype(types[name].type.tensor_type.elem_type) for name in index.producers if name in types)
+    made = (name for name in index.producers if name in types and name not in index.constants)
+    kinds.update(_dtype(types[name].type.tensor_type.elem_type) for name in made)
     view = GraphView(opened.without_functions())
     found = {kind: len(structure.search(view).instances) for kind in STRUCTURES if (structure := structure_of(kind))}
     macs, uncounted = counter.macs()
@@ -179,6 +183,17 @@ def _with_sizes(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]
     return fixed, sizes
 
 
+def _tensors_of(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """What a graph stores as initializers, and in Constant nodes under the names of their outputs."""
+    yield from graph.initializer
+    for node in graph.node:
+        tensor = constant_of(node)
+        if tensor is not None:
+            named = copy_of(tensor)
+            named.name = node.output[0]
+            yield named
+
+
 class _Counter:
     """Counts at fixed shapes."""
 
@@ -186,7 +201,7 @@ class _Counter:
         self.index, self.types = index, types
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        stored = self.index.initializers.get(name)
+        stored = self.index.constants.get(name)
         if stored is not None:
             return tuple(stored.dims)
         dims = dims_of(self.types[name]) if name in self.types else None
@@ -210,7 +225,7 @@ class _Counter:
     def _macs_of(self, node: NodeProto) -> int | None:
         """0 for a node that is no product; None for one whose shapes are not known, or that has no rule here."""
         kind = node.op_type
-        if kind in UNRULED:
+        if kind in UNRULED or has_body(node):
             return None
         place = FACTOR.get(kind)
         if place is None:
@@ -232,7 +247,8 @@ class _Counter:
         ends = len(self.index.nodes)
         last |= dict.fromkeys(self.index.outputs, ends)
         alive, peak = 0, 0
-        sizes = {name: self.bytes_of(name) for name in (*self.index.required_inputs, *self.index.producers)}
+        computed = (name for name in self.index.producers if name not in self.index.constants)
+        sizes = {name: self.bytes_of(name) for name in (*self.index.required_inputs, *computed)}
         if any(size is None for size in sizes.values()):
             return None
         alive = sum(sizes[name] or 0 for name in self.index.required_inputs)
@@ -240,7 +256,7 @@ class _Counter:
         for name, size in sizes.items():
             freed[last.get(name, self.index.positions.get(name, 0))] += size or 0
         for place, node in enumerate(self.index.nodes):
-            alive += sum(sizes[name] or 0 for name in node.output if name)
+            alive += sum(sizes[name] or 0 for name in node.output if name in sizes)
             peak = max(peak, alive)
             alive -= freed.get(place, 0)
         return peak

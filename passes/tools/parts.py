@@ -141,6 +141,9 @@ def split(
         proof: run the chain of parts and the whole on draws, and compare the outputs.
         context: where to work, for who splits several models.
 
+    Returns:
+        A PartedModel: the parts, with `save(folder)` and `manifest()`.
+
     Raises:
         PolicyError: no such value or module, or not exactly one way.
         StepFailed: the chain computes something else, or a part is not valid.
@@ -278,7 +281,8 @@ def merge(
     outputs.
 
     Args:
-        first, second: paths, messages or DetachedModels; they stay as they are.
+        first: a path, a message or a DetachedModel; it stays as it is.
+        second: the model that runs after it, in any of these forms.
         map: output of the first → the input of the second that it feeds.
         proof: run both one after the other, and the merged model, on draws; compare the outputs.
         context: where to work, for who merges several models.
@@ -289,6 +293,12 @@ def merge(
     Raises:
         PolicyError: no such output or input, or two types that do not fit.
         StepFailed: the merged model computes something else, or is not valid.
+
+    Example:
+        >>> import onnxline
+        >>> merged, errors = onnxline.merge("model.onnx", "model.onnx", {"y": "x"})
+        >>> [*errors]
+        ['y_2']
     """
     one, two = (open_model(model).without_functions() for model in (first, second))
     outputs, inputs = one.index.outputs, two.index.required_inputs

@@ -276,6 +276,9 @@ class QuantSimConfig(Section):
             raise ValueError("found suggest next to encodings_from, expected one of them: a suggestion needs ranges")
         if self.suggest is not None and self.suggest.metric_drop is not None and self.metric is None:
             raise ValueError("found suggest.metric_drop without metric, expected the metric that may drop")
+        data_readers = {"optimize": self.optimize, "suggest": self.suggest, "encodings_from": self.encodings_from}
+        if self.shard_mib and (other := next((key for key, value in data_readers.items() if value), None)):
+            raise ValueError(f"found {other} next to shard_mib, which rounds weights to the nearest and runs nothing")
         if self.optimize and self.encodings_from is not None:
             raise ValueError("found optimize next to encodings_from, expected one of them: both choose the scales")
         return self

@@ -88,8 +88,14 @@ class QuantSim:
             check_metric(settings.metric)
             input_files(settings.metric.data, "quantsim.metric.data")
             self._config.refuse_parts("quantsim.metric")
-        if settings.shard_mib and not why_not_compared(self._config):
-            raise UsageError("quantsim.shard_mib is for models that nothing is run of: set verify.proof to structure")
+            if why_not_compared(self._config):
+                raise UsageError("quantsim.metric is measured by runs of the model: leave verify.proof at numbers")
+        if settings.shard_mib:
+            self._config.refuse_parts("quantsim.shard_mib")
+            if not why_not_compared(self._config):
+                raise UsageError(
+                    "quantsim.shard_mib is for models that nothing is run of: set verify.proof to structure"
+                )
         optimizers_of(settings.optimize)  # and so is a step or a library that is not there
         config, conversion = add_conversion(self._config, settings)  # and so is a file of AIMET not understood
         for note in conversion:

@@ -29,11 +29,25 @@ from tests.support.pages import rows
 from tests.support.processes import still_running
 
 NOT_LINUX = """
-import mmap, os, sys
+import builtins, io, mmap, multiprocessing, os, sys, sysconfig
+sysconfig.get_config_vars()
 sys.modules["fcntl"] = sys.modules["resource"] = None
+sys.platform = "elsewhere"
 del os.sched_getaffinity, os.sched_setaffinity, os.sysconf, os.fork, os.register_at_fork, mmap.MADV_DONTNEED
+multiprocessing.set_start_method("spawn")
+
+def hide(function):
+    def call(path=".", *arguments, **named):
+        if not isinstance(path, int) and str(path).startswith("/proc"):
+            raise FileNotFoundError(2, "there is no /proc", path)
+        return function(path, *arguments, **named)
+    return call
+
+builtins.open = io.open = hide(io.open)
+for name in ("open", "listdir", "scandir", "stat"):
+    setattr(os, name, hide(getattr(os, name)))
 """
-"""What Windows lacks, in a sitecustomize, so that workers lack it too."""
+"""What Windows lacks, in a sitecustomize, so that workers lack it too: /proc as well, and processes are spawned."""
 
 SCRIPT = """
 import os, passes
@@ -125,3 +139,18 @@ def test_workflows_are_yaml_with_jobs_and_steps(file: Path) -> None:
     if file.parent.name == "workflows":
         assert all(job["steps"] and job["runs-on"] for job in data["jobs"].values())
         assert set(data) >= {"name", True, "permissions"}  # YAML reads `on` as true
+
+
+def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
+    project = tomllib.loads((Path(ROOT) / "pyproject.toml").read_text())["project"]
+    recipe = yaml.safe_load((Path(ROOT) / "conda/recipe.yaml").read_text().replace("${{", "").replace("}}", ""))
+    wanted = [re.sub(r"^([\w-]+)", r"\1 ", entry) for entry in project["dependencies"]]
+    assert recipe["requirements"]["run"] == [f"python {project['requires-python']}", *wanted]
+    assert recipe["context"]["version"] == onnxline.__version__
+
+
+def test_the_image_is_made_from_the_wheel() -> None:
+    text = (Path(ROOT) / "Dockerfile").read_text()
+    copied = re.findall(r"^COPY (\w+) \1$", text, re.MULTILINE)
+    assert copied == ["onnxline", "passes", "pipeline"]
+    assert "pip wheel" in text

@@ -11,6 +11,7 @@ import passes
 from passes.context import PassContext
 from passes.encodings.encoding import Encoding, Precision
 from passes.errors import PolicyError, StepFailed
+from passes.proof.prover import StructureProver
 from passes.proof.relation import measure_relation
 from passes.run.result import PassRun, Status
 from passes.step import Relation
@@ -174,6 +175,12 @@ def test_encodings_and_provenance_come_along(context: PassContext) -> None:
 def test_a_step_that_makes_a_reference_is_asked_for_once(context: PassContext) -> None:
     with pytest.raises(PolicyError, match="asked for once"):
         passes.optimize(chain(), [{"rename": {"values": {"a": "q"}, "repeat": "until-stable"}}], context=context)
+
+
+def test_a_run_that_compares_with_its_source_refuses_it_before_it_begins(context: PassContext) -> None:
+    prover = StructureProver(context)
+    with pytest.raises(PolicyError, match="onnxline optimize MODEL"):
+        passes.optimize(chain(), ["onnxsim", {"rename": {"values": {"a": "q"}}}], prover=prover, context=context)
 
 
 def test_weights_stay_what_they_are(context: PassContext) -> None:

@@ -67,3 +67,19 @@ def test_what_cannot_be_counted_is_said() -> None:
     )
     assert facts.uncounted == ("Einsum",)
     assert "without Einsum" in str(facts)
+
+
+def test_weights_in_constant_nodes_and_in_bodies_are_parameters() -> None:
+    text = """
+    g (float[2, 3] x, bool p) => (float[2, 3] y) {
+      w = Constant <value = float[3, 3] {1, 0, 0, 0, 1, 0, 0, 0, 1}> ()
+      a = MatMul (x, w)
+      y = If (p) <then_branch = t () => (float[2, 3] u) { u = Neg (a) }, else_branch = e () => (float[2, 3] v) {
+        k = Constant <value = float[2] {1, 2}> ()
+        v = Abs (a) }>
+    }"""
+    facts = inspect_model(model_of(text))
+    assert (facts.parameters, facts.parameter_bytes) == (11, 44)
+    assert dict(facts.macs) == {"MatMul": 18}
+    assert facts.uncounted == ("If",)
+    assert set(facts.activations) == {"a", "y"}

@@ -77,6 +77,8 @@ def test_what_does_not_suit_is_named() -> None:
         rate("top-1", [{"x": np.eye(4, dtype=np.float32), "label": np.zeros(2, int)}], ("label",))
     with pytest.raises(ValidationError, match=r"suggest.metric_drop without metric"):
         QuantSimConfig(suggest=SuggestConfig(metric_drop=0.1))
+    with pytest.raises(ValidationError, match="found suggest next to shard_mib"):
+        QuantSimConfig(suggest=SuggestConfig(size=0.1), shard_mib=1)
 
 
 EVALUATE = """

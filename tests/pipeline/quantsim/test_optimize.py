@@ -106,6 +106,16 @@ def test_each_channel_and_any_bits_and_a_stored_transpose(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("in_process")
+def test_a_step_gives_the_same_bits_again(tmp_path: Path) -> None:
+    first, second = (run(tmp_path / name, "int4/block8", "gptq")[1] for name in ("first", "second"))
+    assert first.names == second.names == {"first", "second"}
+    for name, array in first.arrays.items():
+        assert array.tobytes() == second.arrays[name].tobytes()
+    for name, encoding in first.encodings.items():
+        assert encoding.scale.tobytes() == second.encodings[name].scale.tobytes()
+
+
+@pytest.mark.usefixtures("in_process")
 def test_bias_correction_adds_what_the_mean_of_each_channel_has_lost(tmp_path: Path) -> None:
     """Data whose mean is not zero; the bias of a Gemm, and one that an Add holds."""
     draw = np.random.default_rng(0)

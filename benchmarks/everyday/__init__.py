@@ -1,0 +1,1 @@
+"""Ten everyday jobs by onnxline, onnxsim, onnxslim and Polygraphy, on files from PyPI packages."""
