@@ -32,7 +32,7 @@ def generate(
     as_json: bool = False,
 ) -> None:
     """Generate text by the parts of a run with `model.task`."""
-    if sum(given is not None for given in (ids, prompt, inputs)) != 1:
+    if (ids is not None and prompt is not None) or all(given is None for given in (ids, prompt, inputs)):
         raise UsageError("generate: expected one of --ids 1,2,3, --prompt TEXT and --inputs FILE.npz")
     tokens = None if ids is None else _read_ids(ids, "--ids")
     from pipeline.parts.generate import TextGenerator

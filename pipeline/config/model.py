@@ -93,13 +93,21 @@ def _expand_folder(value: object) -> object:
     raise ValueError("expected a folder that save_pretrained wrote, or a mapping with 'folder' or 'class'")
 
 
-Task = Literal["text-generation", "text2text-generation", "automatic-speech-recognition"]
+Task = Literal[
+    "text-generation",
+    "text2text-generation",
+    "automatic-speech-recognition",
+    "image-text-to-text",
+    "feature-extraction",
+]
 
 PARTS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("text-generation", "dynamic"): ("decoder",),
     ("text-generation", "static"): ("prefill", "decode"),
     ("text2text-generation", "dynamic"): ("encoder", "decoder"),
     ("automatic-speech-recognition", "dynamic"): ("encoder", "decoder"),
+    ("image-text-to-text", "dynamic"): ("vision", "embedding", "decoder"),
+    ("feature-extraction", "dynamic"): ("model",),
 }
 """Task and kind of cache → the parts, in the order in which an application runs them."""
 

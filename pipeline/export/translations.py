@@ -15,6 +15,7 @@ import torch
 from onnxscript import ir
 from onnxscript.onnx_opset import opset18
 
+from pipeline.export.convolutions import translate_conv3d
 from pipeline.export.rounding import translate_dequantize, translate_quantize
 from pipeline.export.triangular import translate_solve_triangular
 
@@ -418,6 +419,7 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     **GROUPED_MM,
     **SQUEEZE,
     **EXTREMES,
+    "aten.conv3d.default": translate_conv3d,
     "aten.unfold_backward.default": translate_unfold_backward,
     "aten.index_copy.default": translate_index_copy,
     "onnxline.quantize.default": translate_quantize,

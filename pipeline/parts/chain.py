@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +17,9 @@ from pipeline.export.call_watch import capture_output
 from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.states import KEPT
 from pipeline.export.parts.static import StaticDecoder
-from pipeline.parts.generate import continue_text, open_reader, take_largest
-from pipeline.parts.seq2seq import PARTS, Seq2SeqReader, models_with
+from pipeline.parts import image_text
+from pipeline.parts.generate import Reader, continue_text, open_reader, take_largest
+from pipeline.parts.seq2seq import PARTS, models_with
 from pipeline.parts.sessions import TextParts, TextReader
 from pipeline.report import ChainReport
 from pipeline.runtime.tensors import to_numpy
@@ -71,7 +73,9 @@ def prove_chain(
         observe: called with each backend before it runs, its place and how many there are.
     """
     names, seed, model = backends_of(config), config.verify.seed, part.held_model
-    if models_with(models, PARTS):
+    if models_with(models, image_text.PARTS):
+        texts = [generate_after_image(model, length, seed + length) for length in PROMPTS]
+    elif models_with(models, PARTS):
         texts = [generate_after_encoder(model, config.model, length, seed + length) for length in PROMPTS]
     else:
         parts = TextParts.of(models)
@@ -128,6 +132,21 @@ def generate_after_encoder(model: Any, section: ModelConfig, length: int, seed: 
     return TorchText((encoder.start,), tokens, logits, arrays)
 
 
+def generate_after_image(model: Any, words: int, seed: int) -> TorchText:
+    """A text that the model writes after a random image with random words around it."""
+    from pipeline.export.parts.image_text import VisionPart, token_of_image, tokens_with_image
+
+    vision = VisionPart(model)
+    pixels = vision.draw_pixels(seed)
+    ids = tokens_with_image(model, 1, len(vision.features), words, seed)
+    types = (ids == token_of_image(model.config)).long()
+    given = {**vision.given, "pixel_values": pixels.reshape(vision.given["pixel_values"].shape)}
+    known = inspect.signature(model.forward).parameters
+    given |= {name: types for name in ("token_type_ids", "mm_token_type_ids") if name in known}
+    tokens, logits = generate_greedily(model, TOKENS, input_ids=ids, attention_mask=torch.ones_like(ids), **given)
+    return TorchText(tuple(ids[0].tolist()), tokens, logits, {"pixel_values": to_numpy(pixels)})
+
+
 def generate_greedily(
     model: Any, count: int, start: int | None = None, **inputs: Any
 ) -> tuple[tuple[int, ...], np.ndarray]:
@@ -172,12 +191,10 @@ def _first_difference(text: TorchText, tokens: Sequence[int]) -> int:
     return next((at for at, pair in pairs if len(set(pair)) > 1), len(tokens))
 
 
-def _compare(
-    texts: Sequence[TorchText], reader: TextReader | Seq2SeqReader, backend: str, judged_as: str
-) -> ChainReport:
+def _compare(texts: Sequence[TorchText], reader: Reader, backend: str, judged_as: str) -> ChainReport:
     equal, whys, is_right = 0, [], True
     for place, text in enumerate(texts, 1):
-        if isinstance(reader, Seq2SeqReader):
+        if not isinstance(reader, TextReader):
             reader.encode(text.inputs)
         tokens = tuple(continue_text(reader, text.prompt, len(text.tokens), take_largest))
         same = _first_difference(text, tokens)

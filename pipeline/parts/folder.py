@@ -66,7 +66,7 @@ def write_models(
     folder.mkdir(parents=True)
     save_together(models, folder / WEIGHTS)
     graphs = {path.stem: model.proto.graph for path, model in models.items()}
-    if "encoder" in graphs:
+    if graphs.keys() & {"encoder", "vision", "model"}:
         (folder / CONFIG).write_text(text, encoding="utf-8")
     elif "decoder" in graphs:
         (folder / SETTINGS).write_text(genai_config(config, graphs["decoder"]), encoding="utf-8")

@@ -17,6 +17,7 @@ import numpy as np
 from passes.weights.sessions import first_words
 from pipeline.config import RuntimeConfig
 from pipeline.errors import UsageError
+from pipeline.parts import image_text
 from pipeline.parts.seq2seq import PARTS, Seq2SeqReader, models_with
 from pipeline.parts.sessions import TextParts, TextReader, open_calls, step_opener
 from pipeline.verify.backends import Feeds
@@ -24,6 +25,8 @@ from pipeline.verify.backends import Feeds
 SETTINGS: Final = "genai_config.json"
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
+
+Reader = TextReader | Seq2SeqReader | image_text.ImageTextReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class TextGenerator:
         begun = time.perf_counter()
         if isinstance(self._reader, Seq2SeqReader):
             self._reader.encode(inputs or {"input_ids": np.array([ids], np.int64)})
+        elif isinstance(self._reader, image_text.ImageTextReader):
+            self._reader.encode(inputs or {})
         tokens = list(continue_text(self._reader, first, max_new_tokens, choose, ends))
         seconds = time.perf_counter() - begun
         text = tokenizer.decode(tokens) if tokenizer is not None else ""
@@ -113,6 +118,10 @@ class TextGenerator:
         """
         if isinstance(self._reader, Seq2SeqReader):
             return [known.get("start", 0)] if start is None else start
+        if not ids:
+            raise UsageError(
+                "generate: the prompt has no token; give --ids or a --prompt, with the tokens of the image"
+            )
         if start is not None:
             raise UsageError(f"generate: found start tokens, but {self.models} has no encoder; give them as the prompt")
         return ids
@@ -120,11 +129,12 @@ class TextGenerator:
 
 def open_reader(
     folder: Path, backend: str, runtime: RuntimeConfig | None = None, *, optimized: bool = True
-) -> tuple[Path, TextReader | Seq2SeqReader]:
+) -> tuple[Path, Reader]:
     """The folder of the models, and what reads a text by them. Arguments and errors as for `open_calls`."""
-    models = models_with(folder, PARTS)
-    if models is not None:
-        return models, Seq2SeqReader(models, step_opener(models, backend, runtime, optimized=optimized))
+    for parts, reader in ((image_text.PARTS, image_text.ImageTextReader), (PARTS, Seq2SeqReader)):
+        models = models_with(folder, parts)
+        if models is not None:
+            return models, reader(models, step_opener(models, backend, runtime, optimized=optimized))
     parts = TextParts.of(folder)
     return parts.folder, TextReader(parts, open_calls(parts, backend, runtime, optimized=optimized))
 
@@ -169,7 +179,7 @@ def load_tokenizer(models: Path) -> Any:
 
 
 def continue_text(
-    reader: TextReader | Seq2SeqReader,
+    reader: Reader,
     ids: Sequence[int],
     count: int,
     choose: Callable[[np.ndarray], int],

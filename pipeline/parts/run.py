@@ -142,6 +142,9 @@ class PartsRun:
             if why_not_compared(self.config):
                 outcome["detail"] = "nothing is run"
                 return
+            if self.config.model.task == "feature-extraction":
+                outcome["detail"] = "one part, which is proven by itself"
+                return
             runs = [run.key for run in self.runs.values()]
             key = key_of(runs, self.config.verify.model_dump(mode="json"), self.config.runtime.model_dump(mode="json"))
             known = self.workspace.load("chain", key, tuple[ChainReport | ImageReport, ...])

@@ -99,12 +99,17 @@ class DecoderPart(TaskPart):
         """How many tokens there are."""
         return self.held_model.get_input_embeddings().num_embeddings
 
-    def compute_logits(self, input_ids: Tensor, cache: Any, **given: Any) -> Tensor:
-        """The logits of the tokens, float (batch, tokens, vocabulary), while the model reads and writes `cache`."""
+    def compute_logits(self, tokens: Tensor, cache: Any, **given: Any) -> Tensor:
+        """The logits of the tokens, float (batch, tokens, vocabulary), while the model reads and writes `cache`.
+
+        Args:
+            tokens: int64 (batch, tokens), or their embeddings, float (batch, tokens, width).
+        """
+        given["inputs_embeds" if tokens.is_floating_point() else "input_ids"] = tokens
         given = {name: value for name, value in given.items() if name in self.parameters_of_forward}
         with apply_patches():
             # not `model(…)`: the tracer would look for the model among the modules of the holder
-            result = self.held_model.forward(input_ids=input_ids, use_cache=True, **{self.cache_name: cache}, **given)
+            result = self.held_model.forward(use_cache=True, **{self.cache_name: cache}, **given)
         return result.logits
 
     def empty_states(self, batch: int, length: int = 0) -> dict[str, dict[str, Tensor]]:

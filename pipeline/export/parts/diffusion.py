@@ -27,7 +27,7 @@ from passes.proof.draws import Draw, GivenDraw
 from pipeline.config import DiffusersConfig, InputConfig, VerifyConfig
 from pipeline.errors import SourceError
 from pipeline.export.parts.draws import flat_arrays
-from pipeline.export.parts.holder import TaskPart
+from pipeline.export.parts.holder import TaskPart, with_parameters
 from pipeline.export.parts.patches import apply_patches
 from pipeline.export.source import Example
 from pipeline.export.tree import leaves_with_path
@@ -210,7 +210,7 @@ class ComponentPart(TaskPart):
         self.names = self._input_names()
         self.calls = [self._named(call) for call in calls if self._tree_of(call) == self._tree_of(self.template)]
         self.alone = alone
-        self.forward = self._forward()
+        self.forward = with_parameters(self.compute, [name for name in self.names if name is not None])
         self.dims = self._open_dims()
         with torch.no_grad():
             result = self._call(self.template)
@@ -283,17 +283,6 @@ class ComponentPart(TaskPart):
         ]
         result = self._call(pytree.tree_unflatten(leaves, self._spec))
         return {self.output_name(key): _tensors_of(value) for key, value in result.items() if value is not None}
-
-    def _forward(self) -> Callable[..., Any]:
-        """`compute` with parameters that have the names of the inputs: a trace opens no axis of a `**` parameter."""
-
-        def forward(*args: Tensor, **kwargs: Tensor) -> dict[str, Any]:
-            return self.compute(**forward.__signature__.bind(*args, **kwargs).arguments)  # type: ignore[attr-defined]
-
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [inspect.Parameter(name, kind) for name in self.names if name is not None]
-        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return forward
 
     def output_name(self, key: str) -> str:
         """The name of an output: of a denoiser `out_` and the name of its first input."""

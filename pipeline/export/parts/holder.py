@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,22 @@ class TaskPart(ModelHolder):
         """Name of each input → its open axes, and the values that it takes."""
         raise NotImplementedError
 
-    def example(self) -> Example:
-        """A call for a trace."""
+    def example(self) -> Example | None:
+        """A call for a trace; None where any values will do."""
         raise NotImplementedError
 
     def draw(self, verify: VerifyConfig) -> Sequence[GivenDraw]:
         """Calls of an application, with values by `verify.seed`."""
         raise NotImplementedError
+
+
+def with_parameters(compute: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """`compute(**tensors)` as a forward with these parameters: a trace opens no axis of a `**` parameter."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return compute(**signature.bind(*args, **kwargs).arguments)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return forward

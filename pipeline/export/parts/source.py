@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 
+from passes.proof.draws import GivenDraw
 from passes.suggest import plural
-from pipeline.config import CacheConfig, ModelConfig
+from pipeline.config import CacheConfig, ModelConfig, VerifyConfig
 from pipeline.errors import ConfigError
 from pipeline.export.build_source import assemble
 from pipeline.export.call_watch import capture_output
 from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import draw_calls
+from pipeline.export.parts.features import FeaturesPart
 from pipeline.export.parts.holder import TaskPart
+from pipeline.export.parts.image_text import EmbeddingPart, ImageTextDecoder, VisionPart
 from pipeline.export.parts.seq2seq import Decoder, Encoder
 from pipeline.export.parts.states import KEPT
 from pipeline.export.parts.static import StaticDecoder
-from pipeline.export.source import Source, TorchSource
+from pipeline.export.source import Source, TorchSource, named_dims
 from pipeline.export.transformers_class import LoadedModel, load_model
 
 
@@ -55,7 +58,8 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
     with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         part = PARTS_OF_TASKS[model.task](model, loaded)
-        dims = {dim: (size,) for dim, size in part.sizes.items()}
+        is_free = isinstance(part, FeaturesPart)  # whose inputs are drawn as those of any model
+        dims = part.derived.dims if is_free else {dim: (size,) for dim, size in part.sizes.items()}
         known = model.model_copy(update={"inputs": part.declarations(), "dims": dims})
         source = assemble(part, part.example(), known)
     cache = model.cache or CacheConfig()
@@ -64,7 +68,8 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
         source,
         notes=(*loaded.notes, *source.notes, *random),
         weights=loaded.weights,
-        draws=partial(draw_calls, part) if isinstance(part, CachedDecoder | StaticDecoder) else part.draw,
+        draws=None if is_free else _draws_of(part),
+        dims={dim: dims[dim] for dim in named_dims(source.inputs) if dim in dims} if is_free else {},
     )
 
 
@@ -72,6 +77,14 @@ RANDOM_SCALES: Final = (
     "model.cache.data names no prompts, so the scales of the cache are those of random tokens, and say nothing of the "
     "model in use; give files .npz with an array input_ids"
 )
+
+
+def _draws_of(part: TaskPart) -> Callable[[VerifyConfig], Sequence[GivenDraw]]:
+    return partial(draw_calls, part) if isinstance(part, CachedDecoder | StaticDecoder) else part.draw
+
+
+def _make_features(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
+    return FeaturesPart(loaded.module, model, loaded.folder)
 
 
 def _make_decoder(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
@@ -87,6 +100,12 @@ def _make_seq2seq(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
     return kind(loaded.module, model, loaded.folder)
 
 
+def _make_image_text(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
+    if model.part == "decoder":
+        return ImageTextDecoder(loaded.module, loaded.folder, last_only=model.logits == "last")
+    return (VisionPart if model.part == "vision" else EmbeddingPart)(loaded.module, loaded.folder)
+
+
 def _component(model: ModelConfig, loaded: LoadedModel) -> TaskPart:
     return loaded.module.part(model.part)
 
@@ -95,6 +114,8 @@ PARTS_OF_TASKS: Final[Mapping[str | None, Callable[[ModelConfig, LoadedModel], T
     "text-generation": _make_decoder,
     "text2text-generation": _make_seq2seq,
     "automatic-speech-recognition": _make_seq2seq,
+    "feature-extraction": _make_features,
+    "image-text-to-text": _make_image_text,
     None: _component,
 }
 """Task, or None for a pipeline of diffusers → makes the module of `model.part`."""

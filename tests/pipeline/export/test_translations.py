@@ -329,3 +329,17 @@ def test_the_delta_rule_is_one_system_in_a_trace() -> None:
         program = torch.export.export(module, (x,), strict=False)
     called = [node.target for node in program.graph.nodes]
     assert called.count(torch.ops.aten.linalg_solve_triangular.default) == 2 and len(called) < 150
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_over_time_and_space(bias: bool) -> None:
+    layer = nn.Conv3d(4, 6, (2, 3, 3), stride=(1, 2, 2), padding=(1, 0, 1), dilation=(1, 1, 2), groups=2, bias=bias)
+    tensor = torch.randn(2, 4, 3, 8, 9)
+    with torch.no_grad():
+        expected = layer(tensor).numpy()
+    given = (tensor, layer.weight.detach(), *((layer.bias.detach(),) if layer.bias is not None else ()))
+
+    def convolve(tensor: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return nn.functional.conv3d(tensor, weight, bias, (1, 2, 2), (1, 0, 1), (1, 1, 2), 2)
+
+    np.testing.assert_allclose(run(exported(convolve, *given), *given), expected, atol=1e-5)

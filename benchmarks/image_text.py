@@ -1,0 +1,130 @@
+"""Text after an image in parts: a run of each family, and its tokens on onnxruntime against torch's `generate`.
+
+    python -m benchmarks.image_text [--families "Gemma 3" SmolVLM …]
+
+The models are small and random: two layers of 32 channels in tower and text. The table is in RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+
+from benchmarks.measure import machine, versions_line
+from pipeline import Pipeline, RunConfig
+from pipeline.parts import PartsResult
+
+TEXT: Final[dict[str, Any]] = {
+    **{"vocab_size": 89, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
+    **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": False},
+}
+TOWER: Final[dict[str, Any]] = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"image_size": 16, "patch_size": 4},
+}
+WINDOWED: Final[dict[str, Any]] = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+
+FAMILIES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "Gemma 3": (
+        "Gemma3ForConditionalGeneration",
+        {
+            **{"text_config": {**TEXT, **WINDOWED}, "vision_config": TOWER, "mm_tokens_per_image": 4},
+            **{"image_token_index": 88, "boi_token_index": 86, "eoi_token_index": 87},
+        },
+    ),
+    "SmolVLM": (
+        "SmolVLMForConditionalGeneration",
+        {
+            **{"text_config": {**TEXT, "model_type": "llama"}, "vision_config": TOWER, "scale_factor": 2},
+            **{"image_token_id": 88, "pad_token_id": 2},
+        },
+    ),
+    "Qwen2.5-VL": (
+        "Qwen2_5_VLForConditionalGeneration",
+        {
+            "text_config": {
+                **{key: value for key, value in TEXT.items() if key != "head_dim"},
+                "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
+            },
+            "vision_config": {
+                **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32},
+                **{"patch_size": 4, "spatial_merge_size": 2, "window_size": 16, "fullatt_block_indexes": [1]},
+                **{"image_size": 32, "temporal_patch_size": 2},
+            },
+            **{"image_token_id": 88, "video_token_id": 87, "vision_start_token_id": 86, "vision_end_token_id": 85},
+        },
+    ),
+    "LLaVA": (
+        "LlavaForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {**TOWER, "model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
+            "image_token_index": 88,
+        },
+    ),
+}
+"""Family → class of transformers, and a small configuration of it."""
+
+SPREAD: Final = 0.15
+"""Deviation of the matrices: with those of the classes, random models repeat one token."""
+
+
+def make_model(family: str, seed: int = 2) -> Any:
+    """A model of the family with random weights, in eval mode."""
+    name, settings = FAMILIES[family]
+    cls: Any = getattr(transformers, name)
+    model = cls(cls.config_class(**settings)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                is_table = "embed_tokens" in name or "lm_head" in name
+                parameter.normal_(0, 1.0 if is_table else SPREAD, generator=generator)
+    return model
+
+
+def configuration(folder: Path, **sections: Any) -> dict[str, Any]:
+    """A configuration of a run in parts for a folder of `save_pretrained`."""
+    return {
+        "model": {"transformers": str(folder), "task": "image-text-to-text"},
+        "passes": {"keep": ["qkv?"]},
+        **sections,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    chosen = parser.parse_args()
+    print(f"{machine()}; {versions_line()}\n")
+    print("| family | nodes of vision, embedding and decoder | Q/K/V kept | run | chain |")
+    print("| --- | --- | --- | --- | --- |")
+    for family in chosen.families:
+        with tempfile.TemporaryDirectory() as place:
+            print(f"| {family} | {' | '.join(row(family, Path(place)))} |", flush=True)
+
+
+def row(family: str, folder: Path) -> Iterator[str]:
+    """The cells of a family: what the run found, and how many tokens are torch's."""
+    make_model(family).save_pretrained(folder / "source")
+    begun = time.perf_counter()
+    config = RunConfig.from_mapping(configuration(folder / "source"), title=family)
+    result = Pipeline(config, folder / "run").run()
+    assert isinstance(result, PartsResult)
+    yield ", ".join(f"{part.export.nodes} → {part.optimize.nodes}" for part in result.parts.values())
+    kept = sum(verdict.kept for verdict in result.structures)
+    yield f"{kept} of {len(result.structures)}" if result.structures else "none in the source"
+    yield f"{time.perf_counter() - begun:.0f} s"
+    yield ", ".join(chain.sentence for chain in result.chain)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A language model with images in parts: the parts of an image, what they compute, and texts after an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from benchmarks.generation import make_model as make_decoder
+from benchmarks.image_text import FAMILIES, configuration, make_model
+from pipeline.config import ExportConfig, ModelConfig, VerifyConfig
+from pipeline.errors import SourceError, UsageError
+from pipeline.export import TorchSource, export_onnx, load_source
+from pipeline.export.parts import load_for_parts
+from pipeline.export.parts.image_text import EmbeddingPart, ImageTextDecoder, VisionPart
+from pipeline.export.reference import run_torch
+from pipeline.parts import TextGenerator
+from pipeline.parts.chain import generate_after_image
+
+
+@pytest.mark.parametrize(
+    ("family", "pixels", "tokens", "is_wired"),
+    [
+        ("Gemma 3", [1, 3, 16, 16], 4, True),
+        ("SmolVLM", [1, 3, 16, 16], 4, True),  # without the axis of images that the model itself takes
+        ("Qwen2.5-VL", [64, 96], 16, True),
+        ("LLaVA", [1, 3, 16, 16], 16, False),  # which takes a layer of the tower without its first token
+    ],
+)
+@torch.no_grad()
+def test_an_image_is_what_the_model_makes_of_it(family: str, pixels: list[int], tokens: int, is_wired: bool) -> None:
+    model = make_model(family)
+    part = VisionPart(model)
+    assert [*part.pixels.shape] == pixels and part.features.shape == (tokens, 32) and part.is_wired is is_wired
+    image = part.draw_pixels(1)
+    given = {**part.given, "pixel_values": image.reshape(part.given["pixel_values"].shape)}
+    expected = model.get_image_features(**given, return_dict=True).pooler_output
+    expected = torch.cat(list(expected)) if isinstance(expected, list | tuple) else expected
+    torch.testing.assert_close(part(image)["image_features"], expected.reshape(tokens, 32), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_features_stand_where_a_text_has_the_token_of_an_image() -> None:
+    model = make_model("Gemma 3")
+    part, table = EmbeddingPart(model), model.get_input_embeddings()
+    ids = torch.tensor([[5, 88, 88, 7], [88, 6, 88, 88]])
+    features = torch.arange(5 * 32.0).reshape(5, 32)
+    found = part(ids, features)["inputs_embeds"]
+    torch.testing.assert_close(found[0, 1:3], features[:2])
+    torch.testing.assert_close(found[1, [0, 2, 3]], features[2:])
+    torch.testing.assert_close(found[0, [0, 3]], table(torch.tensor([5, 7])))
+    alone = part(ids[:1], features[:0])["inputs_embeds"]  # a token of images that the model has written itself
+    torch.testing.assert_close(alone, table(ids[:1]))
+
+
+def test_the_decoder_reads_what_the_family_has() -> None:
+    gemma = ImageTextDecoder(make_model("Gemma 3")).declarations()
+    assert [*gemma][:4] == ["inputs_embeds", "attention_mask", "position_ids", "token_type_ids"]
+    qwen = ImageTextDecoder(make_model("Qwen2.5-VL")).declarations()
+    assert qwen["position_ids"].dynamic == {1: "batch_size", 2: "sequence_length"} and "token_type_ids" not in qwen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_graphs_are_the_model(family: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    model.save_pretrained(tmp_path / "source")
+    (tmp_path / "config.json").write_text(model.config.to_json_string())
+    loaded = None
+    for part in ("vision", "embedding", "decoder"):
+        section = ModelConfig.model_validate({**configuration(tmp_path / "source")["model"], "part": part})
+        loaded = loaded or load_for_parts(section)
+        source = load_source(section, loaded=loaded)
+        assert isinstance(source, TorchSource) and source.draws is not None
+        export_onnx(source, ExportConfig(), tmp_path / f"{part}.onnx")
+        session = onnxruntime.InferenceSession(str(tmp_path / f"{part}.onnx"), providers=["CPUExecutionProvider"])
+        for draw in source.draws(VerifyConfig()):
+            expected = run_torch(source, draw.feeds)
+            found: list[Any] = session.run(list(expected), dict(draw.feeds))
+            for name, array in zip(expected, found, strict=True):
+                limit = 1e-4 * max(1.0, float(np.abs(expected[name]).max(initial=0)))  # float32, other orders of sums
+                np.testing.assert_allclose(array, expected[name], atol=limit, rtol=0, err_msg=draw.draw.label)
+    text = generate_after_image(model, 7, 7)
+    generator = TextGenerator(tmp_path)
+    found_tokens = generator.generate(text.prompt, inputs=text.inputs, max_new_tokens=32, stop=()).tokens
+    assert found_tokens == text.tokens
+    other = {"pixel_values": np.asarray(text.inputs["pixel_values"])[..., ::-1] * 0.5}  # the text is about the image
+    assert generator.generate(text.prompt, inputs=other, max_new_tokens=32, stop=()).tokens != text.tokens
+    with pytest.raises(UsageError, match="the text has 0 tokens of images"):
+        generator.generate([1, 2], inputs=text.inputs)
+    with pytest.raises(UsageError, match="pixel_values has the shape"):
+        generator.generate(text.prompt, inputs={"pixel_values": np.zeros((1, 3, 5, 5))})
+
+
+def test_a_model_without_images_is_refused_in_one_sentence() -> None:
+    with pytest.raises(SourceError, match="LlamaForCausalLM reads no images; expected a model such as Gemma3"):
+        VisionPart(make_decoder("Llama"))
