@@ -15,12 +15,12 @@ from onnx import NodeProto
 
 from passes.context import PassContext
 from passes.graph.op_facts import attribute_of
-from passes.rewrites.decompose_attention import DecomposeAttention
+from passes.rewrites.decompose_attention import NO_OPERATOR, DecomposeAttention
 from passes.rewrites.fold_scale import ScaleFolder
 from passes.rewrites.merge_layout import MergeLayout
 from passes.rewrites.rewriter import Rewriter, is_float
 from passes.rewrites.softmax_guard import DropSoftmaxGuard
-from passes.rewrites.split_merged import SplitQkv
+from passes.rewrites.split_merged import NOTHING_MERGED, SplitQkv
 from passes.step import Description, PassResult, Step, values
 from passes.structures.qkv import find_separate_qkv
 from passes.structures.view import GraphView
@@ -54,7 +54,8 @@ class CanonicalAttention(Step):
             if not self.fused or not isinstance(step, DecomposeAttention):
                 result = step.apply(current, context)
                 current = result.model
-                notes += [result.why] if result.why and step.name in TOLD else []
+                is_told = step.name in TOLD and result.why not in (None, "", NO_OPERATOR, NOTHING_MERGED)
+                notes += [result.why or ""] if is_told else []
         rewriter = Rewriter(current, context)
         attentions = list(find_attentions(rewriter))
         folder = ScaleFolder(rewriter)

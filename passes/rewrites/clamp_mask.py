@@ -59,7 +59,7 @@ class ClampMask(Step):
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         graph = MaskedGraph(model)
         if not graph.uses:
-            return PassResult(model, changed=False)
+            return PassResult(model, changed=False, why="no stored constant masks a Softmax")
         graph = _select_scores(_store_constants(graph))
         bound, seen = self.bound, ""
         if bound is None:

@@ -49,7 +49,7 @@ class ConvertOpset(Step):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         if opset_of(model.proto) == self.to:
-            return PassResult(model, changed=False)
+            return PassResult(model, changed=False, why=f"the model has opset {self.to}")
         if not opset_of(model.proto) and not any(node.domain in ONNX_DOMAINS for node in every_node(model.proto.graph)):
             return PassResult(_with_opset(model, self.to))
         _refuse_attention(model.proto, self.to)

@@ -22,6 +22,8 @@ from passes.weights.detached import DetachedModel
 OLDEST: Final = 15
 """The opset whose Shape takes `start` and `end`."""
 
+NO_OPERATOR: Final = "no operator of attention"
+
 
 @dataclass(frozen=True, slots=True)
 class DecomposeAttention(Step):
@@ -47,7 +49,7 @@ class DecomposeAttention(Step):
         inner = _count_in_bodies(model.proto)
         if inner:
             reasons.append(f"{inner} in bodies or functions")
-        why = f"left as they are: {'; '.join(reasons)}" if reasons else None
+        why = f"left as they are: {'; '.join(reasons)}" if reasons else None if changed else NO_OPERATOR
         return PassResult(work, changed, why)
 
 

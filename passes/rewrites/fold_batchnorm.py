@@ -47,7 +47,8 @@ class FoldBatchnorm(Step):
                 break
             current = folded
         notes = [f"{names[0]}{_more(names)} {reason}" for reason, names in reasons.items()]
-        why = f"left as they are: {'; '.join(notes)}" if notes else None
+        left = f"left as they are: {'; '.join(notes)}" if notes else None
+        why = left if notes or current is not model else "no BatchNormalization"
         return PassResult(current, current is not model, why)
 
 

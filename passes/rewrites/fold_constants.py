@@ -58,7 +58,8 @@ class FoldConstants(Step):
         while True:
             nodes = _foldable(model.proto, excluded, unread)
             if not nodes:
-                return PassResult(model, changed=False)
+                but = ", but for what would make the model larger" if excluded else ""
+                return PassResult(model, changed=False, why=f"nothing is computed from constants alone{but}")
             groups = _groups(nodes)
             sizes = _sizes(model)
             read = _read_by_others(model.proto, nodes)
@@ -89,7 +90,7 @@ class FixDefaults(Step):
         proto = model.copy_proto()
         fixed = drop_default_inputs(proto.graph)
         if not fixed:
-            return PassResult(model, changed=False)
+            return PassResult(model, changed=False, why="no input has a default")
         return PassResult(model.with_proto(proto), why=f"{plural(len(fixed), 'input')} made constant")
 
 

@@ -20,6 +20,8 @@ from passes.structures.projection import CURVE_OPS, HEAD_OPS, ProjectionSearch
 from passes.structures.view import GraphView, carried_inputs
 from passes.weights.detached import DetachedModel
 
+NOTHING_MERGED: Final = "no merged projection"
+
 
 @dataclass(frozen=True, slots=True)
 class SplitQkv(Step):
@@ -31,8 +33,12 @@ class SplitQkv(Step):
     makes_structures: ClassVar[tuple[str, ...]] = ("qkv",)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        result = split_qkv(model)
-        return PassResult(result.model, result.model is not model, "; ".join(result.notes) or None)
+        return _result(model, split_qkv(model))
+
+
+def _result(model: DetachedModel, split: SplitModel) -> PassResult:
+    changed = split.model is not model
+    return PassResult(split.model, changed, "; ".join(split.notes) or (None if changed else NOTHING_MERGED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,7 @@ class SplitGateUp(Step):
     )
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        result = split_gate_up(model)
-        return PassResult(result.model, result.model is not model, "; ".join(result.notes) or None)
+        return _result(model, split_gate_up(model))
 
 
 def split_qkv(model: DetachedModel) -> SplitModel:

@@ -62,7 +62,7 @@ class Untie(Step):
             copied.CopyFrom(tensor)
             copied.name = name
         if not copies:
-            return PassResult(model, changed=False)
+            return PassResult(model, changed=False, why="no weight is read by several modules")
         return PassResult(model.with_proto(proto), why=f"{plural(len(copies), 'copy', 'copies')} of tied weights")
 
     def _consumer_of(self, node: NodeProto) -> Hashable:
@@ -104,7 +104,7 @@ class Tie(Step):
                 source, is_transposed = first[key]
                 (transposed if is_transposed else same)[name] = source
         if not same and not transposed:
-            return PassResult(model, changed=False)
+            return PassResult(model, changed=False, why="no matrix is stored twice")
         proto = model.copy_proto()
         graph = proto.graph
         replace_all_uses_with(graph.node, same)

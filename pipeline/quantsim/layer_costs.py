@@ -54,7 +54,7 @@ class LayerCosts:
             own = "" if cost.sqnr_db is None else f", sensitivity {cost.sqnr_db:.1f} dB"
             yield f"  {cost.value:.4f}  {cost.layer} ({cost.op}{cost.module and f', {cost.module}'}){own}"
         if self.untried:
-            yield f"  {plural(self.untried, 'layer')} not tried: the time was up (--budget)"
+            yield f"  {plural(self.untried, 'layer')} not tried: the time was up (--budget-s)"
 
 
 def measure_costs(

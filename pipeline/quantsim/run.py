@@ -83,6 +83,8 @@ class QuantSim:
 
     def _run(self, show: Observer) -> QuantSimResult:
         settings = self._config.quantsim or QuantSimConfig()
+        if self._config.model.task != "text-generation":  # prompts as samples are those of a decoder alone
+            self._config.refuse_parts("quantsim")
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
         if settings.metric is not None:
             check_metric(settings.metric)

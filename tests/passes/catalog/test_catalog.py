@@ -12,16 +12,16 @@ import onnxsim.onnxsim_cpp2py_export as native_onnxsim
 import pytest
 
 from passes.catalog import CatalogEntry, catalog, pass_names, rows_of
-from passes.catalog.listing import find_entries, show
+from passes.catalog.listing import example_of, find_entries, read_example, show
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import require
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
 from passes.policy.policy import DESTROYS, GROUPS, Policy, groups_of, in_group
-from passes.recipe.recipe import OWN_STEPS
-from passes.step import UNDESCRIBED, CompositeStep, PassResult
-from passes.weights.detached import DetachedModel
+from passes.recipe.recipe import OWN_STEPS, steps_of
+from passes.step import UNDESCRIBED, CompositeStep, PassResult, flatten
+from passes.weights.detached import DetachedModel, open_model
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +200,18 @@ def test_passes_that_change_bits_or_dtypes_are_quantizing_and_no_default(rows: t
     grouped = {row.name for row in rows if row.source == "onnxsim" and "quantizing" in row.groups}
     assert len(grouped) > 60
     assert [row.name for row in rows if row.name in grouped and row.runs == "default"] == []
+
+
+def own_pictures() -> list[str]:
+    return [name for name, step in OWN_STEPS.items() if step().source == "onnxline" and example_of(name)]
+
+
+@pytest.mark.parametrize("name", own_pictures())
+def test_a_step_of_ours_does_nothing_the_second_time_and_says_why(name: str, context: PassContext) -> None:
+    file = example_of(name)
+    assert file is not None
+    (step,) = flatten(steps_of([name]))
+    once = step.apply(open_model(read_example(file).model), context)
+    again = step.apply(once.model, context)
+    assert once.changed and not again.changed
+    assert again.why, "its row says why it did nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -78,6 +79,27 @@ def test_shards_hold_what_rounding_in_memory_gives(formats: str, source: Path, t
     runs = [Session.of(read_model(found.file)), Session.of(insert_qdq(whole, encode(placement, {}, whole)))]
     first, second = (run.run({"x": x})["y"] for run in runs)
     np.testing.assert_array_equal(first, second)
+
+
+def test_weights_in_bfloat16_have_scales_in_bfloat16_that_decide_the_integers(source: Path, tmp_path: Path) -> None:
+    model = onnx.load(source)
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor).astype(ml_dtypes.bfloat16)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    first = numpy_helper.to_array(model.graph.initializer[0]).astype(np.float32)
+    path = tmp_path / "narrow.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="narrow.data", size_threshold=64)
+    narrow = read_model(path, unread=True)
+    rules = [PlacementRule("op:*", parse_precision("int8/channel"), "float")]
+    with pytest.raises(UsageError, match="only float32 is simulated"):
+        place(narrow, rules)
+    found = quantize_in_shards(narrow, path, place(narrow, rules, ("bfloat16",)), tmp_path / "out", 1, None)
+    written = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(found.file).graph.initializer}
+    scale = written["first_scale"]
+    assert scale.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(written["first_quantized"], np.rint(first / scale.astype(np.float32)))
 
 
 def test_shards_that_are_done_stay(source: Path, tmp_path: Path) -> None:
