@@ -135,13 +135,19 @@ def _write_mask_as_sum(rewriter: Rewriter, softmax: NodeProto) -> None:
         return
     seen, *branches = choice.input
     low = [rewriter.constant(name) for name in branches]
-    place = 1 if low[1] is not None else 0
-    array, scores = low[place], branches[1 - place]
-    if array is None or low[1 - place] is not None or array.size != 1 or not is_float(array) or not (array < 0).all():
+    position = 1 if low[1] is not None else 0
+    array, scores = low[position], branches[1 - position]
+    if (
+        array is None
+        or low[1 - position] is not None
+        or array.size != 1
+        or not is_float(array)
+        or not (array < 0).all()
+    ):
         return
     zero = np.zeros_like(array)
     condition = rewriter.constant(seen)
-    pair = (zero, array) if place else (array, zero)
+    pair = (zero, array) if position else (array, zero)
     if condition is not None:
         bias = rewriter.constant_of(np.where(condition, *pair).astype(array.dtype), f"{choice.output[0]}/bias")
     else:

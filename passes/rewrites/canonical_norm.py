@@ -165,15 +165,15 @@ def _channels(rewriter: Rewriter, node: NodeProto, shape: tuple[Dim, ...]) -> Ar
 
 def _divide(rewriter: Rewriter, node: NodeProto) -> bool:
     """Write x · (1 / √v) as x / √v, if nothing else reads the reciprocal."""
-    for place in (0, 1):
-        inverse = rewriter.producer(node.input[place], "Reciprocal")
+    for position in (0, 1):
+        inverse = rewriter.producer(node.input[position], "Reciprocal")
         root = None if inverse is None else rewriter.producer(inverse.input[0], "Sqrt")
-        if inverse is None or root is None or rewriter.is_shared(node.input[place]):
+        if inverse is None or root is None or rewriter.is_shared(node.input[position]):
             continue
         name = node.output[0]
         if any(map(rewriter.is_kept, (name, *map(first_output, rewriter.consumers[name])))):
             return False  # a norm is kept in its operators
-        inputs = [node.input[1 - place], inverse.input[0]]
+        inputs = [node.input[1 - position], inverse.input[0]]
         rewriter.replace(name, rewriter.add("Div", inputs, node, rewriter.shape(name)))
         return True
     return False

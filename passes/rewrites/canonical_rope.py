@@ -90,8 +90,8 @@ def _read_rotation(rewriter: Rewriter, total: NodeProto) -> _Rotation | None:
         rotated, straight = rewriter.producer(rotated_name, "Mul"), rewriter.producer(straight_name, "Mul")
         if rotated is None or straight is None:
             continue
-        for place, name in enumerate(rotated.input):
-            sine = rotated.input[1 - place]
+        for position, name in enumerate(rotated.input):
+            sine = rotated.input[1 - position]
             turned = _read_halves(rewriter, name) or _read_pairs(rewriter, name) or _read_gather(rewriter, name)
             if turned is None or turned.data not in straight.input or _size(rewriter, sine) != _size(rewriter, name):
                 continue
@@ -100,7 +100,7 @@ def _read_rotation(rewriter: Rewriter, total: NodeProto) -> _Rotation | None:
     return None
 
 
-def _negated(rewriter: Rewriter, name: str) -> tuple[str, bool]:
+def _read_negation(rewriter: Rewriter, name: str) -> tuple[str, bool]:
     """The value that a Neg negates, and whether there is one."""
     node = rewriter.producer(name, "Neg")
     return (name, False) if node is None or rewriter.is_shared(name) else (node.input[0], True)
@@ -110,7 +110,7 @@ def _read_halves(rewriter: Rewriter, name: str) -> _Turned | None:
     joined, shape = rewriter.producer(name, "Concat"), rewriter.shape(name)
     if joined is None or len(joined.input) != 2 or shape is None or rewriter.is_shared(name):
         return None
-    (second, negates), first = _negated(rewriter, joined.input[0]), joined.input[1]
+    (second, negates), first = _read_negation(rewriter, joined.input[0]), joined.input[1]
     producers = rewriter.producer(first), rewriter.producer(second)
     if attribute_of(joined, "axis") not in (-1, len(shape) - 1) or producers[0] is None or producers[1] is None:
         return None
@@ -140,7 +140,7 @@ def _read_pairs(rewriter: Rewriter, name: str) -> _Turned | None:
     left, right = (rewriter.producer(column, "Unsqueeze", "Reshape") for column in stacked.input)
     if left is None or right is None or rewriter.shape(stacked.input[0]) != (*shape[:-1], 1):
         return None
-    (odd, negates), even = _negated(rewriter, left.input[0]), right.input[0]
+    (odd, negates), even = _read_negation(rewriter, left.input[0]), right.input[0]
     slices = [rewriter.producer(half, "Slice") for half in (odd, even)]
     bounds = [None if node is None else _bounds(rewriter, node) for node in slices]
     starts = [None if bound is None or bound[2] != 2 else bound[0] for bound in bounds]
@@ -194,10 +194,10 @@ def _write(rewriter: Rewriter, rotation: _Rotation, signed: dict[str, str]) -> N
         order = rewriter.constant_of(_neighbours(_size(rewriter, rotation.turned.data) or 0), "neighbours")
         turned = rewriter.add("Gather", [rotation.turned.data, order], like, shape, axis=len(shape or ()) - 1)
     if rotation.sine not in signed:
-        signed[rotation.sine] = _signed(rewriter, rotation)
-    place = list(rotation.rotated.input).index(rotation.turned.name)
-    rewriter.set_input(rotation.rotated, place, turned)
-    rewriter.set_input(rotation.rotated, 1 - place, signed[rotation.sine])
+        signed[rotation.sine] = _sign_sines(rewriter, rotation)
+    position = list(rotation.rotated.input).index(rotation.turned.name)
+    rewriter.set_input(rotation.rotated, position, turned)
+    rewriter.set_input(rotation.rotated, 1 - position, signed[rotation.sine])
     rewriter.drop_unread(rotation.turned.name)
     rewriter.drop_unread(rotation.sine)
 
@@ -210,7 +210,7 @@ def _signs(rewriter: Rewriter, rotation: _Rotation) -> Array:
     return np.tile(signs, (_size(rewriter, rotation.turned.data) or 0) // len(signs))
 
 
-def _signed(rewriter: Rewriter, rotation: _Rotation) -> str:
+def _sign_sines(rewriter: Rewriter, rotation: _Rotation) -> str:
     """The sines, negative where torch negates the elements."""
     signs, array = _signs(rewriter, rotation), rewriter.constant(rotation.sine)
     if array is not None:

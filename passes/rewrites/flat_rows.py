@@ -112,7 +112,7 @@ def _treats_rows_alike(rewriter: Rewriter, node: NodeProto, lead: Lead) -> bool:
 
 
 def _broadcasts(rewriter: Rewriter, name: str, lead: Lead) -> bool:
-    """Whether a matrix can take the place of an operand: it has all rows, or the same row for all."""
+    """Whether a matrix can stand for an operand: it has all rows, or the same row for all."""
     shape = rewriter.fixed_shape(name)
     if shape is None:
         return False

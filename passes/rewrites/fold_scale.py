@@ -89,8 +89,8 @@ class ScaleFolder:
             if node.op_type == "Mul" and self.rewriter.is_kept(node.output[0]):
                 continue
             places = (1,) if node.op_type in ("Sub", "Div") else (1, 0)
-            for place in places:
-                data, unit = node.input[1 - place], self.rewriter.constant(node.input[place])
+            for position in places:
+                data, unit = node.input[1 - position], self.rewriter.constant(node.input[position])
                 shape = self.rewriter.shape(data)
                 is_known = shape is not None and None not in shape and shape == self.rewriter.shape(node.output[0])
                 if unit is not None and is_known and is_float(unit) and (unit == UNITS[node.op_type]).all():
@@ -149,24 +149,24 @@ class ScaleFolder:
             steps = None if factor is None else self._weights_behind(node.input[factor.data])
             if factor is None or not steps:
                 continue
-            scaled = [(step, place, self._scaled(step.input[place], factor.number)) for step, place in steps]
+            scaled = [(step, position, self._scaled(step.input[position], factor.number)) for step, position in steps]
             if all(array is not None for _, _, array in scaled):
-                for step, place, array in scaled:
+                for step, position, array in scaled:
                     assert array is not None
                     self.rewriter.set_input(
-                        step, place, self.rewriter.constant_of(array, f"{step.input[place]}_scaled")
+                        step, position, self.rewriter.constant_of(array, f"{step.input[position]}_scaled")
                     )
                 self._drop(factor)
 
     def _factor_of(self, node: NodeProto) -> _Factor | None:
-        for place in (1, 0) if node.op_type == "Mul" else (1,):
-            number = self.rewriter.scalar(node.input[place])
-            if number is None or self.rewriter.constant(node.input[1 - place]) is not None:
+        for position in (1, 0) if node.op_type == "Mul" else (1,):
+            number = self.rewriter.scalar(node.input[position])
+            if number is None or self.rewriter.constant(node.input[1 - position]) is not None:
                 continue
-            rank, own = (self.rewriter.shape(name) for name in (node.input[1 - place], node.input[place]))
+            rank, own = (self.rewriter.shape(name) for name in (node.input[1 - position], node.input[position]))
             if not math.isfinite(number) or number == 0 or rank is None or own is None or len(own) > len(rank):
                 return None
-            return _Factor(node, 1 - place, 1 / number if node.op_type == "Div" else number)
+            return _Factor(node, 1 - position, 1 / number if node.op_type == "Div" else number)
         return None
 
     def _factor_behind(self, name: str) -> _Factor | None:
@@ -191,7 +191,7 @@ class ScaleFolder:
         """The product with a weight that makes `name`, and the sum with a bias, each with the input to scale."""
         steps: list[tuple[NodeProto, int]] = []
         while not self.rewriter.is_shared(name) and (node := self.rewriter.producer(name)) is not None:
-            stored = [place for place in (0, 1) if self._is_weight(input_of(node, place))]
+            stored = [position for position in (0, 1) if self._is_weight(input_of(node, position))]
             if node.op_type in LAYOUT_OPS and not node.domain:
                 name = node.input[0]
             elif node.op_type == "Add" and len(stored) == 1:

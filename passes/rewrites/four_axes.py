@@ -111,10 +111,12 @@ class _FourAxes:
     def _axis(self, node: NodeProto) -> int | None:
         """The one axis along which a node works, counted from the first; None where it is not one."""
         rank = len(self.rewriter.fixed_shape(node.input[0]) or ())
-        place = 3 if node.op_type == "Slice" else 1
+        position = 3 if node.op_type == "Slice" else 1
         axes: list[int] | None = [attribute_of(node, "axis", 0 if node.op_type == "Split" else -1)]
         if node.op_type in REDUCTIONS or node.op_type == "Slice":
-            axes = self.rewriter.ints(input_of(node, place)) if input_of(node, place) else attribute_of(node, "axes")
+            axes = (
+                self.rewriter.ints(input_of(node, position)) if input_of(node, position) else attribute_of(node, "axes")
+            )
             if node.op_type in REDUCTIONS and not attribute_of(node, "keepdims", 1):
                 return None
         return axes[0] % rank if axes and len(axes) == 1 and rank else None
@@ -123,7 +125,7 @@ class _FourAxes:
         """Write a node that is known; its outputs have twins afterwards."""
         rewriter, op, name = self.rewriter, node.op_type, node.output[0]
         shape = rewriter.fixed_shape(name) or ()
-        wide = _widened(shape)
+        wide = _widen(shape)
         if op in RESHAPES:
             source = self._twin(node.input[0])
             fits = len(shape) > RANK or rewriter.fixed_shape(source) == wide
@@ -137,7 +139,7 @@ class _FourAxes:
             self._write_blocks(node, shape)
         elif op == "MatMul":
             inputs = [
-                self._as(read, (1, math.prod(own[:-2]), *own[-2:]) if len(own) > RANK else _widened(own), node)
+                self._as(read, (1, math.prod(own[:-2]), *own[-2:]) if len(own) > RANK else _widen(own), node)
                 for read, own in zip(node.input, self._operands(node), strict=True)
             ]
             batch = (1, math.prod(shape[:-2]), *shape[-2:]) if len(shape) > RANK else wide
@@ -154,9 +156,9 @@ class _FourAxes:
         for name, own in zip(node.input, operands, strict=True):
             full = (*[1] * (len(shape) - len(own)), *own)
             inputs.append(
-                self._as(name, _widened(tuple(math.prod(full[axis] for axis in block) for block in blocks)), node)
+                self._as(name, _widen(tuple(math.prod(full[axis] for axis in block) for block in blocks)), node)
             )
-        wide = _widened(tuple(math.prod(shape[axis] for axis in block) for block in blocks))
+        wide = _widen(tuple(math.prod(shape[axis] for axis in block) for block in blocks))
         self.twins[node.output[0]] = self.rewriter.add_copy(node, inputs, wide)
 
     def _write_gemm(self, node: NodeProto, wide: Shape) -> None:
@@ -177,15 +179,15 @@ class _FourAxes:
             axis = attribute_of(node, "axis", -1) % len(own)
         assert axis is not None
 
-        def placed(shape: Shape) -> Shape:
+        def reshape_for(shape: Shape) -> Shape:
             if len(shape) <= RANK:
-                return _widened(shape)
+                return _widen(shape)
             return 1, math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
         at = axis + RANK - len(own) if len(own) <= RANK else 2
         data = len(node.input) if node.op_type == "Concat" else 1
-        inputs = [self._as(name, placed(self._operands(node)[place]), node) if place < data else name
-                  for place, name in enumerate(node.input)]  # fmt: skip
+        inputs = [self._as(name, reshape_for(self._operands(node)[position]), node) if position < data else name
+                  for position, name in enumerate(node.input)]  # fmt: skip
         settings = {attribute.name: attribute_of(node, attribute.name) for attribute in node.attribute}
         if node.op_type == "Slice" or (node.op_type in REDUCTIONS and input_of(node, 1)):
             inputs[3 if node.op_type == "Slice" else 1] = rewriter.constant_of(np.array([at]), "axis")
@@ -194,7 +196,7 @@ class _FourAxes:
         names = [rewriter.free(f"{name}/4d") for name in node.output]
         rewriter.add_many(node.op_type, inputs, node, names, **settings)
         for old, new in zip(node.output, names, strict=True):
-            rewriter.declare(new, rewriter.dtype(old), placed(rewriter.fixed_shape(old) or ()))
+            rewriter.declare(new, rewriter.dtype(old), reshape_for(rewriter.fixed_shape(old) or ()))
             self.twins[old] = new
 
     def _transpose(self, node: NodeProto, shape: Shape, perm: Sequence[int]) -> str:
@@ -202,20 +204,20 @@ class _FourAxes:
         name = self._twin(node.input[0])
         if len(shape) <= RANK:
             first = RANK - len(shape)
-            return self._turn(name, _widened(shape), [*range(first), *(axis + first for axis in perm)], node)
+            return self._turn(name, _widen(shape), [*range(first), *(axis + first for axis in perm)], node)
         order = list(range(len(shape)))
-        for place, axis in enumerate(perm):
+        for position, axis in enumerate(perm):
             at = order.index(axis)
-            if at > place and any(shape[other] > 1 for other in order[place:at]) and shape[axis] > 1:
+            if at > position and any(shape[other] > 1 for other in order[position:at]) and shape[axis] > 1:
                 end = at + 1
-                while end < len(order) and end - at + place < len(perm) and order[end] == perm[end - at + place]:
+                while end < len(order) and end - at + position < len(perm) and order[end] == perm[end - at + position]:
                     end += 1
-                parts = order[:place], order[place:at], order[at:end], order[end:]
+                parts = order[:position], order[position:at], order[at:end], order[end:]
                 sizes = tuple(math.prod(shape[other] for other in part) for part in parts)
                 name = self._turn(name, sizes, [0, 2, 1, 3], node)
-                order = [*order[:place], *order[at:end], *order[place:at], *order[end:]]
-            elif at > place:
-                order.insert(place, order.pop(at))
+                order = [*order[:position], *order[at:end], *order[position:at], *order[end:]]
+            elif at > position:
+                order.insert(position, order.pop(at))
         return name
 
     def _turn(self, name: str, shape: Shape, perm: Sequence[int], like: NodeProto) -> str:
@@ -227,7 +229,7 @@ class _FourAxes:
         """The twin of a value: axes of size 1 come first; of more than four axes, the elements in order."""
         if name not in self.twins:
             shape = self.rewriter.fixed_shape(name) or ()
-            wide = _widened(shape) if len(shape) <= RANK else (math.prod(shape[:-3]), *shape[-3:])
+            wide = _widen(shape) if len(shape) <= RANK else (math.prod(shape[:-3]), *shape[-3:])
             self.twins[name] = self._reshape(name, wide, None)
         return self.twins[name]
 
@@ -236,7 +238,7 @@ class _FourAxes:
         array = self.rewriter.constant(name)
         if array is None:
             return self._reshape(self._twin(name), shape, like)
-        if array.ndim <= RANK and _widened(array.shape) == shape and like.op_type != "Concat":
+        if array.ndim <= RANK and _widen(array.shape) == shape and like.op_type != "Concat":
             return name
         return self.rewriter.constant_of(array.reshape(shape), f"{name}_4d")
 
@@ -260,7 +262,7 @@ class _FourAxes:
                 rewriter.drop_unread(name)
 
 
-def _widened(shape: Shape) -> Shape:
+def _widen(shape: Shape) -> Shape:
     return (*[1] * (RANK - len(shape)), *shape)
 
 

@@ -283,7 +283,7 @@ class _LayoutChange:
     def result(self, what: str) -> PassResult:
         left = f"{plural(len(self.left), 'product')} left as they are, the first is {self.left[0]}" if self.left else ""
         if not self._new:
-            return PassResult(self._model, changed=False, why=left)
+            return PassResult(self._model, changed=False, why=left or f"0 {what}")
         graph = self._proto.graph
         nodes = [
             new

@@ -112,10 +112,10 @@ class _ChainMerger:
         if node.op_type in CURVES:
             return 0
         if node.op_type in OF_TWO and len(node.input) == 2:
-            for place in (0, 1):
-                number = self.rewriter.constant(node.input[1 - place])
+            for position in (0, 1):
+                number = self.rewriter.constant(node.input[1 - position])
                 if number is not None and number.size == 1 and number.ndim <= 1:
-                    return place
+                    return position
         return None
 
     def _merge(self, end: NodeProto) -> None:
@@ -156,12 +156,12 @@ class _ChainMerger:
         node: NodeProto | None = end
         own, is_own = 0, True
         while node is not None and len(nodes) < LONGEST and self._may_follow(node):
-            place = self._operand(node)
-            if place is not None and not is_own:
+            position = self._operand(node)
+            if position is not None and not is_own:
                 return
             nodes.append(node)
             own += is_own
-            source = node.input[place or 0]
+            source = node.input[position or 0]
             if any(entry.op_type in MOVING for entry in nodes):
                 yield _LayoutChain(source, list(nodes), own)
             is_own = is_own and not self.rewriter.is_shared(source)
@@ -205,9 +205,9 @@ class _ChainMerger:
         """Compute the end of a chain by its elementwise operators, then by `calls`."""
         rewriter, name, shape = self.rewriter, chain.source, self.rewriter.shape(chain.source)
         for node in reversed(chain.nodes):
-            place = self._operand(node) if node.op_type not in MOVING else None
-            if place is not None:
-                inputs = [name if at == place else read for at, read in enumerate(node.input)]
+            position = self._operand(node) if node.op_type not in MOVING else None
+            if position is not None:
+                inputs = [name if at == position else read for at, read in enumerate(node.input)]
                 name = rewriter.add_copy(node, inputs, shape)
         for call in calls:
             like = next(node for node in chain.nodes if node.op_type in MOVING)

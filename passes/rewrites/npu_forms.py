@@ -219,12 +219,12 @@ class NoInt64(Step):
         rewriter = Rewriter(model, context)
         narrow: dict[str, str] = {}
         for node in rewriter.by_op(*TAKES_INT32):
-            places = [place for place in TAKES_INT32[node.op_type] if input_of(node, place)]
-            names = [node.input[place] for place in places]
+            places = [position for position in TAKES_INT32[node.op_type] if input_of(node, position)]
+            names = [node.input[position] for position in places]
             if all(rewriter.dtype(name) == TensorProto.INT64 and self._fits(rewriter, name) for name in names):
-                for place, name in zip(places, names, strict=True):
+                for position, name in zip(places, names, strict=True):
                     narrow[name] = narrow.get(name) or _narrow(rewriter, node, name)
-                    rewriter.set_input(node, place, narrow[name])
+                    rewriter.set_input(node, position, narrow[name])
                     rewriter.drop_unread(name)
         why = f"{plural(len(narrow), 'value')} of indices as int32" if narrow else "no operator reads indices of int64"
         return rewriter.result(why)

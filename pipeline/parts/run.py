@@ -50,9 +50,10 @@ class PartsRun:
         self.chain: tuple[ChainReport | ImageReport, ...] = ()
         self.cached: list[str] = []
         self.seconds: dict[str, float] = {}
-        self._loaded: LoadedModel | None = None
-        self._source: Source | None = None
-        """Of the last part that was opened."""
+        self._pipeline: LoadedModel | None = None
+        """Of diffusers, where that is the source."""
+        self._origin: tuple[Any, Path | None] = (None, None)
+        """The configuration of a model of transformers, and its folder."""
 
     def run(self) -> PartsResult:
         """Run the parts; those of an earlier run are taken where nothing has changed.
@@ -100,12 +101,16 @@ class PartsRun:
             self.seconds[name] = time.perf_counter() - begun
 
     def _open(self, config: RunConfig) -> Source:
-        """The source of a part, over the model that all parts share."""
+        """The source of a part. A model of transformers is loaded for each part, and goes with its run's source: held,
+        its weights would be in memory while passes run. A pipeline of diffusers is another model in each part."""
         from pipeline.export.parts import load_for_parts
 
-        self._loaded = self._loaded or load_for_parts(config.model)
-        self._source = open_source(config, self._loaded)
-        return self._source
+        loaded = self._pipeline or load_for_parts(config.model)
+        if config.model.diffusers is not None:
+            self._pipeline = loaded
+        else:
+            self._origin = loaded.module.config, loaded.folder
+        return open_source(config, loaded)
 
     def _raise_failure(self) -> None:
         """Raise the worst failure of a part, if there is any, with the name of the part where others ended well."""
@@ -120,12 +125,10 @@ class PartsRun:
     def _put_together(self) -> None:
         with self._stage("models") as outcome:
             finals = {name: result.model for name, result in self.results.items()}
-            loaded = self._loaded
-            assert loaded is not None
-            if self.config.model.diffusers is not None:  # its parts share no weights
-                files, is_known = write_pipeline(finals, loaded.module, self.workspace)
+            if self._pipeline is not None:  # its parts share no weights
+                files, is_known = write_pipeline(finals, self._pipeline.module, self.workspace)
             else:
-                files, is_known = write_models(finals, loaded.module.config, loaded.folder, self.workspace)
+                files, is_known = write_models(finals, *self._origin, self.workspace)
                 self._store_once()
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
 
@@ -159,11 +162,12 @@ class PartsRun:
                 self._send(Note(f"{chain.backend}: {chain.why}"))
 
     def _proven(self) -> Any:
-        """What the chain is compared with: the pipeline of diffusers, or the part that was opened last."""
+        """What the chain is compared with: the pipeline of diffusers, or the module of the last part."""
         from pipeline.export.parts import part_of
 
-        assert self._loaded is not None
-        return part_of(self._source) if self.config.model.diffusers is None else self._loaded.module
+        if self._pipeline is not None:
+            return self._pipeline.module
+        return part_of(self._open(self.config.of_part([*self.runs][-1])))
 
     def _report(self, failure: str = "", exit_code: int = 0) -> Report:
         reports = {name: run.written for name, run in self.runs.items() if run.written is not None}
