@@ -132,7 +132,8 @@ def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder:
     policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
     names = [step.name for step in flatten(steps)]
     model = config.model
-    source = model.factory or model.onnx or (model.transformers.class_name if model.transformers else "")
+    library = model.transformers or model.diffusers
+    source = model.factory or model.onnx or (library.class_name or library.folder if library else "")
     left_out = ""
     if config.runtime.is_default("plan") and find_spec("torch") is None:
         left_out = " (plan is left out, since torch is not installed)"

@@ -46,7 +46,9 @@ class PartsResult(RunResult):
 
     @property
     def model(self) -> Path:
-        return self.models / f"{next(iter(self.parts))}.onnx"
+        first = next(iter(self.parts))
+        alone = self.models / first / "model.onnx"  # of a pipeline, whose models share nothing
+        return alone if alone.is_file() else self.models / f"{first}.onnx"
 
     @cached_property
     def graph(self) -> Graph:

@@ -37,7 +37,7 @@ def test_a_run_of_a_pipeline(tmp_path: Path) -> None:
     [image] = result.chain
     assert isinstance(image, ImageReport) and image.is_right and image.steps == 4 and 0 < image.max_abs < 1e-4
     parts = ["text_encoder", "unet", "vae_encoder", "vae_decoder"]
-    assert [*result.parts] == parts
+    assert [*result.parts] == parts and result.model == result.models / "text_encoder" / "model.onnx"
     for part in parts:
         names = {file.name for file in (result.models / part).iterdir()}
         assert names == {"model.onnx", "model.onnx_data", "config.json"}, part

@@ -141,10 +141,10 @@ class RowProduct:
             return None
         if (bias is not None and bias.stride(0) != 1 and columns > 1) or (added is not None and added.stride(1) != 1):
             return None
-        sizes = (len(rows), columns, inner, rows.stride(0), rows.stride(1), columns)
+        dims = (len(rows), columns, inner, rows.stride(0), rows.stride(1), columns)
         more = (int(bias is not None), int(added is not None), 0 if added is None else added.stride(0))
         kept = tuple(tensor for tensor in (bias, added) if tensor is not None)
-        return cls(rows, kept, (*sizes, *more, *settings_of(after)))
+        return cls(rows, kept, (*dims, *more, *settings_of(after)))
 
 
 def launch_any(
