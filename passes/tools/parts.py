@@ -402,6 +402,10 @@ def measure_chain(
     """In the proof worker: run the parts in order, each on what was given and what the parts before have made.
 
     Args:
+        whole: the model whose outputs are expected.
+        parts: the models that compute them together, in the order in which they run.
+        draws: arrays by the names of the inputs of `whole`, once for each run.
+        computed_in: the types that `whole` computes each output in, by which tolerances are chosen.
         joined: for a merged model, `map` from outputs of the first part to inputs of the second, and `names` from names
             in the whole to those of the second part.
     """
@@ -411,13 +415,13 @@ def measure_chain(
     for feeds in draws:
         expected = session.run(feeds)
         known: dict[str, np.ndarray] = dict(feeds)
-        for place, part in enumerate(chain):
+        for index, part in enumerate(chain):
             given = known
-            if place and names:
+            if index and names:
                 given = {new: known[old] for old, new in names.items() if old in feeds}
                 given |= {new: known[old] for old, new in map_.items()}
             made = part.run(given)
-            back = {new: old for old, new in names.items()} if place else {}
+            back = {new: old for old, new in names.items()} if index else {}
             known |= {back.get(name, name): array for name, array in made.items()}
         measured.append(
             {name: compare(known[name], expected[name], computed_in=computed_in.get(name)) for name in expected}
