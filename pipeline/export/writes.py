@@ -163,7 +163,7 @@ def live_writes(program: ExportedProgram) -> Iterator[tuple[str, str, bool]]:
     """(new value, what it belongs to, whether that is a buffer) of each write of a functional program that can be seen.
 
     A write to an input always can. One to a buffer can if an output, or the new value of another such buffer, depends
-    on what the buffer held before. Of an input the placeholder is named.
+    on what the buffer held before, and the new value is another one. Of an input the placeholder is named.
     """
     signature = program.graph_signature
     if not signature.buffers_to_mutate and not signature.user_inputs_to_mutate:
@@ -173,7 +173,10 @@ def live_writes(program: ExportedProgram) -> Iterator[tuple[str, str, bool]]:
     seen: set[Node] = set()
     for name in (*(name for name in signature.user_outputs if isinstance(name, str)), *signature.user_inputs_to_mutate):
         _add_ancestors(nodes[name], seen)
-    waiting, live = dict(signature.buffers_to_mutate), set[str]()
+    # `self.table = self.table.to(device)` writes what the buffer holds: its new value is the buffer itself.
+    mutations = signature.buffers_to_mutate.items()
+    waiting = {name: target for name, target in mutations if nodes[name] is not holders[target]}
+    live = set[str]()
     while found := [name for name, target in waiting.items() if holders[target] in seen]:
         for name in found:
             live.add(name)

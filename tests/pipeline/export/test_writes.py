@@ -322,6 +322,18 @@ def test_what_no_output_depends_on_is_left_alone(forward: Any, assert_agrees: An
     assert_agrees(exported)
 
 
+def move(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """CTRL moves its table of positions to the device of the input, where it is already."""
+    self.state = self.state.to(device=x.device, dtype=x.dtype)
+    return self.state + x
+
+
+def test_a_buffer_that_gets_its_own_value_is_a_weight(assert_agrees: Any) -> None:
+    exported = export_onnx(source_of(Steps(move, torch.rand(3)), torch.randn(4, 3)), ExportConfig())
+    assert not exported.source.lifted
+    assert_agrees(exported)
+
+
 def test_refuse_names_the_buffer() -> None:
     with pytest.raises(
         Unsupported, match=r"forward writes to the buffer 'state', and export\.written_buffers is refuse"
