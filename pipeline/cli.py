@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "quantsim": ("quantsim", "Prepare the model, quantize it by rules, and say what each step costs."),
     "encodings": (
         "quantsim",
-        "Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file.",
+        "Read the encodings of a quantized model into a file for another tool, or quantize a model by such a file.",
     ),
     "check": ("run", "Check a configuration, and an ONNX file that it names, and say what a run would do."),
     "init": (

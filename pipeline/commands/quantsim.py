@@ -161,8 +161,9 @@ def encodings(
     version: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "2.0.0",
     kind: Literal["aimet", "tensorrt", "ai-edge", "gptq", "gptq_v2", "awq"] = "aimet",
 ) -> None:
-    """Read the encodings of a quantized model into a file of AIMET's or another tool's, or quantize a model by a file
-    of AIMET's, GPTQ's or AWQ's."""
+    """Read the encodings of a quantized model into a file for another tool, or quantize a model by such a file.
+
+    Files of AIMET, GPTQ and AWQ go both ways; those of TensorRT and ai-edge-quantizer are written alone."""
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.encodings.encoding import fit_encodings
     from passes.encodings.from_qdq import read_qdq
