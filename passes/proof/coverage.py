@@ -106,7 +106,7 @@ def coverage_of(
     """
     seeded = [draw for draw in draws if not draw.source]
     table_rows = tuple(_table(table, uncovered) for table in tables if table.varies)
-    branches, loops, limits = _measured(gauges, readings)
+    branches, loops, limits = _coverages(gauges, readings)
     return Coverage(
         draws=tuple(labels),
         given=tuple(draw.label for draw in draws if draw.source),
@@ -134,7 +134,7 @@ def coverage_of(
     )
 
 
-def _measured(
+def _coverages(
     gauges: Gauges, readings: Readings
 ) -> tuple[tuple[BranchCoverage, ...], tuple[LoopCoverage, ...], tuple[LimitCoverage, ...]]:
     branches = tuple(
@@ -151,7 +151,7 @@ def _unseen_changes(gauges: Gauges, readings: Readings) -> list[str]:
     if readings.why_not:
         return [f"what passes have brought in was not measured: {readings.why_not}"]
     sentences = (
-        *_unseen(*_measured(gauges, readings)),
+        *_unseen(*_coverages(gauges, readings)),
         *_describe_unread_rows(gauges, readings),
         *_describe_idle_gates(gauges, readings),
         *nested,

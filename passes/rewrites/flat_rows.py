@@ -134,7 +134,9 @@ class _Flattener:
         for name in self._entries():
             if self._matrix_of(name):
                 gain += self._only_region_reads(name)
-            elif not (self._reshaped(name) and self._only_region_reads(name)) and self._flattened(name) is None:
+            elif self._reshape_source(name) and self._only_region_reads(name):
+                continue
+            elif self._find_flat_copy(name) is None:
                 gain -= 1
         for name in self.region.values:
             flat, _, others = self._readers(name)
@@ -159,7 +161,7 @@ class _Flattener:
         shape = self.rewriter.fixed_shape(node.input[0])
         return node.input[0] if shape == self._matrix_shape(name) else ""
 
-    def _reshaped(self, name: str) -> str:
+    def _reshape_source(self, name: str) -> str:
         """The value that a Reshape turns into `name`; empty where there is none."""
         node = self.rewriter.producer(name, *RESHAPING)
         return "" if node is None else node.input[0]
@@ -169,7 +171,7 @@ class _Flattener:
         assert shape
         return math.prod(shape[:-1]), shape[-1]
 
-    def _flattened(self, name: str) -> str | None:
+    def _find_flat_copy(self, name: str) -> str | None:
         """The matrix that a Reshape makes of `name` already; None where there is none."""
         for node in self.rewriter.consumers[name]:
             is_reshape = node.op_type in RESHAPING and not node.domain and node.input[0] == name
@@ -201,7 +203,7 @@ class _Flattener:
     def write(self) -> None:
         """Write each operator of the region on matrices, in order."""
         known = {name: self._enter(name) for name in self._entries()}
-        nodes = self._ordered()
+        nodes = self._order_nodes()
         reads = [list(node.input) for node in nodes]  # now: to replace a value changes the nodes that read it
         for node, names_read in zip(nodes, reads, strict=True):
             inputs = [known.get(name) or self._operand(name) for name in names_read]
@@ -236,7 +238,7 @@ class _Flattener:
                 attribute.i = -1
         return names
 
-    def _ordered(self) -> list[NodeProto]:
+    def _order_nodes(self) -> list[NodeProto]:
         """The nodes of the region, producers first."""
         makers = {name: node for node in self.region.nodes for name in node.output}
         order: dict[int, NodeProto] = {}
@@ -252,8 +254,8 @@ class _Flattener:
 
     def _enter(self, name: str) -> str:
         """The matrix for a value that the region reads."""
-        source = self._reshaped(name) if self._only_region_reads(name) else ""
-        known = self._matrix_of(name) or self._flattened(name)
+        source = self._reshape_source(name) if self._only_region_reads(name) else ""
+        known = self._matrix_of(name) or self._find_flat_copy(name)
         return known or self._reshape(source or name, self._matrix_shape(name), name)
 
     def _reshape(self, source: str, shape: Sequence[int], like: str) -> str:

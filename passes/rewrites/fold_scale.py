@@ -149,7 +149,7 @@ class ScaleFolder:
             steps = None if factor is None else self._weights_behind(node.input[factor.data])
             if factor is None or not steps:
                 continue
-            scaled = [(step, position, self._scaled(step.input[position], factor.number)) for step, position in steps]
+            scaled = [(step, position, self._scale(step.input[position], factor.number)) for step, position in steps]
             if all(array is not None for _, _, array in scaled):
                 for step, position, array in scaled:
                     assert array is not None
@@ -209,7 +209,7 @@ class ScaleFolder:
     def _is_weight(self, name: str) -> bool:
         return name in self.rewriter.stored and self.rewriter.constant(name) is not None
 
-    def _scaled(self, name: str, number: float) -> Array | None:
+    def _scale(self, name: str, number: float) -> Array | None:
         """A stored tensor times a number; None where its dtype cannot hold the result."""
         array = self.rewriter.constant(name)
         if array is None or not is_float(array):

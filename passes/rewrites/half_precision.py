@@ -146,24 +146,24 @@ class _HalfConverter:
         self.is_float = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
         self.reasons: dict[int, str] = {}
         self.chosen: set[int] = set()
-        for place, node in enumerate(self.index.own):
+        for position, node in enumerate(self.index.own):
             if self.is_float.isdisjoint((*node.input, *node.output)) or constant_of(node) is not None:
                 continue
             why = self._unable(node)
             if why:
-                self.reasons[place] = why
+                self.reasons[position] = why
             else:
-                self.chosen.add(place)
+                self.chosen.add(position)
 
     def floats(self) -> list[str]:
         """The values that nodes make and that are float32."""
         return [name for name in self.index.producers if name in self.is_float]
 
     def keep_by(self, entries: Sequence[str]) -> None:
-        for place in sorted(self.chosen):
-            node = self.index.own[place]
+        for position in sorted(self.chosen):
+            node = self.index.own[position]
             if any(fnmatchcase(text, entry) for entry in entries for text in (node.name, node.op_type)):
-                self._keep(place, "keep names it")
+                self._keep(position, "keep names it")
 
     def keep_out_of_range(self, ranges: Mapping[str, ValueRange]) -> bool:
         """Let nodes stay that read or make values which the half type cannot hold; whether there were any."""
@@ -172,13 +172,13 @@ class _HalfConverter:
             if name in self.is_float and (words := ValueRange.of(self.model.array(tensor)).describe(self.half)):
                 out[name] = words
         kept = [
-            (place, name)
-            for place in sorted(self.chosen)
-            for name in self._floats_of(self.index.own[place])
+            (position, name)
+            for position in sorted(self.chosen)
+            for name in self._floats_of(self.index.own[position])
             if name in out
         ]
-        for place, name in kept:
-            self._keep(place, f"{name} {out[name]}")
+        for position, name in kept:
+            self._keep(position, f"{name} {out[name]}")
         return bool(kept)
 
     def keep_worst(self, ratios: Mapping[str, float], why: str) -> bool:
@@ -186,30 +186,30 @@ class _HalfConverter:
         if not why:
             return False
         falls: dict[int, tuple[float, str]] = {}
-        for place, node in enumerate(self.index.own):
+        for position, node in enumerate(self.index.own):
             made = min((ratios[name] for name in node.output if name in ratios), default=BEST)
             read = min((BEST, *(ratios[name] for name in node.input if name in ratios)))
             words = f"SQNR falls from {read:.0f} to {made:.0f} dB"
-            if place in self.chosen:
-                falls[place] = max(falls.get(place, (0.0, "")), (read - made, f"its {words}"))
+            if position in self.chosen:
+                falls[position] = max(falls.get(position, (0.0, "")), (read - made, f"its {words}"))
                 continue
             for name in node.input:  # a node in float32 that reads what was rounded: its producer has to stay too
                 producer = self.index.positions.get(name)
                 if producer in self.chosen:
                     reader = (read - made, f"where {node.name or node.op_type} reads it, {words}")
                     falls[producer] = max(falls.get(producer, (0.0, "")), reader)
-        worst = sorted(falls, key=lambda place: -falls[place][0])[: max(1, len(falls) // PART)]
-        kept = [place for place in worst if falls[place][0] > LEAST_FALL]
-        for place in kept:
-            self._keep(place, falls[place][1])
+        worst = sorted(falls, key=lambda position: -falls[position][0])[: max(1, len(falls) // PART)]
+        kept = [position for position in worst if falls[position][0] > LEAST_FALL]
+        for position in kept:
+            self._keep(position, falls[position][1])
         return bool(kept)
 
     def describe(self) -> str:
         """How many nodes compute in the half type, and why the others do not."""
         counts = Counter(self.reasons.values())
         groups = defaultdict(list)
-        for place, reason in self.reasons.items():
-            node = self.index.own[place]
+        for position, reason in self.reasons.items():
+            node = self.index.own[position]
             groups[reason].append(node.name or node.op_type)
         shown = [
             f"{', '.join(groups[reason][:NAMED])}{f' and {count - NAMED} more' if count > NAMED else ''}: {reason}"
@@ -223,9 +223,9 @@ class _HalfConverter:
         """The model with the chosen nodes in the half type; a Cast stands where a value is read in both types."""
         return _HalfWriter(self).write()
 
-    def _keep(self, place: int, reason: str) -> None:
-        self.chosen.discard(place)
-        self.reasons.setdefault(place, reason)
+    def _keep(self, position: int, reason: str) -> None:
+        self.chosen.discard(position)
+        self.reasons.setdefault(position, reason)
 
     def _floats_of(self, node: NodeProto) -> Iterator[str]:
         return (name for name in (*node.input, *node.output) if name in self.is_float)
@@ -294,18 +294,18 @@ class _HalfWriter:
     def write(self) -> DetachedModel:
         by, proto = self.by, self.by.model.copy_proto()
         needed = set(self.index.outputs)
-        for place, node in enumerate(self.index.own):
-            if place not in by.chosen:
+        for position, node in enumerate(self.index.own):
+            if position not in by.chosen:
                 needed.update(reads_of(node))
             else:
                 needed.update(name for at, name in enumerate(node.input) if not by.reads_half(node, at))
-        for place in by.chosen:
-            for name in self.index.own[place].output:
+        for position in by.chosen:
+            for name in self.index.own[position].output:
                 if name in by.is_float:
                     self.halves[name] = self._free(f"{name}_{by.half}") if name in needed else name
-        for place, node in enumerate(self.index.own):
+        for position, node in enumerate(self.index.own):
             copy = copy_of(node)
-            if place in by.chosen:
+            if position in by.chosen:
                 copy.input[:] = [
                     self._half(name) if name in by.is_float and by.reads_half(node, at) else name
                     for at, name in enumerate(node.input)
@@ -314,7 +314,7 @@ class _HalfWriter:
                 if node.op_type == "Cast" and node.output[0] in by.is_float:
                     next(entry for entry in copy.attribute if entry.name == "to").i = by.dtype
             self.nodes.append(copy)
-            for name, half in self.halves.items() if place in by.chosen else ():
+            for name, half in self.halves.items() if position in by.chosen else ():
                 if name in node.output and half != name:
                     self._cast(half, name, TensorProto.FLOAT)
         graph = proto.graph

@@ -265,8 +265,8 @@ def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str])
     reads = {*outputs, *(name for node in nodes for name in reads_of(node))}
     first = [name for name in index.inputs if name in reads]
     cuts = [name for name in inputs if name in reads and name not in first]
-    infos = [_typed(name, types) for name in (*first, *cuts)]
-    ends = [_typed(name, types) for name in outputs]
+    infos = [_require_type(name, types) for name in (*first, *cuts)]
+    ends = [_require_type(name, types) for name in outputs]
     replace_entries(graph.node, nodes)
     replace_entries(graph.input, infos)
     replace_entries(graph.output, ends)
@@ -280,7 +280,7 @@ def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str])
     return model.with_proto(proto)
 
 
-def _typed(name: str, types: Mapping[str, ValueInfoProto]) -> ValueInfoProto:
+def _require_type(name: str, types: Mapping[str, ValueInfoProto]) -> ValueInfoProto:
     info = types.get(name)
     if info is None or info.type.WhichOneof("value") is None:
         raise StepFailed(f"the type of {name!r} cannot be inferred, so it can be no input or output; cut at another")

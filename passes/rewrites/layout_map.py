@@ -151,13 +151,13 @@ class LayoutMap:
             if isinstance(size, str) or (left % size and size % left):
                 raise NoLayout
             if left % size:
-                self._cut(atom, order, left, last=last)
+                self._cut_atom(atom, order, left, last=last)
                 continue
             taken.append(order.pop(-1 if last else 0))
             left //= size
         return taken[::-1] if last else taken
 
-    def _cut(self, atom: int, order: Group, size: int, *, last: bool) -> None:
+    def _cut_atom(self, atom: int, order: Group, size: int, *, last: bool) -> None:
         """Cut an atom in two, everywhere, so that the part at that end has this size."""
         whole, inner = self.sizes[atom], len(self.sizes)
         assert isinstance(whole, int)

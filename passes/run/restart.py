@@ -40,30 +40,30 @@ def restart(
     """Run `step` on `model` and prove its relation on `draws`; none where the proof is by structure alone."""
     nodes = len(model.proto.graph.node)
 
-    def rejected(status: Status, reason: str, errors: Mapping[str, Errors] | None = None) -> Restart:
+    def reject(status: Status, reason: str, errors: Mapping[str, Errors] | None = None) -> Restart:
         reason = " ".join(reason.split())
         row = PassRow(step.name, step.source, status, reason, nodes, nodes, 0.0, bool(errors), errors or {})
         return Restart(model, row, draws)
 
     skip = policy.skips(step.name)
     if skip is not None:
-        return rejected(Status.SKIPPED, skip.reason)
+        return reject(Status.SKIPPED, skip.reason)
     try:
         with context.drawing(lambda: draws):
             result = apply_step(step, model, context)
         if not result.changed:
-            return rejected(Status.RAN, result.why or "")
+            return reject(Status.RAN, result.why or "")
         before, after = AnalyzedModel(model), AnalyzedModel(result.model)
         keep_ir_version(model, result.model)
         if after.invalid and not before.invalid:
-            return rejected(Status.REVERTED, f"makes a model that is not valid ONNX: {after.invalid}")
+            return reject(Status.REVERTED, f"makes a model that is not valid ONNX: {after.invalid}")
         proof = RelationProof({}, ())
         if draws and result.relation is not None:
             proof = prove_relation(model, result.model, result.relation, draws, context)
     except StepFailed as failure:
-        return rejected(Status(failure.status), str(failure) or type(failure).__name__)
+        return reject(Status(failure.status), str(failure) or type(failure).__name__)
     if proof.why:
-        return rejected(Status.REVERTED, f"differs: {proof.why}", proof.errors)
+        return reject(Status.REVERTED, f"differs: {proof.why}", proof.errors)
     Carrier().carry(before, after, step.name)
     row = PassRow(
         *(step.name, step.source, Status.RAN, result.why or "", nodes, len(result.model.proto.graph.node)),

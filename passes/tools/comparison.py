@@ -53,8 +53,8 @@ class ModelComparison:
         yield ""
         count = len(self.meets)
         yield f"{count} of the first model's values have no counterpart, and are compared where both meet again"
-        for name, place in list(self.meets.items())[:most]:
-            yield visible_line(f"  {name}: at {place or 'the outputs'}")
+        for name, meeting in list(self.meets.items())[:most]:
+            yield visible_line(f"  {name}: at {meeting or 'the outputs'}")
         if most is not None and len(self.meets) > most:
             yield f"  and {len(self.meets) - most} more"
 
@@ -109,7 +109,7 @@ def compare(
     first, second = open_model(before), open_model(after)
     matched = match_models(first, second)
     with nullcontext(context) if context else open_context() as context, limit_runs(context, first, feeds):
-        given = [DrawnInputs(f"sample {place}", arrays) for place, arrays in enumerate(feeds)]
+        given = [DrawnInputs(f"sample {index}", arrays) for index, arrays in enumerate(feeds)]
         return compare_matching(matched, given or draw_inputs(matched, context), context)
 
 

@@ -227,10 +227,10 @@ class _Counter:
         kind = node.op_type
         if kind in UNRULED or has_body(node):
             return None
-        place = FACTOR.get(kind)
-        if place is None:
+        operand = FACTOR.get(kind)
+        if operand is None:
             return 0
-        weight, made, data = self.shape(node.input[place]), self.shape(node.output[0]), self.shape(node.input[0])
+        weight, made, data = self.shape(node.input[operand]), self.shape(node.output[0]), self.shape(node.input[0])
         if weight is None or made is None or data is None:
             return None
         if kind in ("ConvTranspose",):
@@ -243,7 +243,7 @@ class _Counter:
 
     def peak(self) -> int | None:
         """Bytes that are alive at once at most; weights do not count."""
-        last = {name: place for place, node in enumerate(self.index.nodes) for name in node.input}
+        last = {name: position for position, node in enumerate(self.index.nodes) for name in node.input}
         ends = len(self.index.nodes)
         last |= dict.fromkeys(self.index.outputs, ends)
         alive, peak = 0, 0
@@ -255,10 +255,10 @@ class _Counter:
         freed: dict[int, int] = Counter()
         for name, size in sizes.items():
             freed[last.get(name, self.index.positions.get(name, 0))] += size or 0
-        for place, node in enumerate(self.index.nodes):
+        for position, node in enumerate(self.index.nodes):
             alive += sum(sizes[name] or 0 for name in node.output if name in sizes)
             peak = max(peak, alive)
-            alive -= freed.get(place, 0)
+            alive -= freed.get(position, 0)
         return peak
 
 

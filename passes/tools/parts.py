@@ -247,10 +247,10 @@ def _cut_parts(model: DetachedModel, numbers: Sequence[int], encodings: Mapping[
     used = sorted(set(numbers))
     groups = [[node for node, number in zip(index.own, numbers, strict=True) if number == part] for part in used]
     parts = []
-    for place, nodes in enumerate(groups):
+    for part_index, nodes in enumerate(groups):
         made = computed_values(nodes)
         later = {
-            name for group in groups[place + 1 :] for node in group for name in reads_of(node)
+            name for group in groups[part_index + 1 :] for node in group for name in reads_of(node)
         } | index.outputs.keys()
         # What is computed from stored tensors alone is computed again in each part that reads it.
         ends = [name for name in made if name in index.outputs or (name in later and name not in index.folded)]
@@ -260,7 +260,7 @@ def _cut_parts(model: DetachedModel, numbers: Sequence[int], encodings: Mapping[
         part = cut_out(model, sorted(given, key=index.positions.__getitem__), ends)
         broken = what_is_invalid(part)
         if broken:
-            raise StepFailed(f"split: part {place} is not valid ONNX: {broken}")
+            raise StepFailed(f"split: part {part_index} is not valid ONNX: {broken}")
         names = {*GraphIndex(part.proto.graph).producers, *part.index.initializers, *part.index.inputs}
         own = {name: encoding for name, encoding in encodings.items() if name in names}
         parts.append(ModelPart(f"part{len(parts)}", part, own))
@@ -321,7 +321,7 @@ def merge(
     left, right = one.copy_proto(), two.copy_proto()
     taken = {name for name in _all_names(left) if name in _all_names(right)}
     renamed = {name: _free(name, left, right) for name in taken}
-    right = _renamed(right, renamed)
+    right = _rename(right, renamed)
     pairs = [(old, renamed.get(new, new)) for old, new in map.items()]
     ends = [*(name for name in outputs if name not in map), *(info.name for info in right.graph.output)]
     graph = compose.merge_graphs(left.graph, right.graph, pairs, outputs=ends)  # without the checker: weights stand in
@@ -354,7 +354,7 @@ def _free(name: str, *protos: onnx.ModelProto) -> str:
     return f"{name}_{count}"
 
 
-def _renamed(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
     graph = proto.graph
     replace_all_uses_with(graph.node, names)
     for node in graph.node:

@@ -54,7 +54,7 @@ def count_islands(model: DetachedModel, target: str) -> int:
     found = check_target(model, load_target(target)).obstructions
     places = {place for obstruction in found for place in obstruction.places}
     refused = [node for node in model.proto.graph.node if _place_of(node) in places]
-    return len(_connected(refused))
+    return len(_connected_groups(refused))
 
 
 def _place_of(node: NodeProto) -> str:
@@ -62,7 +62,7 @@ def _place_of(node: NodeProto) -> str:
     return node.name or next(iter(node.output), node.op_type)
 
 
-def _connected(nodes: Sequence[NodeProto]) -> list[list[int]]:
+def _connected_groups(nodes: Sequence[NodeProto]) -> list[list[int]]:
     """The nodes, by position, in groups that read values of each other."""
     touching: dict[str, list[int]] = defaultdict(list)
     computed = {name for node in nodes for name in node.output if name}

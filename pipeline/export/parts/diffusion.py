@@ -208,7 +208,8 @@ class ComponentPart(TaskPart):
         self.method, self.template = method, dict(calls[-1])
         self._spec = pytree.tree_structure(self.template)
         self.names = self._input_names()
-        self.calls = [self._named(call) for call in calls if self._tree_of(call) == self._tree_of(self.template)]
+        same = [call for call in calls if self._tree_of(call) == self._tree_of(self.template)]
+        self.calls = [self._by_input_name(call) for call in same]
         self.alone = alone
         self.forward = with_parameters(self.compute, [name for name in self.names if name is not None])
         self.dims = self._open_dims()
@@ -233,7 +234,7 @@ class ComponentPart(TaskPart):
             for path, leaf in paths
         )
 
-    def _named(self, call: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _by_input_name(self, call: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors of a call by the names of the graph's inputs; one without axes has one of size 1."""
         leaves = pytree.tree_leaves(call)
         return {
@@ -295,7 +296,7 @@ class ComponentPart(TaskPart):
         """What takes the place of the method: it calls `step`, and returns what the method would."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            tensors = self._named(arguments_of(original, args, kwargs))
+            tensors = self._by_input_name(arguments_of(original, args, kwargs))
             outputs = step(flat_arrays(tensors))
             fields = {key: self._field(key, value, outputs) for key, value in self.fields.items()}
             result = self.result_class(**fields)
