@@ -23,7 +23,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.errors import StepFailed
-from passes.graph.op_facts import BIAS, BIASED
+from passes.graph.op_facts import BIAS, BIASED, MATRIX_PRODUCTS
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.weights.files import save
@@ -317,7 +317,7 @@ def data_of(layer: Layer, weight: str, weights: Mapping[str, object]) -> str:
     node: NodeProto = layer.nodes[0]
     is_turned = any(entry.name == "transA" and entry.i for entry in node.attribute)
     is_second = node.input[1] == weight or (weight in layer.weights and node.input[1] not in weights)
-    if node.op_type not in ("MatMul", "Gemm") or is_turned or not is_second or node.input[0] in weights:
+    if node.op_type not in MATRIX_PRODUCTS or is_turned or not is_second or node.input[0] in weights:
         return ""
     return node.input[0]
 
