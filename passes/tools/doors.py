@@ -1,13 +1,4 @@
-"""A function for each everyday job that changes one model: it runs the step of its name, proven, and nothing else.
-
-Each takes the model as `passes.optimize` does (a path, a message or a DetachedModel), and its keyword arguments too:
-`encodings`, `feeds`, `proof`, `timeout_s`, `context` and so on. Each returns its PassRun, whose `model` has provenance
-and whose `encodings` were carried, and raises
-
-    PolicyError   a name that the model does not have, or an option that does not fit
-    ModelError    the model cannot be read or does not run
-    StepFailed    the step failed, or its result is not what it has to be: the message says where they differ
-"""
+"""A function for each everyday job that changes one model: it runs the step of its name, proven, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,45 +17,158 @@ Model = onnx.ModelProto | str | Path | DetachedModel
 
 
 def extract(model: Model, inputs: Sequence[str] = (), outputs: Sequence[str] = (), **options: Any) -> PassRun:
-    """Leave only what computes `outputs` from `inputs`, names of values or nodes; by default those of the model."""
+    """Leave only what computes `outputs` from `inputs`.
+
+    Args:
+        model: a path, an `onnx.ModelProto` or a DetachedModel.
+        inputs: names of values or nodes at which the part begins; by default the inputs of the model.
+        outputs: names of values or nodes with which it ends; by default the outputs of the model.
+        options: further arguments of `passes.optimize`, such as `encodings`, `feeds`, `proof` or `timeout_s`.
+
+    Returns:
+        the PassRun: `model` is the result, with provenance, and `encodings` are those that were carried.
+
+    Raises:
+        PolicyError: a name that the model does not have, or inputs from which the outputs do not follow.
+        ModelError: the model cannot be read or does not run.
+        StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+    """
     return run_step(model, "extract", {"inputs": list(inputs), "outputs": list(outputs)}, options)
 
 
 def change_outputs(model: Model, add: Sequence[str] = (), drop: Sequence[str] = (), **options: Any) -> PassRun:
-    """Make outputs of the values `add`, and drop the outputs `drop` with all that only they need."""
+    """Make outputs of inner values, or drop outputs with all that only they need.
+
+    Args:
+        model: a path, an `onnx.ModelProto` or a DetachedModel.
+        add: names of values that become outputs.
+        drop: names of outputs to leave out.
+        options: further arguments of `passes.optimize`, such as `encodings`, `feeds`, `proof` or `timeout_s`.
+
+    Returns:
+        the PassRun: `model` is the result, with provenance, and `encodings` are those that were carried.
+
+    Raises:
+        PolicyError: a name that the model does not have, or no output would be left.
+        ModelError: the model cannot be read or does not run.
+        StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+    """
     return run_step(model, "outputs", {"add": list(add), "drop": list(drop)}, options)
 
 
 def rename(model: Model, values: Mapping[str, str], **options: Any) -> PassRun:
-    """Give values (inputs, outputs, weights, what nodes make) other names: old → new."""
+    """Give values other names: inputs, outputs, weights, and what nodes make.
+
+    Args:
+        model: a path, an `onnx.ModelProto` or a DetachedModel.
+        values: old name → new name.
+        options: further arguments of `passes.optimize`, such as `encodings`, `feeds`, `proof` or `timeout_s`.
+
+    Returns:
+        the PassRun: `model` is the result, with provenance, and `encodings` are those that were carried.
+
+    Raises:
+        PolicyError: an old name that the model does not have, or a new one that it has.
+        ModelError: the model cannot be read or does not run.
+        StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+    """
     return run_step(model, "rename", {"values": dict(values)}, options)
 
 
 def fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]], **options: Any) -> PassRun:
-    """Give inputs fixed shapes: input → sizes. A named dim that is fixed in one input is fixed in all."""
+    """Give inputs fixed shapes. A named dim that is fixed in one input is fixed in all.
+
+    Args:
+        model: a path, an `onnx.ModelProto` or a DetachedModel.
+        shapes: name of an input → its sizes, one for each axis.
+        options: further arguments of `passes.optimize`, such as `encodings`, `feeds`, `proof` or `timeout_s`.
+
+    Returns:
+        the PassRun: `model` is the result, with provenance, and `encodings` are those that were carried.
+
+    Raises:
+        PolicyError: a name that is no input, or a shape that does not fit the declared one.
+        ModelError: the model cannot be read or does not run.
+        StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+    """
     return run_step(model, "fix-shapes", {"shapes": {name: list(shape) for name, shape in shapes.items()}}, options)
 
 
 def change_batch(model: Model, size: int | str = "batch", **options: Any) -> PassRun:
-    """Let the model take `size` rows at once: a number, or the name of an open dim for any number."""
+    """Let the model take another number of rows at once.
+
+    Args:
+        model: a path, an `onnx.ModelProto` or a DetachedModel.
+        size: the number of rows, or the name of an open dim, for any number.
+        options: further arguments of `passes.optimize`, such as `encodings`, `feeds`, `proof` or `timeout_s`.
+
+    Returns:
+        the PassRun: `model` is the result, with provenance, and `encodings` are those that were carried.
+
+    Raises:
+        PolicyError: the size is no number of 1 or more and no name, or the inputs have no batch in common.
+        ModelError: the model cannot be read or does not run.
+        StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+    """
     return run_step(model, "change-batch", {"size": size}, options)
 
 
 def convert_opset(model: Model, to: int, **options: Any) -> PassRun:
-    """Convert the model to opset `to`, up or down."""
+    """Convert the model to another opset of ai.onnx, up or down.
+
+    Args:
+        model: a path, an `onnx.ModelProto` or a DetachedModel.
+        to: the number of the opset.
+        options: further arguments of `passes.optimize`, such as `encodings`, `feeds`, `proof` or `timeout_s`.
+
+    Returns:
+        the PassRun: `model` is the result, with provenance, and `encodings` are those that were carried.
+
+    Raises:
+        PolicyError: an opset that this release of onnx does not have.
+        ModelError: the model cannot be read or does not run.
+        StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+    """
     return run_step(model, "convert-opset", {"to": to}, options)
 
 
 def to_fp16(model: Model, keep: Sequence[str] = (), measured: bool = True, **options: Any) -> PassRun:
-    """Compute in float16 except where range or error ask for float32; inputs and outputs keep their types.
+    """Compute in float16 except where range or error ask for float32; inputs and outputs keep their dtypes.
 
-    `keep` are nodes, operators or globs that stay. Without `measured` no draw decides what else stays.
+    Args:
+        model: a path, an `onnx.ModelProto` or a DetachedModel.
+        keep: nodes, operators or globs that stay in float32.
+        measured: whether the values of a draw decide what else stays; without it only operators without float16 do.
+        options: further arguments of `passes.optimize`, such as `encodings`, `feeds`, `proof` or `timeout_s`.
+
+    Returns:
+        the PassRun: `model` is the result, with provenance, and `encodings` are those that were carried.
+
+    Raises:
+        PolicyError: an entry of `keep` that matches nothing.
+        ModelError: the model cannot be read or does not run.
+        StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
     """
     return run_step(model, "to-fp16", {"keep": list(keep), "measured": measured}, options)
 
 
 def to_bf16(model: Model, keep: Sequence[str] = (), measured: bool = True, **options: Any) -> PassRun:
-    """`to_fp16` for bfloat16."""
+    """Compute in bfloat16 except where the error asks for float32; inputs and outputs keep their dtypes.
+
+    Args:
+        model: a path, an `onnx.ModelProto` or a DetachedModel.
+        keep: nodes, operators or globs that stay in float32.
+        measured: whether the values of a draw decide what else stays; without it only operators without bfloat16 do.
+        options: further arguments of `passes.optimize`, such as `encodings`, `feeds`, `proof` or `timeout_s`.
+
+    Returns:
+        the PassRun: `model` is the result, with provenance, and `encodings` are those that were carried.
+
+    Raises:
+        PolicyError: an entry of `keep` that matches nothing.
+        ModelError: the model cannot be read or does not run.
+        StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+    """
     return run_step(model, "to-bf16", {"keep": list(keep), "measured": measured}, options)
 
 
