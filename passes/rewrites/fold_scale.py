@@ -7,6 +7,7 @@ elements does not change them, so all numbers around one product are one number.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -103,7 +104,11 @@ class ScaleFolder:
         for node in self.rewriter.by_op("Mul", "Div"):
             factor = self._factor_of(node)
             before = None if factor is None else self._factor_behind(node.input[factor.data])
-            if factor is not None and before is not None and self._set_number(before, before.number * factor.number):
+            if factor is None or before is None:
+                continue
+            rescaled = [before.node.output[0], *self._values_between(before.node.output[0], factor.node)]
+            if self._set_number(before, before.number * factor.number):
+                self._rename(rescaled)
                 self._drop(factor)
 
     def fold_around_products(self) -> None:
@@ -115,7 +120,10 @@ class ScaleFolder:
                 factors.append(after)
             if len(factors) > 1:
                 number = math.prod(factor.number for factor in factors)
+                rescaled = [*self._operands_between(factors, product), factors[0].node.output[0]]
+                rescaled += [product.output[0]] if after in factors else []
                 if self._set_number(factors[0], number):
+                    self._rename(rescaled)
                     for factor in factors[1:]:
                         self._drop(factor)
 
@@ -136,6 +144,7 @@ class ScaleFolder:
             array = np.array(number, helper.tensor_dtype_to_np_dtype(rewriter.dtype(result)))
         if not array or not np.isfinite(array.astype(np.float64)):
             return
+        self._rename(self._operands_between(factors, product))
         for factor in factors:
             self._drop(factor)
         copy = rewriter.add_copy(product, product.input, rewriter.shape(result))
@@ -156,7 +165,28 @@ class ScaleFolder:
                     self.rewriter.set_input(
                         step, position, self.rewriter.constant_of(array, f"{step.input[position]}_scaled")
                     )
+                first = steps[-1][0].output[0]
+                self._rename([first, *self._values_between(first, factor.node)])
                 self._drop(factor)
+
+    def _operands_between(self, factors: Sequence[_Factor], product: NodeProto) -> list[str]:
+        """The values between the factors of its operands and a product."""
+        before = [factor for factor in factors if product.output[0] not in factor.node.input]
+        return [name for factor in before for name in self._values_between(factor.node.output[0], product)]
+
+    def _values_between(self, name: str, end: NodeProto) -> list[str]:
+        """The values computed from `name`, which has one consumer as each of them has, up to the operand of `end`."""
+        names = []
+        while (consumer := self.rewriter.consumers[name][0]) is not end:
+            name = consumer.output[0]
+            names.append(name)
+        return names
+
+    def _rename(self, names: Iterable[str]) -> None:
+        """Give values other names that are scaled by another number now: a name stands for one value."""
+        for name in names:
+            if name in self.rewriter.producers:
+                self.rewriter.rename(name, name)
 
     def _factor_of(self, node: NodeProto) -> _Factor | None:
         for position in (1, 0) if node.op_type == "Mul" else (1,):

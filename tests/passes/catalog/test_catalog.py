@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
 import onnxoptimizer
 import onnxsim.onnxsim_cpp2py_export as native_onnxsim
 import pytest
@@ -18,10 +19,12 @@ from passes.errors import PolicyError
 from passes.external.installed import require
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
+from passes.optimize import draw_feeds
 from passes.policy.policy import DESTROYS, GROUPS, Policy, groups_of, in_group
 from passes.recipe.recipe import OWN_STEPS, steps_of
 from passes.step import UNDESCRIBED, CompositeStep, PassResult, flatten
 from passes.weights.detached import DetachedModel, open_model
+from passes.weights.sessions import Session
 
 
 @pytest.fixture(scope="module")
@@ -215,3 +218,18 @@ def test_a_step_of_ours_does_nothing_the_second_time_and_says_why(name: str, con
     again = step.apply(once.model, context)
     assert once.changed and not again.changed
     assert again.why, "its row says why it did nothing"
+
+
+@pytest.mark.parametrize("name", own_pictures())
+def test_a_value_that_keeps_its_name_in_a_step_of_ours_keeps_what_it_is(name: str, context: PassContext) -> None:
+    """Comparisons, encodings and `why` go by names."""
+    file = example_of(name)
+    assert file is not None
+    (step,) = flatten(steps_of([name]))
+    before = open_model(read_example(file).model)
+    after = step.apply(before, context).model
+    names = [value for value in before.index.producers if value in after.index.producers]
+    feeds = draw_feeds(before, 0)
+    first, second = (Session.of(model, names).run(feeds) for model in (before, after))
+    for value in names:
+        np.testing.assert_allclose(second[value], first[value], rtol=1e-4, atol=1e-5, err_msg=value)

@@ -217,7 +217,7 @@ def test_what_is_gone_names_the_step_and_what_stands_for_it() -> None:
         ("canonical-norm", [], 80),
         ("canonical-gelu", [], 80),
         ("canonical-rope", ["sine_folded"], 80),  # one scale does not follow the sign of a half
-        ("fold-scale", ["a/scale", "a"], None),  # the one factor and its product are new values
+        ("fold-scale", ["a/scale", "a_2"], None),  # the one factor and its product are new values
         ("canonical-attention", ["scores/matmul", "scores/scale", "masked/bias", "masked/add"], 60),
     ],
 )
