@@ -23,8 +23,8 @@ from pipeline.lowering import KernelCall
 ALIGNMENT: Final = 64
 """Bytes, in a plan for the CPU: a cache line, and the widest vector register (AVX-512)."""
 
-ROUNDS: Final = 16
-"""How often each order is tried."""
+ROUNDS: Final = 32
+"""How often each order is tried. With 16 times, GIT stays at 1.035 of the bound; with 32, 254 families reach it."""
 
 SMALL_WORK: Final = 2**20
 """The work that any plan may cost, some tenths of a second. A unit is one range of bytes that is looked at."""
