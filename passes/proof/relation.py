@@ -86,7 +86,7 @@ def measure_relation(
     measured = []
     for feeds, values in parts:
         results = [second.run(fed) for fed in feeds]
-        expected = _join([{new: one[old] for new, old in outputs.items()} for one in values])
+        expected = _join([{new: value[old] for new, old in outputs.items()} for value in values])
         found = _join(results)
         measured.append(
             {new: compare(expected[new], found[new], computed_in=computed_in.get(old)) for new, old in outputs.items()}

@@ -208,12 +208,12 @@ class _FourAxes:
         order = list(range(len(shape)))
         for position, axis in enumerate(perm):
             at = order.index(axis)
-            if at > position and any(shape[other] > 1 for other in order[position:at]) and shape[axis] > 1:
+            if at > position and any(shape[passed] > 1 for passed in order[position:at]) and shape[axis] > 1:
                 end = at + 1
                 while end < len(order) and end - at + position < len(perm) and order[end] == perm[end - at + position]:
                     end += 1
                 parts = order[:position], order[position:at], order[at:end], order[end:]
-                sizes = tuple(math.prod(shape[other] for other in part) for part in parts)
+                sizes = tuple(math.prod(shape[moved] for moved in part) for part in parts)
                 name = self._turn(name, sizes, [0, 2, 1, 3], node)
                 order = [*order[:position], *order[at:end], *order[position:at], *order[end:]]
             elif at > position:

@@ -228,7 +228,7 @@ class _ChainMerger:
             return
         for consumer in consumers:
             others = [rewriter.fixed_shape(name) for name in consumer.input if name != result]
-            known = [other for other in others if other is not None]
+            known = [sizes for sizes in others if sizes is not None]
             if consumer.domain or consumer.op_type not in BROADCASTING or len(known) < len(others):
                 return
             if np.broadcast_shapes(shape, *known) != np.broadcast_shapes(own, *known):

@@ -89,7 +89,7 @@ def join_runs(first: PassRun, then: PassRun) -> PassRun:
 def describe_misplaced(step: Step | Repeat) -> str:
     """Why a step that makes a reference cannot run where it stands."""
     if isinstance(step, Repeat):
-        names = ", ".join(one.name for one in step.steps if one.makes_reference)
+        names = ", ".join(inner.name for inner in step.steps if inner.makes_reference)
         return f"repeat: {names} is asked for once; put it before or after those that are repeated"
     return (
         f"{step.name} changes what the model takes or gives, and this run compares with the outputs of its source; "

@@ -277,7 +277,7 @@ def _find_folder(text: str, *, fetch: bool = False) -> Path:
 
 
 def _fetch_from_hub(name: str) -> Path:
-    """The folder of a model of Hugging Face's hub in huggingface_hub's cache; what is there is not fetched again."""
+    """The folder of a model of Hugging Face's hub in huggingface_hub's cache; files there are not fetched again."""
     from huggingface_hub import snapshot_download
 
     try:

@@ -118,7 +118,7 @@ class PartsRun:
             return
         name, error = max(self.failures.items(), key=lambda item: exit_code_of(item[1]))
         if self.results:
-            kept = " and ".join(f"{PARTS}/{other}" for other in self.results)
+            kept = " and ".join(f"{PARTS}/{part}" for part in self.results)
             error.args = (f"part {name}: {error}; the other parts are in {kept}", *error.args[1:])
         raise error
 

@@ -246,7 +246,7 @@ def _measure_losses(logits: np.ndarray, truth: Any) -> np.ndarray:
 
 
 def _tokens_of(sample: Sample, shape: tuple[int, ...]) -> np.ndarray:
-    """The input of tokens: the one that is named so, or the only one of integers with the shape of the positions."""
+    """The input of tokens: the input of that name, or the only input of integers with the shape of the positions."""
     fitting = {name: array for name, array in sample.items() if array.dtype.kind in "iu" and array.shape == shape}
     named = next((fitting[name] for name in ("input_ids", "tokens", "ids") if name in fitting), None)
     if named is not None:

@@ -196,7 +196,7 @@ class BoundProgram:
             return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
         if "CUDA error" in str(error) and not self.debug:
             return InternalError(
-                f"{described} failed: {error}; CUDA reports an error at a later launch than the one that caused it: "
+                f"{described} failed: {error}; CUDA reports an error at a launch after its cause: "
                 "compile the graph with debug=True, which waits after each launch"
             )
         return InternalError(f"{described} failed: {error}")

@@ -336,7 +336,7 @@ class ImageTextDecoder(CachedDecoder):
         return {**found, **states}
 
     def arguments(self, ids: Tensor, mask: Tensor, states: States) -> dict[str, Any]:
-        """The keyword arguments of a call for a text whose third to fifth token are an image, as far as it has them."""
+        """The keyword arguments of a call for a text whose third to fifth token, where it has them, are an image."""
         given = super().arguments(ids, mask, states)
         words = self.held_model.get_input_embeddings()(given.pop("input_ids"))
         if self.rows > 1 and self.has_positions:  # other numbers in each row, as in an image
