@@ -7,16 +7,11 @@ The models are small and random, made from their configurations. The table is in
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measure import machine, versions_line
-from pipeline import Pipeline, RunConfig
-from pipeline.parts import PartsResult
+from benchmarks.parts_table import print_table, run_in_parts
 
 CLIP: Final[dict[str, Any]] = {
     **{"vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -135,27 +130,16 @@ def configuration(family: str, **sections: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    chosen = parser.parse_args()
-    print(f"{machine()}; {versions_line()}\n")
-    print("| pipeline | parts: nodes | Q/K/V kept | run | image after 4 steps |")
-    print("| --- | --- | --- | --- | --- |")
-    for family in chosen.families:
-        with tempfile.TemporaryDirectory() as place:
-            print(f"| {family} | {' | '.join(row(family, Path(place)))} |", flush=True)
+    print_table(__doc__, FAMILIES, "pipeline | parts: nodes | Q/K/V kept | run | image after 4 steps", row)
 
 
 def row(family: str, folder: Path) -> Iterator[str]:
     """The cells of a family: its parts, and how far its image is from that of diffusers."""
-    begun = time.perf_counter()
     settings = configuration(family, passes={"keep": ["qkv?"]}, runtime={"backends": ["onnxruntime", "plan"]})
-    result = Pipeline(RunConfig.from_mapping(settings, title=family), folder / "run").run()
-    assert isinstance(result, PartsResult)
+    result, structures, seconds = run_in_parts(settings, family, folder)
     yield ", ".join(f"{name} {part.export.nodes} → {part.optimize.nodes}" for name, part in result.parts.items())
-    kept = sum(verdict.kept for verdict in result.structures)
-    yield f"{kept} of {len(result.structures)}" if result.structures else "none in the source"
-    yield f"{time.perf_counter() - begun:.0f} s"
+    yield structures
+    yield seconds
     yield ", ".join(chain.sentence for chain in result.chain)
 
 

@@ -7,9 +7,6 @@ The models are small and random: two layers of 32 channels. The table is in RESU
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +15,9 @@ import torch
 import transformers
 
 from benchmarks.generation import count_equal
-from benchmarks.measure import machine, versions_line
-from pipeline import Pipeline, RunConfig
+from benchmarks.parts_table import print_table, run_in_parts
 from pipeline.config import ModelConfig
-from pipeline.parts import PartsResult, TextGenerator
+from pipeline.parts import TextGenerator
 from pipeline.parts.chain import generate_after_encoder
 
 TEXT: Final = "text2text-generation"
@@ -79,34 +75,27 @@ def configuration(family: str, folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    chosen = parser.parse_args()
-    print(f"{machine()}; {versions_line()}\n")
-    print("| family | states | nodes of encoder and decoder | Q/K/V kept | run | chain | onnxruntime | plan |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for family in chosen.families:
-        with tempfile.TemporaryDirectory() as place:
-            print(f"| {family} | {' | '.join(row(family, Path(place)))} |", flush=True)
+    print_table(
+        __doc__,
+        FAMILIES,
+        "family | states | nodes of encoder and decoder | Q/K/V kept | run | chain | onnxruntime | plan",
+        row,
+    )
 
 
 def row(family: str, folder: Path) -> Iterator[str]:
     """The cells of a family: what the run found, and how many tokens are torch's on each backend."""
     model = make_model(family)
     model.save_pretrained(folder / "source")
-    begun = time.perf_counter()
-    config = RunConfig.from_mapping(configuration(family, folder / "source"), title=family)
-    result = Pipeline(config, folder / "run").run()
-    assert isinstance(result, PartsResult)
+    settings = configuration(family, folder / "source")
+    result, structures, seconds = run_in_parts(settings, family, folder)
     inputs = [name for name in result.parts["decoder"].export.inputs if name.startswith("past_key_values")]
     yield str(len(inputs))
     yield ", ".join(f"{part.export.nodes} → {part.optimize.nodes}" for part in result.parts.values())
-    kept = sum(verdict.kept for verdict in result.structures)
-    yield f"{kept} of {len(result.structures)}" if result.structures else "none in the source"
-    yield f"{time.perf_counter() - begun:.0f} s"
-    yield ", ".join(f"{chain.equal} of {chain.tokens}" for chain in result.chain)
-    section = ModelConfig.model_validate(configuration(family, folder / "source")["model"])
-    text = generate_after_encoder(model, section, 5, 1)
+    yield structures
+    yield seconds
+    yield ", ".join(chain.result for chain in result.chain)
+    text = generate_after_encoder(model, ModelConfig.model_validate(settings["model"]), 5, 1)
     for backend in ("onnxruntime", "plan"):
         count = len(text.tokens)
         found = TextGenerator(result.folder, backend).generate(inputs=text.inputs, max_new_tokens=count, stop=())

@@ -7,9 +7,6 @@ The models are small and random: two layers of 32 channels in tower and text. Th
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +14,7 @@ from typing import Any, Final
 import torch
 import transformers
 
-from benchmarks.measure import machine, versions_line
-from pipeline import Pipeline, RunConfig
-from pipeline.parts import PartsResult
+from benchmarks.parts_table import print_table, run_in_parts
 
 TEXT: Final[dict[str, Any]] = {
     **{"vocab_size": 89, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8},
@@ -101,28 +96,16 @@ def configuration(folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    chosen = parser.parse_args()
-    print(f"{machine()}; {versions_line()}\n")
-    print("| family | nodes of vision, embedding and decoder | Q/K/V kept | run | chain |")
-    print("| --- | --- | --- | --- | --- |")
-    for family in chosen.families:
-        with tempfile.TemporaryDirectory() as place:
-            print(f"| {family} | {' | '.join(row(family, Path(place)))} |", flush=True)
+    print_table(__doc__, FAMILIES, "family | nodes of vision, embedding and decoder | Q/K/V kept | run | chain", row)
 
 
 def row(family: str, folder: Path) -> Iterator[str]:
     """The cells of a family: what the run found, and how many tokens are torch's."""
     make_model(family).save_pretrained(folder / "source")
-    begun = time.perf_counter()
-    config = RunConfig.from_mapping(configuration(folder / "source"), title=family)
-    result = Pipeline(config, folder / "run").run()
-    assert isinstance(result, PartsResult)
+    result, structures, seconds = run_in_parts(configuration(folder / "source"), family, folder)
     yield ", ".join(f"{part.export.nodes} → {part.optimize.nodes}" for part in result.parts.values())
-    kept = sum(verdict.kept for verdict in result.structures)
-    yield f"{kept} of {len(result.structures)}" if result.structures else "none in the source"
-    yield f"{time.perf_counter() - begun:.0f} s"
+    yield structures
+    yield seconds
     yield ", ".join(chain.sentence for chain in result.chain)
 
 
