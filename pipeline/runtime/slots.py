@@ -9,7 +9,7 @@ Stored values as tensors: payloads of the graph, or tensors that the caller give
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -70,7 +70,7 @@ def with_weights(graph: Graph, weights: Weights) -> Graph:
         SourceError: names that the graph does not have, tensors that are not what it declares, or different ones under
             two names of one weight: all of them.
     """
-    return _with_named(graph, weights, {name: vid for vid, names in graph.weight_names().items() for name in names})
+    return _with_named(graph, weights, graph.weight_names())
 
 
 def with_stored(graph: Graph, tensors: Weights) -> Graph:
@@ -79,27 +79,29 @@ def with_stored(graph: Graph, tensors: Weights) -> Graph:
     Raises:
         SourceError: as `with_weights`.
     """
-    return _with_named(graph, tensors, {graph.values[vid].name: vid for vid in graph.weight_names()})
+    return _with_named(graph, tensors, {vid: (graph.values[vid].name,) for vid in graph.weight_names()})
 
 
-def _with_named(graph: Graph, tensors: Weights, vids: Mapping[str, int]) -> Graph:
+def _with_named(graph: Graph, tensors: Weights, names: Mapping[int, Sequence[str]]) -> Graph:
+    """`names` of each weight, its own before those that it shares with a weight that is tied to it."""
     if not tensors:
         return graph
+    vids = {name: vid for vid, own in names.items() for name in own}
+    found = {vid: given for vid, own in names.items() if (given := [name for name in own if name in tensors])}
     wrong = [problem for name, tensor in tensors.items() if (problem := _wrong(graph, vids, name, tensor))]
-    if wrong := wrong or [*_differing_aliases(vids, tensors)]:
+    if wrong := wrong or [*_differing_aliases(found.values(), tensors)]:
         listed = "\n".join(f"  - {problem}" for problem in wrong)
         raise SourceError(f"weights that do not belong to graph {graph.name!r}:\n{listed}")
-    given = {vids[name]: TensorPayload(tensor) for name, tensor in tensors.items()}
-    return replace(graph, payloads={**graph.payloads, **given})
+    payloads = {name: TensorPayload(tensor) for name, tensor in tensors.items()}
+    return replace(graph, payloads={**graph.payloads, **{vid: payloads[given[0]] for vid, given in found.items()}})
 
 
-def _differing_aliases(vids: Mapping[str, int], tensors: Weights) -> Iterator[str]:
+def _differing_aliases(found: Iterable[Sequence[str]], tensors: Weights) -> Iterator[str]:
     """Names of one weight under which different tensors are given: either could be meant."""
-    first: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        alias = first.setdefault(vids[name], name)
-        if alias != name and not _is_same(tensors[alias], tensor):
-            yield f"{alias!r} and {name!r} are names of one weight, and the two tensors differ: leave one of them out"
+    pairs = {frozenset((first, name)): (first, name) for first, *others in found for name in others}
+    for first, name in pairs.values():
+        if not _is_same(tensors[first], tensors[name]):
+            yield f"{first!r} and {name!r} are names of one weight, and the two tensors differ: leave one of them out"
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

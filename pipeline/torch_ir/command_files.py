@@ -169,16 +169,17 @@ def _draw(mermaid: str, path: Path, suffix: str) -> None:
 
 
 def summary(ir: IR) -> dict[str, Any]:
-    """Plain data, for JSON. `total_parameters` counts elements of weights, buffers and constants."""
+    """Plain data, for JSON. `total_parameters` counts elements of weights, buffers and constants, of tied ones once."""
     graph = ir.graph
     weights = list(stored_values(graph))
+    tensors = {frozenset(graph.sources.get(value.vid, (value.name,))): value for value in weights}
     return {
         "model_name": ir.model_name,
         "num_nodes": len(graph.ops),
         "num_inputs": len(graph.inputs),
         "num_outputs": len(graph.outputs),
         "num_weights": len(weights),
-        "total_parameters": sum(math.prod(value.spec.sizes) for value in weights),
+        "total_parameters": sum(math.prod(value.spec.sizes) for value in tensors.values()),
         "input_shapes": {graph.values[vid].name: list(graph.values[vid].spec.shape) for vid in graph.inputs},
         "output_shapes": {graph.values[vid].name: list(graph.values[vid].spec.shape) for vid in graph.outputs},
         "op_distribution": dict(Counter(op.kind for op in graph.ops).most_common()),

@@ -20,7 +20,7 @@ from pipeline.export.trace import separate_memory, trace_module
 from pipeline.export.tree import leaves_with_path, not_dense, register_caches
 from pipeline.export.user_code import advice_on_trace
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch.functionalize import functionalize_program, merge_names
 from pipeline.importers.from_torch.layer_dedup import TracedWhole, deduplicate_layers
 from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor, preserve_module_state
 from pipeline.importers.from_torch.refusals import refuse_lost_writes, refuse_unfaithful
@@ -31,7 +31,7 @@ from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.registry import REGISTERED, apply_conversions
 from pipeline.torch_ir.tree import CallSignature, dim_names, inputs_of, signature_of, signature_of_ends
-from pipeline.torch_ir.weights import find_unsaved_buffers, merge_tied, recompute_buffers, tied_in, tied_names
+from pipeline.torch_ir.weights import find_unsaved_buffers, recompute_buffers, tied_in, tied_names
 
 
 def is_meta_tensor(tensor: Any) -> bool:
@@ -341,6 +341,8 @@ def graph_of(
         if functionalize:
             refuse_lost_writes(program)
             program = _functionalize(program)
+        else:
+            program = merge_names(program)
         return from_torch(program, name, dims=dims, tied=tied, constants=constants)
     except Unsupported as error:
         raise ConversionError(str(error)) from error
@@ -359,12 +361,11 @@ def _functionalize(program: ExportedProgram) -> ExportedProgram:
 
 
 def ir_of(graph: Graph, signature: CallSignature, unsaved: frozenset[str]) -> IR:
-    """The IR of a traced graph, with tied weights merged and registered conversions applied.
+    """The IR of a traced graph, with registered conversions applied.
 
     `unsaved` are names of buffers that no checkpoint has.
     """
     _warn_of_meta(graph)
-    graph = merge_tied(graph)
     check(graph)
     known = {key_of(graph, value) for value in stored_values(graph)}
     return IR.of(apply_conversions(graph, REGISTERED), _constants(graph), signature, unsaved=unsaved & known)

@@ -33,7 +33,7 @@ class IR:
 
     nodes, graph_inputs, graph_outputs, weights: the graph's operations and tensors; the weights by their names in a
         checkpoint.
-    weight_name_mapping: {name in the graph: name in a checkpoint}.
+    weight_name_mapping: {name in the graph: name in a checkpoint}; a tied weight has a name in the graph for each.
     constants: the values of lifted constants and of non-persistent buffers by their names in the model, where they are
         known.
     signature: how arguments and results nest.

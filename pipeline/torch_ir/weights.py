@@ -1,7 +1,7 @@
 """Load weights from a checkpoint, match them to the weights of an IR, and compute buffers that no checkpoint has.
 
 A checkpoint names tensors as the model does; an IR has the names of torch.export's placeholders, one for each name of a
-tensor, so the names of a tied weight are merged.
+tensor. So a tied weight has several placeholders, and each takes the tensor that is given under any of its names.
 
 Non-persistent buffers of a model on meta have no data, and are computed again: models of `transformers` can fill such
 buffers (`PreTrainedModel._init_weights`: rotary frequencies, position ids), since `from_pretrained` makes them on meta
@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +27,7 @@ from pipeline.export.checkpoint import read_checkpoint, read_pickle, read_safete
 from pipeline.export.tree import not_dense
 from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor
 from pipeline.importers.from_torch.tensors import holds_values
-from pipeline.ir import Graph, Payload, Role, Value
-from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.torch_ir.constants import materialize_on_cpu, raw_bytes
 from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError, a_type, by_name, path_of
@@ -69,6 +68,7 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
     graph = ir.graph
     bound = Bound()
     lacking: list[Value] = []
+    differing: dict[frozenset[str], tuple[str, str]] = {}
     names_by_vid = graph.weight_names()
     for value in stored_values(graph):
         names = names_by_vid[value.vid]
@@ -81,7 +81,14 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
             bound.tensors[value.name] = tensor
             kind = "constant" if any(name in constants for name in names) else _kind(value)
             wrong = [*misfit(f"{kind} {key_of(graph, value)!r}", tensor, value, value.spec.shape)]
-            bound.wrong.extend(wrong or _differing_aliases(names, weights))
+            bound.wrong.extend(wrong)
+            for pair in () if wrong else _differing_aliases(names, weights):
+                differing.setdefault(frozenset(pair), pair)  # found again at the other placeholder
+    bound.wrong.extend(
+        f"weight {first!r}: the model has it as {name!r} too, and the two tensors in the weights differ; "
+        "remove the tensor that is not meant"
+        for first, name in differing.values()
+    )
     bound.wrong.extend(_unknown(graph, constants))
     bound.missing.extend(missing_message(graph, value) for value in lacking)
     keys = {key_of(graph, value): _kind(value) for value in lacking}
@@ -157,15 +164,10 @@ def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
             yield f"constant {name!r}: the IR has no such constant, buffer or weight"
 
 
-def _differing_aliases(names: Sequence[str], weights: Tensors) -> Iterator[str]:
-    """Report a tied weight whose names have different tensors in `weights`: either could be meant."""
+def _differing_aliases(names: Sequence[str], weights: Tensors) -> Iterator[tuple[str, str]]:
+    """Two names of a weight that have different tensors in `weights`: either could be meant."""
     first, *others = [name for name in names if name in weights] or [""]
-    for name in others:
-        if not _same(weights[first], weights[name]):
-            yield (
-                f"weight {first!r}: the model has it as {name!r} too, and the two tensors in the weights differ; "
-                "remove the tensor that is not meant"
-            )
+    yield from ((first, name) for name in others if not _same(weights[first], weights[name]))
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -279,53 +281,6 @@ def tied_in(program: ExportedProgram) -> dict[str, list[str]]:
     for name, tensor in program.state_dict.items():
         names.setdefault(id(tensor), []).append(name)
     return _others(names)
-
-
-def merge_tied(graph: Graph) -> Graph:
-    """Merge the values of each stored tensor into the first, whose `sources` are all of its names.
-
-    States that the graph updates are not merged: each update belongs to one name.
-    """
-    aliases = _find_aliases(graph)
-    if not aliases:
-        return graph
-    kept = [value for value in graph.values if value.vid not in aliases]
-    new_vids = {value.vid: index for index, value in enumerate(kept)}
-    new = {value.vid: new_vids[aliases.get(value.vid, value.vid)] for value in graph.values}
-    payloads: dict[str, Payload] = {
-        value.name: graph.payloads[value.vid] for value in kept if value.vid in graph.payloads
-    }
-    return assemble(
-        graph.name,
-        [ValueDecl(value.name, value.spec, value.role, value.strides) for value in kept],
-        [
-            replace(op, inputs=tuple(new[vid] for vid in op.inputs), outputs=tuple(new[vid] for vid in op.outputs))
-            for op in graph.ops
-        ],
-        [new[vid] for vid in graph.inputs],
-        [new[vid] for vid in graph.outputs],
-        payloads,
-        facts=GraphFacts(
-            {new[vid]: new[after] for vid, after in graph.updates.items()},
-            {new[vid]: names for vid, names in graph.sources.items() if vid not in aliases},
-            graph.dims,
-            graph.guards,
-        ),
-    )
-
-
-def _find_aliases(graph: Graph) -> dict[int, int]:
-    """{vid of a further placeholder: the first of the same tensor}."""
-    first: dict[object, int] = {}
-    aliases: dict[int, int] = {}
-    for value in stored_values(graph):
-        names = graph.sources.get(value.vid, ())
-        if len(names) < 2 or value.vid in graph.updates:
-            continue
-        look = (frozenset(names), value.role, value.spec, value.strides)
-        if first.setdefault(look, value.vid) != value.vid:
-            aliases[value.vid] = first[look]
-    return aliases
 
 
 def _others(names: Mapping[int, list[str]]) -> dict[str, list[str]]:

@@ -111,11 +111,19 @@ class GraphModule(nn.Module):
         self._vids: dict[str, int] = {}
         self._import_at = import_at
         self._graphs: dict[Shapes, GraphAtSizes] = {}
+        self._tied: dict[frozenset[str], torch.Tensor] = {}
+        """{all names of a tied weight: the tensor that each of them is an attribute of}."""
         self._ratios: dict[str, str] = {}
         """{name of a scale's buffer: name of the parameter by which it is multiplied}."""
+        weights_read = {
+            name
+            for vid, names in graph.sources.items()
+            if graph.values[vid].users or vid in graph.outputs
+            for name in names
+        }
         for vid, names in graph.weight_names().items():
             value = graph.values[vid]
-            if value.users or vid in graph.outputs:
+            if value.users or vid in graph.outputs or not weights_read.isdisjoint(graph.sources.get(vid, ())):
                 given = next((weights[name] for name in names if name in weights), None)
                 self._register(value, names[0], given, trains=vid in trained)
         quantizers = scales_of(graph)
@@ -187,13 +195,18 @@ class GraphModule(nn.Module):
             )
         holder, own = self._holder(name)
         full = own if holder is self else name
-        if trains or (value.role is Role.PARAM and tensor.is_floating_point()):
-            holder.register_parameter(own, nn.Parameter(tensor, requires_grad=trains))
-        else:
-            holder.register_buffer(own, tensor)
         self._vids[full] = value.vid
         self.value_names[full] = name
-        if trains:
+        if trains or (value.role is Role.PARAM and tensor.is_floating_point()):
+            tensor = nn.Parameter(tensor, requires_grad=trains)
+        names = frozenset(self.graph.sources.get(value.vid, ()))
+        is_tied = len(names) > 1 and value.vid not in self.graph.updates
+        stored = self._tied.setdefault(names, tensor) if is_tied else tensor
+        if isinstance(stored, nn.Parameter):
+            holder.register_parameter(own, stored)
+        else:
+            holder.register_buffer(own, stored)
+        if trains and stored is tensor:
             self.trained = (*self.trained, full)
 
     def _holder(self, name: str) -> tuple[nn.Module, str]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import getitem
 from typing import Any
@@ -87,7 +87,7 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
     norm = next((node for node in calls_in(program.graph_module) if node.target in (BATCH_NORM, INSTANCE_NORM)), None)
     with warnings.catch_warnings():  # torch warns of its own way to copy the program
         warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
-        found = _run_again(_merge_names(program))
+        found = _run_again(merge_names(program))
     if norm is not None:  # whether cuDNN is used is a setting of torch that all norms of a trace share
         for node in list(calls_in(found.graph_module)):
             if node.target is NO_TRAINING:
@@ -112,11 +112,11 @@ def _run_again(program: ExportedProgram) -> ExportedProgram:
     return found
 
 
-def _merge_names(program: ExportedProgram) -> ExportedProgram:
-    """Merge the placeholders of each stored tensor into that of its first name.
+def merge_names(program: ExportedProgram) -> ExportedProgram:
+    """Merge the placeholders of each stored tensor that is written to into that of its first name.
 
-    A tensor that the model has under several names has a placeholder for each, and torch.export reads one of them. If
-    the tensor is written to, torch cannot functionalize a program that has the other placeholders (torch 2.13:
+    A tensor that the model has under several names has a placeholder for each, and torch.export reads one of them. A
+    write to that one has to reach the others, and torch cannot functionalize a program that has them (torch 2.13:
     `expected compiled_fn to be GraphModule`).
     """
     first_names = _first_names(program)
@@ -141,10 +141,55 @@ def _copy_graphs(program: ExportedProgram) -> GraphModule:
 
 
 def _first_names(program: ExportedProgram) -> dict[str, str]:
-    """For each further placeholder of a stored tensor, by name: the name of the first placeholder of that tensor."""
-    first: dict[int, str] = {}
-    made = {name: first.setdefault(id(tensor), name) for name, _, tensor in held_tensors(program)}
-    return {name: one for name, one in made.items() if name != one}
+    """{further placeholder of a stored tensor that is written to: the first placeholder of that tensor}."""
+    top = {node.name: node for node in program.graph.nodes}
+    written = {
+        root
+        for node in find_writing_calls(program)
+        for argument in arguments_of(node, written_arguments(node))
+        for root in find_roots(argument, top)
+    }
+    placeholders: dict[int, list[str]] = {}
+    for name, _, tensor in held_tensors(program):
+        placeholders.setdefault(id(tensor), []).append(name)
+    groups = [names for names in placeholders.values() if not written.isdisjoint(names)]
+    return {name: first for first, *others in groups for name in others}
+
+
+def find_roots(node: Node, top: Mapping[str, Node]) -> set[str]:
+    """The placeholders that `node` is a view of, as operators declare it, or as storages in the trace show it.
+
+    Some operators, such as `einsum`, return views without declaring them; a program that was saved and loaded no longer
+    has the storages. An `as_strided` may be a view of every tensor in its storage.
+    """
+    found: set[str] = set()
+    pending = [node]
+    for viewed in pending:  # which grows meanwhile
+        if viewed.op == "placeholder":
+            viewed = top.get(viewed.name, viewed)  # a body's placeholder has the name of the outer node
+        if viewed.op == "placeholder" and viewed.name in top:
+            found.add(viewed.name)
+        elif viewed.op == "placeholder" or viewed.target is AS_STRIDED:
+            found |= {name for name, other in top.items() if memories_at(viewed) & memories_at(other)}
+        pending += (source for source in _sources_of_view(viewed) if source not in pending)
+    return found
+
+
+def find_views(node: Node) -> Iterator[Node]:
+    """`node`, what it is a view of, and so on."""
+    pending = [node]
+    for view in pending:  # which grows meanwhile
+        yield view
+        if view.op != "placeholder":
+            pending += (source for source in _sources_of_view(view) if source not in pending)
+
+
+def _sources_of_view(node: Node) -> list[Node]:
+    """The nodes that `node` is or may be a view of: by its schema, or because they share a storage."""
+    if node.target is getitem:
+        return node.all_input_nodes
+    declared = arguments_of(node, describe_operator(node.target).viewed) if isinstance(node.target, OpOverload) else []
+    return declared or [operand for operand in node.all_input_nodes if memories_at(node) & memories_at(operand)]
 
 
 def trains(mean: object, variance: object, training: object) -> bool:
@@ -168,6 +213,7 @@ def _restore_batch_norm(node: Node, *, cudnn: Any) -> None:
 
 
 BATCH_NORM = torch.ops.aten.batch_norm.default
+AS_STRIDED = torch.ops.aten.as_strided.default
 INSTANCE_NORM = torch.ops.aten.instance_norm.default
 """torch keeps it whole, and its schema does not declare that it writes; its decomposition does so (torch 2.13)."""
 NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default

@@ -13,18 +13,23 @@ An autocast region for the CPU casts nothing when it is traced on meta, so the g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from operator import getitem
+from collections.abc import Collection, Mapping
 
 import torch
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch.functionalize import arguments_of, find_writing_calls, memories_at, written_arguments
-from pipeline.importers.from_torch.operators import bodies_of, calls_in, describe_operator, held_tensors, line_of
+from pipeline.importers.from_torch.functionalize import (
+    arguments_of,
+    find_roots,
+    find_views,
+    find_writing_calls,
+    memories_at,
+    written_arguments,
+)
+from pipeline.importers.from_torch.operators import bodies_of, calls_in, held_tensors, line_of
 from pipeline.importers.from_torch.tensors import extent, meet, memory_of
 
 Held = Mapping[str, tuple[str, torch.Tensor]]
@@ -50,7 +55,7 @@ def refuse_lost_writes(program: ExportedProgram) -> None:
     """
     for node in find_writing_calls(program):
         for target in arguments_of(node, written_arguments(node)):
-            for view in _views_to_the_root(target):
+            for view in find_views(target):
                 if reason := _loses(view):
                     raise Unsupported(
                         f"{_describe(node)} writes through {view.name!r}, a "
@@ -67,7 +72,7 @@ def _refuse_written_in_two(program: ExportedProgram) -> None:
     top = {node.name: node for node in program.graph.nodes}
     for node in calls:
         for argument in arguments_of(node, written_arguments(node)):
-            first, *others = _written_together(held, _roots(argument, top)) or [""]
+            first, *others = _written_together(held, find_roots(argument, top)) or [""]
             if others:
                 raise Unsupported(
                     f"{_describe(node)} writes to memory that {first!r} and {', '.join(map(repr, others))} share; "
@@ -99,42 +104,6 @@ def _written_together(held: Held, placeholders: Collection[str]) -> list[str]:
 def _share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     first, second = (int(tensor.storage_offset()) * tensor.element_size() for tensor in (one, other))
     return memory_of(one) == memory_of(other) and meet(one, other, second - first)
-
-
-def _roots(node: Node, top: Mapping[str, Node]) -> set[str]:
-    """The placeholders that `node` is a view of, as operators declare it, or as storages in the trace show it.
-
-    Some operators, such as `einsum`, return views without declaring them; a program that was saved and loaded no longer
-    has the storages. An `as_strided` may be a view of every tensor in its storage.
-    """
-    found: set[str] = set()
-    pending = [node]
-    for viewed in pending:  # which grows meanwhile
-        if viewed.op == "placeholder":
-            viewed = top.get(viewed.name, viewed)  # a body's placeholder has the name of the outer node
-        if viewed.op == "placeholder" and viewed.name in top:
-            found.add(viewed.name)
-        elif viewed.op == "placeholder" or viewed.target is AS_STRIDED:
-            found |= {name for name, other in top.items() if memories_at(viewed) & memories_at(other)}
-        pending += (source for source in _sources_of_view(viewed) if source not in pending)
-    return found
-
-
-def _views_to_the_root(node: Node) -> Iterator[Node]:
-    """`node`, what it is a view of, and so on."""
-    pending = [node]
-    for view in pending:  # which grows meanwhile
-        yield view
-        if view.op != "placeholder":
-            pending += (source for source in _sources_of_view(view) if source not in pending)
-
-
-def _sources_of_view(node: Node) -> list[Node]:
-    """The nodes that `node` is or may be a view of: by its schema, or because they share a storage."""
-    if node.target is getitem:
-        return node.all_input_nodes
-    declared = arguments_of(node, describe_operator(node.target).viewed) if isinstance(node.target, OpOverload) else []
-    return declared or [operand for operand in node.all_input_nodes if memories_at(node) & memories_at(operand)]
 
 
 def _loses(node: Node) -> str:
@@ -222,6 +191,5 @@ def _describe(node: Node) -> str:
     return f"node {node.name!r} ({line_of(node) or 'no line is known'})"
 
 
-AS_STRIDED = torch.ops.aten.as_strided.default
 UNFOLD = torch.ops.aten.unfold.default
 AUTOCAST = torch.ops.higher_order.wrap_with_autocast

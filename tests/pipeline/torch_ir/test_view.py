@@ -117,7 +117,7 @@ def names(ir: IR) -> IR:
 
 def a_weight(ir: IR) -> IR:
     weights = [replace(weight, name={"first.weight": "w"}.get(weight.name, weight.name)) for weight in ir.weights]
-    tied = {"w": ir.tied["first.weight"]}
+    tied = {"w": ("second.weight",), "second.weight": ("w",)}
     return replace(
         ir, weights=weights, weight_name_mapping={**ir.weight_name_mapping, "p_first_weight": "w"}, tied=tied
     )
@@ -166,7 +166,9 @@ EDITS: dict[str, tuple[Callable[[IR], IR], list[str]]] = {
         a_weight,
         [
             "- param p_first_weight: float32[3, 3] from first.weight, second.weight",
+            "- param p_second_weight: float32[3, 3] from second.weight, first.weight",
             "+ param p_first_weight: float32[3, 3] from w, second.weight",
+            "+ param p_second_weight: float32[3, 3] from second.weight, w",
         ],
     ),
     "another node": (

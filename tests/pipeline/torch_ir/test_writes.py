@@ -274,7 +274,7 @@ class Names(nn.Module):
 def test_weights_have_the_same_names_whether_functionalized_or_not() -> None:
     for functionalize in (True, False):
         ir = extract_ir(Names(), (torch.ones(4),), strict=False, functionalize=functionalize)
-        assert list(ir.weight_name_mapping.values()) == ["p", "a"]
+        assert list(ir.weight_name_mapping.values()) == ["p", "q", "a"]  # a write to b is one to a
         executor = IRExecutor(ir, Names().state_dict())
         assert [executor.execute((torch.ones(4),))[0].max() for _ in range(2)] == [1, 2]
         assert executor.updates["b_a"].max() == 2
