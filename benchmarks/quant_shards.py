@@ -1,9 +1,10 @@
 """Weights of a Llama of 7 B from bf16 safetensors in int4 blocks of 32, shard by shard: time and memory of the jobs.
 
-    python -m benchmarks.quant_shards [--layers 2] [--folder DIR]
+    python -m benchmarks.quant_shards [--layers 2] [--data] [--folder DIR]
 
 The weights are random, of the sizes of Llama 2 7 B, in as many layers as fit the disk. What 7 B and 70 B would take
-follows from the time of the jobs for each GiB. The files are removed at the end.
+follows from the time of the jobs for each GiB, or with `--data`, where GPTQ rounds weights on 8 × 128 random tokens,
+from the time for each layer. The files are removed at the end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 import transformers
 
@@ -37,20 +39,28 @@ SIZES: Final[dict[str, Any]] = {
 
 SHARD_MIB: Final = 256
 
+LAYER_MIB: Final = 512
+"""Of the weights of a piece: a layer has 386 MiB of bfloat16."""
+
+TOKENS: Final = 128
+SAMPLES: Final = 8
+HELD_OUT: Final = 2
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--data", action="store_true")
     parser.add_argument("--folder", type=Path)
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=chosen.folder))
     try:
-        measure(folder, chosen.layers)
+        measure(folder, chosen.layers, with_data=chosen.data)
     finally:
         shutil.rmtree(folder)
 
 
-def measure(folder: Path, layers: int) -> None:
+def measure(folder: Path, layers: int, *, with_data: bool) -> None:
     settings = {**SIZES, "num_hidden_layers": layers}
     torch.set_default_dtype(torch.bfloat16)
     module: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
@@ -59,11 +69,11 @@ def measure(folder: Path, layers: int) -> None:
     torch.set_default_dtype(torch.float32)
     stored = sum(file.stat().st_size for file in (folder / "llama").glob("*.safetensors"))
     section = {"class": "LlamaForCausalLM", "config": settings, "checkpoint": "llama"}
-    data = {
+    data: dict[str, Any] = {
         "name": "llama",
         "model": {
             "transformers": section,
-            "inputs": {"input_ids": {"shape": [1, 8], "dtype": "int64", "range": [0, 512]}},
+            "inputs": {"input_ids": {"shape": [1, TOKENS], "dtype": "int64", "range": [0, 512]}},
         },
         "export": {"weights": "referenced"},
         "verify": {"proof": "structure"},
@@ -75,6 +85,12 @@ def measure(folder: Path, layers: int) -> None:
             "shard_jobs": 1,
         },
     }
+    if with_data:
+        draw = np.random.default_rng(0)
+        for number in range(SAMPLES + HELD_OUT):
+            np.savez(folder / f"sample{number:02}.npz", input_ids=draw.integers(0, SIZES["vocab_size"], (1, TOKENS)))
+        data["quantsim"] |= {"optimize": ["gptq"], "shard_mib": LAYER_MIB, "evaluation": HELD_OUT}
+        data["quantsim"]["calibration"] = {"data": "sample*.npz", "samples": SAMPLES}
     begun = time.perf_counter()
     QuantSim(RunConfig.from_mapping(data, folder), folder / "run", progress=False).run()
     seconds = time.perf_counter() - begun
@@ -86,7 +102,11 @@ def measure(folder: Path, layers: int) -> None:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{machine()}; {versions_line()}\n")
     processor = used.ru_utime + used.ru_stime
-    print(f"{layers} layers, {stored / 2**30:.2f} GiB of bf16, {len(outcomes)} shards of {SHARD_MIB} MiB")
+    print(f"{layers} layers, {stored / 2**30:.2f} GiB of bf16, {len(outcomes)} jobs")
+    for row in rows:
+        outcome = row.get("outcome", row)
+        kind = "piece" if "folder" in outcome["value"] else "gptq" if "layers" in outcome["value"] else "nearest"
+        print(f"  {kind} {outcome['seconds']:.1f} s {', '.join(outcome['value'].get('layers', ()))}")
     print(f"run {seconds:.0f} s, jobs {jobs:.0f} s: {jobs / (stored / 2**30):.0f} s for each GiB")
     print(f"children: {processor:.0f} s of processor time, the largest had {most:.2f} GiB with the files that it maps")
 

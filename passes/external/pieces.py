@@ -15,7 +15,7 @@ can do less at a cut than inside, and nothing wrong. In the worker.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -74,6 +74,7 @@ class GraphPieces:
         self._optimize = optimize
         index = GraphIndex(model.graph)
         self._nodes, self._producers, self._stored = index.nodes, index.positions, index.initializers
+        self._index = index
         self._consumers = {name: [position for position, _ in uses] for name, uses in index.uses.items()}
         self._infos = {info.name: info for info in (*model.graph.value_info, *model.graph.output)}
         self._inputs, self._outputs = index.inputs, index.outputs
@@ -122,23 +123,12 @@ class GraphPieces:
         """Places between which the windows lie, without the two ends of the graph."""
         if self._given_cuts:
             return list(self._given_cuts)
-        crossing = self._crossing
+        crossing = self._index.crossing
         cuts, begun = [], 0
         while len(self._nodes) - begun > WINDOW * 3 // 2 + SEAM:
             begun = min(range(begun + WINDOW, begun + WINDOW * 3 // 2), key=lambda position: crossing[position])
             cuts.append(begun)
         return cuts
-
-    @cached_property
-    def _crossing(self) -> list[int]:
-        """For each position, the number of values computed before it and read at it or later."""
-        changes = Counter[int]()
-        for name, producer in self._producers.items():
-            consumers = self._consumers.get(name)
-            if consumers and self._nodes[producer].op_type != "Constant":
-                changes[producer + 1] += 1
-                changes[max(consumers) + 1] -= 1
-        return list(itertools.accumulate(changes[position] for position in range(len(self._nodes) + 1)))
 
     def _nodes_alive(self, live: bool) -> Collection[int]:
         """The nodes that count as consumers of a value; with `live` only nodes that an output depends on."""

@@ -6,6 +6,7 @@ asked for.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -82,6 +83,17 @@ class GraphIndex:
                 if name:
                     uses[name].append((position, index))
         return uses
+
+    @cached_property
+    def crossing(self) -> list[int]:
+        """For each position in `nodes`, and the end, how many values are computed before it and are inputs of nodes
+        at it or later; those of Constants do not count."""
+        changes = Counter[int]()
+        for name, producer in self.positions.items():
+            if name in self.uses and self.nodes[producer].op_type != "Constant":
+                changes[producer + 1] += 1
+                changes[max(position for position, _ in self.uses[name]) + 1] -= 1
+        return list(itertools.accumulate(changes[position] for position in range(len(self.nodes) + 1)))
 
     @cached_property
     def reads(self) -> Counter[str]:

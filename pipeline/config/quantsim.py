@@ -244,9 +244,10 @@ class QuantSimConfig(Section):
     evaluation: how many samples the noise is measured on; the first ones of the calibration data.
     encodings: the version of AIMET's format in which the encodings are written.
     encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
-    shard_mib: with `verify.proof: structure`: weights are read and rounded to the nearest in shards of so many MiB,
-        each by a job of its own.
+    shard_mib: with `verify.proof: structure`: weights are read and rounded in shards of so many MiB, each by a job of
+        its own; to the nearest, or by `optimize: [gptq]` on the calibration data, for which the model runs in pieces.
     shard_jobs: how many of these jobs run at a time; as many as the cores allow by default.
+    shard_ray: the address of a Ray cluster that runs the jobs in place of processes of this machine.
     metric: the metric of the task, measured on the float model and on the quantized one.
     suggest: a target for which formats of single layers are suggested.
     optimize: algorithms of libraries that round weights otherwise than to the nearest number, in order: seq-mse, gptq,
@@ -265,6 +266,7 @@ class QuantSimConfig(Section):
     encodings_from: Annotated[StrictStr, Field(min_length=1)] | None = None
     shard_mib: Count | None = None
     shard_jobs: Count | None = None
+    shard_ray: Annotated[StrictStr, Field(min_length=1)] | None = None
     metric: (
         Annotated[MetricConfig, BeforeValidator(_expand_metric, json_schema_input_type=str | MetricConfig)] | None
     ) = None
@@ -276,9 +278,18 @@ class QuantSimConfig(Section):
             raise ValueError("found suggest next to encodings_from, expected one of them: a suggestion needs ranges")
         if self.suggest is not None and self.suggest.metric_drop is not None and self.metric is None:
             raise ValueError("found suggest.metric_drop without metric, expected the metric that may drop")
-        data_readers = {"optimize": self.optimize, "suggest": self.suggest, "encodings_from": self.encodings_from}
-        if self.shard_mib and (other := next((key for key, value in data_readers.items() if value), None)):
-            raise ValueError(f"found {other} next to shard_mib, which rounds weights to the nearest and runs nothing")
+        readers = {"suggest": self.suggest, "encodings_from": self.encodings_from}
+        if self.shard_mib and (other := next((key for key, value in readers.items() if value), None)):
+            raise ValueError(f"found {other} next to shard_mib, which rounds weights and runs no quantized model")
+        steps = [step if isinstance(step, str) else next(iter(step)) for step in self.optimize]
+        if self.shard_mib and steps not in ([], ["gptq"]):
+            raise ValueError("found other steps than gptq in optimize next to shard_mib, expected [gptq] or none")
+        if not self.shard_mib and (self.shard_jobs or self.shard_ray):
+            raise ValueError("found shard_jobs or shard_ray without shard_mib, expected shard_mib to cut the weights")
+        if self.shard_jobs and self.shard_ray:
+            raise ValueError(
+                "found shard_jobs next to shard_ray, expected one of them: the nodes of Ray say what they take"
+            )
         if self.optimize and self.encodings_from is not None:
             raise ValueError("found optimize next to encodings_from, expected one of them: both choose the scales")
         return self

@@ -16,6 +16,9 @@ qdq.py          the model with QuantizeLinear and DequantizeLinear
 optimizers.py   the algorithms that round weights, and their options
 optimize.py     weights as algorithms of libraries round them (library_call.py runs these), kept where that is better
 shards.py       weights of a checkpoint, rounded shard by shard by jobs, for a model that fits nowhere
+shard_files.py  one of these jobs: rounding to the nearest, its proof by torch, and the file of a shard
+shard_data.py   the weights of products rounded by GPTQ, step by step with the pieces of the model
+pieces.py       the model cut into pieces that run one after the other
 simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
 noise.py        what each step adds, what has come together at each tensor, and what each layer does to the outputs

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,33 +43,46 @@ def run_gptq(job: Job, folder: Path) -> tuple[Arrays, Left]:
     Its `apply_gptq` is the same in scalar C++: it computes the Hessian of each layer anew and knows int4 in blocks that
     divide the axis, where these take any number of bits and any block.
     """
-    from onnxsim.gptq import _gptq_quantize_columns as quantize_columns
-
     stored, scales = initializers(folder), np.load(folder / "scales.npz")
     found: Arrays = {}
     left: Left = {}
     for group in by_memory(job["weights"]):
         hessians = measure_hessians(folder, {name for weight in group for name in weight["data"]})
         for weight in group:
-            array = matrix_of(weight, stored[weight["tensor"]])
             hessian = np.sum([hessians[name] for name in weight["data"]], axis=0)
-            if hessian.shape != (array.shape[1],) * 2:
-                left[weight["tensor"]] = f"its data has {hessian.shape[0]} channels, and it sums over {array.shape[1]}"
+            if hessian.shape != (weight["summed_size"],) * 2:
+                left[weight["tensor"]] = f"its data has {hessian.shape[0]} channels, not {weight['summed_size']}"
                 continue
-            scale = scales[str(weight["index"])].astype(np.float64)
-            scale = matrix_of(weight, scale) if weight["block"] else np.broadcast_to(scale, array.shape[:1])[:, None]
-            numbers = quantize_columns(
-                array.astype(np.float64),
-                scale,
-                weight["block"] or array.shape[1],
-                hessian,
-                job["options"]["percdamp"],
-                job["options"]["proc_block_size"],
-                weight["lowest"],
-                weight["highest"],
-            )
-            found[f"{weight['index']}/numbers"] = matrix_of(weight, numbers.astype(np.int32))
+            array, scale = stored[weight["tensor"]], scales[str(weight["index"])]
+            found[f"{weight['index']}/numbers"] = round_by_gptq(weight, array, scale, hessian, job["options"])
     return found, left
+
+
+def round_by_gptq(
+    weight: Weight, array: np.ndarray, scale: np.ndarray, hessian: np.ndarray, options: Mapping[str, Any]
+) -> np.ndarray:
+    """The numbers of a matrix, or of some of its output channels, as int32.
+
+    Args:
+        weight: its entry in the job.
+        scale: of each channel, or of each block in the layout of the matrix.
+        hessian: the sum of xᵀx over the rows x of its data.
+    """
+    from onnxsim.gptq import _gptq_quantize_columns as quantize_columns
+
+    array, scale = matrix_of(weight, array), scale.astype(np.float64)
+    scale = matrix_of(weight, scale) if weight["block"] else np.broadcast_to(scale, array.shape[:1])[:, None]
+    numbers = quantize_columns(
+        array.astype(np.float64),
+        scale,
+        weight["block"] or array.shape[1],
+        hessian,
+        options["percdamp"],
+        options["proc_block_size"],
+        weight["lowest"],
+        weight["highest"],
+    )
+    return matrix_of(weight, numbers.astype(np.int32))
 
 
 def matrix_of(weight: Weight, array: np.ndarray) -> np.ndarray:

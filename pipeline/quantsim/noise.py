@@ -282,7 +282,7 @@ class Layer:
         return tuple(dict.fromkeys((*names, *self.weights)))
 
 
-def find_layers(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[Layer, ...]:
+def find_layers(model: DetachedModel, encodings: Mapping[str, object]) -> tuple[Layer, ...]:
     """The layers of which something is quantized, in graph order."""
     graph = model.proto.graph
     constants = {tensor.name for tensor in graph.initializer}

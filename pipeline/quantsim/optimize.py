@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -176,7 +176,10 @@ class Optimization:
         return chosen, tuple(rows)
 
     def _run_step(self, step: Optimizer, chosen: Chosen) -> tuple[Chosen, OptimizedStep]:
-        entries, left = self._biases() if isinstance(step, BiasCorrection) else self._weights_for(step)
+        is_bias = isinstance(step, BiasCorrection)
+        entries, left = (
+            self._find_biases() if is_bias else find_weights(step, self.model, self.placement, self.encodings)
+        )
         if not entries:
             return chosen, OptimizedStep(step.name, "reverted", "it takes nothing of the model", step.module, (), left)
         self._write_job(step, chosen, entries)
@@ -194,41 +197,7 @@ class Optimization:
         status = "ran" if better else "reverted"
         return chosen.take(offered, better), OptimizedStep(step.name, status, "", release, rows, left)
 
-    def _weights_for(self, step: Optimizer) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """The weights that a step takes, as library_call.py reads them, and why others are left."""
-        read_by: dict[str, list[str]] = {}
-        for layer in find_layers(self.model, self.encodings):
-            for name in self.encodings.keys() & set(layer.tensors()):
-                read_by.setdefault(name, []).append(data_of(layer, name, self.encodings))
-        weights: list[dict[str, Any]] = []
-        left: dict[str, str] = {}
-        for placed in self.placement.quantized():
-            site, precision = placed.site, placed.precision
-            if site.role != "weight" or precision is None:
-                continue
-            data = read_by.get(site.tensor, [""])
-            is_matrix = len(self.model.index.initializers[site.tensor].dims) == 2
-            why = step.why_left(placed, data if is_matrix and all(data) else ())
-            if why:
-                left[site.tensor] = why
-                continue
-            weights.append(
-                {
-                    "index": len(weights),
-                    "tensor": site.tensor,
-                    "bits": precision.bits,
-                    "lowest": precision.lowest,
-                    "highest": precision.highest,
-                    "granularity": precision.granularity,
-                    "block": precision.block,
-                    "channel_axis": site.channel_axis,
-                    "summed_size": site.summed_size,
-                    "data": sorted(set(filter(None, data))),
-                }
-            )
-        return weights, left
-
-    def _biases(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    def _find_biases(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """The stored biases that one layer alone reads, and the products before them."""
         stored, consumers = self.model.index.initializers, self.model.index.consumers
         found: dict[str, str] = {}
@@ -288,6 +257,52 @@ class Optimization:
             self.model, chosen.encodings, steps, self.held_out(), tuned=chosen.tune(self.model), has_total=False
         )
         return {name: found.local / (found.signal or 1.0) for name, found in noise.items()}
+
+
+def find_weights(
+    step: Optimizer,
+    model: DetachedModel,
+    placement: Placement,
+    formats: Mapping[str, object],
+    dtypes: Collection[str] = ("float32",),
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The weights that a step takes, as library_call.py reads them, and why others are left.
+
+    Args:
+        formats: has the weights that are quantized.
+        dtypes: of weights that can be read.
+    """
+    stored = model.index.initializers
+    read_by: dict[str, list[str]] = {}
+    for layer in find_layers(model, formats):
+        for name in formats.keys() & set(layer.tensors()):
+            read_by.setdefault(name, []).append(data_of(layer, name, formats))
+    weights: list[dict[str, Any]] = []
+    left: dict[str, str] = {}
+    for placed in placement.quantized():
+        site, precision = placed.site, placed.precision
+        if site.role != "weight" or precision is None:
+            continue
+        data = read_by.get(site.tensor, [""])
+        why = step.why_left(placed, data if len(stored[site.tensor].dims) == 2 and all(data) else (), dtypes)
+        if why:
+            left[site.tensor] = why
+            continue
+        weights.append(
+            {
+                "index": len(weights),
+                "tensor": site.tensor,
+                "bits": precision.bits,
+                "lowest": precision.lowest,
+                "highest": precision.highest,
+                "granularity": precision.granularity,
+                "block": precision.block,
+                "channel_axis": site.channel_axis,
+                "summed_size": site.summed_size,
+                "data": sorted(set(filter(None, data))),
+            }
+        )
+    return weights, left
 
 
 def select_weights(placement: Placement, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:

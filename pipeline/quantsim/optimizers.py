@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final
@@ -51,7 +51,7 @@ class Optimizer:
                 f"of an interpreter that has {self.module}"
             )
 
-    def why_left(self, placed: PlacedSite, data: Sequence[str]) -> str:
+    def why_left(self, placed: PlacedSite, data: Sequence[str], dtypes: Collection[str] = ("float32",)) -> str:
         """Why a weight stays as it is; empty where the step takes it."""
         site, precision = placed.site, placed.precision
         assert precision is not None
@@ -59,7 +59,7 @@ class Optimizer:
             return f"{precision} is no symmetric format of integers"
         if not self.symmetric and (precision.symmetric or precision.bits != FOUR_BITS):
             return f"{precision} is no asymmetric format of 4 bits, such as uint4/channel"
-        if site.dtype != "float32":
+        if site.dtype not in dtypes:
             return f"it is {site.dtype}"
         if site.lent_to:
             return f"{site.lent_to[0]} reads it as a table"

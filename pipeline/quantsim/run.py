@@ -13,6 +13,7 @@ from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer, show_progress
 from pipeline.export.load import read_onnx_file
+from pipeline.export.source import InputSpec
 from pipeline.parts import PartsResult
 from pipeline.quantsim.metric import check_metric
 from pipeline.quantsim.optimizers import optimizers_of
@@ -133,13 +134,24 @@ class QuantSim:
         model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
         simulation = Simulation(model, settings, workspace, show, notes, self._costs_budget_s)
         if why:
-            return simulation.round_in_shards(before.model) if settings.shard_mib else simulation.place_only(why)
-        specs = read_onnx_file(str(before.model), section_of(before.model, self._config)).inputs
+            if not settings.shard_mib:
+                return simulation.place_only(why)
+            samples = Samples(settings, self._read_specs(before.model), None)
+            if settings.optimize:
+                self._hold_out(samples, settings, show)
+            return simulation.round_in_shards(before.model, samples)
+        specs = self._read_specs(before.model)
         sampler, source = before.sampler, self._config.model
         if sampler is not None and source.onnx is not None and not self._config.verify.inputs:
             sampler = enlarge(sampler, model, source.dims)
         samples = Samples(settings, specs, sampler)
         if self._holds_out or settings.optimize:
-            held, seen = samples.hold_out(settings.evaluation), plural(samples.fitted, "sample")
-            show(Note(f"quantsim: ranges and steps are fitted to {seen}, and all is judged on {held} others"))
+            self._hold_out(samples, settings, show)
         return simulation.execute(samples)
+
+    def _read_specs(self, model: Path) -> tuple[InputSpec, ...]:
+        return read_onnx_file(str(model), section_of(model, self._config)).inputs
+
+    def _hold_out(self, samples: Samples, settings: QuantSimConfig, show: Observer) -> None:
+        held, seen = samples.hold_out(settings.evaluation), plural(samples.fitted, "sample")
+        show(Note(f"quantsim: ranges and steps are fitted to {seen}, and all is judged on {held} others"))

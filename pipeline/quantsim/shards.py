@@ -1,37 +1,38 @@
 """Weights of a model that fits nowhere, rounded shard by shard: each job reads and writes some of the weights.
 
 The model refers to its weights in the files of a checkpoint. A job maps the weights of its shard one after the other,
-rounds them in slices of channels, and writes integers, scales and zero points to a file of its own; so a process holds
-little more than one weight. A job that is done is not done again after the run was killed (`pipeline.jobs`). What stays
-in float is copied. Each product is proven by itself: torch dequantizes and multiplies by its own means.
+and writes integers, scales and zero points to a file of its own (shard_files.py), so a process holds little more than
+one weight. With data GPTQ rounds the weights of products (shard_data.py). A job that is done is not done again after
+the run was killed (`pipeline.jobs`). What stays in float is copied.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper
 
-from passes.encodings.encoding import Encoding, Precision
 from passes.graph.index import replace_entries
 from passes.suggest import bytes_text, plural
-from passes.weights.detached import UNREAD, DetachedModel, read_model
+from passes.weights.detached import UNREAD, DetachedModel
 from passes.weights.files import replace_when_done
 from passes.weights.mapped import find_file_range
 from passes.weights.stand_ins import point_to
 from pipeline.errors import CheckFailed, UsageError
-from pipeline.jobs import Job, LocalProcesses, Outcome, run_jobs
-from pipeline.quantsim.encodings import encode_weight, quantize
+from pipeline.jobs import Job, JobExecutor, Outcome, run_jobs
+from pipeline.quantsim.optimize import OptimizedLayer, OptimizedStep, find_weights
+from pipeline.quantsim.optimizers import Optimizer
 from pipeline.quantsim.placement import PlacedSite, Placement
 from pipeline.quantsim.qdq import check_opset, choose_stems, dequantize_node, rename_values
-from pipeline.quantsim.sites import store_constants
+from pipeline.quantsim.shard_data import FittingData, PiecewiseRounding
+from pipeline.quantsim.shard_files import WeightFormat, quantize_shard
 from pipeline.workspace import key_of, stamp, versions
 
 FOLDER: Final = "quantized"
@@ -39,33 +40,7 @@ FOLDER: Final = "quantized"
 
 TABLE: Final = "shards.jsonl"
 
-SLICE: Final = 2**22
-"""Elements that are rounded at once."""
-
-PROVEN_CHANNELS: Final = 256
-"""Channels of each weight whose product torch computes, from the first one."""
-
-ALIGNMENT: Final = 4096
-
 MIB: Final = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
-    """How one weight is stored; `axis` is that of its channels or blocks."""
-
-    name: str
-    bits: int
-    signed: bool
-    symmetric: bool
-    block: int
-    axis: int
-    channel_axis: int
-
-    @property
-    def precision(self) -> Precision:
-        granularity = "block" if self.block else "channel"
-        return Precision(self.bits, self.signed, self.symmetric, granularity, self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +53,15 @@ class ShardResult:
     nbytes: int
     worst: tuple[str, float]
     seconds: float
+    step: OptimizedStep | None = None
+    """What GPTQ did, where it rounds the weights."""
 
     def __str__(self) -> str:
         name, ratio = self.worst
         return (
             f"{plural(self.weights, 'weight')} in {plural(self.shards, 'shard')}, {bytes_text(self.nbytes)}, "
-            f"{self.seconds:.0f} s of jobs; torch has computed a part of each product by its own means; the lowest "
-            f"ratio is {ratio:.2f} dB, {name}"
+            f"{self.seconds:.0f} s of jobs; torch has dequantized each element by its own means; the lowest ratio is "
+            f"{ratio:.2f} dB, {name}"
         )
 
 
@@ -104,14 +81,16 @@ def quantize_in_shards(
     placement: Placement,
     folder: Path,
     shard_mib: int,
-    jobs: int | None,
+    executor: JobExecutor,
     observer: Callable[[int, int], object] = lambda *_: None,
+    data: FittingData | None = None,
 ) -> ShardResult:
     """Round the weights of the file `path`, whose graph is `model`, and write the quantized model to `folder`.
 
     Args:
         shard_mib: how much of the float weights one job reads; a larger weight is a shard of its own.
-        jobs: processes at a time; as many as the cores allow by default.
+        observer: called with how many jobs are done, of how many.
+        data: what GPTQ rounds the weights of products by; without it all weights are rounded to the nearest.
 
     Raises:
         UsageError: weights alone do not decide the formats, or the opset lacks them.
@@ -120,12 +99,16 @@ def quantize_in_shards(
     why = why_not_in_shards(placement)
     if why:
         raise UsageError(f"quantsim.shard_mib: {why}")
+    if data and data.step.python:
+        raise UsageError("quantsim.optimize: gptq: found python next to shard_mib, expected onnxline's own interpreter")
     check_opset(model.proto, placement.formats())
     formats = {placed.site.tensor: _format_of(placed) for placed in placement.quantized()}
     folder.mkdir(parents=True, exist_ok=True)
     ranges = (find_file_range(weight.data) for weight in model.weights.values())
     files = sorted({found.path for found in ranges if found is not None})
     identity = [stamp(path), [(name, stamp(Path(name))) for name in files]]
+    entries, left = find_weights(data.step, model, placement, formats, WEIGHT_TYPES) if data else ([], {})
+    fitted = {entry["tensor"] for entry in entries}
     planned = [
         Job(
             key_of(identity, names, [asdict(formats[name]) for name in names if name in formats])[:16],
@@ -137,20 +120,40 @@ def quantize_in_shards(
                 "file": str(folder / f"shard-{number:04}.data"),
             },
         )
-        for number, names in enumerate(_split(model, formats, shard_mib * MIB))
+        for number, names in enumerate(_split(model, formats, fitted, shard_mib * MIB))
     ]
-    done = 0
+    rounding = None
+    if data and entries:
+        rounding = PiecewiseRounding(model, path, identity, entries, formats, data, folder, shard_mib * MIB)
+    done, count = 0, len(planned) + sum(map(len, rounding.steps if rounding else ()))
 
     def note(_: object) -> None:
         nonlocal done
         done += 1
-        observer(done, len(planned))
+        observer(done, count)
 
-    outcomes = run_jobs(planned, LocalProcesses(jobs), folder / TABLE, versions(), note, _has_file)
+    outcomes = [*run_jobs(planned, executor, folder / TABLE, versions(), note, _has_file)]
+    if rounding and all(outcome.value is not None for outcome in outcomes):
+        outcomes += rounding.run(executor, folder / TABLE, note, _has_file)
     failed = next((outcome for outcome in outcomes if outcome.value is None), None)
     if failed is not None:
         raise CheckFailed(f"quantsim.shard_mib: a shard failed, those that are done stay: {failed.why}")
-    return _assemble(model, formats, outcomes, folder)
+    result = _assemble(model, formats, outcomes, folder)
+    return replace(result, step=_describe_step(data.step, outcomes, entries, left)) if data else result
+
+
+WEIGHT_TYPES: Final = ("float32", "float16", "bfloat16")
+
+
+def _describe_step(
+    step: Optimizer, outcomes: Sequence[Outcome], entries: Sequence[Mapping[str, Any]], left: Mapping[str, str]
+) -> OptimizedStep:
+    products = {entry["tensor"]: entry["data"][0] for entry in entries}
+    found = {name: row for outcome in outcomes for name, row in outcome.value.get("layers", {}).items()}
+    rows = tuple(OptimizedLayer(products[name], name, *row) for name, row in found.items())
+    status = "ran" if any(row.taken for row in rows) else "reverted"
+    seconds = sum(outcome.seconds for outcome in outcomes if "layers" in outcome.value)
+    return OptimizedStep(step.name, status, "", f"{step.module} {version(step.module)}", rows, left, None, seconds)
 
 
 def _has_file(outcome: Outcome) -> bool:
@@ -167,12 +170,14 @@ def _format_of(placed: PlacedSite) -> WeightFormat:
     return WeightFormat(site.tensor, precision.bits, *flags, axis, site.channel_axis)
 
 
-def _split(model: DetachedModel, formats: Mapping[str, WeightFormat], most: int) -> Iterator[list[str]]:
-    """The weights in order, as many together as have `most` bytes; small tensors stay in the model."""
+def _split(
+    model: DetachedModel, formats: Mapping[str, WeightFormat], others: Container[str], most: int
+) -> Iterator[list[str]]:
+    """The weights but `others` in order, as many together as have `most` bytes; small tensors stay in the model."""
     names: list[str] = []
     size = 0
     for tensor in model.proto.graph.initializer:
-        if tensor.name not in formats and model.weight(tensor) is None:
+        if tensor.name in others or (tensor.name not in formats and model.weight(tensor) is None):
             continue
         own = math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         if names and size + own > most:
@@ -182,123 +187,6 @@ def _split(model: DetachedModel, formats: Mapping[str, WeightFormat], most: int)
         size += own
     if names:
         yield names
-
-
-def quantize_shard(path: str, names: Sequence[str], formats: Sequence[Mapping[str, Any]], file: str) -> dict[str, Any]:
-    """The job of one shard: write its tensors to `file`.
-
-    Returns:
-        The places of all tensors in the file, and the ratio of signal to noise of each weight, in dB.
-    """
-    model = store_constants(read_model(Path(path), unread=True))
-    known = {str(entry["name"]): WeightFormat(**entry) for entry in formats}
-    places: list[dict[str, Any]] = []
-    ratios: dict[str, float] = {}
-    with replace_when_done(Path(file)) as temporary, temporary.open("wb") as out:
-
-        def write(name: str, kind: str, array: np.ndarray, data_type: int, dims: Sequence[int]) -> None:
-            out.write(b"\0" * (-out.tell() % ALIGNMENT))
-            place = {"name": name, "kind": kind, "type": data_type, "dims": [*dims], "offset": out.tell()}
-            out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            places.append({**place, "length": out.tell() - place["offset"]})
-
-        for name in names:
-            tensor = model.index.initializers[name]
-            array = model.array(tensor)
-            if name not in known:
-                write(name, "", array, tensor.data_type, tensor.dims)
-                continue
-            precision = known[name].precision
-            integers, scales, zeros, ratios[name] = _round(array, known[name])
-            _prove(array, integers, scales, zeros, known[name])
-            kind = getattr(TensorProto, precision.onnx_name)
-            write(name, "quantized", _pack(integers, precision), kind, array.shape)
-            write(name, "scale", scales, tensor.data_type, scales.shape)
-            if not precision.symmetric or not precision.signed:
-                write(name, "zero_point", _pack(zeros, precision), kind, scales.shape)
-    return {"file": file, "nbytes": Path(file).stat().st_size, "places": places, "ratios": ratios}
-
-
-def _pack(array: np.ndarray, precision: Precision) -> np.ndarray:
-    """Integers as ONNX stores them: two of 4 bits in a byte, the first one low."""
-    if precision.stored_bits != 4:
-        return array
-    flat = np.append(array.reshape(-1), np.zeros(array.size % 2, array.dtype)).view(np.uint8)
-    return (flat[::2] & 15) | (flat[1::2] << 4)
-
-
-def _round(array: np.ndarray, form: WeightFormat) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Integers, scales in the type of the weight, zero points, and the ratio in dB; slice by slice of the channels."""
-    precision, channel = form.precision, form.channel_axis
-    dtype = np.dtype(f"{'i' if precision.signed else 'u'}{max(precision.stored_bits, 8) // 8}")
-    integers = np.empty(array.shape, dtype)
-    step = max(1, SLICE * array.shape[channel] // max(array.size, 1))
-    scales, zeros = [], []
-    signal = noise = 0.0
-    for start in range(0, array.shape[channel], step):
-        place = tuple(slice(start, start + step) if axis == channel else slice(None) for axis in range(array.ndim))
-        part = array[place].astype(np.float32)
-        if not np.isfinite(part).all():
-            raise UsageError(f"quantsim: the stored tensor {form.name!r} holds infinity or NaN, which has no scale")
-        found = encode_weight(part, precision, form.axis)
-        rounded = found.scale.astype(array.dtype)  # the scale that is stored decides the integers; none is smaller
-        short = rounded.astype(np.float32) < found.scale
-        rounded[short] = np.nextafter(rounded[short], np.asarray(np.inf, array.dtype))
-        encoding = Encoding(precision, rounded.astype(np.float32), found.zero_point, form.axis)
-        numbers = quantize(part, encoding)
-        integers[place] = numbers
-        steps, middle = (encoding.spread(part, values) for values in (encoding.scale, encoding.zero_point))
-        difference = (numbers - middle) * steps - part
-        signal += float(np.square(part, dtype=np.float64).sum())
-        noise += float(np.square(difference, dtype=np.float64).sum())
-        scales.append(rounded)
-        zeros.append(encoding.zero_point.astype(dtype))
-    along = channel if form.block else 0
-    ratio = 10 * math.log10(signal / noise) if signal and noise else math.inf
-    return integers, np.concatenate(scales, along), np.concatenate(zeros, along), ratio
-
-
-def _prove(array: np.ndarray, integers: np.ndarray, scales: np.ndarray, zeros: np.ndarray, form: WeightFormat) -> None:
-    """Hold the first channels against torch: no element is off by more than half a step, nor a product by more.
-
-    Raises:
-        CheckFailed: it is not so.
-    """
-    import torch
-
-    def pick(values: np.ndarray) -> torch.Tensor:
-        axis = form.channel_axis if values.ndim > 1 else 0
-        return torch.from_numpy(
-            np.take(values, range(min(PROVEN_CHANNELS, values.shape[axis])), axis).astype(np.float32)
-        )
-
-    weight, numbers = pick(array), pick(integers)
-    steps, middle = pick(scales), pick(zeros)
-    if form.block:
-        size = weight.shape[form.axis]
-        steps, middle = (
-            part.repeat_interleave(form.block, form.axis).narrow(form.axis, 0, size) for part in (steps, middle)
-        )
-    else:
-        shape = [-1 if axis == form.axis else 1 for axis in range(weight.ndim)]
-        steps, middle = steps.reshape(shape), middle.reshape(shape)
-    dequantized = (numbers - middle) * steps
-    excess = ((dequantized - weight).abs() - steps * HALF_STEP).max().item()
-    matrix, other, reach = (
-        part.movedim(form.channel_axis, 0).flatten(1)
-        for part in (weight, dequantized, steps.expand_as(weight) * HALF_STEP)
-    )
-    rows = torch.randn(4, matrix.shape[1], generator=torch.Generator().manual_seed(0))
-    moved = (rows @ other.T - rows @ matrix.T).abs()
-    allowed = rows.abs() @ reach.T + PRODUCT_ROUNDING * rows.abs() @ matrix.abs().T
-    if excess > 0 or bool((moved > allowed).any()):
-        raise CheckFailed(f"{form.name}: torch finds it {excess:.3g} further off than half a step; report it as a bug")
-
-
-HALF_STEP: Final = 0.502
-"""Half a step, and what a scale of 16 bits and the clipping of the outermost value may add."""
-
-PRODUCT_ROUNDING: Final = 1e-5
 
 
 def _assemble(

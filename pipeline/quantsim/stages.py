@@ -22,6 +22,7 @@ from passes.weights.files import save
 from pipeline.config import QuantSimConfig, SuggestConfig
 from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
+from pipeline.jobs import choose_executor
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
 from pipeline.quantsim.encodings import (
     Encoding,
@@ -163,11 +164,21 @@ class Simulation:
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
         return QuantSimResult(self._workspace.folder, report, (QUANTIZATION_REPORT,))
 
-    def round_in_shards(self, path: Path) -> QuantSimResult:
-        """Weights alone, rounded to the nearest and read shard by shard; `path` is the file that refers to them."""
-        from pipeline.quantsim.shards import FOLDER, TABLE, quantize_in_shards  # few runs need it
+    def round_in_shards(self, path: Path, samples: Samples) -> QuantSimResult:
+        """Weights alone, read shard by shard and rounded to the nearest, or by `optimize` on the samples; `path` is the
+        file that refers to them."""
+        from pipeline.quantsim.shards import (  # few runs need it
+            FOLDER,
+            TABLE,
+            WEIGHT_TYPES,
+            FittingData,
+            quantize_in_shards,
+        )
 
-        settings, placement = self._settings, self.place(dtypes=("float32", "float16", "bfloat16"))
+        settings, placement, data = self._settings, self.place(dtypes=WEIGHT_TYPES), None
+        count = samples.fitted + settings.evaluation
+        for step in optimizers_of(settings.optimize):
+            data = FittingData(step, lambda: samples.first(count), samples.fitted, [samples.identity(), count])
         with self._stage("shards") as details:
             found = quantize_in_shards(
                 self._model,
@@ -175,12 +186,14 @@ class Simulation:
                 placement,
                 self._workspace.folder / FOLDER,
                 settings.shard_mib or 0,
-                settings.shard_jobs,
-                lambda done, count: self._send(Progress("shards", f"shard {done}", done, count)),
+                choose_executor(settings.shard_ray, settings.shard_jobs),
+                lambda done, count: self._send(Progress("shards", f"job {done}", done, count)),
+                data,
             )
             details.append(str(found))
-        why = "weights alone are rounded, and nothing is run"
+        why = "weights alone are rounded, and no quantized model is run"
         report = make_placement_report(placement, self._model, why, (*self._notes, str(found)))
+        report = replace(report, optimized=(found.step,) if found.step else ())
         remove_quantization(self._workspace)
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
         files = (f"{FOLDER}/{found.file.name}", f"{FOLDER}/{TABLE}", QUANTIZATION_REPORT)

@@ -17,7 +17,7 @@ from pipeline.config.quantsim import parse_precision
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import Job, Outcome
 from pipeline.jobs.job import perform
-from pipeline.quantsim import shards
+from pipeline.quantsim import shard_files, shards
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
@@ -28,9 +28,6 @@ from tests.pipeline.quantsim.pictures_of_qdq import model_of
 class ThisProcess:
     """Runs jobs here, one after the other."""
 
-    def __init__(self, count: int | None) -> None:
-        del count
-
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         yield from map(perform, jobs)
 
@@ -38,9 +35,8 @@ class ThisProcess:
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three products, whose weights lie in a file of their own."""
-    monkeypatch.setattr(shards, "LocalProcesses", ThisProcess)
     monkeypatch.setattr(shards, "MIB", 2**13)
-    monkeypatch.setattr(shards, "SLICE", 500)  # slices end within a weight
+    monkeypatch.setattr(shard_files, "SLICE", 500)  # slices end within a weight
     draw = np.random.default_rng(0)
     model = model_of(
         "g (float[3, 40] x) => (float[3, 24] y) { h = MatMul(x, first) r = Relu(h) "
@@ -65,7 +61,7 @@ def placed(path: Path, formats: str, activations: str = "float") -> tuple[Detach
 @pytest.mark.parametrize("formats", ["int4/block16", "uint4/channel", "int8/channel", "int3/block32", "uint6/block16"])
 def test_shards_hold_what_rounding_in_memory_gives(formats: str, source: Path, tmp_path: Path) -> None:
     model, placement = placed(source, formats)
-    found = quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
+    found = quantize_in_shards(model, source, placement, tmp_path / "out", 1, ThisProcess())
     assert (found.weights, found.shards) == (3, 3)
     whole = read_model(source)
     expected = attach(insert_qdq(whole, encode(placement, {}, whole)))
@@ -95,7 +91,7 @@ def test_weights_in_bfloat16_have_scales_in_bfloat16_that_decide_the_integers(so
     rules = [PlacementRule("op:*", parse_precision("int8/channel"), "float")]
     with pytest.raises(UsageError, match="only float32 is simulated"):
         place(narrow, rules)
-    found = quantize_in_shards(narrow, path, place(narrow, rules, ("bfloat16",)), tmp_path / "out", 1, None)
+    found = quantize_in_shards(narrow, path, place(narrow, rules, ("bfloat16",)), tmp_path / "out", 1, ThisProcess())
     written = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(found.file).graph.initializer}
     scale = written["first_scale"]
     assert scale.dtype == ml_dtypes.bfloat16
@@ -104,13 +100,13 @@ def test_weights_in_bfloat16_have_scales_in_bfloat16_that_decide_the_integers(so
 
 def test_shards_that_are_done_stay(source: Path, tmp_path: Path) -> None:
     model, placement = placed(source, "int4/block16")
-    found = quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
+    found = quantize_in_shards(model, source, placement, tmp_path / "out", 1, ThisProcess())
     files = sorted((tmp_path / "out").glob("shard-*.data"))
     times = [file.stat().st_mtime_ns for file in files]
     table = tmp_path / "out" / shards.TABLE
     table.write_bytes(table.read_bytes()[:-20])  # as a process leaves it that is killed while it writes
     files[0].unlink()
-    again = quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
+    again = quantize_in_shards(model, source, placement, tmp_path / "out", 1, ThisProcess())
     assert again.worst == found.worst
     assert [file.stat().st_mtime_ns != time for file, time in zip(files, times, strict=True)] == [True, False, True]
 
@@ -118,8 +114,8 @@ def test_shards_that_are_done_stay(source: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_rounded_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, placement = placed(source, "int8/channel", "uint8")
     with pytest.raises(UsageError, match="its range needs runs of the model"):
-        quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
+        quantize_in_shards(model, source, placement, tmp_path / "out", 1, ThisProcess())
     model, placement = placed(source, "int4/block16")
-    monkeypatch.setattr(shards, "HALF_STEP", 0.2)  # the proof can fail
+    monkeypatch.setattr(shard_files, "HALF_STEP", 0.2)  # the proof can fail
     with pytest.raises(CheckFailed, match="further off than half a step"):
-        quantize_in_shards(model, source, placement, tmp_path / "out", 1, None)
+        quantize_in_shards(model, source, placement, tmp_path / "out", 1, ThisProcess())

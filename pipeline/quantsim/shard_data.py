@@ -1,0 +1,263 @@
+"""Weights of a model that fits nowhere, rounded by GPTQ on data: the model runs piece by piece, one piece in memory.
+
+In step k a job runs piece k on all samples, and reads and writes their values as files. In the same step other jobs
+round the weights whose products read what piece k - 1 has made. Then the files that step k has read are removed, so the
+disk holds the values of two pieces. As in `quantsim.optimize` the values are those of the float model, the last samples
+are held out, and a weight keeps its rounding to the nearest where GPTQ does not lessen the error on these.
+
+A run that was killed goes on with the first step that is not done, whose files are there until it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from passes.weights.detached import DetachedModel
+from pipeline.jobs import Job, JobExecutor, JobProgress, Outcome, run_jobs
+from pipeline.jobs.run import OutcomeTable
+from pipeline.quantsim.library_call import round_by_gptq
+from pipeline.quantsim.noise import sqnr_db
+from pipeline.quantsim.optimizers import Optimizer
+from pipeline.quantsim.pieces import cut_pieces, run_piece
+from pipeline.quantsim.shard_files import (
+    RoundedWeight,
+    ShardFile,
+    WeightFormat,
+    dequantize,
+    index_channels,
+    open_source,
+    round_to_nearest,
+    split_channels,
+)
+from pipeline.workspace import key_of, versions
+
+Feeds = Mapping[str, np.ndarray]
+
+Entry = dict[str, Any]
+"""A weight as library_call.py reads it."""
+
+GPTQ_SLICE: Final = 2**26
+"""Elements of a weight that GPTQ rounds at once, in double precision and four times; each slice inverts the Hessian."""
+
+JUDGED_SLICE: Final = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class FittingData:
+    """The samples: GPTQ sees the first `fitted` of them, the others judge it. `identity` tells them from others."""
+
+    step: Optimizer
+    samples: Callable[[], Iterable[Feeds]]
+    fitted: int
+    identity: Sequence[object]
+
+
+class PiecewiseRounding:
+    """The steps in which GPTQ rounds `entries`, each a list of jobs that may run at a time.
+
+    Args:
+        path: of the model; `identity` tells it from others.
+        formats: weight → its format.
+        folder: gets a file for each set of weights whose products read the same values.
+        most: bytes of the weights of a piece.
+    """
+
+    def __init__(
+        self,
+        model: DetachedModel,
+        path: Path,
+        identity: Sequence[object],
+        entries: Sequence[Entry],
+        formats: Mapping[str, WeightFormat],
+        data: FittingData,
+        folder: Path,
+        most: int,
+    ) -> None:
+        self._data, self._folder = data, folder / DATA
+        pieces = cut_pieces(model, most)
+        starts = [piece.first for piece in pieces]
+        groups: dict[tuple[int, tuple[str, ...]], list[Entry]] = {}
+        for entry in entries:
+            made = [bisect_right(starts, model.index.positions.get(name, 0)) - 1 for name in entry["data"]]
+            groups.setdefault((max(made), tuple(entry["data"])), []).append(entry)
+        last = max(number for number, _ in groups)
+        keeps = [
+            sorted({name for (number, names) in groups if number == place for name in names})
+            for place in range(last + 1)
+        ]
+        key = [identity, data.identity, data.fitted, asdict(data.step)]
+        self.steps: list[list[Job]] = [[] for _ in range(last + 2)]
+        for place, piece in enumerate(pieces[: last + 1]):
+            part = asdict(piece if place < last else replace(piece, makes=()))
+            folders = {"source": str(self._values(place)), "result": str(self._values(place + 1))}
+            name = f"piece-{place:04}-{key_of(key, part, keeps[place])[:16]}"
+            self.steps[place].append(
+                Job(name, run_piece, {"path": str(path), "piece": part, "keeps": keeps[place], **folders})
+            )
+        for number, ((place, _), group) in enumerate(sorted(groups.items())):
+            own = [asdict(formats[entry["tensor"]]) for entry in group]
+            arguments = {
+                "path": str(path),
+                "entries": group,
+                "formats": own,
+                "folder": str(self._values(place + 1)),
+                "fitted": data.fitted,
+                "options": asdict(data.step),
+                "file": str(folder / f"fitted-{number:04}.data"),
+            }
+            self.steps[place + 1].append(Job(key_of(key, group, own)[:16], round_by_data, arguments))
+
+    def run(
+        self,
+        executor: JobExecutor,
+        table: Path,
+        observer: Callable[[JobProgress], None],
+        has_file: Callable[[Outcome], bool],
+    ) -> list[Outcome]:
+        """Run the steps in order, starting at the first one that is not done, or whose values are gone.
+
+        Returns:
+            The outcomes of the jobs that write weights; it ends with the first step of which a job fails.
+        """
+        begin = self._find_begin(table, has_file)
+        if begin == 0 and not self._values(0).is_dir():
+            self._write_samples()
+        outcomes: list[Outcome] = []
+        for place, jobs in enumerate(self.steps):
+
+            def is_current(outcome: Outcome, place: int = place) -> bool:
+                is_piece = "folder" in outcome.value
+                return place < begin or Path(outcome.value["folder"]).is_dir() if is_piece else has_file(outcome)
+
+            outcomes += run_jobs(jobs, executor, table, versions(), observer, is_current)
+            if any(outcome.value is None for outcome in outcomes):
+                return outcomes
+            shutil.rmtree(self._values(place), ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return [outcome for outcome in outcomes if "folder" not in outcome.value]
+
+    def _find_begin(self, table: Path, has_file: Callable[[Outcome], bool]) -> int:
+        with OutcomeTable(table, versions()).open() as known:
+            for place, jobs in enumerate(self.steps):
+                found = [known.find(job) for job in jobs]
+                if not all(outcome and ("folder" in outcome.value or has_file(outcome)) for outcome in found):
+                    return place if self._values(place).is_dir() else 0
+        return len(self.steps)
+
+    def _values(self, place: int) -> Path:
+        """The folder of the values that step `place` reads, a file for each sample."""
+        return self._folder / f"{place:04}"
+
+    def _write_samples(self) -> None:
+        temporary = self._folder / "samples"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for number, sample in enumerate(self._data.samples()):
+            np.savez(temporary / f"{number:06}.npz", **dict(sample))  # type: ignore[arg-type]
+        temporary.rename(self._values(0))
+
+
+DATA: Final = "values"
+"""The folder of the values between pieces, as long as the run lasts."""
+
+
+def round_by_data(
+    path: str,
+    entries: Sequence[Entry],
+    formats: Sequence[Mapping[str, Any]],
+    folder: str,
+    fitted: int,
+    options: Mapping[str, Any],
+    file: str,
+) -> dict[str, Any]:
+    """The job of some weights whose products read the same values: write them to `file`, as GPTQ rounds them.
+
+    Args:
+        entries: the weights, with the values that their products read.
+        folder: has these values, in a file for each sample; the first `fitted` are fitted to.
+
+    Returns:
+        As that of `quantize_shard`; and for each weight in `layers` the ratio in dB of what its products give on the
+        other samples, rounded to the nearest and by GPTQ, as torch computes it of what is written, and which is taken.
+    """
+    model = open_source(path)
+    files = sorted(Path(folder).glob("*.npz"))
+    names = entries[0]["data"]
+    hessian = measure_hessian(files[:fitted], names)
+    held = np.concatenate([rows for each in files[fitted:] for rows in _read_rows(each, names)])
+    ratios: dict[str, float] = {}
+    layers: dict[str, list[Any]] = {}
+    with ShardFile.open(Path(file)) as out:
+        for entry, fields in zip(entries, formats, strict=True):
+            form = WeightFormat(**fields)
+            tensor = model.index.initializers[form.name]
+            array = model.array(tensor)
+            nearest, _ = round_to_nearest(array, form)
+            offered = replace(nearest, integers=np.empty_like(nearest.integers))
+            for first, last in split_channels(array.shape, form.channel_axis, GPTQ_SLICE):
+                place = index_channels(array.ndim, form.channel_axis, first, last)
+                scales = nearest.select(form, first, last).scales.astype(np.float32)
+                offered.integers[place] = round_by_gptq(
+                    entry, array[place].astype(np.float32), scales, hessian, options
+                )
+            before, after = (judge(array, found, form, held) for found in (nearest, offered))
+            taken = after.product_db > before.product_db
+            out.write_rounded(form, offered if taken else nearest, tensor.data_type)
+            ratios[form.name] = (after if taken else before).weight_db
+            layers[form.name] = [before.product_db, after.product_db, taken]
+    return {"file": file, "nbytes": Path(file).stat().st_size, "places": out.places, "ratios": ratios, "layers": layers}
+
+
+def measure_hessian(files: Sequence[Path], names: Sequence[str]) -> np.ndarray:
+    """The sum of xᵀx over the rows x of the values `names`, in double precision."""
+    total: np.ndarray | None = None
+    for name in names:
+        own: np.ndarray | None = None
+        for file in files:
+            rows = next(_read_rows(file, [name])).astype(np.float64)
+            product = rows.T @ rows
+            own = product if own is None else np.add(own, product, out=own)
+        total = own if total is None or own is None else np.add(total, own, out=total)
+    assert total is not None
+    return total
+
+
+def _read_rows(file: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
+    with np.load(file) as archive:
+        for name in names:
+            array = archive[name]
+            yield array.reshape(-1, array.shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Ratios of signal to noise in dB: of a product on samples, and of its weight."""
+
+    product_db: float
+    weight_db: float
+
+
+def judge(array: np.ndarray, found: RoundedWeight, form: WeightFormat, rows: np.ndarray) -> Judgement:
+    """Multiply `rows` by torch with the float weight and with what is written of it."""
+    import torch
+
+    from pipeline.runtime.tensors import as_tensor
+
+    sums = np.zeros(4)
+    left = as_tensor(rows)
+    for first, last in split_channels(array.shape, form.channel_axis, JUDGED_SLICE):
+        place = index_channels(array.ndim, form.channel_axis, first, last)
+        weight = as_tensor(array[place]).float()
+        difference = dequantize(found.select(form, first, last), form)[0].sub_(weight)
+        for index, values in enumerate((weight, difference)):
+            product = left @ (values.T if form.channel_axis == 0 else values)
+            for place_of_sum, part in ((index, product), (index + 2, values)):
+                sums[place_of_sum] += torch.linalg.vector_norm(part, dtype=torch.float64).item() ** 2
+    return Judgement(*(sqnr_db(sums[index], sums[index + 1]) for index in (0, 2)))
