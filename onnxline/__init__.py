@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from passes.custom_ops import ArrayType, CustomOp, declare_ops
     from passes.diff import compare_models, diff_text
     from passes.diff import compare_models as diff
     from passes.errors import ModelError, OnnxlineError, PassError, PolicyError
@@ -66,6 +67,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "IR",
+    "ArrayType",
     "Builder",
     "Capture",
     "CaptureReport",
@@ -74,6 +76,7 @@ __all__ = [
     "CheckedBuilder",
     "CompiledProgram",
     "ConfigError",
+    "CustomOp",
     "Graph",
     "InternalError",
     "ModelError",
@@ -106,6 +109,7 @@ __all__ = [
     "compare_models",
     "compile_graph",
     "convert_opset",
+    "declare_ops",
     "diff",
     "diff_text",
     "execute_ir",
@@ -134,6 +138,7 @@ HOMES: Final = {
         "ModelError", "OnnxlineError", "OptimizeResult", "Origin", "PassError", "PassRow", "PassRun", "PolicyError",
         "Status", "StructureVerdict", "WeightOrigin", "guard", "why", "why_weights",
     ),
+    "passes.custom_ops": ("ArrayType", "CustomOp", "declare_ops"),
     "passes.diff": ("compare_models", "diff_text"),
     "passes.tools": (
         "change_batch", "change_outputs", "compare", "convert_opset", "extract", "fix_shapes", "inspect_model", "merge",

@@ -18,6 +18,7 @@ from typing import Final
 import onnx
 from onnx import NodeProto, TensorProto
 
+from passes.custom_ops import declared_ops
 from passes.graph.op_facts import ONNX_DOMAINS, op_name
 from passes.graph.traversal import every_node
 from passes.provenance import module_path_of
@@ -39,13 +40,14 @@ def find_obstacles(model: onnx.ModelProto) -> tuple[str, ...]:
     """A sentence for each family of operators in `model` that many targets cannot take; none for most models."""
     functions = {(function.domain, function.name) for function in model.functions}
     stored = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.STRING}
+    declared = declared_ops()
     texts = {info.name for info in model.graph.input if info.type.tensor_type.elem_type == TensorProto.STRING}
     found: dict[Obstacle, list[NodeProto]] = {}
     for node in (*every_node(model.graph), *(node for function in model.functions for node in function.node)):
         if (node.domain, node.op_type) in functions:
             obstacle = FUNCTION
         elif node.domain not in ONNX_DOMAINS:
-            obstacle = CUSTOM
+            obstacle = DECLARED if (node.domain, node.op_type) in declared else CUSTOM
         elif not (stored | texts).isdisjoint(node.input):
             obstacle = STRINGS
         else:
@@ -68,6 +70,11 @@ CUSTOM: Final = Obstacle(
     frozenset(),
     "it is no operator of ONNX's main set, and few targets have it",
     "skip the pass that writes it, which `onnxline why MODEL NODE` names, or keep what it replaces",
+)
+DECLARED: Final = Obstacle(
+    frozenset(),
+    "it is a custom operator, which few targets have",
+    "its runtime needs a kernel for it",
 )
 FUNCTION: Final = Obstacle(
     frozenset(),

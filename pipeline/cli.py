@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -108,7 +108,7 @@ class _LazyGroup(TyperGroup):
         if command is not None and name in COMMANDS:
             _check_folder()
             command = load_command(name)
-            _add_traceback(command, next(option for option in self.params if option.name == "with_traceback"))
+            _add_options(command, [option for option in self.params if option.name in COMMON])
             _prepare_help(command, ctx)
         return name, command, rest
 
@@ -137,10 +137,14 @@ def _check_folder() -> None:
         raise UsageError("the working directory has been removed; change to a folder that is there") from None
 
 
-def _add_traceback(command: Any, option: Any) -> None:
-    command.params.append(option)
+COMMON: Final = ("with_traceback", "custom_ops")
+"""The options of `options` that each command has too."""
+
+
+def _add_options(command: Any, options: Sequence[Any]) -> None:
+    command.params.extend(options)
     for inner in getattr(command, "commands", {}).values():
-        _add_traceback(inner, option)
+        _add_options(inner, options)
 
 
 def _prepare_help(command: Any, context: Any) -> None:
@@ -185,6 +189,13 @@ def _enable_traceback(context: typer.Context, is_asked: bool) -> None:
         context.obj["traceback"] = True
 
 
+def _declare_ops(context: typer.Context, files: list[str] | None) -> None:
+    if files:
+        from passes.custom_ops import declare_ops
+
+        context.with_resource(declare_ops(files))
+
+
 @app.callback()
 def options(
     version: Annotated[
@@ -199,6 +210,16 @@ def options(
             help="Show where in the code an error was raised.",
         ),
     ] = False,
+    custom_ops: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--custom-ops",
+            callback=_declare_ops,
+            expose_value=False,
+            metavar="OPS.py",
+            help="A file that declares custom operators (docs/how-to/custom-ops.md); may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Options of every command."""
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from passes.advisories.known import quarantined_by_entry
 from passes.context import PassContext, open_context
+from passes.custom_ops.declarations import files_of
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
 from passes.suggest import bytes_text, plural
@@ -128,6 +129,7 @@ class ModelRun:
             identity = fingerprint(source, self.config, code)
             self.code = {str(file): digest_of_file(file) for file in code}
             self._depends_on(self.config.model, self.config.export, identity, own_code_digest(), self.versions)
+            self._depends_on([digest_of_file(file) for file in files_of(self.config.custom_ops)])
             weights = f"weights: {source.weights}, " if isinstance(source, TorchSource) and source.weights else ""
             outcome.detail = f"{plural(len(source.inputs), 'input')}, {weights}fingerprint {identity[:8]}"
         notes = source.notes if isinstance(source, TorchSource) else ()

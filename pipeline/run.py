@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
+from passes.custom_ops import declare_ops
 from passes.errors import check_type
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
@@ -65,6 +66,7 @@ class Pipeline:
         workspace = Workspace(self.folder)
         if not self._is_checked:
             check_settings(self.config, workspace)
-        if self.config.model.parts:
-            return PartsRun(self.config, workspace, self._observer).run()
-        return ModelRun(self.config, workspace, self._observer, self._source).run()
+        with declare_ops(self.config.custom_ops):
+            if self.config.model.parts:
+                return PartsRun(self.config, workspace, self._observer).run()
+            return ModelRun(self.config, workspace, self._observer, self._source).run()

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final
 import onnx
 
 from passes.context import PassContext
+from passes.custom_ops.declarations import add_libraries
 from passes.errors import PolicyError
 from passes.external.installed import TABLES, ask, read_groups, read_table, refuse_unknown, texts
 from passes.external.through_files import give_back_inputs, through_files, write
@@ -137,6 +138,7 @@ def open_settings(level: str) -> Any:
     settings = onnxruntime.SessionOptions()
     name = "ORT_DISABLE_ALL" if level == NOTHING else LEVELS[level]
     settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, name)
+    add_libraries(settings)
     return settings
 
 

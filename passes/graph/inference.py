@@ -19,7 +19,8 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 from onnx.shape_inference import InferenceError
 
-from passes.errors import InferenceStopped, StepCrashed, StepFailed, StepTimedOut
+from passes.custom_ops.declarations import declared_ops
+from passes.errors import InferenceStopped, ModelError, PolicyError, StepCrashed, StepFailed, StepTimedOut
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import LAYOUT_OPS
 from passes.graph.traversal import every_graph
@@ -137,12 +138,13 @@ def infer_shapes(
     Raises:
         InferenceError: onnx refuses the model.
         InferenceStopped: it takes more time or memory than any sound model.
+        ModelError: the inference of a custom operator of the user's fails.
     """
     flags = {"check_type": check_type, "strict_mode": strict_mode, "data_prop": data_prop}
     nodes = len(model.graph.node) + sum(len(function.node) for function in model.functions)
     limit = LEAST_SECONDS + SECONDS_PER_NODE * nodes
     try:
-        return onnx.load_from_string(call_limited(_infer, limit, model=model.SerializeToString(), flags=flags))
+        inferred = call_limited(_infer, limit, model=model.SerializeToString(), flags=flags)
     except (StepCrashed, StepTimedOut) as failure:
         spent = f"{limit:.0f} s" if isinstance(failure, StepTimedOut) else "the memory that it may have"
         raise InferenceStopped(
@@ -151,6 +153,9 @@ def infer_shapes(
         ) from failure
     except StepFailed as failure:
         raise InferenceError(str(failure)) from failure
+    if isinstance(inferred, str):
+        raise ModelError(inferred)
+    return onnx.load_from_string(inferred)
 
 
 def call_limited(function: Callable[..., Result], limit: float, **arguments: Any) -> Result:
@@ -186,5 +191,10 @@ def _process_of(process: int) -> _LimitedProcess:
     return limited
 
 
-def _infer(model: bytes, flags: dict[str, bool]) -> bytes:
-    return onnx.shape_inference.infer_shapes(onnx.load_from_string(model), **flags).SerializeToString()
+def _infer(model: bytes, flags: dict[str, bool]) -> bytes | str:
+    """The inferred model; a sentence where a custom operator of the user's is at fault."""
+    try:
+        declared_ops()  # ONNX knows them then
+        return onnx.shape_inference.infer_shapes(onnx.load_from_string(model), **flags).SerializeToString()
+    except (ModelError, PolicyError) as error:
+        return str(error)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
+from passes.custom_ops.declarations import declared_ops
 from passes.errors import ModelError
 from passes.graph.traversal import bodies_of, every_node
 from passes.load.values import check_entries, check_text
@@ -64,8 +65,11 @@ class OperatorScope:
     """Inside of a function, the names of its attributes."""
 
     def find_schema(self, node: NodeProto) -> NodeSchema | None:
-        """The schema of `node`; None if ONNX has none: onnxruntime adds operators, also to ONNX's own domain."""
+        """The schema of `node`; None if ONNX has none: onnxruntime adds operators, also to ONNX's own domain. A custom
+        operator that the user declared holds its nodes to its attributes itself."""
         domain = "" if node.domain == "ai.onnx" else node.domain
+        if domain and (domain, node.op_type) in declared_ops():
+            return None
         return load_schema(node.op_type, self.versions.get(domain, 0), domain)
 
 

@@ -17,7 +17,7 @@ from passes.external.onnxsim import OnnxSim
 from passes.external.onnxsim_equalize import CrossLayerEqualization
 from passes.external.onnxslim import OnnxSlim
 from passes.recipe import CLEANING, EARLIER_RECIPES
-from passes.recipe.user_passes import installed_passes, is_reference, user_step, user_worker
+from passes.recipe.user_passes import installed_passes, user_step, user_worker
 from passes.rewrites.canonical_attention import CanonicalAttention
 from passes.rewrites.canonical_gelu import CanonicalGelu
 from passes.rewrites.canonical_norm import CanonicalNorm
@@ -42,6 +42,7 @@ from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.rewrites.untie import Tie, Untie
 from passes.step import Repeat, Step
 from passes.suggest import nearest
+from passes.user_files import is_reference
 from passes.worker.client import Worker
 
 OWN_STEPS: Final[Mapping[str, type[Step]]] = {

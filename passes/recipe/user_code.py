@@ -6,18 +6,12 @@ step, whose `apply` takes a context, all methods are called here, each on an obj
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import os
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
@@ -29,9 +23,9 @@ from passes.errors import PassError, PolicyError, StepFailed
 from passes.external.through_files import write
 from passes.step import PassResult, Step
 from passes.suggest import nearest
+from passes.user_files import call_user_code, clash_beside, files_beside, is_reference, load_object
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, portable
-from passes.worker.own_names import describe_clash
 
 Reads = Literal["values", "structure"]
 READS: Final = ("values", "structure")
@@ -148,7 +142,7 @@ def files_of(reference: str) -> tuple[Path, ...] | Refusal:
     except PolicyError as error:
         return Refusal(str(error))
     location = reference.rpartition(":")[0] if is_reference(reference) else installed_passes()[reference].module
-    return tuple(sorted(_beside(location)))
+    return tuple(sorted(files_beside(location)))
 
 
 def run_step(step: StepReference, model: MappedModel, folder: str, draws: Draws) -> StepOutput:
@@ -190,7 +184,7 @@ def _run(reference: str, options: dict[str, Any], model: onnx.ModelProto) -> onn
     try:
         result = _call_once(lambda: loaded.function(model))
     except (ImportError, AttributeError) as error:
-        clash = _clash_beside(reference)
+        clash = clash_beside(reference)
         if not clash:
             raise
         raise ImportError(f"{error}; {clash}") from error
@@ -273,11 +267,6 @@ GROUP: Final = "onnxline.passes"
 """The entry points that packages announce their passes by."""
 
 
-def is_reference(name: str) -> bool:
-    """Whether a recipe's item is `file.py:Name` or `module:Name`, and not the name of a pass."""
-    return ":" in name
-
-
 def installed_passes() -> Mapping[str, metadata.EntryPoint]:
     """The passes that installed packages bring, by name; nothing is loaded."""
     return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
@@ -286,92 +275,10 @@ def installed_passes() -> Mapping[str, metadata.EntryPoint]:
 def load(reference: str) -> Any:
     """The object that `path/to/file.py:Name`, `package.module:Name` or the name of an entry point refers to.
 
-    A file is run again each time, as a module of its own; its folder is importable meanwhile, as for a script.
-
     Raises:
         PolicyError: there is no such file, module, name or entry point, with the nearest; or loading it raises.
     """
     if not is_reference(reference):
         entry = installed_passes()[reference]
         return call_user_code(entry.load, f"loading the pass {reference!r} raises")
-    location, _, name = reference.rpartition(":")
-    module = _module(location, reference)
-    if not hasattr(module, name):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        hint = nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'nothing to call'}"
-        raise PolicyError(f"the pass {reference}: no {name!r} there{hint}")
-    return getattr(module, name)
-
-
-def _clash_beside(reference: str) -> str:
-    """The sentence about a file next to the user's with the name of a package of ours; empty without such a file."""
-    location = reference.rpartition(":")[0]
-    clash = describe_clash(str(Path(location).resolve().parent)) if location.endswith(".py") else ""
-    return f"{clash}; rename it" if clash else ""
-
-
-def call_user_code(make: Callable[[], Result], title: str, reference: str = "") -> Result:
-    """Call `make`, which runs the user's code; any error becomes a PolicyError with its line.
-
-    Raises:
-        PolicyError: `title`, the error, and the line that raised it.
-    """
-    try:
-        return make()
-    except PassError:
-        raise
-    except (Exception, SystemExit) as error:
-        frames = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")
-        ]
-        line = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        said = str(error).strip().splitlines() or [""]
-        clash = _clash_beside(reference)
-        advice = f"\n  {clash}" if clash else ""
-        raise PolicyError(f"{title} {type(error).__name__}: {said[0]}{line}{advice}") from error
-
-
-def _module(location: str, reference: str) -> ModuleType:
-    if not location.endswith(".py"):
-        title = f"the pass {reference}: importing {location} raises"
-        return call_user_code(lambda: importlib.import_module(location), title)
-    path = Path(location)
-    if not path.is_file():
-        others = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise PolicyError(
-            f"the pass {reference}: no file {location!r}{nearest(path.name, others)}; in a configuration, relative "
-            "paths are relative to its folder"
-        )
-    return call_user_code(
-        lambda: _run_file(path.resolve()), f"the pass {reference}: loading its file raises", reference
-    )
-
-
-def _run_file(path: Path) -> ModuleType:
-    name = f"{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look a class's module up here
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
-
-
-def _beside(location: str) -> set[Path]:
-    """The file of a loaded module, and the loaded files of the same folder or below, less what pip installed there."""
-    own = location if location.endswith(".py") else getattr(sys.modules[location], "__file__", None)
-    if own is None:
-        return set()
-    folder = Path(own).resolve().parent
-    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    files = {Path(own).resolve(), *(Path(file).resolve() for file in loaded if file)}
-    near = (file for file in files if file.is_relative_to(folder) and file.is_file())
-    return {file for file in near if "site-packages" not in file.relative_to(folder).parts}
+    return load_object(reference, f"the pass {reference}")

@@ -33,12 +33,12 @@ from passes.recipe.user_code import (
     files_of,
     inner_passes,
     installed_passes,
-    is_reference,
     run_on_file,
     run_on_structure,
     run_step,
 )
 from passes.step import PassResult, Step
+from passes.user_files import is_reference
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable

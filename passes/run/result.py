@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 
 from passes.context import PassContext
+from passes.custom_ops.declarations import add_libraries
 from passes.encodings.carry import CarriedEncodings
 from passes.graph.op_facts import op_name
 from passes.proof.coverage import Coverage
@@ -278,6 +279,7 @@ def time_runs(path: str, feeds: dict[str, np.ndarray]) -> float:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    add_libraries(options)
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     known = {entry.name for entry in session.get_inputs()}
     given = {name: array for name, array in feeds.items() if name in known}

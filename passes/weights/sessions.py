@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
+from passes.custom_ops.declarations import add_libraries, reference_ops
 from passes.errors import StepFailed, StepTimedOut
 from passes.graph.index import GraphIndex, initializers_of, replace_entries
 from passes.graph.traversal import reads_of
@@ -24,6 +25,8 @@ from passes.worker.platforms import available_cores
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
+
+    from passes.weights.split_run import SplitRun
 
 ANY_RUNTIME: Final = 10
 """An IR version that every supported release of onnxruntime accepts."""
@@ -50,7 +53,8 @@ class Session:
         proto: is changed; its initializers named in `weights` hold no data of their own.
         weights: by initializer name.
         extra_outputs: values to return with the model's outputs.
-        may_evaluate: whether ONNX's own evaluator may run it where onnxruntime has no kernel.
+        may_evaluate: whether ONNX's own evaluator may run it where onnxruntime has no kernel. Custom operators that the
+            user declared are computed by their references, or by onnxruntime where they have a library.
 
     Raises:
         StepFailed: onnxruntime refuses the model.
@@ -69,6 +73,13 @@ class Session:
         _drop_unread(proto.graph)
         _put_fixed_first(proto.graph)
         proto.ir_version = min(proto.ir_version, _ir_version_of(proto))
+        known = initializers_of(proto.graph).keys() & weights.keys()
+        self.inputs = tuple(entry.name for entry in proto.graph.input if entry.name not in known)
+        self.outputs = tuple(entry.name for entry in proto.graph.output)
+        self._evaluator: ReferenceEvaluator | None = None
+        self._split = _split_run(proto, weights)
+        if self._split is not None:
+            return
         shared = _share(proto.graph, weights)
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -79,12 +90,10 @@ class Session:
         options.add_session_config_entry("session.disable_prepacking", "1")
         # Idle threads that spin take the cores from the process that runs the passes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        add_libraries(options)
         for name, (value, _) in shared.items():
             options.add_initializer(name, value)
         self._kept_alive = shared
-        self._evaluator: ReferenceEvaluator | None = None
-        self.inputs = tuple(entry.name for entry in proto.graph.input if entry.name not in shared)
-        self.outputs = tuple(entry.name for entry in proto.graph.output)
         largest = max((weight.data.nbytes for weight in weights.values()), default=0)
         try:
             self._session = _open_session(proto, options, largest)
@@ -106,8 +115,8 @@ class Session:
         return cls(proto, {name: weight for name, weight in weights.items() if weight is not None}, extra_outputs)
 
     def output_infos(self) -> tuple[onnx.ValueInfoProto, ...]:
-        """The types of the outputs that are tensors, as onnxruntime infers them; none where ONNX's evaluator runs."""
-        found = self._session.get_outputs() if self._evaluator is None else ()
+        """The types of the outputs that are tensors, as onnxruntime infers them; none where it runs only parts."""
+        found = self._session.get_outputs() if self._evaluator is None and self._split is None else ()
         kinds = [(entry, entry.type.removeprefix("tensor(").removesuffix(")").upper()) for entry in found]
         return tuple(
             onnx.helper.make_tensor_value_info(entry.name, TensorProto.DataType.Value(kind), entry.shape or None)
@@ -127,6 +136,8 @@ class Session:
             StepTimedOut: the run was stopped.
         """
         given = {name: array for name, array in feeds.items() if name in self.inputs}
+        if self._split is not None:
+            return self._split.run(given, within_s=within_s)
         if self._evaluator is not None:
             return _evaluate(self._evaluator, self.outputs, given)
         options = onnxruntime.RunOptions()
@@ -219,6 +230,24 @@ def first_words(error: Exception) -> str:
 def lacks_kernel(refusal: Exception) -> bool:
     """Whether onnxruntime refused a model since it has no kernel for an operator, a dtype or an opset."""
     return isinstance(refusal, StepFailed) and any(sign in str(refusal) for sign in LACKING)
+
+
+def _split_run(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> SplitRun | None:
+    """How a model is run whose custom operators have a reference of the user's; None for any other model."""
+    ops = reference_ops()
+    if not ops:
+        return None
+    from passes.weights.split_run import CustomNodes, SplitRun
+
+    def open_session(part: onnx.ModelProto) -> Session:
+        return Session(part, {name: weights[name] for name in initializers_of(part.graph) if name in weights})
+
+    def array_of(tensor: TensorProto) -> np.ndarray:
+        return weights[tensor.name].array() if tensor.name in weights else numpy_helper.to_array(tensor)
+
+    custom = CustomNodes(proto, ops)
+    is_used = any(map(custom.has, proto.graph.node))
+    return SplitRun(proto, array_of, open_session, ops) if is_used else None
 
 
 def _open_evaluator(proto: onnx.ModelProto, weights: Mapping[str, Weight], refusal: StepFailed) -> ReferenceEvaluator:

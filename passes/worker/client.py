@@ -32,6 +32,9 @@ WORKER: Final = f"{__package__}.server"
 """The module that the process runs. It has the name of this package in our process, so that objects of its classes can
 be pickled both ways."""
 
+SETTINGS: Final = "ONNXLINE_"
+"""How the environment variables begin that a process reads: the files of custom operators, say."""
+
 LAST_WORDS = 400
 """Characters of the worker's standard error that a crash report quotes."""
 
@@ -91,6 +94,8 @@ class Worker:
         """The objects for which the process holds something, as long as they exist."""
         self.generation = 0
         """The number of processes started so far; a new process has nothing that was sent to an earlier one."""
+        self._settings: Mapping[str, str] = {}
+        """What the process was started with of `SETTINGS`; a process for other settings takes its place."""
         self.was_killed = False
         """Whether the last process that ended was killed from outside, and not by us."""
         self._posted = 0
@@ -237,17 +242,20 @@ class Worker:
                 self.collect(self._posted)
 
     def _ensure_started(self) -> Channel:
-        if self._channel is not None and self._process is not None and self._process.poll() is None:
+        settings = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
+        runs = self._channel is not None and self._process is not None and self._process.poll() is None
+        if self._channel is not None and runs and settings == self._settings:
             return self._channel
         self._stop()
+        self._settings = settings
         self.generation += 1
         open_standard_handles()  # a script under a guard may have closed them
         ours, theirs = Pipe()
         end, self._lifeline = Pipe(duplex=False)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         handles = (theirs.fileno(), end.fileno())
-        settings = (*handles, self.memory_bytes, int(self.alone and CAN_FORK))
-        command = [sys.executable, OWN_NAMES, WORKER, *map(str, settings), *self.preload]
+        numbers = (*handles, self.memory_bytes, int(self.alone and CAN_FORK))
+        command = [sys.executable, OWN_NAMES, WORKER, *map(str, numbers), *self.preload]
         environment = _environment(os.environ, max(1, len(self.cores)))
         if self.alone:  # the files of its forks; a process that is killed cannot remove them
             self._folder = tempfile.TemporaryDirectory(prefix="onnxline-forks-", ignore_cleanup_errors=True)

@@ -215,6 +215,7 @@ PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "cache", "data"): _anchor_file,
     ("passes", "encodings"): _anchor_file,
     ("verify", "inputs"): _anchor_data,
+    ("custom_ops",): _anchor_data,
     ("quantsim", "calibration", "data"): _anchor_data,
     ("quantsim", "metric"): _anchor_factory,
     ("quantsim", "metric", "use"): _anchor_factory,

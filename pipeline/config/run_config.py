@@ -27,7 +27,7 @@ from passes.visible import HIDDEN
 from pipeline.config.model import ModelConfig
 from pipeline.config.paths import anchor_paths, apply_overrides, describe_absence, is_reference, merge, read_with_bases
 from pipeline.config.quantsim import QuantSimConfig
-from pipeline.config.sections import ExportConfig, PassesConfig, RuntimeConfig, Section, VerifyConfig
+from pipeline.config.sections import ExportConfig, Files, PassesConfig, RuntimeConfig, Section, VerifyConfig
 from pipeline.config.train import TrainConfig
 from pipeline.config.yaml_source import Document, Marks, check_plain, describe, parse_value, to_config_error
 from pipeline.errors import ConfigError, OnnxlineError
@@ -152,6 +152,7 @@ class RunConfig(Section):
     quantsim: QuantSimConfig | None = None
     train: TrainConfig | None = None
     parts: dict[str, PartConfig] = Field(default_factory=dict)
+    custom_ops: Files = ()
     report: Section = Field(default_factory=Section)  # reserved: no keys yet
     _origin: _ConfigOrigin = PrivateAttr(default_factory=lambda: _ConfigOrigin(Document({})))
 

@@ -158,6 +158,18 @@ def as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _as_files(value: object) -> object:
+    if not isinstance(value, str | list | tuple):
+        raise ValueError("expected a file that declares operators, ops.py or ops.py:NAME, or a list of such files")
+    return [value] if isinstance(value, str) else value
+
+
+Files = Annotated[
+    tuple[Annotated[StrictStr, Field(min_length=1)], ...],
+    BeforeValidator(_as_files, json_schema_input_type=str | list[str]),
+]
+
+
 class VerifyConfig(Section):
     """How many seeded draws to compare, inputs of the user's own, and tolerances that differ from the documented ones.
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from pipeline.config import ExportConfig
 from pipeline.errors import Unsupported
 from pipeline.export.call_watch import capture_output
+from pipeline.export.custom_ops import custom_translations
 from pipeline.export.exported import ExportedModel, name_dims, name_inputs_and_outputs
 from pipeline.export.source import TorchSource
 from pipeline.export.trace import decompose_complex, move_complex_as_real, raise_scalars, trace_module
@@ -72,7 +73,7 @@ def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
             optimize=False,
             verbose=False,
             opset_version=opset,
-            custom_translation_table=translation_table(),
+            custom_translation_table={**translation_table(), **custom_translations()},
         )
     except Exception as error:  # the exporter's own errors have private types
         raise Unsupported(explain_untranslatable(error)) from error

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from passes.custom_ops.declarations import add_libraries
 from passes.weights.detached import read_model
 from passes.weights.sessions import as_array, first_words
 from pipeline.config import RunConfig, RuntimeConfig
@@ -363,6 +364,7 @@ def _session(path: Path, threads: int = 0) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    add_libraries(options)
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common type of its own

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from passes.custom_ops import declare_ops
 from passes.suggest import plural
 from passes.weights.detached import read_model
+from passes.weights.split_run import names_computed_in_numpy
 from pipeline.argument_checks import FLAG, FUNCTION, NUMBER, PATH, a, expects
 from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
@@ -79,7 +81,7 @@ class QuantSim:
             CheckFailed: the run before the simulation failed, onnxruntime refuses the quantized model, or a step of
                 `optimize` failed where `passes.strict` is set.
         """
-        with show_progress(self._progress, self._observer) as show:
+        with show_progress(self._progress, self._observer) as show, declare_ops(self._config.custom_ops):
             return self._run(show)
 
     def _run(self, show: Observer) -> QuantSimResult:
@@ -140,6 +142,11 @@ class QuantSim:
             if settings.optimize:
                 self._hold_out(samples, settings, show)
             return simulation.round_in_shards(before.model, samples)
+        for name in names_computed_in_numpy(model.proto.graph):
+            raise UsageError(
+                f"quantsim: onnxruntime calibrates the model, and {name} has a reference in numpy alone; give its "
+                "CustomOp a `library` with a kernel"
+            )
         specs = self._read_specs(before.model)
         sampler, source = before.sampler, self._config.model
         if sampler is not None and source.onnx is not None and not self._config.verify.inputs:

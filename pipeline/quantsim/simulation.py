@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
+from passes.custom_ops.declarations import add_libraries
 from passes.errors import StepFailed
 from passes.graph.index import initializers_of
 from passes.graph.op_facts import BIASED
@@ -133,6 +134,7 @@ class _OptimizedSession:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 4
+        add_libraries(options)
         if _has_narrow_floats(model):
             # onnxruntime 1.31 fuses them into QGemm, for which it then has no kernel
             options.add_session_config_entry("session.disable_quant_qdq", "1")

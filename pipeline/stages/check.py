@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from passes.context import open_context
+from passes.custom_ops.declarations import check_references
 from passes.encodings.aimet import read_aimet
 from passes.policy.policy import Policy
 from passes.recipe.recipe import library_versions, steps_of
@@ -46,6 +47,7 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     """
     with config.name_keys():
         _check_paths(config)
+        check_references(config.custom_ops)
         refuse_export_keys(config)
         _check_extras(config)
         if config.runtime.native and "plan" in config.runtime.chosen:

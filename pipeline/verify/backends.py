@@ -13,6 +13,7 @@ import numpy as np
 from passes.load import seconds_to_run
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sessions import Session, as_array
+from passes.weights.split_run import names_computed_in_numpy
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.ir import Graph, Op
 from pipeline.lowering.fusion import fuse
@@ -148,6 +149,11 @@ class OnnxRuntime(Backend):
         super().__init__(model, fusions, **options)
         self._detached = read_model(model.path)
         self._runner: Runner | None = None
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """The custom operators that their references in numpy compute."""
+        return names_computed_in_numpy(self._detached.proto.graph)
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         self._runner = self._runner or onnxruntime_runner(self._detached)

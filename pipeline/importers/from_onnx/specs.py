@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
+from passes.custom_ops import declared_ops
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.source import Attributes, element_type, ir_dtype, op_key
@@ -112,6 +113,7 @@ def infer(
     Raises:
         SourceError: ONNX's inference rejects the node.
     """
+    declared_ops()  # ONNX knows the custom operators then
     types = {name: helper.make_tensor_type_proto(element_type(spec.dtype), spec.shape) for name, spec in specs.items()}
     graph = helper.make_graph(
         [with_defaults(node)],

@@ -1,4 +1,5 @@
-"""An ONNX node on another runtime: onnxruntime, or where that has no such operator ONNX's reference evaluator.
+"""An ONNX node on another runtime: the user's reference of a custom operator, onnxruntime, or where that has no such
+operator ONNX's reference evaluator.
 
 FusedOperands of the kernel pass through numpy; it cannot be captured.
 """
@@ -19,6 +20,9 @@ from google.protobuf import json_format
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from passes.custom_ops.declarations import add_libraries, reference_ops
+from passes.errors import PassError
+from passes.weights.split_run import CustomNodes, compute_node
 from pipeline.errors import Unsupported
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
@@ -67,6 +71,8 @@ class ForeignNode:
         feed = {name: value for name, value in zip(self._names, inputs, strict=True) if name}
         try:
             return self._evaluate(feed)
+        except PassError:
+            raise
         except Exception as error:  # native code, and code of many authors
             if self.runtime == "onnx.reference":
                 raise Unsupported(f"{self.runtime} fails on {self._model.graph.node[0].op_type}: {error}") from error
@@ -91,6 +97,10 @@ def type_of(value: Any) -> onnx.TypeProto | None:
 
 
 def _evaluator(model: onnx.ModelProto) -> tuple[str, Evaluate]:
+    ops = reference_ops()
+    node = model.graph.node[0]
+    if ops and CustomNodes(model, ops).has(node):
+        return "numpy", lambda feed: [*compute_node(node, model, feed, ops).values()]
     if all(_is_fed_by_numpy(value.type) for value in model.graph.input):
         try:
             return "onnxruntime", _onnxruntime(model)
@@ -114,6 +124,7 @@ def _onnxruntime(model: onnx.ModelProto) -> Evaluate:
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    add_libraries(options)
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     for value in session.get_outputs():
         if any(word in value.type for word in ("bfloat16", "float8", "int4", "float4")):

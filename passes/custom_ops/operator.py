@@ -1,0 +1,198 @@
+"""`CustomOp`: one operator of the user's, how its outputs are inferred, and how a node of it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TypeProto, helper
+from onnx.defs import OpSchema
+
+from passes.errors import ModelError, PolicyError, StepFailed
+
+ONNX_OWN: Final = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")
+"""The domains whose operators ONNX defines."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """The type of one input or output.
+
+    Args:
+        dtype: the name of the dtype of the elements, such as `float32`: numpy's or, as `bfloat16`, that of ml_dtypes.
+        shape: the size of each axis: a number, the name of an open dim, or None where the size is unknown.
+    """
+
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        object.__setattr__(self, "shape", tuple(self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class CustomOp:
+    """An operator that ONNX does not define.
+
+    Args:
+        domain: the domain of the operator, such as `com.acme`; none of ONNX's own.
+        name: the type of its nodes.
+        infer: the types of the inputs (ArrayType, or None for an input that is left out), and the attributes by name →
+            the ArrayType of the output, or a sequence with one for each output.
+        compute: the inputs as numpy arrays (or None), and the attributes by name → the output as a numpy array, or a
+            sequence of arrays. It is the reference: it has to be deterministic, and must not write to its inputs.
+        version: the first opset version of `domain` that has the operator.
+        attributes: name → default value: a number, a text, a bool, or a list of numbers or of texts. A node with
+            another attribute is refused.
+        library: a shared object with kernels of onnxruntime, relative to the file; then onnxruntime runs the operator.
+        torch_op: the operator of torch that is exported as this one, such as `acme::swish`. Its tensors become the
+            inputs, its other arguments the attributes of the same names.
+
+    Raises:
+        PolicyError: one of ONNX's own domains, or an attribute whose default has no type of ONNX.
+    """
+
+    domain: str
+    name: str
+    infer: Callable[..., ArrayType | Sequence[ArrayType]]
+    compute: Callable[..., Any]
+    version: int = 1
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    library: str | None = None
+    torch_op: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.domain in ONNX_OWN:
+            raise PolicyError(
+                f"the custom operator {self.name!r} has the domain {self.domain!r}, which is ONNX's own; expected a "
+                "domain of yours, such as 'com.acme'"
+            )
+        for name, value in self.attributes.items():
+            try:
+                _attribute(name, value)
+            except (TypeError, ValueError) as error:
+                raise PolicyError(
+                    f"{self.key}: the attribute {name!r} has the default {value!r}; expected a number, a text, a bool, "
+                    "or a list of numbers or of texts that is not empty"
+                ) from error
+
+    @property
+    def key(self) -> str:
+        """The operator as messages name it: `com.acme::Swish`."""
+        return f"{self.domain}::{self.name}"
+
+    def schema(self) -> OpSchema:
+        """The schema by which ONNX infers the types of the operator's nodes."""
+        many = OpSchema.FormalParameterOption.Variadic
+        ends = [
+            [OpSchema.FormalParameter(side, "T", param_option=many, is_homogeneous=False, min_arity=least)]
+            for side, least in (("inputs", 0), ("outputs", 1))
+        ]
+        schema = OpSchema(
+            *(self.name, self.domain, self.version),
+            inputs=ends[0],
+            outputs=ends[1],
+            type_constraints=[("T", onnx.defs.get_schema("Identity").type_constraints[0].allowed_type_strs, "any")],
+            attributes=[OpSchema.Attribute(name, _attribute(name, value)) for name, value in self.attributes.items()],
+        )
+        schema.set_type_and_shape_inference_function(self._infer_node)
+        return schema
+
+    def _infer_node(self, context: onnx.shape_inference.InferenceContext) -> None:
+        types = [context.get_input_type(place) for place in range(context.get_num_inputs())]
+        if any(kind is not None and kind.WhichOneof("value") and not _is_known(kind) for kind in types):
+            return
+        found = {name: context.get_attribute(name) for name in self.attributes}
+        given = {name: _value_of(attribute) for name, attribute in found.items() if attribute is not None}
+        inputs = [None if kind is None or not kind.WhichOneof("value") else _array_type(kind) for kind in types]
+        outputs = self.infer_types(inputs, given, context.get_num_outputs())
+        for place, output in enumerate(outputs[: context.get_num_outputs()]):
+            dtype = helper.np_dtype_to_tensor_dtype(np.dtype(output.dtype))
+            context.set_output_type(place, helper.make_tensor_type_proto(dtype, output.shape))
+
+    def infer_types(
+        self, inputs: Sequence[ArrayType | None], attributes: Mapping[str, Any], outputs: int
+    ) -> tuple[ArrayType, ...]:
+        """The types of the outputs, of which a node has `outputs`.
+
+        Raises:
+            ModelError: `infer` raises, or returns something else than types, or too few.
+        """
+        try:
+            found = self.infer(*inputs, **{**self.attributes, **attributes})
+        except Exception as error:  # code of the user's
+            raise ModelError(f"{self.key}: `infer` raises {type(error).__name__}: {error}") from error
+        types: tuple[Any, ...] = (found,) if _is_type(found) else tuple(found) if isinstance(found, Sequence) else ()
+        if len(types) < outputs or not all(map(_is_type, types)):
+            raise ModelError(
+                f"{self.key}: `infer` returns {found!r} for a node with {outputs} output{'s' * (outputs != 1)}; "
+                "expected an ArrayType, or a sequence with one for each output"
+            )
+        return types
+
+    def run(self, node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+        """Compute a node of the operator by its reference; its results are held to what `infer` says of them.
+
+        Raises:
+            StepFailed: `compute` raises, or returns something else than `infer` says.
+            ModelError: the node has an attribute that is not declared, or `infer` raises.
+        """
+        given = {attribute.name: _value_of(attribute) for attribute in node.attribute}
+        unknown = [name for name in given if name not in self.attributes]
+        if unknown:
+            raise ModelError(
+                f"node {node.name or node.output[0]!r} has the attribute {unknown[0]!r}, which {self.key} does not "
+                f"declare; expected {', '.join(self.attributes) or 'no attribute'}"
+            )
+        types = [None if array is None else ArrayType(array.dtype.name, array.shape) for array in inputs]
+        expected = self.infer_types(types, given, len(node.output))
+        try:
+            found = self.compute(*inputs, **{**self.attributes, **given})
+        except Exception as error:  # code of the user's
+            raise StepFailed(f"{self.key}: `compute` raises {type(error).__name__}: {error}") from error
+        arrays = [np.asarray(array) for array in (found if isinstance(found, list | tuple) else [found])]
+        if len(arrays) < len(node.output):
+            raise StepFailed(f"{self.key}: `compute` returns {len(arrays)} of the {len(node.output)} outputs")
+        for array, kind in zip(arrays, expected, strict=False):
+            if array.dtype.name != kind.dtype or not _fits(array.shape, kind.shape):
+                raise StepFailed(
+                    f"{self.key}: `compute` returns {array.dtype.name}{list(array.shape)}, and `infer` says "
+                    f"{kind.dtype}{list(kind.shape)}; expected the same dtype and shape"
+                )
+        return arrays[: len(node.output)]
+
+
+def _is_type(value: object) -> bool:
+    """Whether a value is an ArrayType; in a script's process the class may have been loaded under a second name."""
+    return type(value).__qualname__ == ArrayType.__qualname__ and hasattr(value, "shape")
+
+
+def _fits(found: tuple[int, ...], declared: tuple[int | str | None, ...]) -> bool:
+    return len(found) == len(declared) and all(
+        not isinstance(size, int) or size == own for own, size in zip(found, declared, strict=True)
+    )
+
+
+def _is_known(kind: TypeProto) -> bool:
+    return kind.HasField("tensor_type") and bool(kind.tensor_type.elem_type) and kind.tensor_type.HasField("shape")
+
+
+def _array_type(kind: TypeProto) -> ArrayType:
+    dims = kind.tensor_type.shape.dim
+    sizes = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims)
+    return ArrayType(helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type).name, sizes)
+
+
+def _attribute(name: str, value: Any) -> onnx.AttributeProto:
+    return helper.make_attribute(name, int(value) if isinstance(value, bool) else value)
+
+
+def _value_of(attribute: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode()
+    return [item.decode() if isinstance(item, bytes) else item for item in value] if isinstance(value, list) else value

@@ -1,0 +1,123 @@
+"""The user's own files of Python: loaded by path or by the name of their module, with errors that say where."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from passes.errors import PassError, PolicyError
+from passes.suggest import nearest
+from passes.worker.own_names import describe_clash
+
+Result = TypeVar("Result")
+
+
+def is_reference(name: str) -> bool:
+    """Whether a text is `file.py:Name` or `module:Name`, and not a name or a file alone."""
+    return ":" in name
+
+
+def load_object(reference: str, title: str) -> Any:
+    """The object that `path/to/file.py:Name` or `package.module:Name` refers to.
+
+    A file is run again each time, as a module of its own; its folder is importable meanwhile, as for a script.
+
+    Args:
+        title: what messages call it, such as `the pass passes.py:Fuse`.
+
+    Raises:
+        PolicyError: there is no such file, module or name, with the nearest; or loading it raises.
+    """
+    location, _, name = reference.rpartition(":")
+    module = _module(location, title)
+    if not hasattr(module, name):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        hint = nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'nothing to call'}"
+        raise PolicyError(f"{title}: no {name!r} there{hint}")
+    return getattr(module, name)
+
+
+def clash_beside(reference: str) -> str:
+    """The sentence about a file next to the user's with the name of a package of ours; empty without such a file."""
+    location = reference.rpartition(":")[0]
+    clash = describe_clash(str(Path(location).resolve().parent)) if location.endswith(".py") else ""
+    return f"{clash}; rename it" if clash else ""
+
+
+def call_user_code(make: Callable[[], Result], title: str, reference: str = "") -> Result:
+    """Call `make`, which runs the user's code; any error becomes a PolicyError with its line.
+
+    Raises:
+        PolicyError: `title`, the error, and the line that raised it.
+    """
+    try:
+        return make()
+    except PassError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")
+        ]
+        line = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        said = str(error).strip().splitlines() or [""]
+        clash = clash_beside(reference)
+        advice = f"\n  {clash}" if clash else ""
+        raise PolicyError(f"{title} {type(error).__name__}: {said[0]}{line}{advice}") from error
+
+
+def _module(location: str, title: str) -> ModuleType:
+    if not location.endswith(".py"):
+        return call_user_code(lambda: importlib.import_module(location), f"{title}: importing {location} raises")
+    return load_file(Path(location), title)
+
+
+def load_file(path: Path, title: str) -> ModuleType:
+    """Run a file of the user's as a module of its own.
+
+    Raises:
+        PolicyError: there is no such file, with the nearest; or running it raises.
+    """
+    if not path.is_file():
+        others = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise PolicyError(
+            f"{title}: no file {str(path)!r}{nearest(path.name, others)}; in a configuration, relative "
+            "paths are relative to its folder"
+        )
+    return call_user_code(lambda: _run_file(path.resolve()), f"{title}: loading its file raises", f"{path}:")
+
+
+def _run_file(path: Path) -> ModuleType:
+    name = f"{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look a class's module up here
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def files_beside(location: str) -> set[Path]:
+    """The file of a loaded module, and the loaded files of the same folder or below, less what pip installed there."""
+    own = location if location.endswith(".py") else getattr(sys.modules[location], "__file__", None)
+    if own is None:
+        return set()
+    folder = Path(own).resolve().parent
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    files = {Path(own).resolve(), *(Path(file).resolve() for file in loaded if file)}
+    near = (file for file in files if file.is_relative_to(folder) and file.is_file())
+    return {file for file in near if "site-packages" not in file.relative_to(folder).parts}

@@ -1,0 +1,216 @@
+"""Operators of the user's: inferred, computed, split out of models, and refused where what they say does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx.parser import parse_model as parse
+
+import passes
+from passes.custom_ops import ArrayType, CustomOp, declare_ops, declared_ops
+from passes.diff import compare_models
+from passes.errors import ModelError, PassError, PolicyError, UsageError
+from passes.graph.inference import types_of
+from passes.tools import compare, to_fp16
+from passes.weights.sessions import Session
+from tests.support.onnx_models import detached
+
+OPS = """
+import numpy as np
+from passes.custom_ops import ArrayType, CustomOp
+
+def swish(x, *, alpha):
+    return (x / (1 + np.exp(-alpha * x.astype(np.float64)))).astype(x.dtype)
+
+SWISH = CustomOp("com.acme", "Swish", infer=lambda x, *, alpha: x, compute=swish, attributes={"alpha": 1.0})
+HALVES = CustomOp(
+    "com.acme", "Halves",
+    infer=lambda x: [ArrayType(x.dtype, (*x.shape[:-1], x.shape[-1] // 2))] * 2,
+    compute=lambda x: np.split(x, 2, -1),
+)
+"""
+
+CHAIN = """
+<ir_version: 10, opset_import: ["" : 20, "com.acme" : 1]>
+g (float[N, 4] x) => (float[N, 2] y) <float[4] w = {1, 2, 3, 4}> {
+    i = Identity (x)
+    a = Add (i, w)
+    b = com.acme.Swish <alpha = 2.0> (a)
+    c = Transpose <perm = [1, 0]> (b)
+    d = Transpose <perm = [1, 0]> (c)
+    e = Relu (d)
+    left, right = com.acme.Halves (e)
+    y = Add (left, right)
+}
+"""
+
+NESTED = """
+<ir_version: 10, opset_import: ["" : 20, "com.acme" : 1, "own" : 1]>
+g (float[2, 4] x, bool c) => (float[2, 4] y) {
+    i = Neg (x)
+    a = If (c) <then_branch = t () => (float[2, 4] u) { u = com.acme.Swish (i) },
+                else_branch = e () => (float[2, 4] v) { v = Abs (i) }>
+    y = own.F (a)
+}
+<domain: "own", opset_import: ["" : 20, "com.acme" : 1]> F (x) => (y) { z = Neg (x)  y = com.acme.Swish (z) }
+"""
+
+
+@pytest.fixture
+def ops(tmp_path: Path) -> Iterator[Path]:
+    file = tmp_path / "ops.py"
+    file.write_text(OPS)
+    with declare_ops([file]):
+        yield file
+
+
+def swish(x: np.ndarray, alpha: float = 1.0) -> np.ndarray:
+    return (x / (1 + np.exp(-alpha * x.astype(np.float64)))).astype(x.dtype)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    left, right = np.split(np.maximum(swish(x + np.array([1, 2, 3, 4], np.float32), 2.0), 0), 2, -1)
+    return left + right
+
+
+@pytest.mark.usefixtures("ops")
+def test_types_follow_through_custom_operators() -> None:
+    types = types_of(parse(CHAIN))
+    dims = [dim.dim_param or dim.dim_value for dim in types["left"].type.tensor_type.shape.dim]
+    assert dims == ["N", 2]
+    assert types["b"].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+@pytest.mark.usefixtures("ops")
+def test_a_model_is_split_at_them() -> None:
+    x = draw(3, 4)
+    found = Session.of(detached(parse(CHAIN)), ["b", "c"]).run({"x": x})
+    np.testing.assert_allclose(found["y"], expected(x), rtol=1e-6, atol=1e-6)  # one rounding to float32 each
+    np.testing.assert_array_equal(found["c"], found["b"].T)
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("branch", [True, False])
+def test_bodies_and_functions_with_them_run(branch: bool) -> None:
+    x = draw(2, 4)
+    found = Session.of(detached(parse(NESTED))).run({"x": x, "c": np.array(branch)})["y"]
+    np.testing.assert_allclose(found, swish(-(swish(-x) if branch else np.abs(x))), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("ops")
+def test_passes_are_proven_around_them(tmp_path: Path) -> None:
+    run = passes.optimize(parse(CHAIN), ["eliminate_identity", "fuse_consecutive_transposes", "onnxsim"])
+    assert [node.op_type for node in run.to_proto().graph.node] == ["Add", "Swish", "Relu", "Halves", "Add"]
+    assert all(row.errors["y"].max_abs == 0 for row in run.rows if row.changed)
+    before, after = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    onnx.save(parse(CHAIN), before)
+    onnx.save(run.to_proto(), after)
+    assert len(compare_models(before, after).removed) == 3
+    assert compare(before, after).ok
+
+
+@pytest.mark.usefixtures("ops")
+def test_a_pass_that_changes_an_attribute_is_reverted(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "def sharpen(model):\n    model.graph.node[2].attribute[0].f = 3.0\n    return model\n"
+    )
+    (row,) = passes.optimize(parse(CHAIN), [f"{tmp_path / 'wrong.py'}:sharpen"]).rows
+    assert row.status == "reverted"
+
+
+@pytest.mark.usefixtures("ops")
+def test_they_stay_in_float32() -> None:
+    (row,) = to_fp16(parse(CHAIN)).rows
+    assert "ONNX has no types for com.acme::Swish" in row.words
+
+
+def test_without_a_declaration_the_way_out_is_named() -> None:
+    with pytest.raises(ModelError, match=r"declare the operator .* --custom-ops ops\.py"):
+        passes.optimize(parse(CHAIN), ["eliminate_identity"])
+
+
+def test_a_declaration_ends_and_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "ops.py"
+    file.write_text(OPS)
+    with declare_ops([f"{file}:SWISH"]):
+        assert list(declared_ops()) == [("com.acme", "Swish")]
+    assert declared_ops() == {}
+    file.write_text(OPS.replace('"alpha": 1.0', '"alpha": 4.0'))
+    with declare_ops([file]) as ops:
+        assert [dict(op.attributes) for op in ops] == [{"alpha": 4.0}, {}]
+
+
+WRONG = {
+    "nothing": ("x = 1", "found no CustomOp"),
+    "an import": ("import nothing_there", "raises ModuleNotFoundError"),
+    "ONNX's domain": ("CustomOp('', 'Swish', infer=id, compute=id)", "which is ONNX's own"),
+    "a default": (
+        "CustomOp('com.acme', 'Swish', infer=id, compute=id, attributes={'alpha': object()})",
+        "the attribute 'alpha' has the default <object",
+    ),
+    "an attribute": (
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x: x, compute=lambda x: x)",
+        "has the attribute 'alpha', which com.acme::Swish does not declare",
+    ),
+    "infer": (
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: 1 / 0, compute=lambda x, alpha: x, "
+        "attributes={'alpha': 1.0})",
+        "com.acme::Swish: `infer` raises ZeroDivisionError",
+    ),
+    "compute": (
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: x[0, 9], "
+        "attributes={'alpha': 1.0})",
+        "com.acme::Swish: `compute` raises IndexError",
+    ),
+    "a dtype": (
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: x.astype('f8'), "
+        "attributes={'alpha': 1.0})",
+        "`compute` returns float64[2, 4], and `infer` says float32[2, 4]",
+    ),
+    "a library": (
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: x, library='ops.py', "
+        "attributes={'alpha': 1.0})",
+        "onnxruntime cannot load the library",
+    ),
+}
+
+ONE = """
+<ir_version: 10, opset_import: ["" : 20, "com.acme" : 1]>
+g (float[2, 4] x) => (float[2, 4] y) { i = Identity (x)  y = com.acme.Swish <alpha = 2.0> (i) }
+"""
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_said_in_a_sentence(case: str, tmp_path: Path) -> None:
+    text, words = WRONG[case]
+    (tmp_path / "ops.py").write_text(f"from passes.custom_ops import CustomOp\n{text}\n")
+    with pytest.raises(PassError) as caught, declare_ops([tmp_path / "ops.py"]):
+        passes.optimize(parse(ONE), ["infer_shapes", "eliminate_identity"])
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_name_twice_and_a_file_that_is_missing(ops: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.py").write_text(OPS)
+    with (
+        pytest.raises(PolicyError, match="which another file"),
+        declare_ops([tmp_path / "more.py"]),
+    ):
+        pass
+    with pytest.raises(PolicyError, match=r"no file .*did you mean 'ops\.py'"), declare_ops([ops.with_name("opz.py")]):
+        pass
+    with pytest.raises(UsageError, match=r"a list of files"), declare_ops("ops.py"):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_type_is_a_dtype_and_a_shape() -> None:
+    assert ArrayType("f4", [2, "N"]) == ArrayType("float32", (2, "N"))  # type: ignore[arg-type] # a list is taken too
+    assert CustomOp("a.b", "C", infer=lambda x: x, compute=np.abs).key == "a.b::C"
