@@ -10,6 +10,7 @@ its own. Each side compares on one draw.
                counts, the structure check and the numeric check, and the whole final model once more
     onnxsim    onnxsim.simplify(path, check_n=1), and nothing else
     loop       onnxoptimizer.optimize(model, [name]) for the same passes, with a session and a comparison after each
+    libraries  the same with recipe=["onnxscript", "default", "onnxsim"]
     stage      the same with the default recipe of a torch model, ["onnxscript", "default", "onnxsim", "clean"]
 
 The exported models are made at the first call, in runs/benchmarks/models/.
@@ -103,7 +104,13 @@ def _sides(name: str, repeat: int, *, loop: bool) -> list[str]:
     """Which sides are timed, in an order that turns around; once is enough for the loop."""
     if name == ONLY_MEMORY:
         return []
-    sides = ["onnxline", "stage", "onnxsim", *(["loop"] if loop and repeat == 0 and name not in NO_LOOP else [])]
+    sides = [
+        "onnxline",
+        "libraries",
+        "stage",
+        "onnxsim",
+        *(["loop"] if loop and repeat == 0 and name not in NO_LOOP else []),
+    ]
     return sides if repeat % 2 == 0 else sides[::-1]
 
 
@@ -205,15 +212,16 @@ def _draw(path: Path) -> dict[str, Any]:
 
 def _markdown(samples: Samples, peaks: Peaks, options: argparse.Namespace) -> str:
     time_rows = [
-        "| model | onnxline | onnxsim, check_n=1 | ratio | whole processes | stage | ratio | loop | loop / onnxline |",
-        "| --- " * 9 + "|",
+        "| model | onnxline | onnxsim, check_n=1 | ratio | whole processes | libraries | ratio | stage | ratio | loop "
+        "| loop / onnxline |",
+        "| --- " * 11 + "|",
     ]
     memory_rows = [
         "| model | weights | onnxline, default | limit | stage | onnxsim |",
         "| --- " * 6 + "|",
     ]
     for name in dict.fromkeys(name for name, _ in peaks):
-        ours, stage, bare, loop = (samples.get((name, side), []) for side in ("onnxline", "stage", "onnxsim", "loop"))
+        ours, libraries, stage, bare, loop = (samples.get((name, side), []) for side in SIDES)
         if ours and bare:
             mine, its = _median(ours), _median(bare)
             looped = f"{_median(loop):.1f} s | {_median(loop) / mine:.0f} ×" if loop else "cannot run | "
@@ -221,6 +229,7 @@ def _markdown(samples: Samples, peaks: Peaks, options: argparse.Namespace) -> st
             time_rows.append(
                 f"| {name} | {mine:.2f} s ({_each(ours)}) | {its:.2f} s ({_each(bare)}) | {mine / its:.2f} "
                 f"| {whole[0]:.1f} s to {whole[1]:.1f} s, {whole[0] / whole[1]:.2f} "
+                f"| {_median(libraries):.2f} s ({_each(libraries)}) | {_median(libraries) / its:.2f} "
                 f"| {_median(stage):.2f} s ({_each(stage)}) | {_median(stage) / its:.2f} | {looped} |"
             )
         weights = _weight_bytes(name)
@@ -251,9 +260,10 @@ def _each(side: list[Sample]) -> str:
 
 SIDES: Final[Mapping[str, Callable[[Path], dict[str, Any]]]] = {
     "onnxline": _onnxline,
+    "libraries": lambda path: _onnxline(path, ("onnxscript", "default", "onnxsim")),
+    "stage": lambda path: _onnxline(path, TORCH_RECIPE),
     "onnxsim": _onnxsim,
     "loop": _loop,
-    "stage": lambda path: _onnxline(path, TORCH_RECIPE),
 }
 
 

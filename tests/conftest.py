@@ -78,8 +78,7 @@ MARKS: Final = {
     "families": (
         "benchmarks/model_families/", "whole_runs/test_model_families.py", "pipeline/torch_ir/test_model_families.py",
         "benchmarks/test_encodings_coverage.py", "pipeline/test_onnx_backend.py",
-        "pipeline/export/test_mixtures.py", "pipeline/export/test_exported_transformers.py",
-        "pipeline/export/parts/test_pair.py", "pipeline/export/parts/test_families.py",
+        "pipeline/export/test_mixtures.py", "pipeline/export/test_exported_transformers.py", "pipeline/export/parts/",
         "pipeline/runtime/test_onnx_cases.py",
         "pipeline/importers/from_torch/layer_dedup/test_transformers.py", "passes/structures/test_exports.py",
         "passes/structures/test_attention_modules.py",
@@ -109,8 +108,7 @@ MARKS: Final = {
         "passes/run/test_runner.py::test_a_context_remembers", "passes/test_without_torch.py",
         "passes/worker/test_client.py", "pipeline/test_batch.py", "pipeline/commands/", "pipeline/jobs/",
         "pipeline/report/", "pipeline/compat/", "pipeline/export/test_saving.py::test_large",
-        "pipeline/export/parts/test_pair_refusals.py", "pipeline/export/test_to_onnx.py",
-        "pipeline/export/test_translations.py", "pipeline/export/parts/test_patches.py",
+        "pipeline/export/test_to_onnx.py", "pipeline/export/test_translations.py",
         "pipeline/export/test_untranslatable.py", "pipeline/export/test_weight_free.py",
         "pipeline/runtime/capture/test_captures.py::test_a_thousand",
         "pipeline/runtime/capture/test_replay.py::test_a_replay_allocates",
@@ -127,16 +125,21 @@ MARKS: Final = {
         "pipeline/torch_ir/test_caches.py", "pipeline/torch_ir/test_custom_ops.py",
         "pipeline/torch_ir/test_flex_attention.py", "pipeline/torch_ir/test_view_writes.py",
         "pipeline/torch_ir/test_writes.py", "pipeline/torch_ir/test_verify.py",
-        "benchmarks/test_cuda.py::test_every_row", "benchmarks/test_cuda.py::test_a_run_writes",
+        "benchmarks/test_cuda.py::test_every_", "benchmarks/test_cuda.py::test_a_run_writes",
         "pipeline/runtime/test_devices.py::test_the_runtime_needs",
         "pipeline/runtime/capture/test_recording_device.py::test_a_recorded_step",
+        "pipeline/runtime/capture/test_recording_device.py::test_dropped_captures", "house/test_size.py",
     ),
 }  # fmt: skip
 """Mark → the folders, files and tests below tests/ that bear it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="leave out all of MARKS, and draw fewer examples")
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="leave out all of MARKS, run one of the parameters of a test, and draw fewer examples",
+    )
     parser.addoption("--all", action="store_true", help="run what one_of_each.py leaves out, too")
 
 
@@ -161,10 +164,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in marks:
             item.add_marker(mark)
     if config.getoption("fast"):
-        items[:] = [item for item, marks in marked if not marks]
-    if not config.getoption("all") and not any("::" in word for word in config.args):
+        items[:] = take_one_of_each_test([item for item, marks in marked if not marks], config)
+    elif not config.getoption("all") and not any("::" in word for word in config.args):
         items[:] = shorten(items, config)
     skip_without_gpu([item for item in items if item.get_closest_marker("gpu")])
+
+
+def take_one_of_each_test(items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """Leave out all but the first parameters of each test."""
+    first = {f"{item.path}::{item.name.partition('[')[0]}": item for item in reversed(items)}
+    kept = set(map(id, first.values()))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    return [item for item in items if id(item) in kept]
 
 
 def shorten(items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.Item]:

@@ -90,7 +90,7 @@ def simplify_detached(
         with_data = _weights_to_send(model, attention="fuse_attention" not in skipped)
         result = context.worker.call(
             simplify_references,
-            model=_with_references(model, with_data).SerializeToString(),
+            model=copy_with_references(model, with_data).SerializeToString(),
             folder=str(context.folder),
             options=sent_options,
         )
@@ -133,7 +133,7 @@ def import_onnxsim() -> ModuleType:
     return onnxsim
 
 
-def _with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.ModelProto:
+def copy_with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.ModelProto:
     """A copy of `model` with its large weights as references, except weights in `with_data`, which hold their data."""
     proto = model.copy_proto()
     for node in proto.graph.node:
@@ -193,7 +193,7 @@ def _weights_to_send(model: DetachedModel, *, attention: bool) -> frozenset[str]
         StepFailed: those of them that are to be left on disk are together larger than protobuf allows.
     """
     graph, unread = model.proto.graph, frozenset(model.unread())
-    names = _names_to_send(graph, attention=attention, skips_concat=bool(unread))
+    names = names_to_send(graph, attention=attention, skips_concat=bool(unread))
     weights = [model.weight(tensor) for tensor in graph.initializer if tensor.name in names & unread]
     total = sum(weight.data.nbytes for weight in weights if weight is not None)
     if total > PROTOBUF_LIMIT:
@@ -204,7 +204,7 @@ def _weights_to_send(model: DetachedModel, *, attention: bool) -> frozenset[str]
     return names
 
 
-def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) -> frozenset[str]:
+def names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) -> frozenset[str]:
     """The initializers whose values a pass of onnxsim may read.
 
     Args:

@@ -84,7 +84,7 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
-        options.intra_op_num_threads = _threads()
+        options.intra_op_num_threads = count_threads()
         options.enable_cpu_mem_arena = False  # an arena grows by doubling, and never shrinks
         options.enable_mem_reuse = len(proto.graph.node) <= PLANNED_NODES
         options.add_session_config_entry("session.disable_prepacking", "1")
@@ -178,7 +178,7 @@ def _ir_version_of(proto: onnx.ModelProto) -> int:
         return proto.ir_version
 
 
-def _threads() -> int:
+def count_threads() -> int:
     """One thread per core if this process may use only some of the cores, which onnxruntime ignores; 0: its default."""
     given = len(available_cores())
     return given if given < (os.cpu_count() or 1) else 0

@@ -55,7 +55,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     names = frozenset(str(value.name) for value in parameters)
     notes = (*source.notes, *checks, *dict.fromkeys(notes))
     ranges, unheld = _ranges(program, source)
-    exported = ExportedModel(model, source, names, notes, _computed_types(program), ranges, unheld)
+    exported = ExportedModel(model, source, names, notes, find_computed_types(program), ranges, unheld)
     if path is not None:
         exported.save(path)
     return exported
@@ -121,7 +121,7 @@ def _lift_buffers(translated: torch.onnx.ONNXProgram, source: TorchSource) -> No
             graph.inputs[-1].const_value = None
 
 
-def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
+def find_computed_types(program: ExportedProgram) -> tuple[str, ...]:
     """The floating types that the traced module computes in, its inner graphs included."""
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     values = [node.meta.get("val") for graph in graphs for node in graph.nodes if node.op == "call_function"]

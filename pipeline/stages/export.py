@@ -95,7 +95,7 @@ def export_and_compare(
         inputs=tuple(str(spec) for spec in source.inputs),
         outputs=tuple(info.name for info in model.proto.graph.output),
         draws=tuple(reference.label for reference in draws),
-        parameters=_digests(model, parameters),
+        parameters=keys_of_parameters(model, parameters),
         errors=measurement.errors,
         notes=notes,
         computed_in=computed_in,
@@ -298,7 +298,7 @@ NEARLY_EQUAL: Final = 1e-6
 """Difference of two values, relative to the greatest among which a node chooses, whose order rounding may change."""
 
 
-def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:
+def keys_of_parameters(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:
     """Digests of the initializers called `names`, as they are and transposed: passes may fold a Transpose into them."""
     digests: set[str] = set()
     for tensor in model.proto.graph.initializer:

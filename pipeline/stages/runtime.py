@@ -183,7 +183,7 @@ def run_backends(
     """
     remove_ir(workspace)
     path = written_path(workspace)
-    model = OnnxFile(path, _trainable(path, exported.parameters, config.model.trainable))
+    model = OnnxFile(path, find_trainable(path, exported.parameters, config.model.trainable))
     names = config.runtime.chosen
     _build_kernels(config.runtime, observer)
     reports: list[BackendReport] = []
@@ -397,7 +397,7 @@ def _write_ir(
     }
 
 
-def _trainable(path: Path, digests: frozenset[str], globs: Sequence[str]) -> frozenset[str]:
+def find_trainable(path: Path, digests: frozenset[str], globs: Sequence[str]) -> frozenset[str]:
     """Names of the initializers that hold an `nn.Parameter`'s bytes, or that match the user's globs."""
     model = read_model(path)
     return frozenset(

@@ -148,14 +148,6 @@ def compare(
     return _compare_floats(left, right, tolerance(expected.dtype, rtol, atol))
 
 
-def _compare_tensors(
-    original: torch.Tensor, ir_output: torch.Tensor, rtol: float | None = None, atol: float | None = None
-) -> tuple[bool, float, float]:
-    """(is_close, max_diff, mean_diff): `compare` under pytorch-ir's name."""
-    found = compare(original, ir_output, rtol, atol)
-    return found.is_close, found.max_diff, found.mean_diff
-
-
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor on the CPU, in a dtype that holds all its values and in which differences can be computed."""
     tensor = tensor.detach().to("cpu")

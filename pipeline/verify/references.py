@@ -141,7 +141,7 @@ def _reference(chosen: ChosenDraw) -> Reference:
     label, outputs, names = chosen.draw.label, chosen.results, ", ".join(chosen.feeds)
     remedy = f"check the weights, and say by model.inputs.NAME.range which numbers the inputs may hold ({names})"
     for name, array in outputs.items():
-        if _has_nan(array):
+        if has_nan(array):
             raise SourceError(
                 f"output {name!r} of the reference holds NaN on {label}, so nothing can be compared with it; {remedy}"
             )
@@ -153,7 +153,7 @@ def _reference(chosen: ChosenDraw) -> Reference:
     return Reference(chosen.feeds, outputs, label, chosen.draw, chosen.is_optional)
 
 
-def _has_nan(array: np.ndarray) -> bool:
+def has_nan(array: np.ndarray) -> bool:
     return array.dtype.kind not in EXACT and bool(np.isnan(_widen(array)).any())
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from pipeline.report import RuntimeReport
-from pipeline.verify.references import _has_nan as has_nan
+from pipeline.verify.references import has_nan
 from pipeline.workspace import Workspace
 from tests.support.processes import start_forked
 

@@ -12,7 +12,7 @@ import yaml
 from torch import nn
 
 from pipeline import Pipeline, RunConfig
-from pipeline.export.to_onnx import _computed_types as computed_types
+from pipeline.export.to_onnx import find_computed_types
 
 DOUBLE = """<ir_version: 10, opset_import: ["": 20]>
 pitch (float[2, 64] x) => (double[2, 1] pitch, float[2, 64] confidence) <float[64, 1] w> {
@@ -50,4 +50,4 @@ class Halves(nn.Module):
 
 @pytest.mark.parametrize(("module", "types"), [(Halves(), ("float16", "float32")), (nn.Softmax(-1), ("float32",))])
 def test_the_types_that_torch_computes_in(module: nn.Module, types: tuple[str, ...]) -> None:
-    assert computed_types(torch.export.export(module, (torch.ones(2, 3),))) == types
+    assert find_computed_types(torch.export.export(module, (torch.ones(2, 3),))) == types

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.torch_ir import IR, IRVerifier, VerificationReport, load_weights
-from pipeline.torch_ir.comparison import _compare_tensors
+from pipeline.torch_ir.comparison import compare
 from torch_ir.executor import IRExecutor, execute_ir
 
 __all__ = [
@@ -23,6 +23,14 @@ __all__ = [
 ]
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+def _compare_tensors(
+    original: torch.Tensor, ir_output: torch.Tensor, rtol: float | None = None, atol: float | None = None
+) -> tuple[bool, float, float]:
+    """(is_close, max_diff, mean_diff): `compare` under pytorch-ir's name."""
+    found = compare(original, ir_output, rtol, atol)
+    return found.is_close, found.max_diff, found.mean_diff
 
 
 def verify_ir(

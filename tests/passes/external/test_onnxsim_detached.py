@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from passes.context import PassContext, open_context
 from passes.errors import StepFailed, StepTimedOut
 from passes.external.onnxsim import OnnxSim, simplify
-from passes.external.onnxsim_detached import _names_to_send, _with_references, simplify_references
+from passes.external.onnxsim_detached import copy_with_references, names_to_send, simplify_references
 from passes.external.through_files import through_files
 from passes.model.canonical import value_digests
 from passes.run.tracked import pin
@@ -163,7 +163,7 @@ def test_what_takes_too_long_is_not_tried_again_with_the_weights(tmp_path: Path)
 
 def test_weights_that_are_only_multiplied_stay_behind() -> None:
     """In an attention with pins onnxsim sees no matrix at all."""
-    sent = _with_references(detached(attention(WIDE)), frozenset())
+    sent = copy_with_references(detached(attention(WIDE)), frozenset())
     large = [tensor for tensor in sent.graph.initializer if len(tensor.dims) == 2]
     assert len(large) == 4
     assert {tensor.data_location for tensor in large} == {TensorProto.EXTERNAL}
@@ -173,12 +173,12 @@ def test_weights_that_are_only_multiplied_stay_behind() -> None:
 def test_weights_are_sent_where_an_attention_can_become_one_node() -> None:
     weights = {"wq", "wk", "wv"}
     for make, sent in ((lambda: biased_attention(WIDE), weights), (guarded_attention, set[str]())):
-        assert _names_to_send(make().graph, attention=True, skips_concat=False) & weights == sent
+        assert names_to_send(make().graph, attention=True, skips_concat=False) & weights == sent
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("a table")])
 def test_a_table_that_is_only_looked_up_stays_behind(name: str) -> None:
-    assert not _names_to_send(detached(MODELS[name]()).proto.graph, attention=True, skips_concat=False) & {"a"}
+    assert not names_to_send(detached(MODELS[name]()).proto.graph, attention=True, skips_concat=False) & {"a"}
 
 
 def test_a_folder_relative_to_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import pytest
 import passes
 from passes.context import PassContext, open_context
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
-from passes.weights.sessions import _threads
+from passes.weights.sessions import count_threads
 from passes.worker.client import Worker
 from tests.support import worker_faults as faults
 from tests.support.onnx_models import attention
@@ -251,7 +251,7 @@ def test_a_worker_runs_on_the_cores_that_it_is_given() -> None:
     core = min(os.sched_getaffinity(0))
     with Worker(cores=[core]) as worker:
         assert worker.call(faults.cores) == ({core}, "1")
-        assert worker.call(_threads) == (1 if (os.cpu_count() or 1) > 1 else 0)
+        assert worker.call(count_threads) == (1 if (os.cpu_count() or 1) > 1 else 0)
 
 
 def test_the_last_words_are_those_of_the_call_that_died() -> None:
