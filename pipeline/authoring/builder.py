@@ -6,6 +6,7 @@ dispatches becomes an op of the graph, and the meta result gives the shape and d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,12 +24,11 @@ from pipeline.errors import OnnxlineError, UsageError
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.importers.from_torch.region import Arguments
 from pipeline.importers.from_torch.tensors import TensorPayload
-from pipeline.ir import Attr, Graph, InputRef, TensorSpec
+from pipeline.ir import Attr, Graph, InputRef, TensorSpec, TorchConst
 from pipeline.ir.builder import GraphFacts, assemble
 from pipeline.ir.graph import parts
 from pipeline.ops import GraphBuilder
 from pipeline.ops.aten import is_call
-from pipeline.runtime.tensors import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,43 @@ class MetaCalls(ProxyTorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.calls.append(MetaCall(func, args, kwargs or {}, result))
         return result
+
+
+class MetaOperands:
+    """The IR tensors that meta tensors stand for, while the call of a function is recorded."""
+
+    def __init__(self, builder: ModelBuilder) -> None:
+        self._builder = builder
+        self._by_tensor: dict[int, IRTensor] = {}
+        self._by_storage: dict[int, IRTensor] = {}
+
+    def make(self, value: IRTensor) -> torch.Tensor:
+        """A new meta tensor that stands for `value`."""
+        meta = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        self.add(meta, value)
+        return meta
+
+    def add(self, meta: torch.Tensor, value: IRTensor) -> None:
+        """Let `meta` stand for `value`."""
+        self._by_tensor[id(meta)] = value
+        self._by_storage.setdefault(meta.untyped_storage()._cdata, value)
+
+    def find(self, tensor: torch.Tensor) -> IRTensor:
+        """What `tensor` stands for; a tensor that has values, such as an index in a list, is a constant.
+
+        What an operator makes, as `torch.rand` does, may reach the function as another object over its storage.
+
+        Raises:
+            UsageError: torch has made the tensor by no operator that was recorded.
+        """
+        if (found := self._by_tensor.get(id(tensor))) is not None:
+            return found
+        if not tensor.is_meta:
+            return self._builder.operand(tensor)
+        found = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if found is None or found.shape != tensor.shape:
+            raise self._builder.refusal("torch makes a tensor in it by no operator that a graph could hold")
+        return found
 
 
 class ModelBuilder(GraphBuilder):
@@ -136,15 +173,10 @@ class ModelBuilder(GraphBuilder):
         Raises:
             UsageError: torch refuses the call, or an operand is none of this graph.
         """
-        operands: dict[int, IRTensor] = {}
+        operands = MetaOperands(self)
 
         def stand_in(item: Any) -> Any:
-            if not isinstance(item, IRTensor | torch.Tensor):
-                return item
-            value = self._operand(item)
-            meta = torch.empty(value.shape, dtype=torch_dtype(value.dtype), device="meta")
-            operands[id(meta)] = value
-            return meta
+            return operands.make(self.operand(item)) if isinstance(item, IRTensor | torch.Tensor) else item
 
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, IRTensor | torch.Tensor)]
         own_args, own_kwargs = pytree.tree_map(stand_in, (tuple(args), dict(kwargs)))
@@ -153,10 +185,10 @@ class ModelBuilder(GraphBuilder):
                 result = function(*own_args, **own_kwargs)
             except Exception as error:
                 found = " and ".join(f"{text_of(leaf)}" for leaf in leaves)
-                raise self.refusal(f"{name_of(function)} found {found}: {_first_line(error)}") from error
+                raise self.refusal(f"{name_of(function)} found {found}: {_reason(error)}") from error
         for call in recorder.calls:
             self._emit_call(call, operands)
-        return pytree.tree_map_only(torch.Tensor, lambda meta: operands[id(meta)], result)
+        return pytree.tree_map_only(torch.Tensor, operands.find, result)
 
     def emit_several(
         self,
@@ -167,7 +199,7 @@ class ModelBuilder(GraphBuilder):
     ) -> tuple[IRTensor, ...]:
         """Add an op by its kind: how each result is called in its module, and what it looks like."""
         declared = [(self.name_here(name), spec) for name, spec in outputs.items()]
-        operands = [self._operand(tensor).vid for tensor in inputs]
+        operands = [self.operand(tensor).vid for tensor in inputs]
         vids = self.emit(kind, operands, declared, attrs, name=declared[0][0], origin=self._path)
         return tuple(IRTensor(self, vid) for vid in vids)
 
@@ -189,6 +221,7 @@ class ModelBuilder(GraphBuilder):
             return UsageError(problem)
         module, path = self.scopes[-1]
         title = " ".join(repr(module).split())
+        title = title if len(title) <= LONGEST_TITLE else f"{type(module).__name__}(…)"
         return UsageError(f"layer {path!r}, {title}: {problem}" if path else f"{title}: {problem}")
 
     def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
@@ -223,7 +256,12 @@ class ModelBuilder(GraphBuilder):
     def _path(self) -> str:
         return self.scopes[-1][1] if self.scopes else ""
 
-    def _operand(self, item: IRTensor | torch.Tensor) -> IRTensor:
+    def operand(self, item: IRTensor | torch.Tensor) -> IRTensor:
+        """The IR tensor of a tensor: a parameter or buffer of the model, or a constant.
+
+        Raises:
+            UsageError: it belongs to another graph, or is a parameter that no module of the model holds.
+        """
         if isinstance(item, IRTensor):
             if item.builder is not self:
                 raise self.refusal(f"an operation reads a tensor of another graph, {item.builder.name!r}")
@@ -237,18 +275,20 @@ class ModelBuilder(GraphBuilder):
             )
         return IRTensor(self, self.const(self.name_here("const"), spec_of(item), TensorPayload(item)))
 
-    def _emit_call(self, call: MetaCall, operands: dict[int, IRTensor]) -> None:
-        """Add an operator of torch, and put its results into `operands`, by the ids of the tensors that stand for them.
+    def _emit_call(self, call: MetaCall, operands: MetaOperands) -> None:
+        """Add an operator of torch, and put its results into `operands`.
 
         Raises:
             UsageError: the operator writes in place, or has an argument that the IR cannot hold.
         """
         operator = describe_operator(call.target)
-        arguments = Arguments(lambda meta: operands[id(meta)].vid)
+        arguments = Arguments(lambda meta: operands.find(meta).vid)
         label = label_of(operator.kind)
         if operator.written:
             raise self.refusal(f"{label} writes to a tensor in place; expected an operation that gives a new one")
         attrs = arguments.read(call, operator)
+        if attrs.get("device") == ON_META:
+            attrs["device"] = ON_CPU
         results = [item for item in pytree.tree_leaves(call.result) if isinstance(item, torch.Tensor)]
         if not results:
             return
@@ -258,7 +298,8 @@ class ModelBuilder(GraphBuilder):
         names = [name] if len(results) == 1 else [f"{name}_{index}" for index in range(len(results))]
         declared = [(own, spec_of(meta)) for own, meta in zip(names, results, strict=True)]
         vids = self.emit(operator.kind, arguments.inputs, declared, attrs, name=name, origin=self._path)
-        operands |= {id(meta): IRTensor(self, vid) for meta, vid in zip(results, vids, strict=True)}
+        for meta, vid in zip(results, vids, strict=True):
+            operands.add(meta, IRTensor(self, vid))
 
     def _check_axis(self, x: IRTensor, dim: int, result_rank: int) -> None:
         """Refuse an axis that is not there, which some operators of torch take on the device meta."""
@@ -270,6 +311,25 @@ class ModelBuilder(GraphBuilder):
 def label_of(kind: str) -> str:
     """How names and messages call an op: `aten.add.Tensor` is add."""
     return kind.split(".")[1] if is_call(kind) else kind.lower()
+
+
+LONGEST_TITLE = 120
+"""Characters of a module in a message; of a larger one only the class is said."""
+
+ON_META, ON_CPU = TorchConst("device", "meta"), TorchConst("device", "cpu")
+
+
+def _reason(error: Exception) -> str:
+    """Why torch refuses a call on tensors of the device meta, in a sentence."""
+    if BY_VALUES.search(str(error)):
+        return "it asks for values of tensors, and a graph has none while it is built; expected a decision by shapes"
+    if isinstance(error, NotImplementedError):
+        return "torch does not say without values what its result looks like; expected another operator in its place"
+    return _first_line(error)
+
+
+BY_VALUES = re.compile("Cannot cast tensor|cannot be called on meta|data-dependent|_local_scalar_dense|nonzero")
+"""torch's words where a function asks a tensor without values for one."""
 
 
 def _first_line(error: Exception) -> str:

@@ -75,7 +75,7 @@ def emit_product(
 
 
 def emit_embedding(builder: EmittingBuilder, ids: IRTensor, *rest: Any, **named: Any) -> Any:
-    if ids.dtype not in ("int64", "int32"):
+    if ids.spec.dtype not in ("int64", "int32"):
         raise builder.refusal(f"found {text_of(ids)}, expected the dtype int64 or int32")
     return builder.record(torch_functional.embedding, (ids, *rest), named)
 
@@ -84,11 +84,11 @@ def emit_cross_entropy(builder: EmittingBuilder, output: IRTensor, target: IRTen
     if output.rank < 2:
         raise builder.refusal(f"cross_entropy found logits {text_of(output)}, expected [batch, classes, ...]")
     sizes = (output.shape[0], *output.shape[2:])
-    if target.dtype not in FLOATS and tuple(target.shape) != sizes:
+    if target.spec.dtype not in FLOATS and tuple(target.shape) != sizes:
         raise builder.refusal(
             f"found {text_of(target)}, expected {list(sizes)} as classes of the logits {list(output.shape)}"
         )
-    target = target.long() if target.dtype == "int32" else target
+    target = target.long() if target.spec.dtype == "int32" else target
     return builder.record(torch_functional.cross_entropy, (output, target, *rest), named)
 
 
@@ -128,6 +128,50 @@ def emit_batch_norm(
     return result
 
 
+def emit_item(builder: EmittingBuilder, x: IRTensor, index: Any) -> Any:
+    """Elements of x; a list in the index is a constant, which torch would lose on the device meta."""
+    parts = index if isinstance(index, tuple) else (index,)
+    own = tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
+    return builder.record(torch.Tensor.__getitem__, (x, own), {})
+
+
+def emit_conversion(builder: EmittingBuilder, x: IRTensor, *args: Any, **named: Any) -> Any:
+    """x in another dtype; a device has to be the one that x is on already."""
+    for place in (*args, named.get("device")):
+        check_device(builder, x, place)
+    rest = [item for item in args if not isinstance(item, str | torch.device)]
+    own = {name: item for name, item in named.items() if name != "device"}
+    return builder.record(torch.Tensor.to, (x, *rest), own) if rest or own else x
+
+
+def new_tensor(
+    builder: EmittingBuilder, x: IRTensor, data: Any, *, dtype: torch.dtype | None = None, device: Any = None
+) -> torch.Tensor:
+    """A constant of the dtype of x."""
+    check_device(builder, x, device)
+    return torch.tensor(data, dtype=dtype or x.dtype)
+
+
+def check_device(builder: EmittingBuilder, x: IRTensor, place: object) -> None:
+    """
+    Raises:
+        UsageError: `place` is another device than that of x.
+    """
+    if isinstance(place, str | torch.device) and torch.device(place).type != x.device.type:
+        raise builder.refusal(f"found the device {place}, expected {x.device}, on which the graph is")
+
+
+def emit_recurrent(compute: Callable[..., Any], builder: EmittingBuilder, *args: Any, **named: Any) -> Any:
+    """A recurrent layer of torch: (input, states, weights, whether it has biases, layers, dropout, training, …)."""
+    layers, dropout, training = args[4:7]
+    if training and dropout and layers > 1:
+        raise builder.refusal(
+            f"found {layers} layers with dropout={dropout} in training, which torch leaves out of a recording; "
+            "expected dropout=0, or modules of one layer with Dropout between them"
+        )
+    return builder.record(compute, args, named)
+
+
 def emit_dropout(
     builder: EmittingBuilder, x: IRTensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Any:
@@ -135,7 +179,7 @@ def emit_dropout(
         raise builder.refusal(f"dropout found p={p!r}, expected 0 ≤ p < 1")
     if not (training and builder.training) or not p:
         return x
-    if x.dtype not in FLOATS:
+    if x.spec.dtype not in FLOATS:
         raise builder.refusal(f"found {text_of(x)}, expected the dtype {' or '.join(FLOATS)}")
     attrs: dict[str, Attr] = {"ratio": float(p), "seed": 0}
     outputs = {"dropout": x.spec, "kept": TensorSpec(x.spec.shape, "bool")}
@@ -153,6 +197,12 @@ FORMS: Final[Mapping[Any, Callable[..., Any]]] = {
         getattr(torch.Tensor, f"__{name}__"): partial(emit_elementwise, getattr(torch.Tensor, f"__{name}__"))
         for name in ("add", "sub", "mul", "truediv")
     },
+    **{
+        compute: partial(emit_recurrent, compute) for compute in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+    },
+    torch.Tensor.__getitem__: emit_item,
+    torch.Tensor.to: emit_conversion,
+    torch.Tensor.new_tensor: new_tensor,
     torch_functional.linear: emit_linear,
     torch.conv2d: emit_conv2d,
     torch_functional.embedding: emit_embedding,

@@ -1,7 +1,8 @@
 """Layers and losses: those of `torch.nn`, with arguments that are checked when they are made.
 
 Each class inherits from the class of torch and from `Module`, so parameters, their initial values, state dicts and
-results are torch's. Any other layer of `torch.nn` can stand in a model as it is.
+results are torch's. Any other layer of `torch.nn` can stand in a model as it is
+(`tests/pipeline/authoring/test_torch_layers.py` tries each).
 """
 
 from __future__ import annotations

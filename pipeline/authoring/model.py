@@ -15,7 +15,7 @@ from pipeline.authoring.fit import Batches, FitLimits, Schedule, TrainingHistory
 from pipeline.authoring.layers import LossModule, target_of
 from pipeline.authoring.module import Module, Sequential, check_module, check_state_dict, emit
 from pipeline.authoring.optimizers import OptimizerSpec
-from pipeline.authoring.tensors import FLOATS, IRTensor, typed
+from pipeline.authoring.tensors import FLOATS, IRTensor, text_of, typed
 from pipeline.console import RunConsole
 from pipeline.errors import UsageError
 from pipeline.events import Observer, PhaseEnded
@@ -231,10 +231,9 @@ class Model:
             own = loss.target_of if isinstance(loss, LossModule) else partial(target_of, loss)
             target = own(output.spec)
         value = emit(builder, _as_loss(loss), output, builder.add_input("target", target), path="loss")
-        if value.rank or value.dtype not in FLOATS:
+        if value.rank or value.spec.dtype not in FLOATS:
             raise UsageError(
-                f"the loss is {value.dtype}{list(value.shape)}, expected a single floating-point number: "
-                "take its mean or its sum"
+                f"the loss is {text_of(value)}, expected a single floating-point number: take its mean or its sum"
             )
         return _checked(builder.build([*([output.vid] if with_output else []), value.vid]))
 
@@ -289,7 +288,13 @@ class Model:
         builder = ModelBuilder(self.name, training=training)
         specs = self.inputs if batch is None else [_with_batch(spec, batch) for spec in self.inputs]
         inputs = [builder.add_input(name, spec) for name, spec in zip(_input_names(len(specs)), specs, strict=True)]
-        return builder, emit(builder, module, *inputs, path="")
+        output = emit(builder, module, *inputs, path="")
+        if not isinstance(output, IRTensor):
+            raise UsageError(
+                f"the model gives a {type(output).__name__}, expected one tensor: take the part of it that is meant in "
+                "the forward of a Module, as in `return self.lstm(x)[0]`"
+            )
+        return builder, output
 
     def _name_tensors(self, batch: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The tensors of a batch `(*inputs, target)` by the names of the graph's inputs."""

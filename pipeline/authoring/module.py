@@ -8,11 +8,13 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 
 from passes.suggest import describe_argument, nearest
 from pipeline.argument_checks import a, expects
 from pipeline.authoring.builder import ModelBuilder
-from pipeline.authoring.tensors import IRTensor, Tensor
+from pipeline.authoring.tensors import IRTensor
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.step_function import swapped_tensors
@@ -58,13 +60,14 @@ class Module(nn.Module):
             self.__dict__[name] = value  # before the method of torch that has the name
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        builder = next((item.builder for item in inputs if isinstance(item, IRTensor)), None)
+        leaves = pytree.tree_leaves((inputs, named))
+        builder = next((leaf.builder for leaf in leaves if isinstance(leaf, IRTensor)), None)
         if not isinstance(builder, ModelBuilder) or builder.path_of(self) is not None:
             return super().__call__(*inputs, **named)
         return emit(builder, self, *inputs, **named)
 
-    def emit(self, builder: ModelBuilder, *inputs: Tensor) -> IRTensor:
-        """Add what the module computes to the graph of `builder`.
+    def emit(self, builder: ModelBuilder, *inputs: Any) -> Any:
+        """Add what the module computes to the graph of `builder`. Returns what its `forward` does.
 
         Raises:
             UsageError: the inputs do not fit; the message names the layer.
@@ -121,24 +124,40 @@ def check_state_dict(module: nn.Module, state: Mapping[str, Any]) -> None:
 @expects(
     "emit: ", builder=a(ModelBuilder, "a ModelBuilder"), module=a(nn.Module, "a layer of torch.nn or a module of yours")
 )
-def emit(
-    builder: ModelBuilder, module: nn.Module, *inputs: Tensor, path: str | None = None, **named: Tensor
-) -> IRTensor:
+def emit(builder: ModelBuilder, module: nn.Module, *inputs: Any, path: str | None = None, **named: Any) -> Any:
     """Add what `module`, a layer of torch.nn or a module of yours, computes to the graph of `builder`.
 
-    path: what its parameters and ops are called by; by default the name of its class, in small letters.
+    Args:
+        builder: the graph that is being built.
+        module: the layer or module; its mode is that of the builder, and a module in `eval()` stays so.
+        inputs: IR tensors, or tuples of these, as the module takes them.
+        path: what its parameters and ops are called by; by default the name of its class, in small letters.
+        named: arguments by name.
+
+    Returns:
+        What the module returns: an IR tensor, or a tuple, list or dict of these, as of an LSTM.
 
     Raises:
         UsageError: the inputs do not fit, or torch refuses them; the message names the layer.
     """
     if type(module).forward is nn.Module.forward:
         raise UsageError(f"{type(module).__name__} has no forward; expected one that takes and returns IR tensors")
+    if any(isinstance(part, nn.CrossMapLRN2d) for part in module.modules()):
+        raise UsageError("CrossMapLRN2d computes in a loop of Python that resizes tensors; expected LocalResponseNorm")
+    stored = (*module.named_parameters(), *module.named_buffers())
+    if lazy := next((name for name, tensor in stored if is_lazy(tensor)), ""):
+        raise UsageError(
+            f"{type(module).__name__}: {lazy!r} has no shape yet, since no tensor has reached the layer; "
+            "expected a call with a tensor first, which gives a lazy layer its shapes"
+        )
     path = builder.unique_name(type(module).__name__.lower()) if path is None else path
-    stored = builder.register(module, path)
-    with builder.within(path, module), swapped_tensors(module, dict[str, Any](stored)), _scopes(builder, module):
+    tensors = builder.register(module, path)
+    with builder.within(path, module), swapped_tensors(module, dict[str, Any](tensors)), _scopes(builder, module):
         result = module(*inputs, **named)
-        if not isinstance(result, IRTensor):
-            raise builder.refusal(f"forward returned {type(result).__name__}, expected an IR tensor")
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if leaf is not None]
+        if not leaves or not all(isinstance(leaf, IRTensor) for leaf in leaves):
+            found = type(result).__name__
+            raise builder.refusal(f"forward returned {found}, expected an IR tensor, or a tuple of IR tensors")
         return result
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from pipeline.argument_checks import FLAG, FUNCTION, MAPPING, NUMBER, PATH, TEXT, WHOLE, Check, a, expects_annotated
 from pipeline.errors import Unsupported, UsageError
 from pipeline.ir import Attr, TensorSpec
-from pipeline.runtime.tensors import dtype_name
+from pipeline.runtime.tensors import dtype_name, torch_dtype
 
 FLOATS: Final = ("float32", "float64")
 """The dtypes that layers compute in."""
@@ -118,8 +118,12 @@ class IRTensor:
         return torch.Size(self.spec.sizes)
 
     @property
-    def dtype(self) -> str:
-        return self.spec.dtype
+    def dtype(self) -> torch.dtype:
+        return torch_dtype(self.spec.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.spec.device)
 
     @property
     def rank(self) -> int:
@@ -165,7 +169,16 @@ class IRTensor:
         _delegated(f"__{name}__")
         for name in ("matmul", "rmatmul", "pow", "rpow", "neg", "abs", "getitem", "len", "iter")
     )
-    __lt__, __le__, __gt__, __ge__ = (_delegated(f"__{name}__") for name in ("lt", "le", "gt", "ge"))
+    __and__, __rand__, __or__, __ror__, __xor__, __rxor__, __invert__ = (
+        _delegated(f"__{name}__") for name in ("and", "rand", "or", "ror", "xor", "rxor", "invert")
+    )
+    __floordiv__, __rfloordiv__, __mod__, __rmod__ = (
+        _delegated(f"__{name}__") for name in ("floordiv", "rfloordiv", "mod", "rmod")
+    )
+    __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = (
+        _delegated(f"__{name}__") for name in ("lt", "le", "gt", "ge", "eq", "ne")
+    )
+    __hash__ = object.__hash__
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -230,7 +230,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a shape returned": (
         lambda: Model((2, 4), module=Forgetful()).graph(),  # type: ignore[arg-type]
-        "Forgetful(): forward returned Size, expected an IR tensor",
+        "Forgetful(): forward returned Size, expected an IR tensor, or a tuple of IR tensors",
     ),
     "no forward": (
         lambda: Model((2, 4), module=Empty()).graph(),
