@@ -111,6 +111,8 @@ def join_annotations(author: str, replaced: Iterable[NodeProto]) -> NodeAnnotati
 
 def _names(written: str) -> tuple[str, ...]:
     """A JSON list of names; empty if the text is something else."""
+    if written == "[]":
+        return ()
     try:
         names = json.loads(written)
     except (ValueError, RecursionError):
@@ -210,11 +212,24 @@ def write_module_path(node: NodeProto, module: ModulePath, author: str) -> None:
 @lru_cache(maxsize=4096)
 def _texts(written: str) -> tuple[str, ...]:
     """A list as the exporter writes it; empty if the text is something else."""
-    try:
-        items = ast.literal_eval(written)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two: for deep brackets
-        return ()
+    for read in (_read_plain, ast.literal_eval):
+        try:
+            items = read(written)
+            break
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two: for deep brackets
+            items = ()
     return tuple(str(item) for item in items) if isinstance(items, list | tuple) else ()
+
+
+def _read_plain(written: str) -> Any:
+    """A list of texts without quotes and backslashes inside, by JSON, which reads it ten times as fast as Python.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if '"' in written or "\\" in written:
+        raise ValueError("not plain")
+    return json.loads(written.replace("'", '"'))
 
 
 def _frames(stack: str) -> tuple[str, ...]:

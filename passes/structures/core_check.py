@@ -96,8 +96,20 @@ class CoreIndex:
     def values_of(self, last: CoreNode) -> set[str]:
         """All values that are made by such a node."""
         self._known.clear()
-        candidates = (index for op in last.ops for index in self._by_op.get(op, ()))
+        candidates = [index for op in last.ops for index in self._by_op.get(op, ())]
+        if last.weights:  # of hundreds of products few read these weights
+            reading = {index for digest in last.weights[0] for index in self._readers.get(digest, ())}
+            candidates = [index for index in candidates if index in reading]
         return {self._outputs[index] for index in candidates if self._matches(last, index)}
+
+    @cached_property
+    def _readers(self) -> dict[str, list[int]]:
+        """Digest of a constant → the nodes that read it."""
+        readers: dict[str, list[int]] = defaultdict(list)
+        for index, names in enumerate(self._inputs):
+            for digest in filter(None, map(self._digest, names)):
+                readers[digest].append(index)
+        return readers
 
     def why(self, core: Core) -> str:
         """The reason for the loss: what the model has in the place of `core`."""

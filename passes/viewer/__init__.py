@@ -9,7 +9,7 @@ cytoscape (MIT) draws and dagre (MIT) lays out; both are bundled as npm publishe
 
 from __future__ import annotations
 
-from passes.viewer.page import view_models
+from passes.viewer.page import render, view_data, view_models
 from passes.viewer.scene import Scene, scene_of
 
-__all__ = ["Scene", "scene_of", "view_models"]
+__all__ = ["Scene", "render", "scene_of", "view_data", "view_models"]

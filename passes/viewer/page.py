@@ -13,8 +13,8 @@ import onnx
 from passes.diff import match_models
 from passes.diff.compare import compare_matched
 from passes.diff.formats import summarize
-from passes.viewer.scene import Scene, mark_difference, scene_of
-from passes.visible import visible_data, visible_markup
+from passes.viewer.scene import mark_difference, scene_of
+from passes.visible import HIDDEN, visible_data, visible_markup
 from passes.weights.detached import DetachedModel, open_model
 
 HERE: Final = Path(__file__).parent
@@ -38,21 +38,30 @@ def view_models(
         ModelError: a model cannot be read.
     """
     first = open_model(model)
-    scenes = [scene_of(first, titles[0], errors=errors)]
-    summary = ""
-    if other is not None:
-        second = open_model(other)
+    second = None if other is None else open_model(other)
+    return render(view_data(first, second, errors=errors, titles=titles))
+
+
+def view_data(
+    first: DetachedModel,
+    second: DetachedModel | None = None,
+    *,
+    errors: Mapping[str, float] | None = None,
+    titles: tuple[str, str] = ("", ""),
+) -> dict[str, Any]:
+    """What the page of one or two models draws, as plain data; the arguments are those of `view_models`."""
+    scenes, summary = [scene_of(first, titles[0], errors=errors)], ""
+    if second is not None:
         matched = match_models(first, second)
         scenes.append(scene_of(second, titles[1]))
         mark_difference(scenes[0], scenes[1], matched)
         summary = summarize(compare_matched(matched))
-    return render(scenes, summary)
+    return {"scenes": [scene.as_data() for scene in scenes], "summary": summary}
 
 
-def render(scenes: list[Scene], summary: str = "") -> str:
-    """The page of one or two scenes."""
-    title = " and ".join(scene.title for scene in scenes if scene.title) or "model"
-    data = {"scenes": [scene.as_data() for scene in scenes], "summary": summary}
+def render(data: Mapping[str, Any]) -> str:
+    """The page of what `view_data` gives."""
+    title = " and ".join(scene["title"] for scene in data["scenes"] if scene["title"]) or "model"
     parts = {
         "title": visible_markup(title),
         "style": _read("viewer.css"),
@@ -67,8 +76,14 @@ def render(scenes: list[Scene], summary: str = "") -> str:
 
 def script_json(data: Any) -> str:
     """JSON that no name can end early: it has no `<`, and no separator of lines."""
-    text = json.dumps(visible_data(data), ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    if HIDDEN.search(text) or ESCAPED.search(text):  # a walk over the data of 100,000 nodes takes seconds
+        text = json.dumps(visible_data(data), ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
+
+
+ESCAPED: Final = re.compile(r"\\[ubfr]")
+"""How JSON begins the escape of a character that may be hidden; a name that holds a backslash may look like it."""
 
 
 def _library(name: str) -> str:

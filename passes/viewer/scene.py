@@ -26,7 +26,7 @@ from passes.weights.detached import DetachedModel
 BINS: Final = 24
 """Bars of a histogram."""
 
-MOST_ELEMENTS: Final = 2**20
+MOST_ELEMENTS: Final = 2**16
 """Elements of a tensor that its histogram counts; a larger one is counted at equal distances."""
 
 MOST_SEARCHED: Final = 20_000

@@ -142,7 +142,8 @@
       this.cy.fit(undefined, 24);
       if (this.cy.zoom() > 1.2) { this.cy.zoom(1.2); this.cy.center(); }
       if (this.cy.zoom() < 0.25 && this.cy.nodes().length) {  /* a long graph: show its beginning so that it can be read */
-        this.cy.zoom(0.6); const box = this.cy.nodes().boundingBox();
+        this.cy.zoom(0.6);
+        const box = this.cy.nodes().sort((one, other) => one.position("y") - other.position("y")).slice(0, 12).boundingBox();
         this.cy.pan({ x: this.cy.width() / 2 - 0.6 * (box.x1 + box.x2) / 2, y: 30 - 0.6 * box.y1 });
       }
     }
@@ -334,6 +335,7 @@
 
   const views = [];
   for (const scene of data.scenes) views.push(new View(scene, byId("graphs")));
+  if (views.length > 1) for (const view of views) { view.cy.resize(); view.fit(); }  /* the first one was drawn alone */
   legend();
   addEventListener("resize", () => views.forEach((view) => view.cy.resize()));
   window.onnxlineViews = views;

@@ -229,6 +229,8 @@ class Pictures:
     nodes: tuple[NodeRow, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     """dtype and shape of the values that nodes read and none computes: inputs, weights, constants."""
+    view: str = ""
+    """What the graph viewer draws of the source and the final model: JSON, packed by zlib and base64."""
 
 
 @dataclass(frozen=True, slots=True)

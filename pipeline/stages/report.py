@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from passes.run.result import PassRow, PassRun, Status
 from passes.structures import Instance
 from passes.structures.subgraph import is_data, nodes_between, subgraph_of
 from passes.structures.view import GraphView
+from passes.viewer import view_data
 from passes.weights.detached import DetachedModel
 from pipeline.config import RunConfig
 from pipeline.report import (
@@ -210,6 +213,9 @@ def write_settings(config: RunConfig, versions: Mapping[str, str], workspace: Wo
     workspace.write_text("run.yaml", f"{note}# As resolved by onnxline, with\n{lines}{config.to_yaml()}")
 
 
+MOST_VIEWED: Final = 5_000
+"""Nodes of a model up to which the page has the graph viewer; `onnxline view` draws larger ones."""
+
 MOST_DRAWN: Final = 400
 """Structures of one kind that are drawn."""
 
@@ -233,7 +239,15 @@ def take_pictures(run: PassRun, source: DetachedModel, broken: BrokenStructures)
     """Draw every structure of `run`, and list the nodes of the final model."""
     album = _Album(GraphView(source), GraphView(run.model), broken.by_structure)
     pictures = [album.picture(instance) for kind in run.watched.instances.values() for instance in kind[:MOST_DRAWN]]
-    return Pictures(tuple(pictures), node_rows(album.final)[:MOST_ROWS], value_types(album.final))
+    sizes = [len(model.proto.graph.node) for model in (source, run.model)]
+    view = _pack_view(source, run.model) if max(sizes) <= MOST_VIEWED else ""
+    return Pictures(tuple(pictures), node_rows(album.final)[:MOST_ROWS], value_types(album.final), view)
+
+
+def _pack_view(source: DetachedModel, final: DetachedModel) -> str:
+    """What the graph viewer draws of two models, packed for the page."""
+    data = view_data(source, final, titles=("before the passes", "after the passes"))
+    return b64encode(zlib.compress(json.dumps(data).encode())).decode()
 
 
 @dataclass(slots=True)

@@ -178,7 +178,7 @@
   const table = $("#rows");
   if (table) {
     const query = $("#query"), count = $("#count"), more = $("#more"), tree = $("#tree");
-    let order = { column: -1, sign: 1 }, all = false, asTree = true, homes = [];
+    let order = { column: -1, sign: 1 }, all = false, form = "tree", homes = [];
 
     // `op:MatMul layers.3` is every word in its column, or anywhere. An op is meant from its beginning.
     const test = (word) => {
@@ -311,12 +311,19 @@
       open(top.items);
     };
 
+    const FORMS = ["tree", "table", "drawing"].filter((id) => $(`#as-${id}`));
+    const draw = async () => {  /* the viewer is a page of its own, packed, and made when it is first asked for */
+      if ($("#drawing").srcdoc) return;
+      const bytes = Uint8Array.from(atob($("#packed").textContent), (sign) => sign.charCodeAt(0));
+      $("#drawing").srcdoc = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+    };
     const show = () => {
       const kept = found();
-      $("#table").hidden = asTree;
-      tree.hidden = !asTree;
-      more.hidden = asTree || all || kept.length <= SHOWN;
-      if (asTree) showTree(kept);
+      for (const id of FORMS) $(`#${id}`).hidden = id !== form;
+      query.parentElement.hidden = form === "drawing";
+      more.hidden = form !== "table" || all || kept.length <= SHOWN;
+      if (form === "tree") showTree(kept);
+      else if (form === "drawing") draw();
       else table.replaceChildren(...(all ? sorted(kept) : sorted(kept).slice(0, SHOWN)).map(line));
       more.textContent = `Show all ${kept.length}`;
       count.textContent = kept.length === nodes.length ? `${nodes.length} nodes` : `${kept.length} of ${nodes.length} nodes`;
@@ -325,11 +332,10 @@
 
     query.addEventListener("input", () => { all = false; show(); });
     more.addEventListener("click", () => { all = true; show(); });
-    for (const [button, wanted] of [[$("#as-tree"), true], [$("#as-table"), false]]) {
-      button.addEventListener("click", () => {
-        asTree = wanted;
-        $("#as-tree").setAttribute("aria-pressed", String(asTree));
-        $("#as-table").setAttribute("aria-pressed", String(!asTree));
+    for (const id of FORMS) {
+      $(`#as-${id}`).addEventListener("click", () => {
+        form = id;
+        for (const other of FORMS) $(`#as-${other}`).setAttribute("aria-pressed", String(other === id));
         show();
       });
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +18,7 @@ from markupsafe import Markup
 
 from passes.proof.numbers import DRAWN, Errors
 from passes.suggest import bytes_text, milliseconds_text, plural
+from passes.viewer import render as render_view
 from passes.visible import visible, visible_data
 from pipeline.argument_checks import a, expects
 from pipeline.errors import SourceError
@@ -52,6 +55,8 @@ class Page:
     data: Mapping[str, Any]
     layers: LayerPlot | None
     quantization: QuantizationView | None
+    view: str
+    """The page of the graph viewer, packed by zlib and base64; empty where there is none."""
     memory: Markup | None
     """The arena over time as a picture; None where the run has no plan."""
     names: tuple[NameTable, ...] = ()
@@ -74,6 +79,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quan
         timeline=timeline,
         groups=groups,
         nodes=len(pictures.nodes),
+        view=_pack_viewer(pictures.view),
         notes=tuple(dict.fromkeys((*report.notes, *(report.export.notes if report.export else ())))),
         favicon=favicon_of(headline.tone),
         data={"nodes": _pack_nodes(pictures.nodes, pictures.values), "names": names},
@@ -83,6 +89,14 @@ def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quan
         training=training_view(report.training),
         memory=_memory(report, folder, pictures.nodes),
     )
+
+
+def _pack_viewer(view: str) -> str:
+    """The viewer's page of the models that `view` packs; the script of the report unpacks and shows it when asked."""
+    if not view:
+        return ""
+    page = render_view(json.loads(zlib.decompress(b64decode(view))))
+    return b64encode(zlib.compress(page.encode())).decode()
 
 
 def _memory(report: Report, folder: Path, nodes: Sequence[NodeRow]) -> Markup | None:

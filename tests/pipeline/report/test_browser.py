@@ -51,6 +51,7 @@ def test_click_through_a_run(config_file, browser: Browser, tmp_path: Path) -> N
     _open_every_pass(page, changed=sum(row.changed for row in result.passes))
     _choose_every_structure(page)
     _search_and_sort(page)
+    _see_the_graph_drawn(page)
     _switch_the_light(page)
     page.set_viewport_size(PHONE)
     assert seen.fits()
@@ -105,6 +106,18 @@ def _search_and_sort(page: Page) -> None:
     page.keyboard.press("Enter")
     assert page.locator("#query").input_value() == f"name:{box.get_attribute('data-name')}"
     assert rows.count() >= 1
+
+
+def _see_the_graph_drawn(page: Page) -> None:
+    """The viewer of both models, in a frame that is made when it is asked for."""
+    page.get_by_role("button", name="Drawn").click()
+    viewer = page.frame_locator("#drawing")
+    assert viewer.locator(".graph h2").all_inner_texts() == ["before the passes", "after the passes"]
+    assert "added" in viewer.locator("#summary").inner_text()
+    assert not page.locator("#query").is_visible()
+    page.get_by_role("button", name="Table").click()
+    assert page.locator("#query").is_visible()
+    assert not page.locator("#drawing").is_visible()
 
 
 def _switch_the_light(page: Page) -> None:
