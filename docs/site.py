@@ -17,7 +17,17 @@ from mkdocs.structure.files import File, Files
 
 import onnxline
 from pipeline.cli import COMMANDS, load_command
-from pipeline.importers.from_onnx.model import FAMILIES
+from pipeline.ops import KINDS, Kind
+from pipeline.ops.aten import TYPED
+from pipeline.ops.aten.typed import TypedCall
+from pipeline.ops.aten.views import OPERATORS as VIEW_OPERATORS
+from pipeline.ops.kinds import OPERATORS
+from pipeline.ops.rows import CAPTURING_DEVICES, KernelKind
+from pipeline.runtime.kernels import NATIVE, PACKERS
+from pipeline.runtime.kernels.aten.call import FUNCTIONAL, find_out_variant
+from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
+from pipeline.runtime.kernels.aten.native import CALLS as NATIVE_CALLS
+from pipeline.runtime.operators import find_operator
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -34,7 +44,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made of code, and those of the repository's root."""
     pages = {
         "reference/cli.md": "\n".join(_command_lines()),
-        "reference/operators.md": "\n".join(_operator_lines()),
+        "reference/operators.md": "\n".join(operator_lines()),
         **{f"reference/api/{name}.md": text for name, text in _api_pages()},
         **{page: (ROOT / source).read_text(encoding="utf-8") for page, source in ROOT_PAGES.items()},
     }
@@ -120,18 +130,85 @@ def _plain(text: str | None) -> str:
     return " ".join((text or "").replace("|", "\\|").split())
 
 
-def _operator_lines() -> Iterator[str]:
-    """The ONNX operators that become IR, by family, with the opsets at which ONNX has changed each."""
-    yield "# Operators\n\nWhat the importer takes, with the opsets in which ONNX has defined each operator anew.\n"
-    yield "| operator | family | opsets |\n| --- | --- | --- |"
-    for family, importers in FAMILIES.items():
-        for name in sorted(importers):
-            yield f"| {name} | {family} | {', '.join(map(str, _opsets(name)))} |"
+def operator_lines() -> Iterator[str]:
+    """The rows of `pipeline.ops`, and what the runtime has for them."""
+    yield OPERATORS_HEAD
+    yield "## Operators with a kind of their own\n"
+    yield "| number | kind | operators | signature | result | may overwrite | faster forms | no capture |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    arguments = {row.number: row.signature.partition("(")[2] for row in OPERATORS}
+    for kind, call in TYPED.items():
+        first = call.signature.operators[0]
+        cells = (
+            " ".join(f"`{operator}`" for operator in call.signature.operators),
+            f"`({_plain(arguments[kind])}`",
+            _result_of(first),
+            ", ".join(_overwritten(call)),
+            ", ".join(_faster_forms(kind, first)),
+            _obstacles_of(call.row),
+        )
+        yield f"| {int(kind)} | {kind.name} | {' | '.join(cells)} |"
+    yield "\n## Views\n"
+    yield "A view shares the storage of its operand where the layouts allow it, and is a copy elsewhere.\n"
+    yield "| operators of torch | become, in all or in some calls |\n| --- | --- |"
+    for rule, names in VIEW_OPERATORS:
+        yield f"| {' '.join(f'`aten.{name}`' for name in names.split())} | {_name_of_rule(rule)} |"
+    yield "\n## Kinds that no operator has\n"
+    yield "| number | kind | fields | may overwrite input | view | faster forms | no capture |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for kind in Kind:
+        if kind in TYPED:
+            continue
+        row = KINDS[kind.name]
+        over = ", ".join(map(str, row.inplace)) or ("one for each result" if row.overwrites else "")
+        forms, view = ", ".join(_faster_forms(kind, "")), "yes" if row.view else ""
+        fields = f"`{row.schema.partition(':')[2]}`" if row.schema.partition(":")[2] else ""
+        yield f"| {int(kind)} | {kind.name} | {fields} | {over} | {view} | {forms} | {_obstacles_of(row)} |"
 
 
-def _opsets(operator: str) -> list[int]:
-    import onnx
+OPERATORS_HEAD = """# Operators
 
-    domain, _, name = operator.rpartition("::")
-    schemas = onnx.defs.get_all_schemas_with_history()
-    return sorted({one.since_version for one in schemas if one.name == name and one.domain == domain})
+The kind of an op is the name of an operator: of torch (`aten.add.Tensor`), or of onnxline
+(`onnxline.quantize.default`), registered with torch. This page is made from the rows of `pipeline/ops`, which lowering,
+planner, checker and kernels read. [ONNX operators as operators of torch](onnx-decompositions.md) is the way into them.
+
+- **signature**: `T` is a tensor, `T?` one that may be absent, `T[]` several, `n` a number, `i` an integer, `f` a float,
+  `s` a text, `?` a flag; `=` has only this value, and `-` does not matter. A call with other arguments, and every
+  operator of torch that is not here, is a generic call: kind `Aten` (901), by its name.
+- **result**: the overload of torch that writes it into given storage; the result of the others is copied there.
+- **may overwrite**: operands whose storage the result may take when nobody reads them later, with the same shape and
+  dtype.
+- **faster forms**: *packed weight* where a weight is stored, *C++* where `native` asks for it, *fast path* in place of
+  a call by schema.
+- **no capture**: where a capture cannot hold the call, and why; the call splits the capture there.
+"""
+
+
+def _result_of(operator: str) -> str:
+    variant = None if operator in FUNCTIONAL else find_out_variant(find_operator(operator))
+    return "copied" if variant is None else f"`{variant[0]}`"
+
+
+def _name_of_rule(rule: Any) -> str:
+    """`as_swap(…)` is a rule called swap."""
+    return rule.__qualname__.partition(".")[0].removeprefix("as_").replace("_", " ")
+
+
+def _overwritten(call: TypedCall) -> list[str]:
+    tensors = [argument.name for argument in call.signature.arguments if argument.code.startswith("T")]
+    return [tensors[place] for place in call.row.inplace]
+
+
+def _faster_forms(kind: Kind, operator: str) -> Iterator[str]:
+    if kind in PACKERS:
+        yield "packed weight"
+    if kind in NATIVE or operator in NATIVE_CALLS:
+        yield "C++"
+    if operator in FAST_PATHS:
+        yield "fast path"
+
+
+def _obstacles_of(row: KernelKind) -> str:
+    if len(set(row.obstacles.values())) == 1 and row.obstacles.keys() == set(CAPTURING_DEVICES):
+        return f"on any device: {next(iter(row.obstacles.values()))}"
+    return "; ".join(f"{device}: {reason}" for device, reason in row.obstacles.items())

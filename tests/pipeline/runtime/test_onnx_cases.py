@@ -18,8 +18,10 @@ from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase as Case
 from onnx.backend.test.loader import load_model_tests
 
+from benchmarks.onnx_decompositions import find_decompositions, read_page
 from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
+from pipeline.importers.from_onnx.model import FAMILIES
 from pipeline.ops import emitter_of
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy
@@ -138,6 +140,16 @@ def test_what_was_right_stays_right(outcomes: dict[str, str]) -> None:
     listed = set(LISTED.read_text().split()) & outcomes.keys()  # another release of onnx may have other cases
     assert len(listed) > len(outcomes) / 2
     assert {name: outcomes[name] for name in listed if outcomes[name] != "right"} == {}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_of_decompositions_has_every_operator_and_what_it_becomes() -> None:
+    """Of a case in sixteen; `python -m benchmarks.onnx_decompositions` writes the page again."""
+    page = read_page()
+    assert page.keys() == {name for importers in FAMILIES.values() for name in importers}
+    found = find_decompositions(cases()[::16])
+    by_name = {name.rpartition("::")[2]: kinds for name, kinds in page.items()}
+    assert {name: kinds for name, kinds in found.items() if name in by_name and not kinds <= by_name[name]} == {}
 
 
 if __name__ == "__main__":

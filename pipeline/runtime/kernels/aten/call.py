@@ -116,7 +116,7 @@ def arguments(call: Mapping[str, Attr], ins: Ins, bodies: Sequence[Any] = ()) ->
 
 def write_out(call: AtenCall, outs: Outs) -> Launch:
     """Any operator, written into `outs`."""
-    variant = _out_variant(call.operator)
+    variant = find_out_variant(call.operator)
     if variant is None or call.kind in FUNCTIONAL or not may_write_into(call, outs):
         return make_and_copy(call, outs)
     overload, names = variant
@@ -138,7 +138,7 @@ def make_and_copy(call: AtenCall, outs: Outs) -> Launch:
 
 
 @cache
-def _out_variant(operator: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
+def find_out_variant(operator: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
     """The overload with the same arguments and one `out=` for each result, and their names."""
     wanted = [(item.name, str(item.type)) for item in operator._schema.arguments]
     if not wanted or any(str(item.type) != "Tensor" for item in operator._schema.returns):
