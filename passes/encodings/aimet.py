@@ -49,7 +49,7 @@ def to_aimet(encodings: Mapping[str, Encoding], parameters: Collection[str], ver
             f"version {version} of AIMET's files cannot list; take 2.0.0 or later"
         )
     if version in ("2.0.0", "2.1.0"):
-        rows = [_with_onnx_keys(name, encoding) for name, encoding in encodings.items()]
+        rows = [_with_onnx_keys(name, encoding, version) for name, encoding in encodings.items()]
         return {"encodings": rows, "producer": PRODUCER, "version": version}
     params, activations = ([name for name in encodings if (name in parameters) is wanted] for wanted in (True, False))
     # AIMET makes the encoding of a 32-bit bias of its factors, in these versions.
@@ -224,6 +224,12 @@ def _row_of_list(name: str, encoding: Encoding) -> Data:
         "offset": _offsets(_list_channels(encoding)),
         "scale": _list_channels(encoding).scale.ravel().tolist(),
     }
+    if precision.scale_type:  # LPBQ, which is_listed lets through alone
+        assert encoding.global_scale is not None
+        inner = _list_channels(replace(encoding, scale=encoding.inner_scale())).scale.ravel().astype(np.int64)
+        outer = encoding.global_scale.ravel().tolist()
+        row |= {"enc_type": "LPBQ", "bw": 2 * precision.bits, "compressed_bw": precision.bits, "scale": outer}
+        row |= {"offset": [-(2 ** (2 * precision.bits - 1))] * len(outer), "per_block_int_scale": inner.tolist()}
     return {**row, "block_size": precision.block} if precision.block else row
 
 
@@ -291,9 +297,18 @@ def _offsets(encoding: Encoding) -> list[int]:
     return [-(int(zero) + shift) for zero in encoding.zero_point.ravel()]
 
 
-def _with_onnx_keys(name: str, encoding: Encoding) -> Data:
+def _with_onnx_keys(name: str, encoding: Encoding, version: AimetVersion) -> Data:
     precision = encoding.precision
     row: Data = {"name": name, "output_dtype": f"{'' if precision.signed else 'u'}int{precision.bits}"}
+    if precision.scale_type and encoding.global_scale is not None:  # LPBQ
+        outer = encoding.global_scale
+        inner = _drop_repeats(replace(encoding, scale=encoding.inner_scale())).scale.astype(np.int64)
+        row |= {"per_block_int_scale": inner.tolist(), "per_channel_float_scale": outer.tolist()}
+        if version == "2.1.0":
+            channel = _channel_axis(encoding)
+            del row["per_block_int_scale"], row["per_channel_float_scale"]
+            row["y_scale"] = {"x": inner.tolist(), "x_scale": outer.ravel().tolist(), "axis": channel}
+        return {**row, "axis": encoding.axis, "block_size": precision.block}
     encoding = _drop_repeats(encoding)
     row["y_scale"] = encoding.scale.tolist()
     if encoding.zero_point.any():

@@ -33,13 +33,21 @@ from passes.weights.detached import DetachedModel
 
 Granularity = Literal["tensor", "channel", "block"]
 
-FloatType = Literal["FLOAT8E4M3FN", "FLOAT8E5M2"]
+FloatType = Literal["FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT4E2M1"]
 
-GREATEST: Final[Mapping[FloatType, int]] = {"FLOAT8E4M3FN": 448, "FLOAT8E5M2": 57344}
+GREATEST: Final[Mapping[FloatType, int]] = {"FLOAT8E4M3FN": 448, "FLOAT8E5M2": 57344, "FLOAT4E2M1": 6}
 """The greatest finite number of each type of floats."""
 
-FLOAT_NAMES: Final[Mapping[FloatType, str]] = {"FLOAT8E4M3FN": "fp8e4m3", "FLOAT8E5M2": "fp8e5m2"}
+FLOAT_NAMES: Final[Mapping[FloatType, str]] = {
+    "FLOAT8E4M3FN": "fp8e4m3",
+    "FLOAT8E5M2": "fp8e5m2",
+    "FLOAT4E2M1": "fp4e2m1",
+}
 """How a configuration calls it."""
+
+ScaleType = Literal["FLOAT8E8M0", "FLOAT8E4M3FN", "UINT8"]
+"""The ONNX dtype of scales: powers of 2; floats of 8 bits, which a scale of the whole tensor scales in turn; or
+integers, which a scale of each channel scales (AIMET's LPBQ)."""
 
 
 class NoEncoding(Exception):
@@ -62,12 +70,15 @@ class Precision:
     """Elements that share a scale, where `granularity` is "block"."""
     float_type: FloatType | None = None
     """The ONNX dtype of floats; None for integers."""
+    scale_type: ScaleType | None = None
+    """The ONNX dtype of the scales of blocks; None for that of the tensor."""
 
     @property
     def lowest(self) -> int:
         if self.float_type:
             return -self.highest
-        return -(2 ** (self.bits - 1)) + self.symmetric if self.signed else 0
+        leaves_lowest = self.symmetric and self.scale_type is None  # LPBQ takes it, as scales are rounded down too
+        return -(2 ** (self.bits - 1)) + leaves_lowest if self.signed else 0
 
     @property
     def highest(self) -> int:
@@ -92,17 +103,32 @@ class Precision:
 
     def per_tensor(self) -> Precision:
         """The same values with one scale for the whole tensor."""
-        return replace(self, granularity="tensor", block=0)
+        return replace(self, granularity="tensor", block=0, scale_type=None)
 
     def __str__(self) -> str:
         size = {"tensor": "", "channel": "/channel", "block": f"/block{self.block}"}[self.granularity]
         usual = self.symmetric == self.signed
+        if self.scale_type == "UINT8":
+            return f"lpbq{self.block}"
+        if self.scale_type:
+            return next(name for name, precision in BLOCK_FLOATS.items() if precision == self)
         if self.float_type:
             return f"{FLOAT_NAMES[self.float_type]}{size}"
         return f"{'' if self.signed else 'u'}int{self.bits}{size}" + (
             "" if usual else "/symmetric" if self.symmetric else "/asymmetric"
         )
 
+
+BLOCK_FLOATS: Final[Mapping[str, Precision]] = {
+    "mxfp4": Precision(4, True, True, "block", 32, "FLOAT4E2M1", "FLOAT8E8M0"),
+    "mxfp8": Precision(8, True, True, "block", 32, "FLOAT8E4M3FN", "FLOAT8E8M0"),
+    "mxfp8e5m2": Precision(8, True, True, "block", 32, "FLOAT8E5M2", "FLOAT8E8M0"),
+    "nvfp4": Precision(4, True, True, "block", 16, "FLOAT4E2M1", "FLOAT8E4M3FN"),
+}
+"""Floats of few bits in blocks whose scales have few bits, too: OCP's Microscaling Formats 1.0, and NVIDIA's NVFP4."""
+
+LPBQ_SCALES: Final = 16
+"""The greatest integer that scales a block of LPBQ: 2 to the number of bits that 4 bits lack of 8."""
 
 BIAS: Final = Precision(32, signed=True, symmetric=True)
 """A bias is added to a sum of products in 32 bits."""
@@ -117,12 +143,21 @@ class Encoding:
     """scale: float32, of shape [] for one scale, [channels], or the tensor's shape with `axis` divided into blocks.
     zero_point: int64, of the same shape.
     axis: of the channels or blocks; None for one scale.
+    global_scale: float32, of shape [], or [1 …, channels, 1 …]: what scales the scales of 8 bits; `scale` has the
+        products.
     """
 
     precision: Precision
     scale: np.ndarray
     zero_point: np.ndarray
     axis: int | None = None
+    global_scale: np.ndarray | None = None
+
+    def inner_scale(self) -> np.ndarray:
+        """What `global_scale` scales, as float32: floats of 8 bits up to a rounding error, or integers."""
+        assert self.global_scale is not None
+        inner = self.scale / self.global_scale
+        return np.rint(inner) if self.precision.scale_type == "UINT8" else inner
 
     def with_arrays(self, change: Callable[[np.ndarray], np.ndarray]) -> Encoding:
         """The encoding with its scales and its zero points moved in the same way."""

@@ -20,6 +20,7 @@ from passes.graph.index import GraphIndex, initializers_of, replace_entries
 from passes.graph.traversal import reads_of
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
+from passes.weights.narrow_floats import dequantize_stored
 from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import available_cores
 
@@ -68,6 +69,7 @@ class Session:
         *,
         may_evaluate: bool = False,
     ) -> None:
+        weights = dequantize_stored(proto, weights)
         taken = GraphIndex(proto.graph).outputs
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
         _drop_unread(proto.graph)

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from passes.encodings.encoding import FLOAT_NAMES, FloatType, Granularity, Precision
+from passes.encodings.encoding import BLOCK_FLOATS, FLOAT_NAMES, FloatType, Granularity, Precision
 from pipeline.config.paths import is_reference
 from pipeline.config.sections import Count, Natural, Section, Step, as_list
 
@@ -34,7 +34,8 @@ MOST_BITS: Final = 16
 
 FLOATS: Final[Mapping[str, FloatType]] = {name: kind for kind, name in FLOAT_NAMES.items()}
 
-FLOAT_BITS: Final = 8
+FLOAT_BITS: Final = {"fp4e2m1": 4}
+"""Of floats with other than 8 bits."""
 
 NARROW_FLOAT: Final = r"(mx|nv|b)?(fp|float|f)_?\d|e\dm\d"
 """How the names of floats of a few bits begin: fp8, float8e4m3fn, float4e2m1, nvfp4, mxfp4, e4m3 …"""
@@ -50,12 +51,16 @@ def parse_precision(text: str) -> Precision | None:
     """
     if text == FLOAT:
         return None
+    if text in BLOCK_FLOATS:
+        return BLOCK_FLOATS[text]
+    if (size := re.fullmatch(r"lpbq([1-9]\d+)", text)) is not None:
+        return Precision(4, signed=True, symmetric=True, granularity="block", block=int(size[1]), scale_type="UINT8")
     kind, *rest = text.split("/")
     float_type = FLOATS.get(kind)
     if float_type is None and re.match(NARROW_FLOAT, kind):
         raise ValueError(
-            f"found the format {text!r}: of floats with few bits only {' and '.join(FLOATS)} are simulated; expected "
-            "one of them, integers, int2 to int16 or uint2 to uint16, or float, which leaves a tensor as it is"
+            f"found the format {text!r}: of floats with few bits {', '.join((*FLOATS, *BLOCK_FLOATS))} are simulated; "
+            "expected one of them, integers, int2 to int16 or uint2 to uint16, or float, which leaves a tensor as it is"
         )
     number = re.fullmatch(r"(u?)int(\d+)", kind)
     if float_type is None and (number is None or not LEAST_BITS <= int(number[2]) <= MOST_BITS):
@@ -82,7 +87,7 @@ def parse_precision(text: str) -> Precision | None:
                 f"found {part!r} in the format {text!r}, expected tensor, channel, block32 (or another size), "
                 "symmetric or asymmetric"
             )
-    bits = FLOAT_BITS if number is None else int(number[2])
+    bits = FLOAT_BITS.get(kind, 8) if number is None else int(number[2])
     return Precision(bits, signed, symmetric, granularity, block, float_type)
 
 
@@ -120,6 +125,11 @@ class FormatsConfig(Section):
     def _check_formats(self) -> FormatsConfig:
         if self.weights is None and self.activations is None:
             raise ValueError("expected weights, activations, or both")
+        found = parse_precision(self.activations) if self.activations else None
+        if found is not None and (found.scale_type or found.float_type == "FLOAT4E2M1"):
+            raise ValueError(
+                f"found activations in {found}, expected it for weights alone: no kernel of onnxruntime rounds to it"
+            )
         return self
 
     def weight_format(self) -> Precision | str | None:

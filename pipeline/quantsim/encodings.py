@@ -12,10 +12,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.encodings.encoding import BIAS, Encoding, Precision, encode_bias, list_with_nearest, share_by_moves
+from passes.encodings.encoding import (
+    BIAS,
+    LPBQ_SCALES,
+    Encoding,
+    Precision,
+    encode_bias,
+    list_with_nearest,
+    share_by_moves,
+)
 from passes.graph.op_facts import CONVOLUTIONS
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -152,7 +161,51 @@ def encode_weight(array: np.ndarray, precision: Precision, axis: int | None, ker
     lows, highs = (np.asarray(edge.reduceat(array, starts, axis=axis)) for edge in (np.minimum, np.maximum))
     low = np.broadcast_to(lows.min(tuple(kernel), keepdims=True), lows.shape)
     high = np.broadcast_to(highs.max(tuple(kernel), keepdims=True), highs.shape)
+    if precision.scale_type == "UINT8":
+        return _encode_lpbq(np.maximum(-low, high), precision, axis, kernel)
+    if precision.scale_type:
+        return _encode_block_floats(np.maximum(-low, high).astype(np.float32), precision, axis)
     return Encoding(precision, *_scale_of(low, high, precision), axis)
+
+
+def _encode_lpbq(largest: np.ndarray, precision: Precision, axis: int, kernel: Sequence[int]) -> Encoding:
+    """The scales of blocks as integers from 1 to 16 of the scale of their channel, as AIMET 2.42 rounds them.
+
+    Args:
+        largest: the largest absolute value of each block.
+    """
+    scale = largest.astype(np.float32) / np.float32(precision.highest)
+    outer = scale.max((axis, *kernel), keepdims=True) / np.float32(LPBQ_SCALES)
+    outer = np.where(outer == 0, np.float32(1), outer)
+    if sum(size > 1 for size in outer.shape) > 1:
+        raise UsageError(
+            f"quantsim: found {precision} for a weight whose channels lie along several axes, expected a matrix or a "
+            f"convolution; take int4/block{precision.block}"
+        )
+    inner = np.clip(np.rint(scale / outer), 1, LPBQ_SCALES)
+    return Encoding(precision, inner * outer, np.zeros(scale.shape, np.int64), axis, outer)
+
+
+def _encode_block_floats(largest: np.ndarray, precision: Precision, axis: int) -> Encoding:
+    """Scales of few bits, by the largest absolute value of each block.
+
+    A power of 2 is the one whose product with the greatest power of 2 of the format is that of the value, as in OCP's
+    Microscaling Formats 1.0, section 6.3: values above the greatest number of the format become that. NVFP4's scales
+    are those of the whole range, rounded to floats of 8 bits, of which the greatest stands for the largest value.
+    """
+    zero = np.zeros(largest.shape, np.int64)
+    dtype = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(str(precision.scale_type)))
+    if precision.scale_type == "FLOAT8E8M0":
+        exponents = np.frexp(largest)[1] - 1 - int(np.log2(precision.highest))
+        powers = np.where(largest == 0, 0, np.clip(exponents, *E8M0_EXPONENTS))
+        return Encoding(precision, np.exp2(powers.astype(np.float32)), zero, axis)
+    greatest = np.float32(ml_dtypes.finfo(dtype).max)
+    outer = largest.max(initial=0) / (np.float32(precision.highest) * greatest) or np.float32(1)
+    inner = np.clip(largest / np.float32(precision.highest) / outer, ml_dtypes.finfo(dtype).smallest_normal, greatest)
+    return Encoding(precision, inner.astype(dtype).astype(np.float32) * outer, zero, axis, np.asarray(outer))
+
+
+E8M0_EXPONENTS: Final = (-127, 127)
 
 
 def quantize(array: np.ndarray, encoding: Encoding) -> np.ndarray:

@@ -81,6 +81,7 @@ class TargetTable(Section):
     operators: those that are taken; every one where none are listed.
     ranks: operator → its greatest rank, where that is not `max_rank`.
     restrictions: operator → what a model has to see to besides it, which is named and not checked.
+    block_floats: the floats of few bits with scales of few bits that it dequantizes.
     package: the Python package that is the target or reads ONNX for it, on which other operators are tried; empty for
         none.
     """
@@ -95,6 +96,7 @@ class TargetTable(Section):
     operators: tuple[OperatorGroup, ...] = ()
     ranks: dict[StrictStr, StrictInt] = Field(default_factory=dict)
     restrictions: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    block_floats: Words = ()
     placement: TargetPlacement
 
     def group_of(self, operator: str) -> OperatorGroup | None:

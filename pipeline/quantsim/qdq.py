@@ -26,6 +26,10 @@ FLOAT_ENDING: Final = "_float"
 
 def first_opset(precision: Precision) -> tuple[int, str]:
     """The first opset whose QuantizeLinear and DequantizeLinear take a format, and what of the format needs it."""
+    if precision.scale_type == "FLOAT8E8M0":
+        return 24, "scales that are powers of 2"
+    if precision.float_type == "FLOAT4E2M1":
+        return 23, str(precision)
     if precision.stored_bits not in (8, 32):
         return 21, f"{precision.stored_bits} bits"
     if precision.granularity == "block":
@@ -86,7 +90,7 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
         stem = stems[tensor.name]
         added.append(_stored_numbers(f"{stem}_quantized", stored, encoding))
         added += _parameters(stem, encoding)
-        proto.graph.node.append(dequantize_node(stem, encoding.precision, encoding.axis))
+        proto.graph.node.extend(dequantize_nodes(stem, encoding))
         renamed[tensor.name] = f"{stem}{DEQUANTIZED}"
     for info in graph.input:
         if info.name in encodings:
@@ -143,7 +147,42 @@ def dequantize_node(name: str, precision: Precision, axis: int | None) -> NodePr
     )
 
 
+def dequantize_nodes(name: str, encoding: Encoding) -> Iterator[NodeProto]:
+    """The DequantizeLinear of a stored tensor, after that of its scales where these are scaled in turn."""
+    if encoding.global_scale is not None:
+        axes: dict[str, Any] = {}
+        if encoding.global_scale.ndim:
+            axes["axis"] = _channel_axis(encoding.global_scale, encoding.axis)
+        reads, title = [f"{name}{BLOCK_SCALE}", f"{name}{GLOBAL_SCALE}"], f"{name}_scale_DequantizeLinear"
+        yield helper.make_node("DequantizeLinear", reads, [f"{name}_scale"], name=title, **axes)
+    node = dequantize_node(name, encoding.precision, encoding.axis)
+    if encoding.precision.scale_type:
+        del node.input[2:]
+    if encoding.precision.scale_type == "FLOAT8E8M0":  # whose type that of the result is not
+        node.attribute.append(helper.make_attribute("output_dtype", TensorProto.FLOAT))
+    yield node
+
+
+def _channel_axis(scale: np.ndarray, block_axis: int | None) -> int:
+    """The one axis along which a scale has several values; where it has one alone, one that no blocks divide."""
+    return max(range(scale.ndim), key=lambda axis: (scale.shape[axis], axis != block_axis, -axis))
+
+
+BLOCK_SCALE: Final = "_block_scale"
+GLOBAL_SCALE: Final = "_global_scale"
+
+
 def _parameters(name: str, encoding: Encoding) -> Iterator[TensorProto]:
+    if encoding.precision.scale_type:
+        kind = TensorProto.DataType.Value(encoding.precision.scale_type)
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        outer = encoding.global_scale
+        if outer is None:
+            yield numpy_helper.from_array(encoding.scale.astype(dtype), f"{name}_scale")
+            return
+        yield numpy_helper.from_array(encoding.inner_scale().astype(dtype), f"{name}{BLOCK_SCALE}")
+        yield numpy_helper.from_array(outer.reshape(-1) if outer.ndim else outer, f"{name}{GLOBAL_SCALE}")
+        return
     yield numpy_helper.from_array(encoding.scale, f"{name}_scale")
     yield _stored_numbers(f"{name}_zero_point", encoding.zero_point, encoding)
     precision = encoding.precision
@@ -227,6 +266,7 @@ def choose_stems(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]
 
 
 ENDINGS: Final = (
-    "_quantized", DEQUANTIZED, "_scale", "_zero_point", "_clipped", "_lowest", "_highest", FLOAT_ENDING
+    "_quantized", DEQUANTIZED, "_scale", "_zero_point", "_clipped", "_lowest", "_highest", FLOAT_ENDING, BLOCK_SCALE,
+    GLOBAL_SCALE,
 )  # fmt: skip
 """What follows the name of a tensor in the names of new values."""

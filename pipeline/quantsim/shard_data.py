@@ -204,9 +204,7 @@ def round_by_data(
             for first, last in split_channels(array.shape, form.channel_axis, GPTQ_SLICE):
                 place = index_channels(array.ndim, form.channel_axis, first, last)
                 scales = nearest.select(form, first, last).scales.astype(np.float32)
-                offered.integers[place] = round_by_gptq(
-                    entry, array[place].astype(np.float32), scales, hessian, options
-                )
+                offered.integers[place] = round_by_gptq(entry, array[place], scales, hessian, options)
             before, after = (judge(array, found, form, held) for found in (nearest, offered))
             taken = after.product_db > before.product_db
             out.write_rounded(form, offered if taken else nearest, tensor.data_type)

@@ -46,7 +46,7 @@ from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
 from pipeline.quantsim.suggest import MetricTarget, Suggestion, suggest
-from pipeline.quantsim.target_check import check_target
+from pipeline.quantsim.target_check import check_target, refuse_block_floats
 from pipeline.report import Report
 from pipeline.stages.report import (
     ENCODINGS,
@@ -211,6 +211,8 @@ class Simulation:
             count = len(placement.quantized())
             details.append(f"{count} of {len(placement.sites)} tensors quantized")
             self._check_target()
+            if self._profile.target is not None:
+                refuse_block_floats(placement, self._profile.target)
             for sentence in (*notes, *describe_opaque_operators(self._model), *describe_untyped_values(self._model)):
                 self._send(Note(sentence))
             if own := find_quantized(self._model.proto.graph):

@@ -43,7 +43,8 @@ def weight_bytes(model: DetachedModel, placement: Placement) -> tuple[int, int]:
             after += size
             continue
         bits, scales = found.precision.stored_bits, _count_scales(tuple(tensor.dims), found, placed)
-        after += -(-count * bits // 8) + 4 * scales + -(-scales * bits // 8)
+        after += -(-count * bits // 8)
+        after += scales if found.precision.scale_type else 4 * scales + -(-scales * bits // 8)
     return before, after
 
 

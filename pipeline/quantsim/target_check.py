@@ -15,6 +15,7 @@ import onnx
 import yaml
 from onnx import NodeProto, TensorProto
 
+from passes.encodings.encoding import BLOCK_FLOATS, FLOAT_NAMES
 from passes.graph.inference import InferenceError, infer_shapes
 from passes.graph.op_facts import ONNX_DOMAINS, op_name, opset_of
 from passes.graph.traversal import every_node
@@ -22,6 +23,8 @@ from passes.portability import BY_OPERATOR
 from passes.provenance.annotations import annotations_of, module_path_of
 from passes.rewrites.attention_operators import is_attention
 from passes.weights.detached import DetachedModel
+from pipeline.errors import UsageError
+from pipeline.quantsim.placement import Placement
 from pipeline.quantsim.profiles import OperatorGroup, TargetTable
 
 Kind = Literal["opset", "inputs", "function", "operator", "dtype", "rank"]
@@ -52,6 +55,21 @@ class TargetReport:
     title: str
     obstructions: tuple[Obstruction, ...]
     remarks: tuple[str, ...]
+
+
+def refuse_block_floats(placement: Placement, table: TargetTable) -> None:
+    """Whether the target dequantizes the floats of few bits that weights are to have.
+
+    Raises:
+        UsageError: it lacks one.
+    """
+    for placed in placement.quantized():
+        name = str(placed.precision).partition("/")[0]
+        if name in (*BLOCK_FLOATS, FLOAT_NAMES["FLOAT4E2M1"]) and name not in table.block_floats:
+            raise UsageError(
+                f"quantsim.rules: {placed.site.tensor} is to be {name}, which {table.title} does not dequantize; "
+                "give it another format, or take the profile weight-only"
+            )
 
 
 def check_target(model: DetachedModel, table: TargetTable) -> TargetReport:
