@@ -46,6 +46,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch"),
     "diffusers": "diffusion",
     "torchmetrics": "metrics",
+    "model_explorer": "explorer",
 }
 """Module → the extra that installs it."""
 

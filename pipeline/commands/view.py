@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import tempfile
 import webbrowser
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from pipeline.commands.shared import add_command, folder_of_part
-from pipeline.errors import UsageError
+from pipeline.errors import MissingExtra, UsageError
 from pipeline.terminal import print_line
 
 
@@ -23,16 +25,20 @@ def view(
     other: Path | None = None,
     out: Path | None = None,
     errors: bool = False,
+    explorer: bool = False,
     part: str | None = None,
 ) -> None:
     """Draw the graph of a model, or of two with their difference, as one page that needs no server."""
     from passes.tools.comparison import compare
-    from passes.viewer import view_models
+    from passes.viewer import render, view_data
+    from passes.weights.detached import open_model
     from passes.weights.files import write_errors
     from passes.why import file_of
 
     if errors and other is None:
         raise UsageError("--errors compares two models; name the second one")
+    if explorer and out is not None:
+        raise UsageError("--explorer opens Model Explorer, and -o writes a page; leave one of them out")
     paths = [path for path in (model, other) if path is not None]
     files = [file_of(path if path.is_file() else folder_of_part(path, part)) for path in paths]
     ratios = None
@@ -40,13 +46,36 @@ def view(
         found = compare(files[0], files[1]).numbers
         ratios = {value.before: value.errors.sqnr_db for value in found.values}
         ratios |= {name: math.inf if kept.sqnr_db == math.inf else kept.sqnr_db for name, kept in found.outputs.items()}
-    names = [str(path) for path in paths] + [""]
-    page = view_models(files[0], files[1] if len(files) > 1 else None, errors=ratios, titles=(names[0], names[1]))
+    names, models = [str(path) for path in paths] + [""], [open_model(file) for file in files]
+    data = view_data(*models, errors=ratios, titles=(names[0], names[1]))
+    if explorer:
+        open_explorer(files, data)
+        return
     shows = out is None
     if out is None:
         out = Path(tempfile.mkdtemp(prefix="onnxline-")) / "view.html"
     with write_errors(out):
-        out.write_text(page, encoding="utf-8")
+        out.write_text(render(data), encoding="utf-8")
     print_line(f"page: {out}")
     if shows:
         webbrowser.open(out.as_uri())
+
+
+def open_explorer(files: Sequence[Path], data: Mapping[str, Any]) -> None:
+    """Start Model Explorer's server on the models, with what `data` says of their nodes, until it is stopped.
+
+    Raises:
+        MissingExtra: Model Explorer is not installed.
+    """
+    try:
+        import model_explorer  # pyright: ignore[reportMissingImports] # an extra
+    except ModuleNotFoundError as error:
+        raise MissingExtra("model_explorer", "--explorer") from error
+    from passes.viewer import explorer
+
+    config = model_explorer.config()
+    for file, scene in zip(files, data["scenes"], strict=True):
+        config.add_model_from_path(str(file), adapterId=explorer.ADAPTER)
+        for title, table in explorer.node_data(scene).items():
+            config.add_node_data(title, table, model_name=file.name)
+    model_explorer.visualize_from_config(config, extensions=[explorer.__name__])
