@@ -47,6 +47,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "diffusers": "diffusion",
     "torchmetrics": "metrics",
     "model_explorer": "explorer",
+    "gguf": "gguf",
 }
 """Module → the extra that installs it."""
 

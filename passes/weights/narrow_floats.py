@@ -7,7 +7,7 @@ weights are constants, so a run needs only the floats that they stand for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -74,4 +74,5 @@ def _evaluate(node: NodeProto, feeds: dict[str, np.ndarray], proto: onnx.ModelPr
     ]
     outputs = [onnx.ValueInfoProto(name=node.output[0])]
     alone = extract(proto, [copy_of(node)], inputs=inputs, outputs=outputs, initializers=())
-    return np.asarray(ReferenceEvaluator(alone).run(None, feeds)[0])
+    results: Any = ReferenceEvaluator(alone).run(None, feeds)
+    return np.asarray(results[0])

@@ -163,7 +163,8 @@ def encodings(
 ) -> None:
     """Read the encodings of a quantized model into a file for another tool, or quantize a model by such a file.
 
-    Files of AIMET, GPTQ and AWQ go both ways; those of TensorRT and ai-edge-quantizer are written alone."""
+    Files of AIMET, GPTQ and AWQ go both ways; those of TensorRT and ai-edge-quantizer are written alone, and those of
+    GGUF read alone."""
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.encodings.encoding import fit_encodings
     from passes.encodings.from_qdq import read_qdq
@@ -189,6 +190,15 @@ def encodings(
         with write_errors(out):
             save(quantize_by_file(read_model(model), apply), out)
         print_line(f"{out}: the weights of {apply}")
+        return
+    if apply is not None and apply.suffix == ".gguf":
+        from pipeline.quantsim.gguf_files import quantize_by_gguf
+
+        check_output(out, model)
+        with write_errors(out):
+            quantized, what = quantize_by_gguf(read_model(model), apply)
+            save(quantized, out)
+        print_line(f"{out}: {what}")
         return
     if apply is not None:
         from pipeline.quantsim.qdq import insert_qdq

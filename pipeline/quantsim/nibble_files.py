@@ -8,19 +8,21 @@ outputs, in the order of its kernels. Sources: GPTQModel's `qlinear`, AutoAWQ's 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
+import ml_dtypes
 import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.encodings.encoding import Encoding, Precision
-from passes.graph.index import GraphIndex
+from passes.encodings.encoding import Precision
+from passes.graph.index import GraphIndex, replace_entries
 from passes.rewrites.matmul_nbits import NibbleWeight, read_dequantized
-from passes.weights.detached import DetachedModel
+from passes.weights.detached import DetachedModel, detach
 from pipeline.errors import UsageError
-from pipeline.quantsim.optimize import Chosen
-from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.qdq import DEQUANTIZED, check_opset, choose_stems, dequantize_node, rename_values
 
 NibbleLayout = Literal["gptq", "gptq_v2", "awq"]
 
@@ -41,26 +43,21 @@ def quantize_by_file(model: DetachedModel, path: Path) -> DetachedModel:
     """
     weights = read_nibbles(path)
     stored = model.index.initializers
-    encodings: dict[str, Encoding] = {}
-    arrays: dict[str, np.ndarray] = {}
+    found: dict[str, NibbleWeight] = {}
+    turned: set[str] = set()
     for module, weight in weights.items():
         name = next((name for name in (f"{module}.weight", module) if name in stored), None)
         dims = None if name is None else tuple(stored[name].dims)
         if name is None or dims not in (weight.integers.shape, weight.integers.shape[::-1]):
-            found = "no such weight" if dims is None else f"a weight of {list(dims)}"
+            what = "no such weight" if dims is None else f"a weight of {list(dims)}"
             raise UsageError(
                 f"{path}: {module} has {weight.integers.shape[0]} inputs and {weight.integers.shape[1]} outputs, and "
-                f"the model has {found}; expected the float model of the checkpoint, whose weights keep their names"
+                f"the model has {what}; expected the float model of the checkpoint, whose weights keep their names"
             )
-        turned = dims != weight.integers.shape or (dims[0] == dims[1] and not _is_first_axis_summed(model, name))
-        array = _dequantize(weight)
-        scale, zero = weight.scales.astype(np.float32), weight.zero_points.astype(np.int64)
-        precision = Precision(4, signed=False, symmetric=False, granularity="block", block=weight.block)
-        if turned:
-            array, scale, zero = array.T, scale.T, zero.T
-        encodings[name] = Encoding(precision, np.ascontiguousarray(scale), np.ascontiguousarray(zero), int(turned))
-        arrays[name] = np.ascontiguousarray(array)
-    return insert_qdq(Chosen(encodings, arrays).tune(model), encodings)
+        found[name] = weight
+        if dims != weight.integers.shape or (dims[0] == dims[1] and not _is_first_axis_summed(model, name)):
+            turned.add(name)
+    return store_nibbles(model, found, turned)
 
 
 def _is_first_axis_summed(model: DetachedModel, name: str) -> bool:
@@ -69,10 +66,79 @@ def _is_first_axis_summed(model: DetachedModel, name: str) -> bool:
     return consumer.op_type == "MatMul"
 
 
-def _dequantize(weight: NibbleWeight) -> np.ndarray:
-    rows = np.arange(len(weight.integers)) // weight.block
-    differences = weight.integers.astype(np.float32) - weight.zero_points[rows]
-    return differences * weight.scales.astype(np.float32)[rows]
+def store_nibbles(
+    model: DetachedModel,
+    weights: Mapping[str, NibbleWeight],
+    turned: Collection[str],
+    minima: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> DetachedModel:
+    """The model with these very integers, and DequantizeLinear after them, in place of stored tensors.
+
+    Args:
+        turned: the weights that the model stores as [outputs, inputs].
+        minima: weight → float32 [blocks, N], what is taken off each element of a block after it was scaled.
+
+    Raises:
+        UsageError: the model's opset has no blocks of 4 bits.
+    """
+    precisions = {name: Precision(4, False, False, "block", weight.block) for name, weight in weights.items()}
+    check_opset(model.proto, precisions)
+    proto = model.copy_proto()
+    stems = choose_stems(proto.graph, weights)
+    nodes: list[NodeProto] = []
+    tensors: list[TensorProto] = []
+    for name, weight in weights.items():
+        axis = int(name in turned)
+        parts = {
+            "quantized": weight.integers,
+            "scale": weight.scales.astype(np.float32),
+            "zero_point": weight.zero_points,
+        }
+        for part, array in parts.items():
+            dtype = np.float32 if part == "scale" else ml_dtypes.uint4
+            array = np.ascontiguousarray(array.T if axis else array).astype(dtype)
+            tensors.append(numpy_helper.from_array(array, f"{stems[name]}_{part}"))
+        node = dequantize_node(stems[name], precisions[name], axis)
+        nodes.append(node)
+        if name in minima:
+            added, constants = _take_off(node, minima[name], weight, axis)
+            nodes += added
+            tensors += constants
+    renamed = {name: f"{stem}{DEQUANTIZED}" for name, stem in stems.items()}
+    for node in proto.graph.node:
+        rename_values(node, lambda name: renamed.get(name, name), reads_only=True)
+    nodes += proto.graph.node
+    replace_entries(proto.graph.node, nodes)
+    replace_entries(
+        proto.graph.initializer, [tensor for tensor in proto.graph.initializer if tensor.name not in weights]
+    )
+    del proto.graph.value_info[:]
+    proto.graph.initializer.extend(tensors)
+    return detach(proto, known=model.weights)
+
+
+def _take_off(
+    node: NodeProto, minima: np.ndarray, weight: NibbleWeight, axis: int
+) -> tuple[list[NodeProto], list[TensorProto]]:
+    """The nodes that take the minimum of its block off each element of what `node` gives, and their constants."""
+    result, title = node.output[0], node.output[0].removesuffix(DEQUANTIZED)
+    node.output[0] = f"{title}_above_minimum"
+    rows, columns = weight.integers.shape
+    blocked = [len(minima), weight.block, columns] if axis == 0 else [columns, len(minima), weight.block]
+    whole = [rows, columns] if axis == 0 else [columns, rows]
+    array = minima[:, None, :] if axis == 0 else minima.T[:, :, None]
+    constants = [
+        numpy_helper.from_array(np.array(blocked, np.int64), f"{title}_blocks"),
+        numpy_helper.from_array(np.ascontiguousarray(array, np.float32), f"{title}_minimum"),
+        numpy_helper.from_array(np.array(whole, np.int64), f"{title}_shape"),
+    ]
+    first, minimum, last = (tensor.name for tensor in constants)
+    added = [
+        helper.make_node("Reshape", [node.output[0], first], [f"{title}_in_blocks"], name=f"{title}_Reshape"),
+        helper.make_node("Sub", [f"{title}_in_blocks", minimum], [f"{title}_moved"], name=f"{title}_Sub"),
+        helper.make_node("Reshape", [f"{title}_moved", last], [result], name=f"{title}_Reshape_back"),
+    ]
+    return added, constants
 
 
 def read_nibbles(path: Path) -> dict[str, NibbleWeight]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -53,7 +54,8 @@ def test_a_model_computes_with_the_values_of_the_format(text: str, axis: int) ->
     own = Session.of(model_of(f"g (float[2, 80] x) => (float[2, 24] y) {{ y = {product} }}", 25, w=expected))
     np.testing.assert_array_equal(Session.of(quantized).run({"x": x})["y"], own.run({"x": x})["y"])
     whole.graph.output.append(onnx.ValueInfoProto(name="w_dequantized"))  # by ONNX's evaluator alone
-    np.testing.assert_array_equal(ReferenceEvaluator(whole).run(["w_dequantized"], {"x": x})[0], expected)
+    results: Any = ReferenceEvaluator(whole).run(["w_dequantized"], {"x": x})
+    np.testing.assert_array_equal(results[0], expected)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""Q4_0 and Q4_K of GGUF: loops as in ggml's sources, and the library gguf as the judge of a whole file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+from typer.testing import CliRunner
+
+from passes.optimize import optimize
+from passes.weights.detached import DetachedModel, attach, read_model
+from passes.weights.sessions import Session
+from pipeline.cli import app
+from pipeline.errors import UsageError
+from pipeline.quantsim.gguf_files import quantize_by_gguf, read_q4_0, read_q4_k
+from tests.pipeline.quantsim.pictures_of_qdq import model_of
+
+HEADS, KEY_HEADS, HIDDEN, INNER = 4, 2, 256, 512
+
+Q_PROJ, K_PROJ = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
+UP, TABLE, HEAD = "model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight", "lm_head.weight"
+
+GRAPH = """g (int64[1, 3] ids) => (float[1, 3, 256] q, float[1, 3, 128] k, float[1, 3, 512] u, float[1, 3, 64] y) {
+    x = Gather(table, ids)
+    wq = Transpose <perm = [1, 0]> (q_proj)
+    q = MatMul(x, wq)
+    wk = Transpose <perm = [1, 0]> (k_proj)
+    k = MatMul(x, wk)
+    u = MatMul(x, up)
+    y = MatMul(x, head)
+}"""
+
+
+def draw_bytes(rows: int, blocks: int, size: int, scales: int) -> np.ndarray:
+    """Random blocks whose `scales` floats of 16 bits, at their beginning, are small and of either sign."""
+    draw = np.random.default_rng(rows)
+    found = draw.integers(0, 256, (rows, blocks, size)).astype(np.uint8)
+    found[:, :, : 2 * scales] = draw.uniform(-0.1, 0.1, (rows, blocks, scales)).astype(np.float16).view(np.uint8)
+    return found.reshape(rows, -1)
+
+
+def test_q4_0_is_read_as_ggml_does() -> None:
+    """`dequantize_row_q4_0`."""
+    rows = draw_bytes(3, 2, 18, 1)
+    weight, _ = read_q4_0(rows)
+    for row in range(3):
+        for block in range(2):
+            start = rows[row, 18 * block :]
+            assert weight.scales[block, row] == start[:2].copy().view(np.float16)[0]
+            for place in range(16):
+                assert weight.integers[32 * block + place, row] == start[2 + place] & 15
+                assert weight.integers[32 * block + place + 16, row] == start[2 + place] >> 4
+    assert (weight.zero_points == 8).all()
+
+
+def test_q4_k_is_read_as_ggml_does() -> None:
+    """`dequantize_row_q4_K` and `get_scale_min_k4`."""
+    rows = draw_bytes(2, 2, 144, 2)
+    weight, minima = read_q4_k(rows)
+    for row in range(2):
+        for block in range(2):
+            data = rows[row, 144 * block : 144 * (block + 1)]
+            outer = data[:4].copy().view(np.float16).astype(np.float32)
+            packed = data[4:16].astype(int)
+            for part in range(8):
+                if part < 4:
+                    scale, bottom = packed[part] & 63, packed[part + 4] & 63
+                else:
+                    scale = (packed[part + 4] & 15) | ((packed[part - 4] >> 6) << 4)
+                    bottom = (packed[part + 4] >> 4) | ((packed[part] >> 6) << 4)
+                assert weight.scales[8 * block + part, row] == outer[0] * np.float32(scale)
+                assert minima[8 * block + part, row] == outer[1] * np.float32(bottom)
+                numbers = data[16 + 32 * (part // 2) : 48 + 32 * (part // 2)] >> (4 * (part % 2)) & 15
+                start = 256 * block + 32 * part
+                np.testing.assert_array_equal(weight.integers[start : start + 32, row], numbers)
+
+
+def permute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """As `LlamaModel.permute` of llama.cpp's `convert_hf_to_gguf.py`."""
+    return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_file(folder: Path, gguf: Any) -> tuple[Path, DetachedModel, dict[str, np.ndarray]]:
+    """A file, the float model that it was quantized from, and the values of the file in the order of the model."""
+    types = gguf.GGMLQuantizationType
+    q4_0, q4_k = types.Q4_0, types.Q4_K
+    data = {
+        "blk.0.attn_q.weight": (draw_bytes(HIDDEN, HIDDEN // 32, 18, 1), q4_0),
+        "blk.0.attn_k.weight": (draw_bytes(HIDDEN // 2, 1, 144, 2), q4_k),
+        "blk.0.ffn_up.weight": (draw_bytes(INNER, 1, 144, 2), q4_k),
+        "token_embd.weight": (draw_bytes(64, HIDDEN // 32, 18, 1), q4_0),
+        "output.weight": (gguf.quantize(np.random.default_rng(0).normal(size=(64, HIDDEN)), types.Q8_0), types.Q8_0),
+    }
+    path = folder / "net.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KEY_HEADS)
+    for name, (rows, kind) in data.items():
+        stored = permute(rows, HEADS if "attn_q" in name else KEY_HEADS) if "attn" in name else rows
+        writer.add_tensor(name, stored, raw_dtype=kind)
+    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    names = (Q_PROJ, K_PROJ, UP, TABLE, HEAD)
+    values = {name: gguf.dequantize(rows, kind) for name, (rows, kind) in zip(names, data.values(), strict=True)}
+    draw = np.random.default_rng(5)
+    source = {name: array + draw.normal(size=array.shape) * array.std() / 10 for name, array in values.items()}
+    source = {name: array.T if name in (UP, HEAD) else array for name, array in source.items()}
+    short = {Q_PROJ: "q_proj", K_PROJ: "k_proj", UP: "up", TABLE: "table", HEAD: "head"}
+    model = model_of(GRAPH, 21, **{short[name]: array.astype(np.float32) for name, array in source.items()})
+    proto = attach(model)
+    for name, brief in short.items():
+        for tensor in proto.graph.initializer:
+            tensor.name = name if tensor.name == brief else tensor.name
+        for node in proto.graph.node:
+            node.input[:] = [name if read == brief else read for read in node.input]
+    onnx.save(proto, folder / "net.onnx")
+    return path, read_model(folder / "net.onnx"), values
+
+
+def test_a_model_has_the_values_of_the_file(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    path, model, values = write_file(tmp_path, gguf)
+    out = tmp_path / "out.onnx"
+    result = CliRunner().invoke(app, ["encodings", str(tmp_path / "net.onnx"), "--apply", str(path), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "2 weights of Q4_0, 2 weights of Q4_K, 1 weight of Q8_0; those of Q8_0 as floats" in " ".join(
+        result.output.split()
+    )
+    quantized = read_model(out)
+    assert {node.name for node in model.proto.graph.node} <= {node.name for node in quantized.proto.graph.node}
+    stored = {tensor.name: tensor for tensor in attach(quantized).graph.initializer}
+    for name in (Q_PROJ, K_PROJ, UP, TABLE):
+        assert stored[f"{name}_quantized"].data_type == TensorProto.UINT4
+    results = Session.of(quantized, [f"{name}_dequantized" for name in (Q_PROJ, K_PROJ, UP, TABLE)])
+    found = results.run({"ids": np.array([[1, 5, 63]])})
+    for name in (Q_PROJ, K_PROJ, TABLE):
+        np.testing.assert_array_equal(found[f"{name}_dequantized"], values[name])
+    np.testing.assert_array_equal(found[f"{UP}_dequantized"], values[UP].T)
+    np.testing.assert_array_equal(numpy_helper.to_array(stored[HEAD]), values[HEAD].T)
+    packed = optimize(out, recipe=["to-matmul-nbits"]).model  # which reads the products of Q4_0
+    assert [node.op_type for node in packed.proto.graph.node].count("MatMulNBits") == 1
+
+
+def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    path, model, _ = write_file(tmp_path, gguf)
+    other = model_of("g (float[2, 256] x) => (float[2, 512] y) { y = MatMul(x, w) }", w=np.ones((256, 512), np.float32))
+    with pytest.raises(UsageError, match="found 5 quantized tensors that the model lacks, such as blk"):
+        quantize_by_gguf(other, path)
+    proto = attach(model)
+    for tensor in proto.graph.initializer:
+        if tensor.name == UP:
+            array = numpy_helper.to_array(tensor)[:, np.random.default_rng(0).permutation(INNER)]
+            tensor.CopyFrom(numpy_helper.from_array(array, UP))
+    onnx.save(proto, tmp_path / "other.onnx")
+    with pytest.raises(UsageError, match=r"up_proj\.weight: found values \[512, 256\] that are not those of the model"):
+        quantize_by_gguf(read_model(tmp_path / "other.onnx"), path)
+    path.write_bytes(b"none")
+    with pytest.raises(UsageError, match="is no file of GGUF that gguf reads"):
+        quantize_by_gguf(model, path)
