@@ -33,7 +33,7 @@ BLOCK: Final = 32
 MIDDLE: Final = 8
 
 LEAST_DB: Final = 3.0
-"""Of a weight of the file against that of the model: with rows in another order it is about -3 dB."""
+"""Of a weight of the file against that of the model: with rows in another order the ratio is near -3 dB."""
 
 
 @dataclass(frozen=True, slots=True)
