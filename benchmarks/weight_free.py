@@ -1,6 +1,6 @@
 """A model of a trillion parameters through the passes, without its weights: time and memory of every stage.
 
-    python -m benchmarks.weight_free [--layers 61] [--graph prefill] [--graph decode] [--folder DIR]
+    python -m benchmarks.weight_free [--layers 61] [--graph prefill] [--graph decode] [--functions] [--folder DIR]
 
 Makes the shards of Kimi-K2.5 as sparse files (2 TB that take no room), exports its graph on meta, runs the recipe with
 `keep`, and writes the model into the folder of the shards. Needs examples/kimi_k25_text_local.
@@ -25,7 +25,7 @@ INTERVAL_S = 1.0
 def main() -> None:
     given = _parser().parse_args()
     if given.child:
-        _run(given.child, given.layers, given.recipe.split(","), Path(given.folder))
+        _run(given.child, given.layers, given.recipe.split(","), Path(given.folder), functions=given.functions)
         return
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         from benchmarks.weight_free_model import write_sparse_shards
@@ -34,6 +34,7 @@ def main() -> None:
         sys.stdout.write(f"{shards} shards, {tensors:,} tensors, {size / 1e12:.2f} TB\n")
         for graph in given.graph or ["prefill", "decode"]:
             arguments = ["--child", graph, "--layers", str(given.layers), "--recipe", given.recipe, "--folder", folder]
+            arguments += ["--functions"] if given.functions else []
             _tell(graph, run_child(["-m", "benchmarks.weight_free", *arguments], interval_s=INTERVAL_S))
     sys.stdout.write(f"{machine()}; {kind_of_memory()}; {versions_line()}\n")
 
@@ -43,12 +44,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, default=61)
     parser.add_argument("--graph", action="append", choices=["prefill", "decode"], help="both by default")
     parser.add_argument("--recipe", default="default,onnxsim", help="steps, with commas (default: %(default)s)")
+    parser.add_argument("--functions", action="store_true", help="equal layers as one ONNX function")
     parser.add_argument("--folder", help="on a disk that has sparse files; the system's temporary one by default")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser
 
 
-def _run(graph: str, layers: int, recipe: list[str], folder: Path) -> None:
+def _run(graph: str, layers: int, recipe: list[str], folder: Path, *, functions: bool) -> None:
     """In a process of its own: the whole journey; tells when each stage began and ended."""
     from benchmarks import weight_free_model
     from pipeline import Pipeline, RunConfig
@@ -63,7 +65,8 @@ def _run(graph: str, layers: int, recipe: list[str], folder: Path) -> None:
         {
             "name": f"kimi_{graph}",
             "model": {"factory": factory, "args": {"layers": layers}, "checkpoint": str(folder)},
-            "export": {"weights": "referenced", "pieces": weight_free_model.PIECES},
+            "export": {"weights": "referenced", "pieces": weight_free_model.PIECES}
+            | ({"functions": "layers"} if functions else {}),
             "passes": {"recipe": recipe, "keep": list(KEEP)},
             "verify": {"proof": "structure"},
         }

@@ -19,6 +19,7 @@ from passes.encodings.carry import CarriedEncodings, carry_encodings
 from passes.encodings.encoding import Encoding, fit_encodings
 from passes.encodings.versions import ModelVersion
 from passes.errors import ModelError, PolicyError, UsageError
+from passes.functions import WholeProver, fold_run, lay_out
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
 from passes.load import to_path
@@ -126,6 +127,8 @@ def optimize(
         context.spill.renew()
         steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
         stored = _read_source(model, context, proof)
+        if stored.has_layers():
+            _refuse_on_layers(steps, encodings)
         context.start()  # they take a second to import, in which names are checked
         check_names(flatten(steps), policy, context)
         misplaced = (item for item in steps if _makes_reference(item) and (prover or isinstance(item, Repeat)))
@@ -204,6 +207,9 @@ class _Stages:
         fixed = fix_input_shapes(flatten(steps), stored.proto)
         prover = self.prover or _choose_prover(stored, context, proof, feeds, self.sizes, fixed)
         source, stacks = collapse(stored)
+        source, layout = lay_out(source)
+        if layout is not None:
+            prover = WholeProver(prover, layout.fold if proof == STRUCTURE else layout.whole)
         versions = _VersionLog(lambda index, *change: self.on_change(first + index, *change))
         steps = without_weight_readers(steps) if source.unread() else steps
         with limits, context.drawing(prover.feeds):
@@ -211,6 +217,7 @@ class _Stages:
             carried = None if given is None else versions.carry(source, run.model, given, context)
             drawn = list(prover.feeds())
         run = replace(run, encodings=carried)
+        run = run if layout is None else fold_run(run, layout)
         return replace(run, model=expand(run.model, stacks, stored)), drawn
 
     def _policy_of(self, steps: Sequence[Step | Repeat], earlier: PassRun | None) -> Policy:
@@ -223,6 +230,21 @@ class _Stages:
         )
         keep = self.policy.keep if earlier is None else tuple(f"{kind.rstrip('?')}?" for kind in self.policy.keep)
         return replace(self.policy, skip=skip, keep=keep)
+
+
+def _refuse_on_layers(steps: Sequence[Step | Repeat], encodings: object) -> None:
+    """Refuse what a model with layer functions cannot take.
+
+    Raises:
+        PolicyError: a step that changes inputs, outputs or types, or encodings.
+    """
+    step = next((step for step in flatten(steps) if step.makes_reference or step.fixes_defaults), None)
+    found = "encodings" if encodings is not None else f"the step {step.name}" if step is not None else ""
+    if found:
+        raise PolicyError(
+            f"the model has layers as functions, which {found} cannot be used with: export without export.functions, "
+            "or inline them with onnx.inliner.inline_local_functions"
+        )
 
 
 def _makes_reference(item: Step | Repeat) -> bool:

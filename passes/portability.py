@@ -19,6 +19,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.custom_ops import declared_ops
+from passes.graph.layer_calls import LAYERS
 from passes.graph.op_facts import ONNX_DOMAINS, op_name
 from passes.graph.traversal import every_node
 from passes.provenance import module_path_of
@@ -44,7 +45,9 @@ def find_obstacles(model: onnx.ModelProto) -> tuple[str, ...]:
     texts = {info.name for info in model.graph.input if info.type.tensor_type.elem_type == TensorProto.STRING}
     found: dict[Obstacle, list[NodeProto]] = {}
     for node in (*every_node(model.graph), *(node for function in model.functions for node in function.node)):
-        if (node.domain, node.op_type) in functions:
+        if node.domain == LAYERS:
+            obstacle = None  # export.functions asks for them
+        elif (node.domain, node.op_type) in functions:
             obstacle = FUNCTION
         elif node.domain not in ONNX_DOMAINS:
             obstacle = DECLARED if (node.domain, node.op_type) in declared else CUSTOM

@@ -94,6 +94,7 @@ def bisect(
         raise UsageError("bisect looks for one fault at a time; give one of fault, lost and error")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
         source = _read(model, context)
+        source = source.without_functions() if source.has_layers() else source
         steps = [
             step
             for item in recipe

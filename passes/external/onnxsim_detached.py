@@ -31,6 +31,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.graph.index import GraphIndex
+from passes.graph.layer_calls import LAYERS
 from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS
 from passes.graph.traversal import reads_of
 from passes.model.canonical import canonical_digest
@@ -220,6 +221,7 @@ def names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) -> 
             name
             for position, name in enumerate(reads_of(node))
             if node.op_type not in LAYOUT
+            and node.domain != LAYERS
             and (node.op_type, position) not in OPAQUE_OPERANDS
             and not (skips_concat and node.op_type == "Concat")
         )

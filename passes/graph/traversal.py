@@ -20,6 +20,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, inliner, numpy_helper
 
 from passes.errors import ModelError
+from passes.graph.layer_calls import inline_layers
 from passes.graph.op_facts import ONNX_DOMAINS, SIZES
 
 
@@ -141,6 +142,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         ModelError: onnx cannot inline them: calls are too deep inside of each other, say.
     """
+    model = inline_layers(model)
     if not model.functions:
         return model
     try:

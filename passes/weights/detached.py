@@ -21,6 +21,7 @@ from onnx import TensorProto
 
 from passes.errors import ModelError
 from passes.graph.index import GraphIndex, copy_of
+from passes.graph.layer_calls import layer_functions
 from passes.graph.traversal import bodies_of, inline_functions, sort_nodes
 from passes.load import check_model, check_payload, load_model, to_path
 from passes.suggest import plural
@@ -77,6 +78,10 @@ class DetachedModel:
     def without_functions(self) -> DetachedModel:
         """The model with its functions inlined; itself where it has none. The values of its graph keep their names."""
         return self.with_proto(inline_functions(self.proto)) if self.proto.functions else self
+
+    def has_layers(self) -> bool:
+        """Whether equal layers are calls of one function."""
+        return bool(layer_functions(self.proto))
 
     def copy_proto(self) -> onnx.ModelProto:
         """A copy of the proto, to change and give to `with_proto`: this model stays as it is."""

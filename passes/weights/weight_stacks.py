@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from passes.graph.index import copy_of
 from passes.graph.op_facts import attribute_of
 from passes.weights.detached import DetachedModel
-from passes.weights.stand_ins import Weight, derived_digest, initializer_of
+from passes.weights.stand_ins import Weight, derived_digest, initializer_of, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,11 @@ def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
     if not stacks:
         return model, {}
     made = {stack.node.output[0] for stack in stacks.values()}
-    return DetachedModel(
-        _with(model.proto, [initializer for name, initializer in stored.items() if name not in gone], made), weights
-    ), stacks
+    left = [tensor for name, tensor in stored.items() if name not in gone]
+    keys = {key_of(tensor) for tensor in left}
+    # Without the pieces, of which there may be 70,000: every step goes through all weights.
+    weights = {key: weight for key, weight in weights.items() if key in keys or weight.digest in stacks}
+    return DetachedModel(_with(model.proto, left, made), weights), stacks
 
 
 def _with(proto: onnx.ModelProto, stored: Sequence[TensorProto], made: set[str]) -> onnx.ModelProto:
@@ -94,6 +96,7 @@ def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> Detac
     """`model` with every stack as it was in `source`: pieces and a Concat; `model` itself if it has no stacks."""
     if not stacks:
         return model
+    model = DetachedModel(model.proto, {**model.weights, **source.weights})
     proto = model.copy_proto()
     nodes: list[NodeProto] = []
     held: list[TensorProto] = []
@@ -106,7 +109,7 @@ def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> Detac
     del proto.graph.initializer[:], proto.graph.node[:]
     proto.graph.initializer.extend({tensor.name: tensor for tensor in held}.values())
     proto.graph.node.extend([*nodes, *model.proto.graph.node])
-    return DetachedModel(proto, {**model.weights, **source.weights})
+    return model.with_proto(proto)
 
 
 def _restore_stack(

@@ -110,6 +110,8 @@ class ExportConfig(Section):
         (or the data of the ONNX file); then the final model is written into their folder.
     pieces: name of a parameter → names of its pieces in the checkpoint; `pieces_of` in
         export/external_weights.py says what they may be.
+    functions: `layers` makes one ONNX function of equal layers, which is called with the weights of each; passes then
+        run once for each function.
     written_buffers: of a buffer or an input that forward writes to: `lift` makes the buffer an input, and the new value
         an output; `refuse` stops the run.
     """
@@ -121,6 +123,7 @@ class ExportConfig(Section):
     weights: Literal["copied", "referenced"] = "copied"
     pieces: dict[StrictStr, tuple[StrictStr, ...]] = Field(default_factory=dict)
     written_buffers: Literal["lift", "refuse"] = "lift"
+    functions: Literal["layers"] | None = None
 
 
 class PassesConfig(Section):

@@ -5,6 +5,7 @@ Needs torch only to look for a device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
         if config.passes.encodings is not None:
             read_aimet(Path(config.passes.encodings))
         steps = steps_of(config.passes.recipe)
+        if config.export.functions is not None:
+            _refuse_with_functions(config, flatten(steps))
         if not workspace.load(STAGE, _key(config), bool):
             policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
             with open_context() as context:
@@ -108,9 +111,26 @@ def refuse_export_keys(config: RunConfig) -> None:
     if config.model.onnx is None:
         return
     default = ExportConfig()
-    for key in ("opset", "input_names", "output_names", "pieces"):
+    for key in ("opset", "input_names", "output_names", "pieces", "functions"):
         if getattr(config.export, key) != getattr(default, key):
             raise ConfigError(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
+
+
+def _refuse_with_functions(config: RunConfig, steps: Sequence[Step]) -> None:
+    """Refuse what a model with layers as functions cannot take.
+
+    Raises:
+        ConfigError: encodings, a simulation of quantization, or a step that changes inputs, outputs or types.
+    """
+    step = next((step for step in steps if step.makes_reference or step.fixes_defaults), None)
+    found = {
+        "passes.encodings, which belong to the weights of each layer": config.passes.encodings is not None,
+        "a section 'quantsim', which places quantizers at each layer": config.quantsim is not None,
+        f"the step {step.name if step else ''}, which changes inputs, outputs or types": step is not None,
+    }
+    for what, is_there in found.items():
+        if is_there:
+            raise ConfigError(f"export.functions: found {what}; leave it out, or leave out export.functions")
 
 
 def _check_extras(config: RunConfig) -> None:

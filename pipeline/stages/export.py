@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
 
 from passes.context import PassContext, limit_runs
 from passes.errors import StepFailed, StepTimedOut
+from passes.functions import describe_layers, fold_layers
+from passes.graph.layer_calls import count_nodes
 from passes.graph.op_facts import opset_of
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
@@ -75,8 +77,9 @@ def export_and_compare(
             from pipeline.export.checkpoint import read_shards
 
             exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)
-        exported.save(path)
-        parameters, notes = exported.parameters, exported.notes
+        layers: list[str] = []
+        exported.save(path, _folding(layers, leaves_unread(config)) if config.export.functions else None)
+        parameters, notes = exported.parameters, (*exported.notes, *layers)
         ranges, computed_in = exported.ranges, exported.computed_in
         unheld = {name: sizes for name, sizes in exported.unheld.items() if name not in config.model.dims}
         lifted = tuple(describe_lifted(exported.source.lifted))
@@ -90,7 +93,7 @@ def export_and_compare(
     return ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=opset_of(model.proto),
-        nodes=len(model.proto.graph.node),
+        nodes=count_nodes(model.proto),
         weight_bytes=stored_bytes(model),
         inputs=tuple(str(spec) for spec in source.inputs),
         outputs=tuple(info.name for info in model.proto.graph.output),
@@ -106,6 +109,17 @@ def export_and_compare(
         weights="" if isinstance(source, OnnxSource) else source.weights,
         lifted=lifted,
     )
+
+
+def _folding(notes: list[str], unread: bool | None) -> Callable[[ModelProto], ModelProto]:
+    """What makes functions of equal layers, and says in `notes` which."""
+
+    def fold(model: ModelProto) -> ModelProto:
+        folded = fold_layers(model, unread=bool(unread))
+        notes.append(describe_layers(folded))
+        return folded
+
+    return fold
 
 
 def _measure_export(

@@ -27,6 +27,8 @@ from passes.diff import (
 )
 from passes.encodings.aimet import AimetVersion, aimet_text, read_aimet
 from passes.encodings.carry import carried_as_data, summarize_carried
+from passes.functions import lay_out
+from passes.graph.layer_calls import count_nodes
 from passes.load import byte_count
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import structure_fingerprint
@@ -85,7 +87,7 @@ def run_passes(
     given, version = (None, None) if wishes.encodings is None else read_aimet(Path(wishes.encodings))
     history = _History(config, workspace, observer, begin)
     stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
-    source, _ = collapse(stored)  # as the passes get it
+    source, _ = lay_out(collapse(stored)[0])  # as the passes get it
     history.marks[SOURCE] = _mark(SOURCE, source)
     _check_shapes(wishes.recipe, stored, references)
     with limit_runs(context, source, [draw.feeds for draw in references.draws]):
@@ -105,9 +107,10 @@ def run_passes(
             on_change=history.note_change,
         )
         layers: tuple[LayerErrors, ...] = _make_or_note(
-            lambda: _layers(source, run.model, references, context, observer), (), "errors by layer", observer
+            lambda: _layers(stored, run.model, references, context, observer), (), "errors by layer", observer
         )
-    pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
+    laid_out = replace(run, model=lay_out(run.model)[0])
+    pictures = _make_or_note(lambda: take_pictures(laid_out, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
     if wishes.strip_metadata:
         run = replace(run, model=strip_metadata(run.model))
@@ -120,14 +123,14 @@ def run_passes(
         passes=run.rows,
         structures=run.structures,
         sensitivity=run.power,
-        nodes=len(run.model.proto.graph.node),
+        nodes=count_nodes(run.model.proto),
         files=tuple((_shown_path(file, workspace), *stamp(file)) for file in files),
         marks=tuple(mark for _, mark in sorted(history.marks.items())),
         pictures=pictures,
         not_compared=why_not_compared(config),
         coverage=run.coverage,
         layers=layers,
-        names=map_names(stored.proto, run.model.proto),
+        names=map_names(source.proto, laid_out.model.proto),
     )
 
 
@@ -259,7 +262,8 @@ def _layers(
         return ()
     first = references.draws[0]
     draws = [DrawnInputs(first.label, first.feeds)]
-    return compare_layers(match_models(source, final), draws, context, most=MOST_LAYERS)
+    whole = match_models(source.without_functions(), final.without_functions())
+    return compare_layers(whole, draws, context, most=MOST_LAYERS)
 
 
 def _make_or_note(make: Callable[[], T], default: T, what: str, observer: Observer) -> T:
