@@ -119,7 +119,7 @@ MARKS: Final = {
         "pipeline/quantsim/test_optimize.py::test_gptq_gives",
         "pipeline/importers/from_onnx/test_quantized.py::test_like_onnxruntime",
         "pipeline/runtime/capture/test_decode.py",
-        "pipeline/runtime/kernels/test_functional_forms.py::test_torch_records",
+        "pipeline/runtime/kernels/test_torch_against_kernels.py::test_torch_records",
         "pipeline/quantsim/test_calibration.py::test_mse_of_symmetric",
         "pipeline/torch_ir/test_savers.py", "pipeline/torch_ir/test_round_trip.py::test_an_unbind",
         "pipeline/torch_ir/test_caches.py", "pipeline/torch_ir/test_custom_ops.py",

@@ -39,15 +39,15 @@ TRAINED = {"BatchNormalization": 3}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_form_and_kernel_agree(case: Case) -> None:
+def test_torch_and_kernel_agree(case: Case) -> None:
     graph = graph_of(case, expected(case))
     feed = {f"in{at}": array for at, array in enumerate(case.inputs)}
     by_kernels = compile_graph(graph).run(feed)
     tensors = {name: as_tensor(np.array(array, order="C")) for name, array in feed.items()}
-    by_forms = run_eager(graph, tensors).outputs
-    assert by_forms.keys() == by_kernels.keys()
+    by_torch = run_eager(graph, tensors).outputs
+    assert by_torch.keys() == by_kernels.keys()
     for name, tensor in by_kernels.items():
-        assert_close(to_numpy(by_forms[name]), to_numpy(tensor))
+        assert_close(to_numpy(by_torch[name]), to_numpy(tensor))
 
 
 def differentiable_cases() -> dict[str, Case]:
@@ -60,8 +60,8 @@ def differentiable_cases() -> dict[str, Case]:
 
 
 @pytest.mark.parametrize("case", differentiable_cases().values(), ids=lambda case: case.kind)
-def test_torch_records_a_form_with_its_gradient(case: Case) -> None:
-    """On fake tensors, which have no values, so no form may look at one."""
+def test_torch_records_an_op_with_its_gradient(case: Case) -> None:
+    """On fake tensors, which have no values, so no op may look at one."""
     graph = graph_of(case, expected(case))
     tensors = [as_tensor(np.array(array, order="C")) for array in case.inputs]
 
