@@ -354,6 +354,23 @@ SELECTORS: Final[Mapping[str, Callable[[Site], Sequence[str]]]] = {
 """The kinds of selectors → what their globs are compared with."""
 
 
+def refuse_quantized_activations(model: DetachedModel) -> None:
+    """Refuse a model that quantizes what it computes: what it would compute in float is not in it.
+
+    Raises:
+        UsageError: it does; the message says how its encodings are simulated.
+    """
+    stored = model.index.initializers
+    nodes = [node for node in model.index.nodes if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")]
+    found = [node for node in nodes if node.domain in ONNX_DOMAINS and node.input[0] not in stored]
+    if found:
+        raise UsageError(
+            f"quantsim: found {found[0].op_type} of {found[0].input[0]!r} and {len(found) - 1} more in the model, "
+            "expected a model that quantizes weights at most; simulate the float model with these encodings: onnxline "
+            "encodings QUANTIZED.onnx --of FLOAT.onnx -o net.encodings, and quantsim.encodings_from: net.encodings"
+        )
+
+
 def describe_opaque_operators(model: DetachedModel) -> tuple[str, ...]:
     """A sentence for each operator that quantizers take as one piece or do not know, with the step that helps."""
     found: dict[str, list[NodeProto]] = {}

@@ -20,6 +20,7 @@ from pipeline.parts import PartsResult
 from pipeline.quantsim.metric import check_metric
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.parts import simulate_parts
+from pipeline.quantsim.placement import refuse_quantized_activations
 from pipeline.quantsim.preparation import add_conversion, describe_run, prepare_config, section_of
 from pipeline.quantsim.report import page_data
 from pipeline.quantsim.samples import KEY, Samples, enlarge
@@ -134,6 +135,7 @@ class QuantSim:
     ) -> QuantSimResult:
         why = why_not_compared(self._config)
         model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
+        refuse_quantized_activations(model)
         simulation = Simulation(model, settings, workspace, show, notes, self._costs_budget_s)
         if why:
             if not settings.shard_mib:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shutil
 import signal
 import time
@@ -73,6 +74,15 @@ def test_an_earlier_opset_is_converted_to_the_first_one_that_has_the_formats(fol
     coarse = "quantsim.rules={'op:*': {weights: int8, activations: uint8}}"
     assert "convert-opset" not in run(folder, "--set", coarse)
     assert opset_of(onnx.load(folder / "out" / "model.qdq.onnx")) == 12
+
+
+def test_a_quantized_model_is_refused_with_the_way_to_simulate_its_encodings(folder: Path) -> None:
+    first = re.findall("output y: .*", run(folder))
+    quantized, encodings = str(folder / "out" / "model.qdq.onnx"), str(folder / "net.encodings")
+    refusal = CliRunner().invoke(app, ["quantsim", quantized, "--out", str(folder / "again")]).exception
+    assert re.search("found QuantizeLinear of 'x' and 3 more .* --of FLOAT.onnx -o net.encodings, and", str(refusal))
+    CliRunner().invoke(app, ["encodings", quantized, "--of", str(folder / "out" / "model.onnx"), "-o", encodings])
+    assert first and first == re.findall("output y: .*", run(folder, f"--set=quantsim.encodings_from={encodings}"))
 
 
 def test_an_opset_that_the_recipe_chooses_is_left_and_named_before_the_calibration(folder: Path) -> None:
