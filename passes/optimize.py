@@ -170,7 +170,9 @@ class _Stages:
         def observe(name: str, index: int, _: int, row: PassRow | None) -> None:
             self.observer(name, done + index, total, row)
 
-        run, drawn = self._stage(stored, steps[:place], feeds, given, policy, observe, done)
+        is_end = earlier is not None and not steps  # its model is proven: only its structures are looked for
+        stage = replace(self, proof=STRUCTURE) if is_end else self
+        run, drawn = stage._stage(stored, steps[:place], feeds, given, policy, observe, done)
         run = run if earlier is None else join_runs(earlier, run)
         if place == len(steps):
             return run

@@ -223,9 +223,10 @@ def measure_distances(
         StepFailed: onnxruntime refuses one of the models, or stops on the first.
     """
     sessions = [
-        model.session(list(dict.fromkeys(names)))
+        model.session(list(dict.fromkeys(names)), may_evaluate=True)
         for model, names in zip((before, after), zip(*pairs, strict=True), strict=True)
     ]
+    ends = {info.name for info in before.model().graph.output}
     distances: list[list[Distance | None] | str] = []
     for feeds in draws:
         old = sessions[0].run(feeds)
@@ -234,13 +235,20 @@ def measure_distances(
         except StepFailed as failure:
             distances.append(" ".join(str(failure).split()))
             continue
-        values = ((name, old[name], new[new_name]) for name, new_name in pairs)
+        values = ((name, old[name], _as_type(old[name], new[new_name], name in ends)) for name, new_name in pairs)
         if may_collapse:
             values = (
                 (name, left, right.reshape(_expand_shape(right.shape, left.shape))) for name, left, right in values
             )
         distances.append([_compare_values(left, right, computed_in.get(name)) for name, left, right in values])
     return distances
+
+
+def _as_type(before: np.ndarray, after: np.ndarray, is_output: bool) -> np.ndarray:
+    """`after` in the float type of `before`, for an inner value that one of the models holds in half precision."""
+    halves = {np.dtype(name) for name in ("float16", "bfloat16", "float32")}
+    is_rounded = not is_output and before.dtype != after.dtype and {before.dtype, after.dtype} <= halves
+    return after.astype(before.dtype) if is_rounded else after
 
 
 def _expand_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:

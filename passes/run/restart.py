@@ -74,6 +74,8 @@ def restart(
 
 def join_runs(first: PassRun, then: PassRun) -> PassRun:
     """Two stages of one recipe as one run; a structure that the first one lost is lost."""
+    if not then.rows:  # nothing was run after the step
+        then = replace(then, power=first.power, coverage=first.coverage, example=first.example)
     lost = tuple(verdict for verdict in first.structures if not verdict.kept)
     remarks = tuple(dict.fromkeys((*first.remarks, *then.remarks)))
     return replace(

@@ -20,9 +20,10 @@ from passes.tools.doors import (
     to_fp16,
 )
 from passes.tools.facts import ModelFacts, inspect_model
-from passes.tools.parts import PartedModel, merge, split
+from passes.tools.parts import MergedModel, PartedModel, merge, split
 
 __all__ = [
+    "MergedModel",
     "ModelComparison",
     "ModelFacts",
     "PartedModel",

@@ -32,6 +32,12 @@ def extract(model: Model, inputs: Sequence[str] = (), outputs: Sequence[str] = (
         PolicyError: a name that the model does not have, or inputs from which the outputs do not follow.
         ModelError: the model cannot be read or does not run.
         StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+
+    Example:
+        >>> import onnxline
+        >>> run = onnxline.extract("model.onnx", outputs=["scores"])
+        >>> [info.name for info in run.to_proto().graph.output]
+        ['scores']
     """
     return run_step(model, "extract", {"inputs": list(inputs), "outputs": list(outputs)}, options)
 
@@ -52,6 +58,12 @@ def change_outputs(model: Model, add: Sequence[str] = (), drop: Sequence[str] = 
         PolicyError: a name that the model does not have, or no output would be left.
         ModelError: the model cannot be read or does not run.
         StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+
+    Example:
+        >>> import onnxline
+        >>> run = onnxline.change_outputs("model.onnx", add=["scores"])
+        >>> [info.name for info in run.to_proto().graph.output]
+        ['y', 'scores']
     """
     return run_step(model, "outputs", {"add": list(add), "drop": list(drop)}, options)
 
@@ -71,6 +83,12 @@ def rename(model: Model, values: Mapping[str, str], **options: Any) -> PassRun:
         PolicyError: an old name that the model does not have, or a new one that it has.
         ModelError: the model cannot be read or does not run.
         StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+
+    Example:
+        >>> import onnxline
+        >>> run = onnxline.rename("model.onnx", {"x": "images"})
+        >>> [info.name for info in run.to_proto().graph.input]
+        ['images']
     """
     return run_step(model, "rename", {"values": dict(values)}, options)
 
@@ -90,6 +108,12 @@ def fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]], **options: Any
         PolicyError: a name that is no input, or a shape that does not fit the declared one.
         ModelError: the model cannot be read or does not run.
         StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+
+    Example:
+        >>> import onnxline
+        >>> run = onnxline.fix_shapes("model.onnx", {"x": [2, 8, 32]})
+        >>> [dim.dim_value for dim in run.to_proto().graph.input[0].type.tensor_type.shape.dim]
+        [2, 8, 32]
     """
     return run_step(model, "fix-shapes", {"shapes": {name: list(shape) for name, shape in shapes.items()}}, options)
 
@@ -109,6 +133,12 @@ def change_batch(model: Model, size: int | str = "batch", **options: Any) -> Pas
         PolicyError: the size is no number of 1 or more and no name, or the inputs have no batch in common.
         ModelError: the model cannot be read or does not run.
         StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+
+    Example:
+        >>> import onnxline
+        >>> run = onnxline.change_batch("model.onnx")
+        >>> run.to_proto().graph.input[0].type.tensor_type.shape.dim[0].dim_param
+        'batch'
     """
     return run_step(model, "change-batch", {"size": size}, options)
 
@@ -128,6 +158,12 @@ def convert_opset(model: Model, to: int, **options: Any) -> PassRun:
         PolicyError: an opset that this release of onnx does not have.
         ModelError: the model cannot be read or does not run.
         StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+
+    Example:
+        >>> import onnxline
+        >>> run = onnxline.convert_opset("model.onnx", 18)
+        >>> run.to_proto().opset_import[0].version
+        18
     """
     return run_step(model, "convert-opset", {"to": to}, options)
 
@@ -148,6 +184,12 @@ def to_fp16(model: Model, keep: Sequence[str] = (), measured: bool = True, **opt
         PolicyError: an entry of `keep` that matches nothing.
         ModelError: the model cannot be read or does not run.
         StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+
+    Example:
+        >>> import onnxline
+        >>> run = onnxline.to_fp16("model.onnx", keep=["Softmax"])
+        >>> run.rows[-1].changed
+        True
     """
     return run_step(model, "to-fp16", {"keep": list(keep), "measured": measured}, options)
 
@@ -168,6 +210,12 @@ def to_bf16(model: Model, keep: Sequence[str] = (), measured: bool = True, **opt
         PolicyError: an entry of `keep` that matches nothing.
         ModelError: the model cannot be read or does not run.
         StepFailed: the step failed, or its result is not what it has to be; the message says where they differ.
+
+    Example:
+        >>> import onnxline
+        >>> run = onnxline.to_bf16("model.onnx")
+        >>> run.rows[-1].changed
+        True
     """
     return run_step(model, "to-bf16", {"keep": list(keep), "measured": measured}, options)
 

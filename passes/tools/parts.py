@@ -18,7 +18,7 @@ from onnx import NodeProto, compose
 from passes.context import PassContext, limit_runs, open_context
 from passes.diff import match_models
 from passes.diff.numbers import draw_inputs
-from passes.encodings.encoding import Encoding
+from passes.encodings.encoding import Encoding, fit_encodings
 from passes.errors import PolicyError, StepFailed
 from passes.graph.formatting import format_type
 from passes.graph.index import GraphIndex, computed_values, replace_all_uses_with, values_read
@@ -146,6 +146,7 @@ def split(
 
     Raises:
         PolicyError: no such value or module, or not exactly one way.
+        UsageError: encodings of a tensor that the model does not have.
         StepFailed: the chain computes something else, or a part is not valid.
 
     Example:
@@ -167,7 +168,7 @@ def split(
         numbers = _stages_by_module(index, module)
     else:
         numbers = _stages_by_label(index, [str((runs_on or {}).get(_known_as(node), True)) for node in index.own])
-    parts = _cut_parts(whole, numbers, encodings or {})
+    parts = _cut_parts(whole, numbers, fit_encodings(encodings or {}, whole))
     errors: Mapping[str, Errors] = {}
     if proof:
         errors = _prove(whole, [part.model for part in parts], {}, context)
@@ -267,14 +268,24 @@ def _cut_parts(model: DetachedModel, numbers: Sequence[int], encodings: Mapping[
     return parts
 
 
+@dataclass(frozen=True, slots=True)
+class MergedModel:
+    """Two models as one, the errors of its outputs against the two one after the other, and the encodings of both."""
+
+    model: DetachedModel
+    errors: Mapping[str, Errors]
+    encodings: Mapping[str, Encoding]
+
+
 def merge(
     first: onnx.ModelProto | str | Path | DetachedModel,
     second: onnx.ModelProto | str | Path | DetachedModel,
     map: Mapping[str, str],
     *,
+    encodings: tuple[Mapping[str, Encoding], Mapping[str, Encoding]] = ({}, {}),
     proof: bool = True,
     context: PassContext | None = None,
-) -> tuple[DetachedModel, Mapping[str, Errors]]:
+) -> MergedModel:
     """Join two models: outputs of the first become inputs of the second.
 
     Names of the second that the first has too get `_2` after them. Outputs of the first that are not mapped stay
@@ -284,20 +295,23 @@ def merge(
         first: a path, a message or a DetachedModel; it stays as it is.
         second: the model that runs after it, in any of these forms.
         map: output of the first → the input of the second that it feeds.
+        encodings: those of the first model and those of the second, by tensor.
         proof: run both one after the other, and the merged model, on draws; compare the outputs.
         context: where to work, for who merges several models.
 
     Returns:
-        The merged model, and the errors of each output.
+        A MergedModel: `model`, `errors` of each output, and `encodings` by the names of the merged model.
 
     Raises:
-        PolicyError: no such output or input, or two types that do not fit.
+        PolicyError: no such output or input, or two types that do not fit; or a value has one encoding in the first
+            model and another in the second.
+        UsageError: encodings of a tensor that a model does not have.
         StepFailed: the merged model computes something else, or is not valid.
 
     Example:
         >>> import onnxline
-        >>> merged, errors = onnxline.merge("model.onnx", "model.onnx", {"y": "x"})
-        >>> [*errors]
+        >>> merged = onnxline.merge("model.onnx", "model.onnx", {"y": "x"})
+        >>> [*merged.errors]
         ['y_2']
     """
     one, two = (open_model(model).without_functions() for model in (first, second))
@@ -318,6 +332,7 @@ def merge(
         if contradicts(outputs[old].type, inputs[new].type):
             found = f"{format_type(outputs[old])}, and B's {new!r} is {format_type(inputs[new])}"
             raise PolicyError(f"merge: A's {old!r} is {found}; give both one type, by `onnxline fix-shapes` say")
+    own = [fit_encodings(known, model) for known, model in zip(encodings, (one, two), strict=True)]
     left, right = one.copy_proto(), two.copy_proto()
     taken = {name for name in _all_names(left) if name in _all_names(right)}
     renamed = {name: _free(name, left, right) for name in taken}
@@ -334,10 +349,34 @@ def merge(
     broken = what_is_invalid(merged)
     if broken:
         raise StepFailed(f"merge: the result is not valid ONNX: {broken}")
+    carried = _join_encodings(own[0], {{**renamed, **_inverse(map)}.get(name, name): e for name, e in own[1].items()})
     if not proof:
-        return merged, {}
+        return MergedModel(merged, {}, carried)
     names = {renamed.get(new, new): new for new in (*inputs, *two.index.outputs)}
-    return merged, _prove(merged, [one, two], {"map": dict(map), "names": names}, context)
+    errors = _prove(merged, [one, two], {"map": dict(map), "names": names}, context)
+    return MergedModel(merged, errors, carried)
+
+
+def _inverse(map: Mapping[str, str]) -> dict[str, str]:
+    return {new: old for old, new in map.items()}
+
+
+def _join_encodings(first: Mapping[str, Encoding], second: Mapping[str, Encoding]) -> dict[str, Encoding]:
+    """The encodings of both models, by the names of the merged one.
+
+    Raises:
+        PolicyError: they differ at a value that one model makes and the other reads.
+    """
+    for name in first.keys() & second.keys():
+        one, other = first[name], second[name]
+        alike = (one.precision, one.axis) == (other.precision, other.axis)
+        same = all(np.array_equal(getattr(one, key), getattr(other, key)) for key in ("scale", "zero_point"))
+        if not (alike and same):
+            raise PolicyError(
+                f"merge: A makes {name!r} with one encoding, and B reads it with another; expected one encoding of a "
+                "value: calibrate both on the same data, or leave one of the two out"
+            )
+    return {**second, **first}
 
 
 def _all_names(proto: onnx.ModelProto) -> set[str]:

@@ -276,7 +276,8 @@ def _evaluate(evaluator: ReferenceEvaluator, outputs: Sequence[str], feeds: Mapp
         results: Any = evaluator.run(list(outputs), dict(feeds))
     except Exception as error:  # it raises errors of many types
         raise StepFailed(
-            f"onnxruntime has no kernel for an operator of the model, and ONNX's evaluator stopped: {error}"
+            f"onnxruntime has no kernel for an operator of the model, or for its dtype, and ONNX's evaluator stopped "
+            f"({error}); expected a model in float32 or float16"
         ) from error
     return {name: as_array(name, result) for name, result in zip(outputs, results, strict=True)}
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import typer
 
@@ -17,123 +18,75 @@ Proof = Literal["numbers", "structure"]
 
 
 def register(app: typer.Typer) -> None:
-    for function in (extract, outputs, rename, fix_shapes, change_batch, convert_opset, to_fp16, to_bf16):
-        add_command(app, function.__name__.replace("_", "-"), function, section="change")
+    for read in (extract, outputs, rename, fix_shapes, change_batch, convert_opset, to_fp16, to_bf16):
+        name = read.__name__.replace("_", "-")
+        add_command(app, name, _command(name, read), section="change")
 
 
-def extract(
-    model: Path,
-    out: Path,
-    begin: list[str] | None = None,
-    end: list[str] | None = None,
-    encodings: Path | None = None,
-    proof: Proof = "numbers",
-    timeout_s: float = 600.0,
-    quiet: bool = False,
-) -> None:
+def _command(step: str, read: Callable[..., Mapping[str, Any]]) -> Callable[..., None]:
+    """The command of a step: its files, the options that `read` makes those of the step from, and those of each change.
+
+    Args:
+        read: options of the command line → options of the step.
+    """
+    own, shared = inspect.signature(read).parameters, inspect.signature(change_model).parameters
+    files, rest = [shared[name] for name in FILES], [shared[name] for name in shared if name not in (*FILES, *SAID)]
+
+    def command(**given: Any) -> None:
+        options = read(**{name: given.pop(name) for name in own})
+        change_model(step=step, options=options, **given)
+
+    command.__doc__ = read.__doc__
+    command.__annotations__ = {**get_type_hints(change_model), **get_type_hints(read), "return": type(None)}
+    parameters = sorted([*files, *own.values(), *rest], key=lambda known: known.default is not inspect.Parameter.empty)
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined] # typer reads it
+        [known.replace(kind=inspect.Parameter.KEYWORD_ONLY) for known in parameters]
+    )
+    return command
+
+
+FILES = ("model", "out")
+SAID = ("step", "options")
+
+
+def extract(begin: list[str] | None = None, end: list[str] | None = None) -> dict[str, Any]:
     """Write the part of an ONNX file between values, or nodes, that are named."""
-    options = {"inputs": split_names(begin or ()), "outputs": split_names(end or ())}
-    change_model(model, out, "extract", options, encodings, proof, timeout_s, quiet=quiet)
+    return {"inputs": split_names(begin or ()), "outputs": split_names(end or ())}
 
 
-def outputs(
-    model: Path,
-    out: Path,
-    add: list[str] | None = None,
-    drop: list[str] | None = None,
-    encodings: Path | None = None,
-    proof: Proof = "numbers",
-    timeout_s: float = 600.0,
-    quiet: bool = False,
-) -> None:
+def outputs(add: list[str] | None = None, drop: list[str] | None = None) -> dict[str, Any]:
     """Make outputs of inner values, or drop outputs with all that only they need."""
-    options = {"add": split_names(add or ()), "drop": split_names(drop or ())}
-    change_model(model, out, "outputs", options, encodings, proof, timeout_s, quiet=quiet)
+    return {"add": split_names(add or ()), "drop": split_names(drop or ())}
 
 
-def rename(
-    model: Path,
-    out: Path,
-    value: list[str],
-    encodings: Path | None = None,
-    proof: Proof = "numbers",
-    timeout_s: float = 600.0,
-    quiet: bool = False,
-) -> None:
+def rename(value: list[str]) -> dict[str, Any]:
     """Give values of an ONNX file other names: inputs, outputs, weights, and what nodes make."""
-    options = {"values": dict(read_pair("--value", text) for text in value)}
-    change_model(model, out, "rename", options, encodings, proof, timeout_s, quiet=quiet)
+    return {"values": dict(read_pair("--value", text) for text in value)}
 
 
-def fix_shapes(
-    model: Path,
-    out: Path,
-    shape: list[str],
-    encodings: Path | None = None,
-    proof: Proof = "numbers",
-    timeout_s: float = 600.0,
-    quiet: bool = False,
-) -> None:
+def fix_shapes(shape: list[str]) -> dict[str, Any]:
     """Give inputs fixed shapes, and all values the shapes that follow."""
-    options = {"shapes": read_shapes(shape)}
-    change_model(model, out, "fix-shapes", options, encodings, proof, timeout_s, quiet=quiet)
+    return {"shapes": read_shapes(shape)}
 
 
-def change_batch(
-    model: Path,
-    out: Path,
-    size: str = "batch",
-    encodings: Path | None = None,
-    proof: Proof = "numbers",
-    timeout_s: float = 600.0,
-    quiet: bool = False,
-) -> None:
+def change_batch(size: str = "batch") -> dict[str, Any]:
     """Let a model take another number of rows at once, or any number."""
-    options = {"size": int(size) if size.isdecimal() else size}
-    change_model(model, out, "change-batch", options, encodings, proof, timeout_s, quiet=quiet)
+    return {"size": int(size) if size.isdecimal() else size}
 
 
-def convert_opset(
-    model: Path,
-    out: Path,
-    opset: int,
-    encodings: Path | None = None,
-    proof: Proof = "numbers",
-    timeout_s: float = 600.0,
-    quiet: bool = False,
-) -> None:
+def convert_opset(opset: int) -> dict[str, Any]:
     """Convert an ONNX file to another opset, up or down."""
-    change_model(model, out, "convert-opset", {"to": opset}, encodings, proof, timeout_s, quiet=quiet)
+    return {"to": opset}
 
 
-def to_fp16(
-    model: Path,
-    out: Path,
-    keep: list[str] | None = None,
-    measured: bool = True,
-    encodings: Path | None = None,
-    proof: Proof = "numbers",
-    timeout_s: float = 600.0,
-    quiet: bool = False,
-) -> None:
+def to_fp16(keep: list[str] | None = None, measured: bool = True) -> dict[str, Any]:
     """Compute in float16, except where range or error ask for float32."""
-    options = {"keep": split_names(keep or ()), "measured": measured}
-    change_model(model, out, "to-fp16", options, encodings, proof, timeout_s, quiet=quiet)
+    return {"keep": split_names(keep or ()), "measured": measured}
 
 
-def to_bf16(
-    model: Path,
-    out: Path,
-    keep: list[str] | None = None,
-    measured: bool = True,
-    encodings: Path | None = None,
-    proof: Proof = "numbers",
-    timeout_s: float = 600.0,
-    quiet: bool = False,
-) -> None:
+def to_bf16(keep: list[str] | None = None, measured: bool = True) -> dict[str, Any]:
     """Compute in bfloat16, except where the error asks for float32."""
-    options = {"keep": split_names(keep or ()), "measured": measured}
-    change_model(model, out, "to-bf16", options, encodings, proof, timeout_s, quiet=quiet)
+    return {"keep": split_names(keep or ()), "measured": measured}
 
 
 def change_model(
@@ -141,11 +94,10 @@ def change_model(
     out: Path,
     step: str,
     options: Mapping[str, Any],
-    encodings: Path | None,
-    proof: Proof,
-    timeout_s: float,
-    *,
-    quiet: bool,
+    encodings: Path | None = None,
+    proof: Proof = "numbers",
+    timeout_s: float = 600.0,
+    quiet: bool = False,
 ) -> None:
     """Run one step on an ONNX file, say what it did and how far it is from the source, and write the result.
 

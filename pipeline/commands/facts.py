@@ -139,19 +139,37 @@ def read_size(text: str) -> int:
     return int(float(found[1]) * base ** ("kmg".find(unit[:1]) + 1 if unit else 0))
 
 
-def merge(first: Path, second: Path, out: Path, pairs: list[str], no_proof: bool = False) -> None:
+def merge(
+    first: Path,
+    second: Path,
+    out: Path,
+    pairs: list[str],
+    encodings: list[Path] | None = None,
+    no_proof: bool = False,
+) -> None:
     """Write two ONNX files as one, where outputs of the first feed inputs of the second."""
+    from passes.encodings.aimet import aimet_text, read_aimet
     from passes.errors import StepFailed
     from passes.tools import parts as tools
-    from passes.weights.files import write_model
+    from passes.weights.files import write_errors, write_model
 
+    if len(encodings or (0, 0)) != 2:
+        raise UsageError(f"merge: found --encodings {len(encodings or ())} times, expected two files: A's, then B's")
+    known, versions = zip(*map(read_aimet, encodings), strict=True) if encodings else (({}, {}), ())
     check_output(out, first)
     check_output(out, second)
     try:
-        model, errors = tools.merge(first, second, dict(read_pair("--map", pair) for pair in pairs), proof=not no_proof)
+        mapped = dict(read_pair("--map", pair) for pair in pairs)
+        merged = tools.merge(first, second, mapped, encodings=known, proof=not no_proof)
     except StepFailed as failure:
         raise CheckFailed(f"{failure}; {out} was not written") from failure
+    model = merged.model
     write_model(model, out)
-    worst = max((found.max_abs for found in errors.values()), default=None)
+    if versions:
+        path, constants = out.with_suffix(".encodings"), set(model.index.initializers)
+        with write_errors(path):
+            path.write_text(aimet_text(dict(merged.encodings), constants, versions[0]), encoding="utf-8")
+        print_line(f"encodings: {path}")
+    worst = max((found.max_abs for found in merged.errors.values()), default=None)
     how = "not proven" if worst is None else f"it computes what A and B do one after the other: max error {worst:.1e}"
     print_line(f"model: {out}, {plural(len(model.proto.graph.node), 'node')}; {how}")

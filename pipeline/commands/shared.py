@@ -50,6 +50,11 @@ def with_options(function: Callable[..., Any], name: str, section: str = "") -> 
         make: Any = typer.Argument if is_argument else typer.Option
         kinds[key] = Annotated[kinds[key], make(*flags, **row)]
     function.__annotations__ = kinds
+    if (signature := getattr(function, "__signature__", None)) is not None:  # one that was put together
+        known = signature.parameters.values()
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[parameter.replace(annotation=kinds[parameter.name]) for parameter in known]
+        )
     return function
 
 

@@ -16,6 +16,7 @@ import yaml
 from onnx import NodeProto, TensorProto
 
 from passes.encodings.encoding import BLOCK_FLOATS, FLOAT_NAMES
+from passes.graph.index import constant_of
 from passes.graph.inference import InferenceError, infer_shapes
 from passes.graph.op_facts import ONNX_DOMAINS, op_name, opset_of
 from passes.graph.traversal import every_node
@@ -139,6 +140,8 @@ class _TargetCheck:
                 node,
                 ("onnxscript",),
             )
+        elif group is None and constant_of(node) is not None:
+            return  # runtimes store what it holds, as they do an initializer
         elif group is None:
             steps = tuple(
                 step

@@ -111,7 +111,7 @@ def refuse_export_keys(config: RunConfig) -> None:
     if config.model.onnx is None:
         return
     default = ExportConfig()
-    for key in ("opset", "input_names", "output_names", "pieces", "functions"):
+    for key in ("opset", "dynamic_shapes", "input_names", "output_names", "pieces", "functions"):
         if getattr(config.export, key) != getattr(default, key):
             raise ConfigError(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
 

@@ -111,7 +111,7 @@ def test_an_odd_onnx_file_that_onnxruntime_takes(command, tmp_path: Path, graph:
     onnx.checker.check_model(str(tmp_path / "out/model.onnx"))
 
 
-@pytest.mark.parametrize("setting", ["output_names=[q]", "opset=17", "functions=layers"])
+@pytest.mark.parametrize("setting", ["output_names=[q]", "opset=17", "functions=layers", "dynamic_shapes={x: {0: n}}"])
 def test_export_settings_of_an_onnx_file_are_refused(command, tmp_path: Path, setting: str) -> None:
     path = from_text(tmp_path, "(float[2] x) => (float[2] y) { y = Neg (x) }")
     code, said = command("run", path, "--set", f"export.{setting}")

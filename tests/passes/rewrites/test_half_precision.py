@@ -102,6 +102,15 @@ def test_bfloat16_is_proven_with_each_result_rounded(context: PassContext) -> No
     assert "Add" in computed_in(run, onnx.TensorProto.BFLOAT16)
 
 
+def test_small_falls_that_add_up(context: PassContext) -> None:
+    """Forty products round a little each, and an exponential shows the sum: half of what is left stays at the end."""
+    chain = [f"v{place + 1} = Mul (v{place}, {'ab'[place % 2]})" for place in range(40)]
+    text = f"g (float[64] v0) => (float[64] y) {{ {chr(10).join(chain)} z = Mul (v40, c) y = Exp (z) }}"
+    model = model_of(text, a=np.float32(1.0123), b=np.float32(0.9871), c=np.float32(12))
+    run = to_bf16(model, context=context)
+    assert 0 < len(computed_in(run, onnx.TensorProto.BFLOAT16)) < 20
+
+
 def test_ranges() -> None:
     assert ValueRange.of(np.float32([np.inf, 7e4])).describe("float16") == "reaches 7e+04, and float16 ends at 65504"
     assert ValueRange.of(np.float32([np.inf, 7e4])).describe("bfloat16") == ""

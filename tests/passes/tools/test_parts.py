@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 
 from passes.context import PassContext
-from passes.errors import PolicyError
+from passes.encodings.encoding import Encoding, Precision
+from passes.errors import PolicyError, UsageError
 from passes.tools import PartedModel, merge, parts, split
 from passes.weights.detached import attach
 from tests.support.onnx_models import biased_attention, matrix, model_of
@@ -114,8 +115,9 @@ def test_what_split_refuses(way: Mapping[str, Any], words: str) -> None:
 def test_parts_merge_to_the_whole_again(context: PassContext) -> None:
     found = split(biased_attention(), at=["scores"], context=context)
     first, second = (part.model for part in found.parts)
-    merged, errors = merge(first, second, {name: name for name in found.parts[1].inputs}, context=context)
-    assert errors["y"].max_abs == 0
+    whole = merge(first, second, {name: name for name in found.parts[1].inputs}, context=context)
+    merged = whole.model
+    assert whole.errors["y"].max_abs == 0
     x = {"x": np.float32(np.random.default_rng(0).standard_normal((2, 8, 32)))}
     got, expected = (
         onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(["y"], x)[0]
@@ -126,10 +128,10 @@ def test_parts_merge_to_the_whole_again(context: PassContext) -> None:
 
 def test_a_model_after_itself(context: PassContext) -> None:
     """Each name of the second model is taken, weights and nodes too; its other output stays an output."""
-    merged, errors = merge(branches(), branches(), {"y": "x"}, context=context)
-    assert [*errors] == ["z", "y_2", "z_2"]
-    assert all(found.max_abs == 0 for found in errors.values())
-    assert len(merged.proto.graph.initializer) == 4
+    merged = merge(branches(), branches(), {"y": "x"}, context=context)
+    assert [*merged.errors] == ["z", "y_2", "z_2"]
+    assert all(found.max_abs == 0 for found in merged.errors.values())
+    assert len(merged.model.proto.graph.initializer) == 4
 
 
 @pytest.mark.parametrize(
@@ -145,3 +147,32 @@ def test_models_that_do_not_fit() -> None:
     text = "g (float[3, 9] x) => (float[3, 9] y) { y = Relu (x) }"
     with pytest.raises(PolicyError, match="A's 'y' is float\\[2,8\\]"):
         merge(branches(), model_of(text), {"y": "x"})
+
+
+def encoding_of(scale: float) -> Encoding:
+    return Encoding(Precision(8, signed=False, symmetric=False), np.array(scale, np.float32), np.array(128))
+
+
+def test_encodings_go_with_their_tensors(context: PassContext) -> None:
+    """Each part has those of its tensors, a value at the cut in both; merged again they are what they were."""
+    given = {name: encoding_of(place + 1.0) for place, name in enumerate(("x", "w", "b", "v", "y"))}
+    found = split(branches(), at=["b"], encodings=given, proof=False, context=context)
+    assert [sorted(part.encodings) for part in found.parts] == [["b", "w", "x"], ["b", "v", "y"]]
+    first, second = found.parts
+    pairs = {name: name for name in second.inputs}
+    both = (first.encodings, second.encodings)
+    merged = merge(first.model, second.model, pairs, encodings=both, proof=False, context=context)
+    assert {name: float(encoding.scale) for name, encoding in merged.encodings.items()} == {
+        name: float(encoding.scale) for name, encoding in given.items()
+    }
+
+
+def test_encodings_of_a_model_after_itself() -> None:
+    given = {"x": encoding_of(1), "w": encoding_of(2), "y": encoding_of(1)}
+    merged = merge(branches(), branches(), {"y": "x"}, encodings=(given, given), proof=False)
+    assert sorted(merged.encodings) == ["w", "w_2", "x", "y", "y_2"]
+    other = {"x": encoding_of(3)}
+    with pytest.raises(PolicyError, match=r"A makes 'y' with one encoding, and B reads it with another"):
+        merge(branches(), branches(), {"y": "x"}, encodings=(given, other), proof=False)
+    with pytest.raises(UsageError, match="nope"):
+        split(branches(), at=["b"], encodings={"nope": encoding_of(1)}, proof=False)

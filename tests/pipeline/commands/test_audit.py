@@ -124,3 +124,16 @@ def test_mistakes(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
     shown = ask(*words, "--out", tmp_path)
     assert message in str(shown.exception)
     assert getattr(shown.exception, "exit_code", None) == 2
+
+
+def test_findings_as_annotations(audited: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out, _ = audited
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    (table,) = tables_in(out)
+    fewer = replace(table, entries=tuple(entry for entry in table.entries if entry.kind != "raised"))
+    (tmp_path / "a.txt").write_text(table_text(fewer), encoding="utf-8")
+    shown = ask(*FEW, "--out", out, "--accepted", tmp_path, "--format", "github")
+    assert "::error title=onnxline audit::fuse_qkv; raised; fuse_qkv raised: planted" in shown.stdout
+    assert "| fuse\\_qkv | raised |" in (tmp_path / "summary.md").read_text()
+    accepted = ask(*FEW, "--out", out, "--accepted", out, "--format", "github")
+    assert "::notice title=onnxline audit::nothing to report" in accepted.stdout

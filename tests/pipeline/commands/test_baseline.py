@@ -187,3 +187,18 @@ def test_whatever_goes_is_listed(data: dict, draw: st.DataObject) -> None:
     less = {key: value for key, value in data.items() if key != gone}
     assert any(line.startswith(gone) for line in changes(data, less))
     assert any(line.startswith(gone) for line in changes(less, data))
+
+
+def test_changes_as_annotations(accepted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config, out = accepted
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    baseline = config.with_suffix(".baseline")
+    same = ask("check", config, "--out", out, "--format", "github")
+    assert same.exit_code == 0
+    assert f"::notice file={baseline},title=onnxline baseline check::nothing to report" in same.stdout
+    text = baseline.read_text()
+    assert "onnxsim" in text
+    baseline.write_text(text.replace("onnxsim", "onnxsam"))
+    changed = ask("check", config, "--out", out, "--format", "github")
+    assert "::error file=" in changed.stdout
+    assert "| entry | change |" in (tmp_path / "summary.md").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from typer.testing import CliRunner
@@ -85,3 +86,35 @@ def test_split_and_merge(model: Path, tmp_path: Path) -> None:
     call("split", model, "-o", tmp_path / "other", "--max-size", "huge", code=2)
     assert "part" in call("split", model, "-o", tmp_path / "small", "--max-size", "9kB")
     call("split", model, "-o", tmp_path / "target", "--target", "coreml")
+
+
+def test_compare_on_data_of_the_user(model: Path, tmp_path: Path) -> None:
+    """A model that differs where an input is large alone: draws of the user find it, or do not."""
+    changed = onnx.load(model)
+    relu = next(node for node in changed.graph.node if node.op_type == "Relu")
+    relu.op_type = "Identity"
+    onnx.save(changed, tmp_path / "other.onnx")
+    shape = tuple(dim.dim_value or 2 for dim in changed.graph.input[0].type.tensor_type.shape.dim)
+    np.savez(tmp_path / "zeros.npz", x=np.zeros(shape, np.float32))
+    np.savez(tmp_path / "large.npz", x=np.random.default_rng(0).standard_normal(shape, np.float32) * 9)
+    other = tmp_path / "other.onnx"
+    assert "output y" in call("compare", model, other, "--data", tmp_path / "large.npz", code=1)
+    data = json.loads(call("compare", model, model, "--data", tmp_path / "zeros.npz", "--json"))
+    assert data["ok"] is True
+    assert "no file" in call("compare", model, other, "--data", tmp_path / "none.npz", code=2)
+
+
+def test_encodings_through_split_and_merge(model: Path, tmp_path: Path) -> None:
+    encoding = {"bw": 8, "dtype": "INT", "enc_type": "PER_TENSOR", "is_sym": False, "offset": [-128], "scale": [0.1]}
+    rows = [{**encoding, "name": name} for name in ("x", "scores", "y")]
+    (tmp_path / "e.encodings").write_text(
+        json.dumps({"version": "1.0.0", "activation_encodings": rows, "param_encodings": []})
+    )
+    parts = tmp_path / "parts"
+    call("split", model, "-o", parts, "--at", "scores", "--encodings", tmp_path / "e.encodings")
+    files = [part for place in (0, 1) for part in ("--encodings", parts / f"part{place}.encodings")]
+    ends = ["--map", "h=h", "--map", "scores=scores", "-o", tmp_path / "whole.onnx"]
+    call("merge", parts / "part0.onnx", parts / "part1.onnx", *ends, *files)
+    found = json.loads((tmp_path / "whole.encodings").read_text())
+    assert sorted(row["name"] for row in found["activation_encodings"]) == ["scores", "x", "y"]
+    call("merge", parts / "part0.onnx", parts / "part1.onnx", *ends, *files[:2], code=2)

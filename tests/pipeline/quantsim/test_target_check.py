@@ -192,3 +192,11 @@ def test_what_is_not_installed_is_not_tried(tmp_path: Path) -> None:
     remarks = examine(detached(model), table, tmp_path / "refused").remarks
     assert any("were not tried: pip install tensorrt" in remark for remark in remarks)
     assert not (tmp_path / "refused").exists()
+
+
+def test_a_constant_is_no_operator_of_a_target() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[3] x) => (float[3] y) '
+        "{ c = Constant <value = float[3] {1, 2, 3}> () y = Add (x, c) }"
+    )
+    assert check_target(detached(model), load_target("coreml")).obstructions == ()
