@@ -1,7 +1,8 @@
 """Everyday jobs on ONNX models: functions that run one step with its proof, split and merge models, and state facts.
 
 doors.py    a function for each job, which runs the step of its name
-parts.py    split a model into files, and merge two
+parts.py    split a model into files
+merging.py  merge two models
 comparison.py  run two models, and compare outputs, layers and what both have
 facts.py    what a model is: operators, parameters, MACs, memory, structures
 """
@@ -20,7 +21,8 @@ from passes.tools.doors import (
     to_fp16,
 )
 from passes.tools.facts import ModelFacts, inspect_model
-from passes.tools.parts import MergedModel, PartedModel, merge, split
+from passes.tools.merging import MergedModel, merge
+from passes.tools.parts import PartedModel, split
 
 __all__ = [
     "MergedModel",

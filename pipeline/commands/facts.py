@@ -150,7 +150,7 @@ def merge(
     """Write two ONNX files as one, where outputs of the first feed inputs of the second."""
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.errors import StepFailed
-    from passes.tools import parts as tools
+    from passes.tools import merge as merge_models
     from passes.weights.files import write_errors, write_model
 
     if len(encodings or (0, 0)) != 2:
@@ -160,7 +160,7 @@ def merge(
     check_output(out, second)
     try:
         mapped = dict(read_pair("--map", pair) for pair in pairs)
-        merged = tools.merge(first, second, mapped, encodings=known, proof=not no_proof)
+        merged = merge_models(first, second, mapped, encodings=known, proof=not no_proof)
     except StepFailed as failure:
         raise CheckFailed(f"{failure}; {out} was not written") from failure
     model = merged.model
