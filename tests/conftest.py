@@ -14,6 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+# Before anything imports Triton: its kernels are run by its interpreter, on the CPU.
+os.environ["TRITON_INTERPRET"] = "1"
+
 import pytest
 from hypothesis import settings
 

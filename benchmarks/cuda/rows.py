@@ -17,6 +17,7 @@ from torch import nn
 from benchmarks.cuda.checks import CHECKS
 from benchmarks.cuda.measure import Bench, feed_of, graph_of, weights_of
 from benchmarks.cuda.models import Classifier, Decode, Patches, Words, cnn, mlp
+from pipeline.lowering.fusion import CUDA_FUSIONS, fuse
 from pipeline.runtime import compile_graph
 from pipeline.training import record_step
 
@@ -87,7 +88,7 @@ def forward(of: Forward, bench: Bench) -> Figures:
     )
     there = copy.deepcopy(module).to(bench.place)
     given = [tensor.to(bench.place, dtype if tensor.is_floating_point() else None) for tensor in inputs]
-    program = compile_graph(graph, weights_of(graph, there), device=bench.device)
+    program = compile_graph(fuse(graph, CUDA_FUSIONS), weights_of(graph, there), device=bench.device)
     feed = feed_of(graph, given)
     report = program.capture(feed).report
     figures: Figures = {
@@ -238,7 +239,7 @@ def kernels(bench: Bench) -> Figures:
     figures: Figures = {"copy": bench.time(lambda: target.copy_(x), 1.0)}
     for name, module in (("pointwise", Chain()), ("norm", Norm(width).to(x.dtype))):
         graph = graph_of(module, [torch.zeros(rows, width, dtype=x.dtype)])
-        program = compile_graph(graph, dict(module.state_dict()), device=bench.device)
+        program = compile_graph(fuse(graph, CUDA_FUSIONS), dict(module.state_dict()), device=bench.device)
         feed = feed_of(graph, [x])
         program.run(feed, copy=False)
         figures[name] = bench.time(lambda program=program, feed=feed: program.run(feed, copy=False), 1.0)

@@ -59,7 +59,7 @@ MOST_DRAWS: Final = 1000
 
 Backend = Literal["torch", "onnxruntime", "plan"]
 
-Fusion = Literal["select", "attention", "linear", "feed-forward", "residual", "conv", "channels-last"]
+Fusion = Literal["select", "attention", "rows", "linear", "feed-forward", "residual", "conv", "channels-last"]
 """A pass of `pipeline.lowering.fusion`."""
 
 DEVICE: Final = re.compile(r"cpu|cuda(:[0-9]+)?")
@@ -243,7 +243,7 @@ class RuntimeConfig(Section):
     regions: memories of a machine from the fastest to the slowest, such as `sram:2MiB,dram`; the plan then has a memory
         map, which says what is in which of them during which calls.
     pins: {name of a value: name of the region that holds it as long as it lives}.
-    fusions: passes on the IR before `plan` runs it, or `all` of them.
+    fusions: passes on the IR before `plan` runs it, or `all` that pay on the device.
     native: kernels in C++, which the compiler of this machine builds once, compute what they can of `plan`.
     device: where `plan` runs: cpu, cuda or cuda:1.
     debug: `plan` waits for the device after each launch, so that an error names the launch that caused it.
@@ -307,7 +307,12 @@ class RuntimeConfig(Section):
 
     @property
     def chosen_fusions(self) -> tuple[Fusion, ...]:
-        return get_args(Fusion) if self.fusions == "all" else self.fusions
+        if self.fusions != "all":
+            return self.fusions
+        from pipeline.lowering.fusion import CPU_FUSIONS, CUDA_FUSIONS  # only a configuration that names them needs it
+
+        names = CPU_FUSIONS if self.device == "cpu" else CUDA_FUSIONS
+        return tuple(name for name in get_args(Fusion) if name in names)
 
     def is_default(self, backend: str) -> bool:
         """Whether nobody named `backend`, and the run is right without it."""

@@ -233,6 +233,7 @@ class Kind(IntEnum):
     SmallAttention = 1601
     FeedForward = 1901
     ReluProduct = 1971
+    RowProgram = 2201
 
     # aten
     Aten = 901

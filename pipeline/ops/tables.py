@@ -17,7 +17,7 @@ from typing import TypeVar
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.graph import Attr
-from pipeline.ops import aten, fallback, fused, optimizer, shape
+from pipeline.ops import aten, fallback, fused, optimizer, row_programs, shape
 from pipeline.ops.aten import call_attrs, is_call
 from pipeline.ops.attrs import template_of
 from pipeline.ops.kinds import Kind
@@ -44,7 +44,7 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-FAMILIES = (shape, optimizer, fused, fallback, aten)
+FAMILIES = (shape, optimizer, fused, row_programs, fallback, aten)
 
 KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
 

@@ -94,6 +94,7 @@ REFUSED: Mapping[Kind, str] = {
     Kind.SmallAttention: FUSED,
     Kind.FeedForward: FUSED,
     Kind.ReluProduct: FUSED,
+    Kind.RowProgram: FUSED,
     Kind.OnnxNode: "it is run by another runtime, outside of torch",
     **dict.fromkeys(CALL_KINDS, "an operator of torch is run by torch"),
 }

@@ -21,6 +21,7 @@ from pipeline.ir.devices import to_device
 from pipeline.lowering.fusion import fuse_train_step
 from pipeline.runtime import Capture, CompiledProgram, compile_graph
 from pipeline.runtime.devices import CPU, Device, find_device
+from pipeline.runtime.kernels.cuda import has_triton
 from pipeline.runtime.tensors import torch_dtype
 from pipeline.training.batch import Batch, LossFunction, check_limit, refuse_classes
 from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name, rate_name, stored_name
@@ -110,7 +111,8 @@ def record_step(
         settings = read_optimizer(optimizer, module, traced.params)
         graph = to_device(make_graph(traced, settings, large=large), CPU.name)
         values = {**stored, **_initial(settings, stored, graph, limit)}
-        return graph, compile_graph(fuse_train_step(graph, native=native), values, device=place, native=native)
+        fused = fuse_train_step(graph, native=native, rows=not place.is_host and has_triton())
+        return graph, compile_graph(fused, values, device=place, native=native)
 
     graph, compiled = recorder.run(
         "Compile", compile_step, lambda made: f"{len(made[0].ops)} ops, arena of {bytes_text(made[1].plan.arena_bytes)}"

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -18,8 +18,9 @@ from typer.testing import CliRunner, Result
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import read_baseline
 from pipeline.cli import app
+from pipeline.config.sections import Fusion
 from pipeline.errors import CheckFailed, Unsupported, UsageError
-from pipeline.lowering.fusion import FUSIONS
+from pipeline.lowering.fusion import CPU_FUSIONS, CUDA_FUSIONS, FUSIONS
 from pipeline.runtime.kernels import load_library
 from tests.support.native import native_library
 
@@ -356,5 +357,7 @@ def test_without_a_compiler_a_run_that_asks_for_them_ends_in_one_sentence(
 
 
 def test_every_fusion_has_a_name_in_the_configuration() -> None:
-    config = RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, "runtime": {"fusions": "all"}})
-    assert config.runtime.chosen_fusions == tuple(FUSIONS)
+    assert get_args(Fusion) == tuple(FUSIONS)
+    for device, names in (("cpu", CPU_FUSIONS), ("cuda:1", CUDA_FUSIONS)):
+        config = RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, "runtime": {"fusions": "all", "device": device}})
+        assert config.runtime.chosen_fusions == names

@@ -22,13 +22,15 @@ from pipeline.lowering.fusion.gradients import (
 from pipeline.lowering.fusion.layout import keep_channels_last, store_as_copied, store_images_by_channel
 from pipeline.lowering.fusion.op_patterns import select_constant_indices
 from pipeline.lowering.fusion.pointwise import add_in_products, fuse_convolutions, fuse_products, join_products
+from pipeline.lowering.fusion.rows import fuse_rows
 from pipeline.ops.aten import AS_STRIDED
 
-__all__ = ["FUSIONS", "NATIVE_TRAIN_PASSES", "TRAIN_PASSES", "fuse", "fuse_train_step"]
+__all__ = ["CPU_FUSIONS", "CUDA_FUSIONS", "FUSIONS", "NATIVE_TRAIN_PASSES", "TRAIN_PASSES", "fuse", "fuse_train_step"]
 
 FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "select": select_constant_indices,
     "attention": fuse_attention,
+    "rows": fuse_rows,
     "linear": fuse_products,
     "feed-forward": join_products,
     "residual": add_in_products,
@@ -36,6 +38,12 @@ FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "channels-last": keep_channels_last,
 }
 """By name, in the order in which they run."""
+
+CPU_FUSIONS = tuple(name for name in FUSIONS if name != "rows")
+"""What `all` stands for on the CPU, where a row program is one operator of torch after the other."""
+
+CUDA_FUSIONS = ("select", "attention", "rows", "linear")
+"""What `all` stands for on a GPU; the others are for kernels of oneDNN, which take packed weights."""
 
 TRAIN_PASSES: Mapping[str, Callable[[Graph], Graph]] = {
     "parts": join_parts,
@@ -51,7 +59,7 @@ NATIVE_TRAIN_PASSES: Mapping[str, Callable[[Graph], Graph]] = {**TRAIN_PASSES, "
 """Passes on train steps whose kernels are in C++."""
 
 
-def fuse(graph: Graph, names: Collection[str] = tuple(FUSIONS)) -> Graph:
+def fuse(graph: Graph, names: Collection[str] = CPU_FUSIONS) -> Graph:
     """`graph` after the passes of these names, in the order of `FUSIONS`.
 
     A graph that counts through memory (`as_strided`) is left as it is: it depends on the strides of the trace.
@@ -72,13 +80,16 @@ def fuse(graph: Graph, names: Collection[str] = tuple(FUSIONS)) -> Graph:
     return graph
 
 
-def fuse_train_step(graph: Graph, *, native: bool = False) -> Graph:
+def fuse_train_step(graph: Graph, *, native: bool = False, rows: bool = False) -> Graph:
     """`graph`, a train step, after all of `TRAIN_PASSES`; as it is where it counts through memory (see `fuse`).
 
-    `native`: after all of `NATIVE_TRAIN_PASSES`, for kernels in C++.
+    Args:
+        graph: the step.
+        native: whether to run all of `NATIVE_TRAIN_PASSES`, for kernels in C++.
+        rows: whether to make row programs, for a GPU.
     """
     if any(op.kind == AS_STRIDED for op in graph.ops):
         return graph
     for apply in (NATIVE_TRAIN_PASSES if native else TRAIN_PASSES).values():
         graph = apply(graph)
-    return graph
+    return fuse_rows(graph) if rows else graph

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from pipeline.ops import Kind
 from pipeline.ops.tables import join
-from pipeline.runtime.kernels import aten, fallback, fused, native, optimizer, shape
+from pipeline.runtime.kernels import aten, fallback, fused, native, optimizer, row_programs, shape
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 from pipeline.runtime.kernels.native import NativeKernel, NativeLibrary, has_native, is_library_built, load_library
 from pipeline.runtime.kernels.packing import Packer
 from pipeline.runtime.kernels.weight_forms import PackedMemory, ProductWeight
 
-FAMILIES = (shape, optimizer, fused, fallback, aten)
+FAMILIES = (shape, optimizer, fused, row_programs, fallback, aten)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
 

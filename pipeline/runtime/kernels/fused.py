@@ -26,7 +26,7 @@ from pipeline.runtime.kernels.packing import (
     pack_pair,
     pack_product,
 )
-from pipeline.runtime.kernels.products import multiply
+from pipeline.runtime.kernels.products import multiply, multiply_and_activate
 from pipeline.runtime.kernels.weight_forms import (
     Convolution,
     ConvolutionWeight,
@@ -50,7 +50,12 @@ def linear(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     launch = packed.launch(FusedOperands(x, out, bias, other, activation_of(attrs))) if packed else None
     if launch is not None:
         return launch
-    product = multiply(x, weight.t() if attrs["trans"] else weight, bias, out)
+    matrix = weight.t() if attrs["trans"] else weight
+    if x.is_cuda and bias is not None and other is None:
+        launch = multiply_and_activate(x, matrix, bias, out, attrs["activation"])
+        if launch is not None:
+            return launch
+    product = multiply(x, matrix, bias, out)
     add_other = None if other is None else partial(torch.add, out, other, out=out)
     return in_turn(product, launch_in_place(activation_of(attrs), out), add_other)
 

@@ -1,8 +1,8 @@
 """Kernels that update parameters: they write parameters and moments in place.
 
-Torch's fused optimizers take all parameters in one launch. In C++ Adam has a launch for each parameter, and the scalars
-of a train step have one each. An output that lies on its operand is updated where it is; any other is first a copy of
-its operand.
+Torch's fused optimizers take all parameters in one launch, and so does Adam in Triton on a GPU. In C++ Adam has a
+launch for each parameter, and the scalars of a train step have one each. An output that lies on its operand is updated
+where it is; any other is first a copy of its operand.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from pipeline.ops import Kind
 from pipeline.runtime.devices import TARGET
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, in_turn
+from pipeline.runtime.kernels.cuda import has_triton, launch_adam
 from pipeline.runtime.kernels.native.kernel_library import (
     NativeKernel,
     NativeLibrary,
@@ -58,6 +59,10 @@ def adam(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     count = attrs["count"]
     params, first, second, *largest = group_tensors(outs, count)
     gradients, copies = prepare_update(operands, outs, count)
+    if step.is_cuda and has_triton():
+        launch = launch_adam((params, first, second, *largest), gradients, step, rate, skip, attrs)
+        if launch is not None:
+            return _after(copies, launch)
     rate, convert = _rate_for_kernel(rate)
     update = partial(
         FUSED._fused_adamw_ if attrs["decoupled"] else FUSED._fused_adam_,
@@ -132,7 +137,7 @@ ROWS = torch.contiguous_format
 KERNELS: dict[Kind, Kernel] = {Kind.SGD: sgd, Kind.Adam: adam, Kind.NotFinite: not_finite, Kind.CountStep: count_step}
 
 
-def launch_adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+def launch_native_adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
     *operands, step, rate, skip = ins
     if not are_floats(*operands, *outs, step, skip) or rate.dtype is not torch.float64:
         return None
@@ -163,7 +168,7 @@ def launch_count_step(library: NativeLibrary, ins: Ins, outs: Outs, _: Attrs) ->
 
 
 NATIVE: dict[Kind, NativeKernel] = {
-    Kind.Adam: launch_adam,
+    Kind.Adam: launch_native_adam,
     Kind.NotFinite: launch_not_finite,
     Kind.CountStep: launch_count_step,
 }

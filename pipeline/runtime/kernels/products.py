@@ -16,7 +16,7 @@ from itertools import product
 
 import torch
 
-from pipeline.runtime.kernels.base import Launch, in_turn
+from pipeline.runtime.kernels.base import Launch, OverloadCall, in_turn
 
 
 def multiply_matrices(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
@@ -47,6 +47,18 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, o
     if bias is None:
         return partial(torch.mm, rows, weight, out=result)
     return partial(torch.addmm, bias, rows, weight, out=result)
+
+
+def multiply_and_activate(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, activation: str
+) -> Launch | None:
+    """Product, bias and activation as one call of cuBLASLt; None for an activation that its epilogue does not have, or
+    where strides need a copy. On CUDA the GELU of `_addmm_activation` is that by tanh."""
+    if activation not in ("relu", "gelu_tanh") or not (x.is_contiguous() and out.is_contiguous()):
+        return None
+    rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+    epilogue = torch.ops.aten._addmm_activation.out
+    return OverloadCall.bind(epilogue, bias, rows, weight, use_gelu=activation == "gelu_tanh", out=result)
 
 
 def _multiply_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:

@@ -90,8 +90,13 @@ def addmm(call: AtenCall, outs: Outs) -> Launch | None:
 
 
 def matmul(call: AtenCall, outs: Outs) -> Launch:
-    """A vector is a row on the left and a column on the right, as in numpy; torch's out= is unreliable for vectors."""
+    """A vector is a row on the left and a column on the right, as in numpy; torch's out= is unreliable for vectors.
+
+    Two vectors have torch's own product of vectors, which sums in another order than a product of matrices.
+    """
     (a, b), out = call.args, outs[0]
+    if a.dim() == b.dim() == 1 and a.shape == b.shape:
+        return partial(torch.dot, a, b, out=out)
     if b.dim() == 1:
         b, out = b.unsqueeze(1), out.unsqueeze(-1)
     if a.dim() == 1:

@@ -33,6 +33,7 @@ NO_CASE: dict[str, str] = {
         "tests/pipeline/training compares a hundred steps with torch's optimizers",
     ),
     "ReluProduct": "only train steps have it; native/test_near.py compares it with float64",
+    "RowProgram": "ONNX has no such node; test_row_programs.py compares its forms with each other and with torch",
     **dict.fromkeys(fused.KINDS, "ONNX has no such node; test_fused.py compares it with the ops that it stands for"),
 }
 """kind → why no case compares its kernel with a reference."""

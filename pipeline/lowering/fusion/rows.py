@@ -1,0 +1,108 @@
+"""The pass `rows`: operators that work row by row become one row program (`pipeline.ops.row_programs`).
+
+A program begins at an op whose result is read outside, and takes in each producer whose result nothing else reads. So a
+program has one result, and no value is computed twice.
+"""
+
+from __future__ import annotations
+
+from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
+from pipeline.lowering.fusion.rewrite import Rewrite
+from pipeline.lowering.fusion.row_chain import DTYPES, MOST_OPERANDS, RowChain
+from pipeline.lowering.fusion.row_operators import TRANSLATIONS
+from pipeline.lowering.lower import memory_order
+from pipeline.ops.row_programs import Computed, Input, Instruction, write_program
+
+
+def fuse_rows(graph: Graph) -> Graph:
+    """The pass `rows`; a single operator of one instruction is left as it is."""
+    rewrite = Rewrite(graph)
+    taken: set[int] = set()
+    for op in reversed(graph.ops):
+        if op.oid in taken or not _can_end(graph, op):
+            continue
+        value = graph.values[op.outputs[0]]
+        chain, order = RowChain(graph, value.spec, TRANSLATIONS), memory_order(value)
+        last = chain.take(op)
+        is_result = last == Computed(len(chain.instructions) - 1)
+        if not is_result or len(chain.ops) < 2 or len(chain.inputs) > MOST_OPERANDS:
+            continue
+        inputs = _in_memory_order(rewrite, chain.inputs, order)
+        if inputs is None:
+            continue
+        taken.update(chain.ops)
+        _put(rewrite, op, chain, inputs, order)
+    return rewrite.build()
+
+
+def _can_end(graph: Graph, op: Op) -> bool:
+    """Whether the result of `op` can be that of a program: rows lie in one piece, in a dtype of `DTYPES`."""
+    if op.kind not in TRANSLATIONS or len(op.outputs) != 1:
+        return False
+    value = graph.values[op.outputs[0]]
+    is_stored = value.spec.is_static and value.spec.rank > 0 and value.spec.numel > 0
+    order = memory_order(value)
+    return is_stored and value.spec.dtype in DTYPES and (order is None or order[-1] == value.spec.rank - 1)
+
+
+def _in_memory_order(rewrite: Rewrite, inputs: list[int], order: tuple[int, ...] | None) -> list[int] | None:
+    """The operands with their axes in the order in which the result lies in memory; views, which the caller puts there.
+
+    None where an operand has fewer axes than the result and more than a row.
+    """
+    if order is None:
+        return inputs
+    found: list[int] = []
+    for vid in inputs:
+        spec = rewrite.spec(vid)
+        if spec.rank < len(order):
+            if any(size != 1 for size in spec.shape[:-1]):
+                return None
+            found.append(vid)
+            continue
+        shape = tuple(spec.shape[axis] for axis in order)
+        found.append(rewrite.declare(f"{rewrite.graph.values[vid].name} as stored", TensorSpec(shape, spec.dtype)))
+    return found
+
+
+def _put(rewrite: Rewrite, op: Op, chain: RowChain, inputs: list[int], order: tuple[int, ...] | None) -> None:
+    """The program in the place of `op`, between views where the result lies in another order than that of its axes."""
+    numbers = _put_first(chain.instructions, chain.inputs, chain.graph, chain.space)
+    program, operands = _renumber(chain.instructions, numbers), [inputs[number] for number in numbers]
+    attrs: dict[str, Attr] = {"program": write_program(program)}
+    if order is None:
+        rewrite.replace(op, "RowProgram", operands, op.outputs, attrs)
+        return
+    for vid, moved in zip(chain.inputs, inputs, strict=True):
+        if vid != moved:
+            rewrite.replace(op, "aten.permute.default", [vid], [moved], {"dims": order})
+    shape = tuple(chain.space.shape[axis] for axis in order)
+    stored = rewrite.declare(
+        f"{chain.graph.values[op.outputs[0]].name} as stored", TensorSpec(shape, chain.space.dtype)
+    )
+    rewrite.replace(op, "RowProgram", operands, [stored], attrs)
+    back = tuple(order.index(axis) for axis in range(len(order)))
+    rewrite.replace(op, "aten.permute.default", [stored], op.outputs, {"dims": back})
+
+
+def _put_first(program: list[Instruction], inputs: list[int], graph: Graph, space: TensorSpec) -> list[int]:
+    """The order of the operands in which the result may be written over the first one: of its shape and dtype and
+    rotated nowhere, or of another shape."""
+    rotated = {part.operands[0] for part in program if part.name == "rotate"}
+
+    def rank(number: int) -> tuple[bool, bool, bool]:
+        spec = graph.values[inputs[number]].spec
+        return Input(number) in rotated, "float" not in spec.dtype, spec.shape != space.shape
+
+    return sorted(range(len(inputs)), key=rank)
+
+
+def _renumber(program: list[Instruction], order: list[int]) -> list[Instruction]:
+    """The program on operands that are called in another order."""
+    moved = {Input(old): Input(new) for new, old in enumerate(order)}
+    return [
+        Instruction(
+            part.name, tuple(moved[operand] if isinstance(operand, Input) else operand for operand in part.operands)
+        )
+        for part in program
+    ]

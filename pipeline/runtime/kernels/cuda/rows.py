@@ -1,0 +1,34 @@
+"""Launch a row program as one kernel of Triton."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from pipeline.ops.row_programs import Program, needs_whole_rows
+from pipeline.runtime.kernels.base import Ins, Launch
+from pipeline.runtime.kernels.cuda.build import build_kernel
+from pipeline.runtime.kernels.cuda.source import RowSpace, Tile, join_axes, write_source
+
+
+def launch_row_program(program: Program, ins: Ins, out: torch.Tensor) -> Launch:
+    """The launch of `program` on `ins` into `out`.
+
+    Args:
+        program: what is computed.
+        ins: float32, float16, bfloat16 or bool, with any strides, of shapes that can be broadcast to that of `out`.
+        out: float32, float16 or bfloat16, contiguous, with at least one element.
+    """
+    space = space_of(program, ins, out)
+    tile = Tile.for_program(program, space)
+    kernel = build_kernel(write_source(program, space, tile))
+    grid = (-(-space.rows // tile.rows), -(-space.columns // tile.columns))
+    return partial(kernel[grid], *ins, out, num_warps=tile.warps, enable_fp_fusion=True)
+
+
+def space_of(program: Program, ins: Ins, out: torch.Tensor) -> RowSpace:
+    """The axes that the kernel of `program` counts over."""
+    sizes = tuple(out.shape) or (1,)
+    strides = [operand.expand(out.shape).stride() or (0,) for operand in ins]
+    return join_axes(sizes, strides, keeps_rows=needs_whole_rows(program))

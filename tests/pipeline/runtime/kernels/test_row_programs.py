@@ -1,0 +1,186 @@
+"""Row programs and Adam in Triton, run by Triton's interpreter on the CPU, next to their forms in torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.ops.row_programs import INSTRUCTIONS, Input, Program, read_program
+from pipeline.runtime.kernels.cuda import launch_adam, launch_row_program
+from pipeline.runtime.kernels.cuda.rows import space_of
+from pipeline.runtime.kernels.cuda.source import RowSpace, Tile, join_axes, write_source
+from pipeline.runtime.kernels.products import multiply_and_activate
+from pipeline.runtime.kernels.row_programs import TORCH, compute_into
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
+"""The interpreter computes by numpy, which warns of divisions in the elements of a tile after the end of a row."""
+
+NEAR = {torch.float32: (1e-6, 4e-6), torch.float16: (1e-6, 2**-10), torch.bfloat16: (1e-6, 2**-7)}
+"""dtype → atol and rtol: exponentials and sums in another order in float32, then at most one step of the dtype."""
+
+POSITIVE = frozenset({"log", "sqrt", "rsqrt"})
+
+
+def run_both(text: str, ins: Sequence[torch.Tensor], shape: Sequence[int], dtype: torch.dtype) -> None:
+    program = read_program(text)
+    by_triton, by_torch = torch.full(shape, math.nan, dtype=dtype), torch.full(shape, math.nan, dtype=dtype)
+    launch_row_program(program, ins, by_triton)()
+    compute_into(program, ins, by_torch)
+    atol, rtol = NEAR[dtype]
+    torch.testing.assert_close(by_triton, by_torch, atol=atol, rtol=rtol, equal_nan=True)
+    assert not by_torch.isnan().all()
+
+
+@pytest.mark.parametrize("name", sorted(INSTRUCTIONS))
+def test_each_instruction(name: str) -> None:
+    ins = [torch.randn(5, 6), torch.randn(5, 6), torch.randn(5, 6)]
+    ins[1][0] = ins[0][0]  # comparisons of equal elements
+    ins[2][1, 1] = math.nan
+    ins = [operand.abs() for operand in ins] if name in POSITIVE else ins
+    given = ins[: INSTRUCTIONS[name]] if name != "rotate" else ins[:1]
+    run_both(f"{name}({', '.join(f'i{number}' for number in range(len(given)))})", given, (5, 6), torch.float32)
+
+
+def test_each_instruction_has_both_forms() -> None:
+    assert set(TORCH) == set(INSTRUCTIONS)
+
+
+def test_what_is_not_a_number_stays_so() -> None:
+    x = torch.tensor([[math.nan, -1.0, math.inf]])
+    for text in ("relu(i0)", "maximum(i0, 0.0)", "minimum(i0, 0.0)", "add(i0, -inf)"):
+        run_both(text, [x], (1, 3), torch.float32)
+
+
+SOFTMAX = "mul(i0, 0.5); add(v0, i1); amax(v1); sub(v1, v2); exp(v3); sum(v4); div(v4, v5)"
+NORM = "mean(i0); sub(i0, v0); square(v1); mean(v2); add(v3, 1e-05); rsqrt(v4); mul(v1, v5); mul(v6, i1); add(v7, i2)"
+ROTARY = "mul(i1, i0); rotate(i1); mul(v1, i2); add(v0, v2)"
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("columns", [1, 7, 64, 130, 1025])
+def test_rows_that_fill_no_block(columns: int, dtype: torch.dtype) -> None:
+    rows = torch.randn(3, 5, columns).to(dtype)
+    mask = torch.zeros(5, columns, dtype=dtype)
+    mask[0, 1:] = -math.inf
+    run_both(SOFTMAX, [rows, mask], rows.shape, dtype)
+    run_both(NORM, [rows, torch.randn(columns).to(dtype), torch.randn(columns).to(dtype)], rows.shape, dtype)
+    run_both("add(i0, i1); gelu(v0)", [rows, torch.randn(columns).to(dtype)], rows.shape, dtype)
+    if columns % 2 == 0:
+        run_both(ROTARY, [torch.rand(5, columns).to(dtype), rows, torch.rand(5, columns).to(dtype)], rows.shape, dtype)
+
+
+def test_operands_with_any_strides() -> None:
+    base = torch.randn(4, 6, 3, 10)
+    turned, part, one = base.permute(2, 0, 1, 3), base[:3, :4, :, ::2], torch.randn(1)
+    run_both("add(i0, i1); mul(v0, i2)", [turned, torch.randn(4, 1, 10), one], turned.shape, torch.float32)
+    run_both(
+        "sub(i0, i1); abs(v0); sum(v1); div(v0, v2)", [part, part.mean(-1, keepdim=True)], part.shape, torch.float32
+    )
+    run_both("where(i0, i1, 0.0)", [torch.rand(6, 5) > 0.5, torch.randn(6, 1)], (6, 5), torch.float32)
+
+
+def test_the_text_of_a_kernel() -> None:
+    """A small program as it is written: an operand that is broadcast along rows is read once for a tile."""
+    ins, out = [torch.randn(4, 6), torch.randn(6)], torch.empty(4, 6)
+    program = read_program("mul(i0, i1); amax(v0); sub(v0, v1)")
+    space = space_of(program, ins, out)
+    text = write_source(program, space, Tile.for_program(program, space))
+    assert text.splitlines() == [
+        "def row_program(p0, p1, result):",
+        "    rows = tl.program_id(0) * 4 + tl.arange(0, 4)[:, None]",
+        "    columns = tl.program_id(1) * 8 + tl.arange(0, 8)[None, :]",
+        "    inside = (rows < 4) & (columns < 6)",
+        "    a0 = rows",
+        "    i0 = tl.load(p0 + a0 * 6 + columns * 1, (rows < 4) & (columns < 6), 0.0).to(tl.float32)",
+        "    i1 = tl.load(p1 + columns * 1, (columns < 6), 0.0).to(tl.float32)",
+        "    v0 = i0 * i1",
+        "    v1 = tl.max(tl.where(inside, v0, float('-inf')), 1, keep_dims=True)",
+        "    v2 = v0 - v1",
+        "    tl.store(result + rows * 6 + columns, tl.where(inside, v2, 0.0).to(result.dtype.element_ty), inside)",
+    ]
+
+
+def test_far_offsets_are_counted_in_64_bits() -> None:
+    program: Program = read_program("exp(i0)")
+    near, far = (RowSpace((size, 4096), ((4096, 1),)) for size in (2**18, 2**19))
+    assert "int64" not in write_source(program, near, Tile.for_program(program, near))
+    assert "int64" in write_source(program, far, Tile.for_program(program, far))
+
+
+@st.composite
+def operands(draw: st.DrawFn) -> tuple[list[int], list[torch.Tensor]]:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    made = []
+    for _ in range(draw(st.integers(1, 3))):
+        rank = draw(st.integers(0, len(sizes)))
+        shape = [draw(st.sampled_from([size, 1])) for size in sizes[len(sizes) - rank :]]
+        order = draw(st.permutations(range(rank)))
+        back = [order.index(axis) for axis in range(rank)]
+        made.append(torch.arange(math.prod(shape) or 1).view([shape[axis] for axis in order]).permute(back))
+    return sizes, made
+
+
+@given(operands(), st.booleans())
+def test_joined_axes_count_over_the_same_elements(case: tuple[list[int], list[torch.Tensor]], keeps_rows: bool) -> None:
+    sizes, tensors = case
+    space = join_axes(sizes, [tensor.expand(sizes).stride() for tensor in tensors], keeps_rows=keeps_rows)
+    assert space.rows * space.columns == math.prod(sizes)
+    assert not keeps_rows or space.columns == sizes[-1]
+    for tensor, strides in zip(tensors, space.strides, strict=True):
+        assert tensor.as_strided(space.sizes, strides).reshape(-1).equal(tensor.expand(sizes).reshape(-1))
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_adam_over_all_parameters(decoupled: bool, largest: bool, maximize: bool) -> None:
+    """Five updates next to torch's optimizer; the fourth one is skipped."""
+    start = [torch.randn(shape) for shape in ((), (3,), (1500,), (33, 41))]
+    peers = [torch.nn.Parameter(tensor.clone()) for tensor in start]
+    make = torch.optim.AdamW if decoupled else torch.optim.Adam
+    peer = make(peers, lr=0.01, betas=(0.8, 0.99), weight_decay=0.1, amsgrad=largest, maximize=maximize)
+    groups = [
+        [tensor.clone() for tensor in start],
+        *([torch.zeros_like(tensor) for tensor in start] for _ in range(2 + largest)),
+    ]
+    gradients = [torch.zeros_like(tensor) for tensor in start]
+    step, skip, rate = torch.zeros(()), torch.zeros(()), torch.tensor(0.01, dtype=torch.float64)
+    attrs = {"beta1": 0.8, "beta2": 0.99, "epsilon": 1e-8, "weight_decay": 0.1}
+    launch = launch_adam(groups, gradients, step, rate, skip, {**attrs, "decoupled": decoupled, "maximize": maximize})
+    assert launch is not None
+    for number in range(5):
+        skip.fill_(float(number == 3))
+        step += 1 - skip
+        for gradient, parameter in zip(gradients, peers, strict=True):
+            gradient.copy_(torch.randn(gradient.shape))
+            parameter.grad = gradient.clone()
+        if number != 3:
+            peer.step()
+        launch()
+    torch.testing.assert_close(groups[0], [parameter.detach() for parameter in peers], atol=2e-6, rtol=2e-6)
+
+
+def test_adam_leaves_mixed_dtypes_to_torch() -> None:
+    groups = [[torch.zeros(2), torch.zeros(2, dtype=torch.float16)] for _ in range(3)]
+    attrs = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "weight_decay": 0, "decoupled": False, "maximize": False}
+    scalar = torch.zeros(())
+    assert launch_adam(groups, groups[0], scalar, scalar, scalar, attrs) is None
+
+
+def test_a_product_with_its_activation_in_one_call() -> None:
+    x, weight, bias, out = torch.randn(2, 3, 5), torch.randn(5, 4), torch.randn(4), torch.empty(2, 3, 4)
+    launch = multiply_and_activate(x, weight, bias, out, "relu")
+    assert launch is not None
+    launch()
+    torch.testing.assert_close(out, torch.relu(x @ weight + bias), atol=1e-6, rtol=1e-5)  # sums of five terms
+    assert multiply_and_activate(x, weight, bias, out, "silu") is None
+    assert multiply_and_activate(x.transpose(0, 1), weight, bias, torch.empty(3, 2, 4), "relu") is None
+
+
+def test_programs_read_what_they_say() -> None:
+    assert read_program(ROTARY)[1].operands == (Input(1),)
