@@ -161,16 +161,17 @@ def read_nibbles(path: Path) -> dict[str, NibbleWeight]:
         missing = [part for part in PARTS[:3] if f"{module}.{part}" not in tensors]
         if missing:
             raise UsageError(f"{path}: {module} lacks {', '.join(missing)}")
-    layout = _layout_of(path, tensors, modules[0])
+    layout, group = _layout_of(path, tensors, modules[0])
     found: dict[str, NibbleWeight] = {}
     for module in modules:
         parts = {part: tensors[key] for part in PARTS if (key := f"{module}.{part}") in tensors}
-        found[module] = _unpack(path, module, parts, layout)
+        found[module] = _unpack(path, module, parts, layout, group)
     return found
 
 
-def _layout_of(path: Path, tensors: Mapping[str, np.ndarray], module: str) -> NibbleLayout:
-    """By the configuration next to the file; by the shapes where there is none, then of GPTQ's first version."""
+def _layout_of(path: Path, tensors: Mapping[str, np.ndarray], module: str) -> tuple[NibbleLayout, int]:
+    """The layout and the size of its groups, by the configuration next to the file. Where there is none GPTQ is of its
+    first version, and the size is 0."""
     settings: dict[str, Any] = {}
     for name in ("config.json", "quantize_config.json"):
         file = path.parent / name
@@ -179,27 +180,33 @@ def _layout_of(path: Path, tensors: Mapping[str, np.ndarray], module: str) -> Ni
             settings |= data.get("quantization_config", data if name.startswith("quantize") else {})
     if settings.get("bits", settings.get("w_bit", 4)) != 4:
         raise UsageError(f"{path}: found {settings.get('bits', settings.get('w_bit'))} bits, expected 4")
-    is_awq = tensors[f"{module}.qweight"].shape[1] * 8 == tensors[f"{module}.scales"].shape[1]
-    if is_awq:
-        return "awq"
-    return "gptq_v2" if settings.get("checkpoint_format") == "gptq_v2" else "gptq"
+    group = int(settings.get("group_size", settings.get("q_group_size", 0)))
+    words, columns = tensors[f"{module}.qweight"].shape[1], tensors[f"{module}.scales"].shape[1]
+    if words == -(-columns // 8) < columns:
+        return "awq", group
+    return "gptq_v2" if settings.get("checkpoint_format") == "gptq_v2" else "gptq", group
 
 
-def _unpack(path: Path, module: str, parts: Mapping[str, np.ndarray], layout: NibbleLayout) -> NibbleWeight:
-    scales = parts["scales"]
+def _unpack(path: Path, module: str, parts: Mapping[str, np.ndarray], layout: NibbleLayout, group: int) -> NibbleWeight:
+    """The weight of a module. The last words may have nibbles that belong to no output, or to no input."""
+    scales, index = parts["scales"], parts.get("g_idx")
     order = AWQ_ORDER if layout == "awq" else IN_ORDER
     integers = unpack_words(parts["qweight"], order) if layout == "awq" else unpack_words(parts["qweight"].T, order).T
     zeros = unpack_words(parts["qzeros"], order)
+    packed, columns = integers.shape, scales.shape[1]
+    if index is not None:
+        integers = integers[: len(index)]
+    if all(0 <= array.shape[1] - columns < 8 for array in (integers, zeros)):
+        integers, zeros = integers[:, :columns], zeros[:, :columns]
     if layout == "gptq":
         zeros = (zeros + 1) & 15
-    rows, columns = integers.shape
-    block = -(-rows // len(scales))
-    if columns != scales.shape[1] or zeros.shape != scales.shape:
+    rows = len(integers)
+    block = group if 0 < group < rows else -(-rows // len(scales))
+    if integers.shape[1] != columns or zeros.shape != scales.shape or -(-rows // block) != len(scales):
         raise UsageError(
-            f"{path}: {module}: found integers {[rows, columns]}, scales {list(scales.shape)} and zero points "
-            f"{list(zeros.shape)}, which do not fit each other in 4 bits"
+            f"{path}: {module}: found integers {list(packed)}, scales {list(scales.shape)} and zero points "
+            f"{list(zeros.shape)}, which do not fit each other in 4 bits{f' and groups of {group}' if group else ''}"
         )
-    index = parts.get("g_idx")
     if index is not None and (index != np.arange(rows) // block).any():
         raise UsageError(
             f"{path}: {module} orders its inputs by g_idx (desc_act); DequantizeLinear has blocks in order"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +20,7 @@ from pipeline.baseline import changes
 from pipeline.cli import app
 from pipeline.config import QuantSimConfig, RunConfig, SuggestConfig
 from pipeline.config.quantsim import MetricConfig
-from pipeline.errors import CheckFailed, SourceError, UsageError
+from pipeline.errors import CheckFailed, MissingExtra, SourceError, UsageError
 from pipeline.quantsim.metric import MetricResult, TaskMetric, check_metric
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 
@@ -66,6 +68,48 @@ def test_retrieval_finds_rows_of_one_label() -> None:
     assert rate("retrieval-agreement", [{"x": rows[:2]}, {"x": rows[2:]}]) == 1.0
     with pytest.raises(UsageError, match="found one row, expected two at least"):
         rate("retrieval-agreement", [{"x": rows[:1]}])
+
+
+DETECTOR = """g (float[n, 4] b, float[n] s, int64[n] l) => (float[n, 4] boxes, float[n] scores, int64[n] labels) {
+    boxes = Identity(b) scores = Identity(s) labels = Identity(l)
+}"""
+
+
+def detect(boxes: list[list[float]], scores: list[float], labels: list[int], **truth: Any) -> dict[str, np.ndarray]:
+    """A sample of a detector that finds these boxes, with the true ones."""
+    found = {
+        "b": np.array(boxes, np.float32).reshape(-1, 4),
+        "s": np.array(scores, np.float32),
+        "l": np.array(labels, np.int64),
+    }
+    return {**found, **{name: np.array(value) for name, value in truth.items()}}
+
+
+def test_map_is_the_mean_over_the_overlaps_that_count() -> None:
+    """Ten overlaps count, 0.5, 0.55 … 0.95; a box that shares 5/8 of its union is found at the first three of them."""
+    pytest.importorskip("torchmetrics")
+    pytest.importorskip("torchvision")
+
+    def rate_boxes(samples: list[dict[str, np.ndarray]], *target: str) -> float:
+        return TaskMetric(MetricConfig(use="map", target=target), model_of(DETECTOR), lambda: samples).float_value
+
+    one = detect([[0, 0, 10, 10]], [0.9], [1], box=[[0, 0, 10, 16]], kind=[1])
+    assert rate_boxes([one], "box", "kind") == pytest.approx(0.3)
+    exact = detect([[0, 0, 10, 16], [50, 50, 60, 60]], [0.9, 0.1], [1, 1], box=[[0, 0, 10, 16]], kind=[1])
+    assert rate_boxes([exact], "box", "kind") == pytest.approx(1.0)  # a false one below the true one costs nothing
+    none = detect([], [], [], box=[[0, 0, 10, 16]], kind=[1])
+    assert rate_boxes([exact, none], "box", "kind") == pytest.approx(0.505, abs=0.01)
+    assert rate_boxes([exact, none]) == pytest.approx(1.0)  # against the boxes of the float model that are sure
+
+
+def test_map_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchmetrics.detection", None)
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    sample = detect([[0, 0, 1, 1]], [0.9], [1])
+    with pytest.raises(MissingExtra, match=r"map needs torchmetrics.* pip install 'onnxline\[metrics\]'"):
+        TaskMetric(MetricConfig(use="map"), model_of(DETECTOR), lambda: [sample])
+    with pytest.raises(UsageError, match=r"map reads the outputs boxes, scores and labels of one image; found y \[1\]"):
+        rate("map", [{"x": np.zeros(1, np.float32)}])
 
 
 def test_what_does_not_suit_is_named() -> None:

@@ -13,7 +13,15 @@ from onnx import numpy_helper
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from pipeline.errors import UsageError
-from pipeline.quantsim.nibble_files import NibbleLayout, quantize_by_file, read_nibbles, write_nibbles
+from pipeline.quantsim.nibble_files import (
+    AWQ_ORDER,
+    IN_ORDER,
+    NibbleLayout,
+    pack_words,
+    quantize_by_file,
+    read_nibbles,
+    write_nibbles,
+)
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 
 K, N, GROUP = 64, 16, 32
@@ -98,3 +106,41 @@ def test_what_has_no_form_is_refused(tmp_path: Path) -> None:
         write_nibbles(quantize_by_file(float_model(False), path), tmp_path / "out.safetensors", "gptq")
     with pytest.raises(UsageError, match="the model has no such weight"):
         quantize_by_file(model_of("g (float[2] x) => (float[2] y) { y = Relu(x) }"), path)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq"])
+@pytest.mark.parametrize(("rows", "columns"), [(64, 12), (56, 16), (50, 12), (40, 1)])
+def test_padding_of_packed_integers_is_no_weight(layout: NibbleLayout, rows: int, columns: int, tmp_path: Path) -> None:
+    """The last word of a row has nibbles that belong to none, and the last group fewer inputs than others."""
+    if layout == "awq" and columns == 1:
+        pytest.skip("one word of one output says not which layout it is of")
+    integers, zeros, scales = INTEGERS[:rows, :columns], ZEROS[:, :columns], SCALES[:, :columns]
+    order = AWQ_ORDER if layout == "awq" else IN_ORDER
+
+    def fill(array: np.ndarray) -> np.ndarray:
+        return np.pad(array, ((0, 0), (0, -array.shape[1] % 8)), constant_values=15)
+
+    words = pack_words(fill(integers), order) if layout == "awq" else pack_words(fill(integers.T), order).T
+    parts = {"qweight": words, "qzeros": pack_words(fill(zeros - (layout == "gptq")), order), "scales": scales}
+    if layout != "awq":
+        parts["g_idx"] = (np.arange(rows) // GROUP).astype(np.int32)
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({f"fc.{name}": np.ascontiguousarray(array) for name, array in parts.items()}, path)
+    settings = {"bits": 4, "group_size": GROUP, "checkpoint_format": layout}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(settings))
+    found = read_nibbles(path)["fc"]
+    assert found.block == GROUP
+    np.testing.assert_array_equal(found.integers, integers)
+    np.testing.assert_array_equal(found.zero_points, zeros)
+    model = model_of(
+        f"g (float[2, {rows}] x) => (float[2, {columns}] y) {{ y = MatMul(x, fc) }}",
+        fc=np.zeros((rows, columns), np.float32),
+    )
+    spread = np.arange(rows) // GROUP
+    expected = (integers.astype(np.float32) - zeros[spread]) * scales.astype(np.float32)[spread]
+    x = DRAW.normal(size=(2, rows)).astype(np.float32)
+    quantized = quantize_by_file(model, path)
+    np.testing.assert_allclose(Session.of(quantized).run({"x": x})["y"], x @ expected, rtol=1e-5, atol=1e-4)
+    (tmp_path / "quantize_config.json").write_text(json.dumps({**settings, "group_size": 16}))
+    with pytest.raises(UsageError, match="do not fit each other in 4 bits and groups of 16"):
+        read_nibbles(path)
