@@ -77,7 +77,7 @@ def llama() -> Forward:
     return Forward(lambda dry: Decode(*((64, 4, 128, 16) if dry else (4096, 32, 11008, 2048))), inputs)
 
 
-def forward(of: Forward, bench: Bench) -> Figures:
+def forward(of: Forward, bench: Bench, modes: Sequence[str] = ("default", "reduce-overhead")) -> Figures:
     """A replay next to eager torch and torch.compile, all in one process."""
     torch.manual_seed(0)
     module = of.make(bench.dry).eval().requires_grad_(requires_grad=False)
@@ -103,7 +103,7 @@ def forward(of: Forward, bench: Bench) -> Figures:
         figures["largest difference from eager"] = float((found.cpu().float() - expected.cpu().float()).abs().max())
         figures["replay"] = bench.time(lambda: program.replay(feed, copy=False))
         figures["eager"] = bench.time(lambda: there(*given))
-        for mode in ("default", "reduce-overhead"):
+        for mode in modes:
             figures[mode] = peer(bench, there, mode, given)
     return figures | ratios(figures)
 
@@ -123,7 +123,7 @@ def ratios(figures: Figures) -> Figures:
     own = figures["replay"].device_ms
     return {
         f"{name} ÷ replay": round(figures[name].device_ms / own, 3)
-        for name in ("eager", "default", "reduce-overhead")
+        for name in ("eager", "default", "reduce-overhead", "max-autotune")
         if name in figures and not isinstance(figures[name], str)
     }
 
@@ -282,6 +282,8 @@ ROWS: Final[Mapping[str, BenchRow]] = {
     "forward-vit-16": BenchRow(partial(forward, vit(16)), 75, FORWARD_GOAL),
     "train-transformer": BenchRow(partial(train, "transformer"), 60, "≥ 1.0 × reduce-overhead"),
     "train-cnn": BenchRow(partial(train, "cnn"), 60, "≥ 1.0 × reduce-overhead"),
+    "autotune-bert-1": BenchRow(partial(forward, bert(1), modes=("max-autotune",)), 60, "≥ 1.0 × max-autotune"),
+    "autotune-vit-1": BenchRow(partial(forward, vit(1), modes=("max-autotune",)), 60, "≥ 1.0 × max-autotune"),
     "kernels": BenchRow(kernels, 40, "≥ 0.8 of the bandwidth, ≤ 1.05 × cuBLAS"),
     "sanitizer": BenchRow(sanitizer, 60),
 }

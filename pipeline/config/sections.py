@@ -64,6 +64,15 @@ Fusion = Literal["select", "attention", "rows", "linear", "feed-forward", "resid
 
 DEVICE: Final = re.compile(r"cpu|cuda(:[0-9]+)?")
 
+
+def _check_device(value: str) -> str:
+    if not DEVICE.fullmatch(value):
+        raise ValueError(f"found the device {value!r}, expected cpu, cuda, or cuda: and a number, such as cuda:1")
+    return value
+
+
+DeviceName = Annotated[StrictStr, AfterValidator(_check_device)]
+
 DEFAULT_BACKENDS: Final[tuple[Backend, ...]] = ("onnxruntime", "plan")
 
 
@@ -254,15 +263,8 @@ class RuntimeConfig(Section):
     pins: dict[str, StrictStr] = Field(default_factory=dict)
     fusions: tuple[Fusion, ...] | Literal["all"] = ()
     native: bool = False
-    device: StrictStr = "cpu"
+    device: DeviceName = "cpu"
     debug: bool = False
-
-    @field_validator("device")
-    @classmethod
-    def _check_device(cls, value: str) -> str:
-        if not DEVICE.fullmatch(value):
-            raise ValueError(f"found the device {value!r}, expected cpu, cuda, or cuda: and a number, such as cuda:1")
-        return value
 
     @field_validator("regions")
     @classmethod

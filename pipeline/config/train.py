@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr, model_validator
 
-from pipeline.config.sections import Count, Fraction, Section
+from pipeline.config.sections import Count, DeviceName, Fraction, Section
 
 Rate = Annotated[float, Field(gt=0)]
 
@@ -56,6 +56,7 @@ class TrainConfig(Section):
     epochs, steps, until: when the training ends: after so many, or when the mean loss of 50 steps is below `until`.
     max_norm: the norm of all gradients is clipped to it.
     native: kernels in C++ compute what they can; the compiler of this machine builds them once.
+    device: where the steps run: cpu, cuda or cuda:1.
     save_every: the states are saved after so many steps, and after each epoch.
     evaluate: a function from the trained module, or `Model`, and `args` to numbers by name, which the report shows.
     quantized: train the model that a simulation of quantization makes, by the section `quantsim`, and not the floats.
@@ -73,10 +74,17 @@ class TrainConfig(Section):
     until: float | None = None
     max_norm: Rate | None = None
     native: StrictBool = False
+    device: DeviceName = "cpu"
     save_every: Count | None = None
     evaluate: Reference | None = None
     quantized: StrictBool = False
     export: StrictBool = True
+
+    @model_validator(mode="after")
+    def _check_device(self) -> TrainConfig:
+        if self.native and self.device != "cpu":
+            raise ValueError(f"found 'native' with the device {self.device}, expected one of them: C++ is for the CPU")
+        return self
 
     @model_validator(mode="after")
     def _check_loss(self) -> TrainConfig:

@@ -220,7 +220,8 @@ class TrainRun:
     def _record(self, module: nn.Module, first: Any) -> TrainProgram:
         optimizer = make_optimizer(self._train.optimizer, module)
         train = self._train
-        program = record_step(module, make_loss(train), optimizer, first, max_norm=train.max_norm, native=train.native)
+        options: dict[str, Any] = {"max_norm": train.max_norm, "native": train.native, "device": train.device}
+        program = record_step(module, make_loss(train), optimizer, first, **options)
         for phase in program.phases:
             if phase.name != "Replay":
                 self._send(PhaseEnded(phase.name, phase.seconds, phase.detail))

@@ -66,3 +66,16 @@ def test_an_optimizer_has_the_parameters_that_ask_for_a_gradient_and_says_what_t
     nesterov = make_config(tmp_path, optimizer={"name": "sgd", "nesterov": True})[1].optimizer
     with pytest.raises(UsageError, match=r"train\.optimizer: Nesterov momentum requires"):
         make_optimizer(nesterov, module)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"device": "gpu"}, "found the device 'gpu', expected cpu, cuda, or cuda: and a number, such as cuda:1"),
+        ({"device": "cuda", "native": True}, "found 'native' with the device cuda, expected one of them"),
+    ],
+)
+def test_devices_of_a_training(train: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert make_config(tmp_path, device="cuda:1")[1].device == "cuda:1"
+    with pytest.raises(UsageError, match=message):
+        make_config(tmp_path, **train)
