@@ -164,7 +164,8 @@
     KIND(Dropout, 2109) \
     KIND(Quantize, 2110) \
     KIND(Dequantize, 2111) \
-    KIND(StableTopk, 2112)
+    KIND(StableTopk, 2112) \
+    KIND(RowProgram, 2201)
 
 #define ONNXLINE_ENTRY(name, number) ONNXLINE_KIND_##name = number,
 enum onnxline_kind { ONNXLINE_KINDS(ONNXLINE_ENTRY) };
