@@ -185,6 +185,8 @@ class CrossEntropyLoss(TorchLayer, nn.CrossEntropyLoss, LossModule):
 
 def target_of(loss: object, output: TensorSpec) -> TensorSpec:
     """The shape and dtype of the targets of a loss, for such an output."""
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss):
         return TensorSpec((*output.shape[:1], *output.shape[2:]), "int64")
+    if isinstance(loss, nn.MultiLabelMarginLoss):
+        return TensorSpec(output.shape, "int64")
     return output

@@ -141,7 +141,7 @@ class CallLog(TorchDispatchMode):
 
 class RefusedCalls(TorchFunctionMode):
     """Refuses calls that a step would do differently: recurrent layers such as torch.lstm with dropout between their
-    layers, and draws from a generator other than torch's default."""
+    layers, draws from a generator other than torch's default, and losses that torch records wrongly."""
 
     def __init__(self, name_of: Callable[[object], str]) -> None:
         super().__init__()
@@ -159,6 +159,8 @@ class RefusedCalls(TorchFunctionMode):
                 f"({place_outside()}), whose state no step would keep: leave generator= out, or draw before each "
                 "step and give the values with the batch; values that are to stay belong into a buffer"
             )
+        if name in WRONG_WHEN_RECORDED:
+            raise Unsupported(f"torch.nn.functional.{name} ({place_outside()}): {WRONG_WHEN_RECORDED[name]}")
         if name in RECURRENT:
             # Both forms of each, for padded and for packed sequences, have these after the list of weights.
             first = next((place for place, item in enumerate(args) if isinstance(item, bool)), len(args))
@@ -213,6 +215,12 @@ OF_SHAPES: Final = frozenset(
     for name in ("new_empty", "new_full", "new_ones", "new_zeros", "empty_like", "full_like", "ones_like", "zeros_like")
 )
 """Operators whose results do not depend on the values of their operands."""
+
+WRONG_WHEN_RECORDED: Final = {
+    "multilabel_margin_loss": "a recording of torch counts what stands after the first -1 among the labels as further "
+    "labels (torch 2.13); expected another loss, such as multilabel_soft_margin_loss"
+}
+"""Function of torch → why no step may record it."""
 
 RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 

@@ -21,6 +21,7 @@ from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.dims import dims_of, fix_dims
 from pipeline.runtime.eager import STRAIGHT_THROUGH, apply, refuse_kinds, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
+from pipeline.training.frozen_numbers import WRONG_WHEN_RECORDED
 from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
 from pipeline.training.trained import DEQUANTIZER, QUANTIZER, find_candidates, find_trained, scales_of
 
@@ -308,7 +309,8 @@ def refuse_ops(graph: Graph) -> None:
     if changed:
         raise Unsupported(f"the graph changes {changed[0].role} {changed[0].name!r}; a module changes its states only")
     for op in graph.ops:
-        if why := why_not_differentiable(op):
+        name = op.kind.removeprefix("aten.").removesuffix(".default")
+        if why := why_not_differentiable(op) or WRONG_WHEN_RECORDED.get(name):
             raise Unsupported(f"op {op.name!r}, {op.operator}, cannot be trained through: {why}")
         if op.kind != QUANTIZER:
             continue

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pipeline.authoring import IRTensor, Model, ModelBuilder, Module, emit
+from pipeline.authoring import SGD, IRTensor, Model, ModelBuilder, Module, emit
 from pipeline.authoring.tensors import spec_of
-from pipeline.errors import UsageError
+from pipeline.errors import Unsupported, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import compile_graph
 from tests.pipeline.authoring.torch_layers import EXAMPLES, NO_LAYERS
@@ -124,6 +124,31 @@ def test_the_same_forward_computes_and_is_recorded(name: str) -> None:
     x = torch.tensor([[0.0, 1.0, 2.0], [-1.0, 1.5, 3.0]])
     (found,) = compile_graph(graph_of(Does(), [x], training=False)).run({"x0": x}).values()
     assert torch.equal(found, Does()(x))
+
+
+TRAINED = ("BCEWithLogitsLoss", "KLDivLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "PoissonNLLLoss")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_loss_of_torch_trains_as_in_torch(name: str) -> None:
+    torch.manual_seed(0)
+    loss, (x, target) = EXAMPLES[name].make(name), EXAMPLES[name].draw()
+    model, expected = Model(tuple(x.shape)).add(nn.Linear(5, 5)), []
+    layer = copy.deepcopy(model.module)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        found = loss(layer(x), target)
+        found.backward()
+        optimizer.step()
+        expected.append(float(found.detach()))
+    history = model.compile(SGD(lr=0.1), loss, quiet=True).fit([(x, target)] * 2, quiet=True)
+    assert history.losses == pytest.approx(expected, rel=1e-5)  # float32
+
+
+def test_a_loss_that_torch_records_wrongly_is_refused() -> None:
+    with pytest.raises(Unsupported, match="counts what stands after the first -1 among the labels as further labels"):
+        Model((3, 5)).add(nn.Linear(5, 5)).compile(SGD(lr=0.1), nn.MultiLabelMarginLoss(), quiet=True)
 
 
 MISTAKES = {

@@ -226,6 +226,13 @@ def test_dropout_between_layers_that_torch_leaves_out_is_refused(make: Callable[
     record_step(module, first_loss, sgd(module), batch).step(batch)  # there is no dropout to leave out
 
 
+def test_a_loss_that_torch_records_wrongly_is_refused() -> None:
+    module, labels = nn.Linear(4, 4), torch.tensor([[2, 0, -1, 1]])
+    said = r"multilabel_margin_loss .*: a recording of torch counts what stands after the first -1 among the labels"
+    with pytest.raises(Unsupported, match=said):
+        record_step(module, nn.MultiLabelMarginLoss(), sgd(module), (torch.ones(1, 4), labels))
+
+
 def first_loss(output: tuple[torch.Tensor, object], label: torch.Tensor) -> torch.Tensor:
     return LOSS(output[0], label)
 
