@@ -11,13 +11,18 @@ from typing import Final
 import torch
 from torch import nn
 
+from benchmarks.cuda.cubins import CASES as PROGRAMS
+from benchmarks.cuda.cubins import Case
 from benchmarks.cuda.measure import feed_of, graph_of
 from benchmarks.cuda.models import Classifier, Decode, Words, cnn, mlp
 from pipeline.errors import DataError
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
+from pipeline.ops.row_programs import read_program
 from pipeline.runtime import compile_graph
 from pipeline.runtime.devices import Device
+from pipeline.runtime.kernels.cuda import launch_row_program
+from pipeline.runtime.kernels.row_programs import compute_into
 from pipeline.training import record_step
 from tests.pipeline.runtime.kernels.aten.typed_calls import CASES
 
@@ -85,6 +90,29 @@ def check_capture(device: Device) -> str:
     program.replay(feed, restore=before)
     program.synchronize()
     return report.summary
+
+
+def check_row_programs(device: Device) -> str:
+    """Row programs in Triton against their forms in torch, in each dtype; and rows that fill no block."""
+    if device.place.type != "cuda":
+        return "none: without a card the tests run them by Triton's interpreter"
+    short = Case("short rows", PROGRAMS[4].program, (3, 5, 130), ((650, 130, 1), (0, 130, 1)))
+    for case in (*PROGRAMS, short):
+        for dtype, rtol in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
+            ins = [make_operand(case.sizes, strides, dtype, device) for strides in case.strides]
+            found, expected = (torch.empty(case.sizes, dtype=dtype, device=device.place) for _ in range(2))
+            program = read_program(case.program)
+            launch_row_program(program, ins, found)()
+            compute_into(program, ins, expected)
+            say = partial("{}, {}: {}".format, case.name, dtype)
+            torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5, msg=say)
+    return f"{len(PROGRAMS) + 1} programs in 3 dtypes"
+
+
+def make_operand(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
+    """Random elements that lie with these strides."""
+    span = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
+    return torch.randn(span, device=device.place, dtype=dtype).as_strided(sizes, strides)
 
 
 def check_indices(device: Device) -> str:
@@ -177,6 +205,7 @@ TRAINED: Final[Mapping[str, Training]] = {
 CHECKS: Final[Mapping[str, Callable[[Device], str]]] = {
     "capture": check_capture,
     "indices": check_indices,
+    "row-programs": check_row_programs,
     "streams": check_streams,
     "operators": check_operators,
     **{f"train-{name}": partial(check_training, name) for name in TRAINED},
