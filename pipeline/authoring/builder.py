@@ -102,8 +102,6 @@ class ModelBuilder(GraphBuilder):
     `training`: whether modules emit their training behaviour: Dropout draws, BatchNorm normalises by its batch.
     """
 
-    mistake = UsageError
-
     def __init__(self, name: str = "model", *, training: bool = False) -> None:
         super().__init__(name)
         self.training = training

@@ -14,7 +14,7 @@ from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.fit import Batches, FitLimits, Schedule, TrainingHistory, TrainingLoop
 from pipeline.authoring.layers import LossModule, target_of
 from pipeline.authoring.module import Module, Sequential, check_module, check_state_dict, emit
-from pipeline.authoring.optimizers import OptimizerSpec
+from pipeline.authoring.optimizers import OptimizerSpec, copy_optimizer
 from pipeline.authoring.tensors import FLOATS, IRTensor, text_of, typed
 from pipeline.console import RunConsole
 from pipeline.errors import UsageError
@@ -103,7 +103,7 @@ class Model:
     @typed
     def compile(
         self,
-        optimizer: OptimizerSpec,
+        optimizer: OptimizerSpec | torch.optim.Optimizer,
         loss: Loss,
         *,
         schedule: Schedule | None = None,
@@ -115,6 +115,8 @@ class Model:
     ) -> Self:
         """Make the train step: Trace → Compile → Warmup → Capture. `fit` replays it.
 
+        optimizer: SGD(), Adam() or AdamW() for all parameters; or one of torch.optim, whose groups are of parameters of
+            the layers. The step has a copy of it.
         schedule: makes a scheduler of torch.optim.lr_scheduler of the optimizer.
         max_norm: clip the norm of all gradients.
         target: what targets look like, where the loss does not say it; by default like the output.
@@ -126,12 +128,12 @@ class Model:
                 there for `native`.
             Unsupported: something that the runtime cannot train.
         """
-        if not isinstance(optimizer, OptimizerSpec):
+        if not isinstance(optimizer, OptimizerSpec | torch.optim.Optimizer):
             raise UsageError(f"compile: found {_kind_of(optimizer)} as optimizer, expected SGD(), Adam() or AdamW()")
         step = self.step_graph(loss, training=True, target=target)
         module = as_module(step).train()
         feed = {step.values[vid].name: _zeros(step.values[vid].spec) for vid in step.inputs}
-        made = optimizer.make(module.parameters())
+        made = self._make_optimizer(optimizer, module)
         self._program = record_step(module, lambda output, _: output, made, feed, max_norm=max_norm, native=native)
         self._loss, self._loop = loss, TrainingLoop(self._program, schedule, self._name_tensors)
         show = observer or RunConsole(quiet=quiet).show
@@ -303,6 +305,15 @@ class Model:
             found = f"{len(batch)} tensors" if isinstance(batch, tuple | list) else _kind_of(batch)
             raise UsageError(f"found a batch of {found}, expected ({', '.join(names)})")
         return dict(zip(names, batch, strict=True))
+
+    def _make_optimizer(
+        self, optimizer: OptimizerSpec | torch.optim.Optimizer, module: torch.nn.Module
+    ) -> torch.optim.Optimizer:
+        if isinstance(optimizer, OptimizerSpec):
+            return optimizer.make(module.parameters())
+        names = _value_names(module)
+        others = {names[key]: tensor for key, tensor in module.named_parameters()}
+        return copy_optimizer(optimizer, dict(self.module.named_parameters()), others)
 
     def take_numbers(self, module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
         """Take parameters and buffers over from a state dict of `module`, which `to_torch` made."""

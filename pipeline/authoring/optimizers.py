@@ -1,14 +1,19 @@
-"""Optimizers as data. The update itself is an op of the train step, whose settings are those of `torch.optim`."""
+"""Optimizers as data. The update itself is an op of the train step, whose settings are those of `torch.optim`.
+
+One of `torch.optim` over the parameters of a model says more than one set of settings: it has groups of parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import nn, optim
 
 from pipeline.authoring.tensors import typed
 from pipeline.errors import UsageError
+from pipeline.training.optimizer import refuse_optimizer_hooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,3 +75,29 @@ class AdamW(OptimizerSpec):
 
     def _make(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         return optim.AdamW(parameters, self.lr, self.betas, self.eps, self.weight_decay, self.amsgrad)
+
+
+def copy_optimizer(
+    optimizer: optim.Optimizer, own: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]
+) -> optim.Optimizer:
+    """A copy of `optimizer` with its groups and its state, over parameters of the same names.
+
+    Args:
+        own: the parameters that it may have, by name. others: those that take their places.
+
+    Raises:
+        UsageError: it has a parameter that is not among `own`, or a scheduler, which would change the copy no more.
+        Unsupported: it has hooks.
+    """
+    refuse_optimizer_hooks(optimizer)
+    names = {id(tensor): name for name, tensor in own.items()}
+    for group in optimizer.param_groups:
+        if strange := [tensor for tensor in group["params"] if id(tensor) not in names]:
+            raise UsageError(
+                f"the optimizer has a parameter of shape {list(strange[0].shape)} that the model has not; make its "
+                "groups of the parameters of the model's layers"
+            )
+        if "initial_lr" in group:
+            raise UsageError("the optimizer has a scheduler, which does not see the train step; give it as schedule=")
+    taking = {key: others[name] for key, name in names.items() if name in others}
+    return copy.deepcopy(optimizer, dict(taking))

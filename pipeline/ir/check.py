@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from passes.suggest import plural
 from pipeline.argument_checks import FLAG, a, expects
 from pipeline.errors import InternalError
-from pipeline.ir.graph import DTYPE_BITS, BodyRef, Graph, InputRef, Op, Role, SymExpr, TorchConst, Value, parts
+from pipeline.ir.graph import DTYPE_BITS, SCALARS, BodyRef, Graph, InputRef, Op, Role, Value, parts
 
 
 @expects(graph=a(Graph, "a Graph"), read_payloads=FLAG)
@@ -237,7 +237,5 @@ def label(value: Value) -> str:
 def describe_op(op: Op) -> str:
     return f"op {op.oid} {op.kind}" + (f" {op.name!r}" if op.name else "")
 
-
-SCALARS = (bool, int, float, str, complex, InputRef, BodyRef, SymExpr, TorchConst, type(None))
 
 RULES = (value_table, specs, op_order, links, roles, payloads, attributes, calls, bodies, updates, facts)

@@ -319,7 +319,8 @@ def _fix_value(value: Value, dims: Dims) -> Value:
 
 def _fix_op(op: Op, dims: Dims) -> Op:
     attrs = {name: _fix_attr(item, dims) for name, item in op.attrs.items()}
-    return replace(op, attrs=attrs, bodies=tuple(_fix_graph(body, dims) for body in op.bodies))
+    kernel = None  # a kernel call of named dims has other sizes
+    return replace(op, attrs=attrs, kernel=kernel, bodies=tuple(_fix_graph(body, dims) for body in op.bodies))
 
 
 def _fix_attr(item: Attr, dims: Dims) -> Attr:

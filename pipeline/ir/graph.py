@@ -57,7 +57,8 @@ class TensorSpec:
     `shape` holds sizes, or names of dynamic dims; `dtype` is a key of `DTYPE_BITS`.
 
     Raises:
-        SpecError: (a UsageError and a ValueError) an unknown dtype, a shape that is no tuple, or a negative size.
+        SpecError: (a UsageError and a ValueError) an unknown dtype, a shape that is no tuple, or a size that is
+            negative, or neither an int nor a name.
     """
 
     shape: tuple[Dim, ...]
@@ -70,8 +71,14 @@ class TensorSpec:
             raise SpecError(f"unknown dtype {found}; known: {', '.join(DTYPE_BITS)}")
         if not isinstance(self.shape, tuple):
             raise SpecError(f"the shape is {describe_argument(self.shape)}; expected a tuple of sizes, such as (2, 3)")
-        if negative := [dim for dim in self.shape if isinstance(dim, int) and dim < 0]:
-            raise SpecError(f"a size may not be negative: found {negative[0]} at axis {self.shape.index(negative[0])}")
+        for axis, dim in enumerate(self.shape):
+            if type(dim) is int and dim < 0:
+                raise SpecError(f"a size may not be negative: found {dim} at axis {axis}")
+            if type(dim) is not int and not (isinstance(dim, str) and dim):
+                found = describe_argument(dim)
+                raise SpecError(f"a size is an int, or the name of a dim: found {found} at axis {axis}")
+        if not isinstance(self.device, str):
+            raise SpecError(f"the device is {describe_argument(self.device)}; expected its name, such as 'cpu'")
 
     def __str__(self) -> str:
         device = "" if self.device == "cpu" else f" on {self.device}"
@@ -147,6 +154,9 @@ class SymExpr:
 Scalar: TypeAlias = bool | int | float | complex | str | InputRef | BodyRef | TorchConst | SymExpr | None
 Attr: TypeAlias = Scalar | tuple["Attr", ...]
 
+SCALARS: Final = (bool, int, float, str, complex, InputRef, BodyRef, SymExpr, TorchConst, type(None))
+"""The types of Scalar; the first four are those of Plain."""
+
 
 def parts(item: Attr) -> Iterator[Scalar]:
     """The scalars in `item`, in order; tuples are flattened at every depth."""
@@ -172,6 +182,16 @@ class Payload(Protocol):
     """The bytes of a param, state or const: referenced, never copied. `onnx_ir` tensors are payloads as they are."""
 
     def numpy(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPayload:
+    """An array as it is."""
+
+    array: np.ndarray
+
+    def numpy(self) -> np.ndarray:
+        return self.array
 
 
 @dataclass(frozen=True, slots=True)

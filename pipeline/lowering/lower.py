@@ -24,7 +24,7 @@ from passes.suggest import plural
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, Graph, InputRef, KernelSpec, Op, Plain, Role, TensorSpec, Value
-from pipeline.ops.aten import inplace_of
+from pipeline.ops.aten import inplace_of, is_call
 from pipeline.ops.aten.memory import AS_STRIDED, ORDERS
 from pipeline.ops.aten.views import as_view
 from pipeline.ops.kinds import Kind
@@ -67,7 +67,7 @@ def in_traced_order(graph: Graph) -> Graph:
         stored = [forms.declare(vid, order) if order else vid for vid, order in zip(op.outputs, orders, strict=True)]
         back = tuple(() if order is None else _inverse(order) for order in orders)
         attrs: dict[str, Attr] = {**op.attrs, ORDERS: back}
-        ops.append(replace(op, oid=len(ops), outputs=tuple(stored), attrs=attrs))
+        ops.append(replace(op, oid=len(ops), outputs=tuple(stored), attrs=attrs, kernel=None))
         for inner, vid, perm in zip(stored, op.outputs, back, strict=True):
             if inner != vid:
                 ops.append(_permute(len(ops), inner, vid, perm, op))
@@ -86,7 +86,7 @@ def _read_in_memory_order(graph: Graph, op: Op, forms: StoredForms, ops: list[Op
         return op
     rows = forms.declare(source.vid, order)
     ops.append(_permute(len(ops), source.vid, rows, order, op))
-    return replace(op, inputs=(rows, *op.inputs[1:]))
+    return replace(op, inputs=(rows, *op.inputs[1:]), kernel=None)
 
 
 def _permute(oid: int, source: int, result: int, dims: tuple[int, ...], of: Op) -> Op:
@@ -170,6 +170,29 @@ def _with_kernel(graph: Graph, op: Op) -> Op:
     return replace(op, kernel=emitter(op.attrs, *_specs(graph, op)))
 
 
+def find_wrong_kernel(op: Op, ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> str:
+    """Why the kernel call of `op` is not that of its kind, attributes and specs; "" where it is, or is not made yet."""
+    if wrong := find_wrong_constraints(op):
+        return wrong
+    emitter = emitter_of(op.kind)
+    if emitter is None or (op.kernel is None and is_call(op.kind)):
+        return ""
+    try:
+        wanted = emitter(op.attrs, ins, outs)
+    except InternalError as error:
+        return str(error)
+    if op.kernel is None or op.kernel == wanted:
+        return ""
+    if op.kernel.kind_id == wanted.kind_id:
+        return f"its kernel call {op.kernel.attr_schema} has other attributes than the op; {MAKE_AGAIN}"
+    kinds = Kind.__members__.values()
+    found = Kind(op.kernel.kind_id).name if op.kernel.kind_id in kinds else f"the unknown kind_id {op.kernel.kind_id}"
+    return f"its kernel call is of {found}, and the op of {Kind(wanted.kind_id).name}; {MAKE_AGAIN}"
+
+
+MAKE_AGAIN = "give an op that you change `kernel=None`, and its kernel call is made when it is lowered"
+
+
 def _specs(graph: Graph, op: Op) -> tuple[list[TensorSpec], list[TensorSpec]]:
     return [graph.values[vid].spec for vid in op.inputs], [graph.values[vid].spec for vid in op.outputs]
 
@@ -250,13 +273,30 @@ def _call(graph: Graph, op: Op, kernel: KernelSpec) -> KernelCall:
 
 def _inplace(op: Op) -> tuple[int, ...]:
     """The in-place inputs of `op`: those its kernel allows, or fewer if the op asks (`inplace: ()` for none)."""
-    allowed = KINDS[op.kind].inplace if op.kind in KINDS else inplace_of(op)
-    asked = op.constraints.get("inplace", allowed)
-    asked = asked if isinstance(asked, tuple) else (asked,)
-    beyond = [index for index in asked if index not in allowed]
-    if beyond:
-        raise InternalError(f"op {op.operator} {op.name!r} asks for inplace={asked}; its kernel allows {allowed}")
+    if wrong := find_wrong_constraints(op):
+        raise InternalError(f"op {op.operator} {op.name!r}: {wrong}")
+    allowed = _allowed_inplace(op)
+    asked = _asked_inplace(op, allowed)
     return tuple(index for index in allowed if index in asked and index < len(op.inputs))
+
+
+def find_wrong_constraints(op: Op) -> str:
+    """What is wrong with the constraints of `op`, which say of which inputs the result may take the storage."""
+    if unknown := [name for name in op.constraints if name != "inplace"]:
+        return f"it has the constraint {unknown[0]!r}; expected inplace alone, the inputs that its result may overwrite"
+    allowed = _allowed_inplace(op)
+    asked = _asked_inplace(op, allowed)
+    beyond = [index for index in asked if index not in allowed]
+    return f"it asks for inplace={asked}; its kernel allows {allowed}" if beyond else ""
+
+
+def _allowed_inplace(op: Op) -> tuple[int, ...]:
+    return KINDS[op.kind].inplace if op.kind in KINDS else inplace_of(op)
+
+
+def _asked_inplace(op: Op, allowed: tuple[int, ...]) -> tuple[Plain, ...]:
+    asked = op.constraints.get("inplace", allowed)
+    return asked if isinstance(asked, tuple) else (asked,)
 
 
 def _missing(graph: Graph) -> str:

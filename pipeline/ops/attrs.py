@@ -74,7 +74,7 @@ def pack(schema: str, attrs: Mapping[str, Packed]) -> bytes:
     if missing or unknown:
         raise InternalError(
             f"attrs {sorted(attrs)} do not fit {schema!r}: missing {missing}, unknown {unknown}; "
-            "the importer gives every field of the layout and no other"
+            "expected every field of the layout and no other"
         )
     return b"".join(_pack_field(schema, name, code, attrs[name]) for name, code in layout.items())
 

@@ -5,8 +5,10 @@ Operands that a call may lack come last, in the order of the attributes that say
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from pipeline.ir.graph import Dim, TensorSpec
 from pipeline.ops.kinds import Kind
 from pipeline.ops.rows import Check, OpCall, floating, kind, one_of, per_spatial_dim, same_dtype, signature
 
@@ -23,6 +25,9 @@ ACTIVATIONS = {
     "leaky_relu": 1,
 }
 """Activation → how many numbers it has: the bounds of `clip`, the slope of `leaky_relu`."""
+
+
+Shape = tuple[Dim, ...]
 
 
 class Activation(NamedTuple):
@@ -55,9 +60,81 @@ def numbers_of_activation(call: OpCall) -> str | None:
     return None if right else f"attr numbers={numbers}; {name} has {wanted}"
 
 
+def broadcasts(shape: Shape, result: Shape) -> bool:
+    """Whether a tensor of `shape` can be added to one of the shape `result`."""
+    axes = zip(reversed(shape), reversed(result), strict=False)
+    return len(shape) <= len(result) and all(size in (1, wanted) for size, wanted in axes)
+
+
+def find_misfit(call: OpCall, result: Shape, added: Iterable[TensorSpec]) -> str | None:
+    """What is wrong where the first result has the shape `result`, to which the `added` operands are added."""
+    if call.outs[0].shape != result:
+        return f"it makes {list(call.outs[0].shape)}; expected {list(result)}"
+    wrong = [list(spec.shape) for spec in added if not broadcasts(spec.shape, result)]
+    return f"operands {wrong} are added to {list(result)}; expected shapes that broadcast to it" if wrong else None
+
+
+def product_of_rows(call: OpCall) -> str | None:
+    """Rows times a matrix; what is added broadcasts to the product."""
+    x, weight = call.ins[:2]
+    if not x.rank or weight.rank != 2:
+        return f"ranks {x.rank} and {weight.rank}; expected rows and a matrix"
+    depth, columns = reversed(weight.shape) if call.attrs["trans"] else weight.shape
+    if x.shape[-1] != depth:
+        return f"rows of {x.shape[-1]} and a matrix of {depth}; expected one depth"
+    if call.attrs["bias"] and not broadcasts(call.ins[-1].shape, (columns,)):
+        return f"a bias {list(call.ins[-1].shape)} of {columns} columns; expected a number for each"
+    return find_misfit(call, (*x.shape[:-1], columns), call.ins[2 : 2 + call.attrs["add"]])
+
+
+def convolution(call: OpCall) -> str | None:
+    """The sizes of a convolution, by its strides, pads and dilations; images may have their channels last."""
+    attrs, (x, weight), out = call.attrs, call.ins[:2], call.outs[0]
+    if weight.rank != x.rank or out.rank != x.rank or (attrs["channels_last"] and x.rank != 4):
+        return f"ranks {x.rank}, {weight.rank} and {out.rank}; expected one, and 4 with channels last"
+    batch, channels, *sizes = by_channels(call, x.shape)
+    filters, depth, *window = (int(size) for size in weight.shape)
+    group, steps = attrs["group"], (attrs["strides"], attrs["dilations"])
+    if group < 1 or min(map(min, steps)) < 1 or min(attrs["pads"]) < 0:
+        return "a group, stride or dilation below 1, or a pad below 0"
+    if channels != depth * group or filters % group:
+        return f"{channels} channels and filters {list(weight.shape)} in {group} groups"
+    rows = zip(sizes, window, attrs["pads"], *steps, strict=True)
+    places = [(size + 2 * pad - rate * (taps - 1) - 1) // step + 1 for size, taps, pad, step, rate in rows]
+    found, wanted = by_channels(call, out.shape), [batch, filters, *places]
+    if found != wanted:
+        return f"it makes {found}; expected {wanted} (batch, channels, sizes)"
+    added = [by_channels(call, call.ins[2].shape)] if attrs["add"] and call.ins[2].rank == x.rank else []
+    if attrs["add"] and added != [wanted]:
+        return f"the tensor {list(call.ins[2].shape)} is added to {wanted}; expected the same shape"
+    rest = [list(spec.shape) for spec in call.ins[2 + attrs["add"] :]]
+    return (
+        f"bias and normalisation {rest}; expected [{filters}] for each" if any(r != [filters] for r in rest) else None
+    )
+
+
+def by_channels(call: OpCall, shape: Shape) -> list[int]:
+    """A shape as (batch, channels, sizes)."""
+    sizes = [int(size) for size in shape]
+    return [sizes[0], sizes[3], sizes[1], sizes[2]] if call.attrs["channels_last"] and len(sizes) == 4 else sizes
+
+
+def result_of_heads(call: OpCall) -> str | None:
+    """The result is (batch, tokens, heads, width of the values)."""
+    query, key, value = (spec.shape for spec in call.ins[:3])
+    if not all(broadcasts(shape[:2], query[:2]) for shape in (key, value)):
+        return f"batch and heads {list(key[:2])} and {list(value[:2])} of {list(query[:2])}; expected as many, or one"
+    scores = (*query[:3], key[2])
+    if wrong := [list(mask.shape) for mask in call.ins[3:] if not broadcasts(mask.shape, scores)]:
+        return f"a mask {wrong[0]} of the scores {list(scores)}; expected a shape that broadcasts to it"
+    return find_misfit(call, (query[0], query[2], query[1], value[3]), ())
+
+
 def product_with_relu(call: OpCall) -> str | None:
     """Two matrices, then the bias, then the gate, which is like the result."""
     (a, b, *more), out = call.ins, call.outs[0]
+    if a.rank == b.rank == 2 and (a.shape[1] != b.shape[0] or out.shape != (a.shape[0], b.shape[1])):
+        return f"a product of {list(a.shape)} and {list(b.shape)} → {list(out.shape)}"
     wanted = [out.shape[1:]] * bool(call.attrs["bias"]) + [out.shape] * bool(call.attrs["gate"])
     if [a.rank, b.rank, out.rank] != [2, 2, 2] or [spec.shape for spec in more] != wanted:
         shapes = [list(spec.shape) for spec in call.ins]
@@ -83,6 +160,9 @@ def scores_of_heads(call: OpCall) -> str | None:
         return heads(call)
     query, key = (spec.shape for spec in call.ins[:2])
     wanted, found = (*query[:3], key[2]), call.outs[1].shape
+    if any(spec.shape[:2] != query[:2] for spec in call.ins) or call.ins[0].dtype != "float32":
+        shown = ", ".join(map(str, call.ins))
+        return f"query, key and value {shown}; expected float32, and one batch and heads for all"
     return None if found == wanted else f"scores {list(found)}; expected {list(wanted)}"
 
 
@@ -95,22 +175,29 @@ def two_products(call: OpCall) -> str | None:
     if x.rank < 2 or first.rank != 2 or second.rank != 2:
         return f"ranks {x.rank}, {first.rank} and {second.rank}; expected rows and two matrices"
     between = first.shape[0 if attrs["trans_first"] else 1]
+    last = second.shape[0 if attrs["trans_second"] else 1]
+    depths = first.shape[1 if attrs["trans_first"] else 0], second.shape[1 if attrs["trans_second"] else 0]
+    if (x.shape[-1], between) != depths:
+        return f"rows of {x.shape[-1]} and {between}, and matrices of {depths[0]} and {depths[1]}; expected one depth"
     wanted, found = (*x.shape[:-1], between), call.outs[1].shape
     if found != wanted:
         return f"hidden {list(found)}; expected {list(wanted)}"
-    columns = [between] * attrs["bias_first"] + [second.shape[0 if attrs["trans_second"] else 1]] * attrs["bias_second"]
+    if misfit := find_misfit(call, (*x.shape[:-1], last), call.ins[3 : 3 + attrs["add"]]):
+        return misfit
+    columns = [between] * attrs["bias_first"] + [last] * attrs["bias_second"]
     biases = [list(spec.shape) for spec in call.ins[3 + attrs["add"] :]]
     expected = [[size] for size in columns]
     return None if biases == expected else f"biases {biases}; expected {expected}"
 
 
 ACTIVATION = (one_of("activation", *ACTIVATIONS), numbers_of_activation)
-LINEAR = signature(same_dtype, floating, operands(2, add=1, bias=1), *ACTIVATION, inputs=(2, 4))
+LINEAR = signature(same_dtype, floating, operands(2, add=1, bias=1), product_of_rows, *ACTIVATION, inputs=(2, 4))
 CONV = signature(
     same_dtype,
     floating,
     operands(2, add=1, bias=1, norm=NORM),
     *per_spatial_dim("strides", "pads", "dilations"),
+    convolution,
     *ACTIVATION,
     inputs=(2, 4 + NORM),
 )
@@ -123,7 +210,8 @@ FEED_FORWARD = signature(
     inputs=(3, 6),
     outputs=2,
 )
-ATTENTION = signature(same_dtype, floating, heads, operands(3, mask=1), inputs=(3, 4))
+ATTENTION = signature(same_dtype, floating, heads, result_of_heads, operands(3, mask=1), inputs=(3, 4))
+SMALL_ATTENTION = signature(same_dtype, floating, scores_of_heads, result_of_heads, inputs=(3, 3), outputs=2)
 
 KINDS = (
     kind(Kind.LinearPointwise, LINEAR, "trans=?,add=?,bias=?,activation=s,numbers=f[]", version=2),
@@ -141,7 +229,7 @@ KINDS = (
         inplace=(3,),
     ),
     kind(Kind.ScaledDotProductAttention, ATTENTION, "scale=f,mask=?"),
-    kind(Kind.SmallAttention, signature(same_dtype, floating, scores_of_heads, inputs=(3, 3), outputs=2), "scale=f"),
+    kind(Kind.SmallAttention, SMALL_ATTENTION, "scale=f"),
     kind(Kind.ReluProduct, signature(same_dtype, floating, product_with_relu, inputs=(2, 4)), "bias=?,gate=?"),
 )
 """ReluProduct is a product with ReLU after it, or the gradient of one; the gate is then the result of that ReLU."""

@@ -34,7 +34,13 @@ def groups(scalars: int, *moments: int) -> Check:
             return "a gradient or a moment has another shape than its parameter"
         if [*call.outs] != [*operands[:count], *operands[2 * count :]]:
             return "the results are not of the shapes and dtypes of the parameters and the moments"
-        return None if all(spec.numel == 1 for spec in call.ins[-scalars:]) else "a scalar with more than one element"
+        if len({spec.dtype for spec in operands}) > 1:
+            return "parameters, gradients and moments of several dtypes; expected one"
+        numbers = call.ins[-scalars:]
+        if any(spec.numel != 1 for spec in numbers):
+            return "a scalar with more than one element"
+        wrong = [spec.dtype for at, spec in enumerate(numbers) if at != scalars - 2 and spec.dtype != "float32"]
+        return f"a scalar of {wrong[0]}; expected float32 for all but the rate" if wrong else None
 
     return check
 

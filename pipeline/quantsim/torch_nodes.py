@@ -30,8 +30,9 @@ from pipeline.argument_checks import a, a_mapping, expects
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.importers.from_onnx.model import NodeList, StaticPart, import_static_part
 from pipeline.importers.from_onnx.replacements import pending_nodes
-from pipeline.importers.from_onnx.source import ArrayPayload, Stored, wider_type
+from pipeline.importers.from_onnx.source import Stored, wider_type
 from pipeline.ir import Op, TensorSpec
+from pipeline.ir.graph import ArrayPayload
 from pipeline.ops import Kind
 from pipeline.quantsim.encodings import Encoding, round_trip
 from pipeline.quantsim.qdq import drop_unread_nodes, find_fixed_values

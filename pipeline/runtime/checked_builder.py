@@ -2,71 +2,47 @@
 
 builder = CheckedBuilder("g")
 x = builder.input("x", TensorSpec((2, 3), "float32"))
-(y,) = builder.emit("aten.mul.Tensor", [x], [("y", builder.spec(x))], {"other": 2})
+w = builder.param("w", TensorSpec((3, 4), "float32"), numpy.ones((3, 4), numpy.float32))
+(h,) = builder.emit("aten.mm.default", [x, w], [("h", TensorSpec((2, 4), "float32"))])
+(y,) = builder.emit("aten.mul.Tensor", [h], [("y", builder.spec(h))], {"other": 2})
 graph = builder.build([y])
-
-Hold the results that an op declares against those that its operator makes on the meta device, without computing.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
-from passes.suggest import nearest, plural
-from pipeline.errors import InternalError, SourceError, UsageError
-from pipeline.ir import Graph
-from pipeline.ir.check import violations
-from pipeline.ir.graph import Attr, KernelSpec, Op, TensorSpec
+from passes.suggest import describe_argument, nearest, plural
+from pipeline.errors import OnnxlineError, SourceError, UsageError
+from pipeline.importers.from_torch.tensors import TensorPayload
+from pipeline.ir.graph import Attr, Graph, InputRef, KernelSpec, Op, Payload, Role, SymExpr, TensorSpec, parts
+from pipeline.lowering.lower import find_wrong_constraints
 from pipeline.ops import KINDS, GraphBuilder
-from pipeline.ops.aten import is_call
-from pipeline.runtime.eager import apply
+from pipeline.ops.aten import HIGHER_ORDER, is_call
+from pipeline.ops.tables import emitter_of
+from pipeline.runtime.call_check import find_mismatch, find_wrong_arguments, refuse_wrong_graph, try_call
+from pipeline.runtime.kernels.aten.call import pure_operator
 from pipeline.runtime.operators import find_operator
-from pipeline.runtime.tensors import dtype_name, torch_dtype
+from pipeline.runtime.tensors import as_tensor, why_unreadable
 
-
-def find_mismatch(kind: str, attrs: Mapping[str, Attr], ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> str:
-    """What is wrong with a call of the operator `kind`: torch refuses it, or makes other results than `outs`.
-
-    "" where nothing is, and for operators of which nobody knows the results beforehand: those that are no call of
-    torch, that take bodies, that require a device, or that do not run on meta; and for sizes that are still names.
-    """
-    is_known = all(spec.is_static for spec in (*ins, *outs))
-    if not is_known or not is_call(kind) or kind.startswith("higher_order.") or _needs_device(kind):
-        return ""
-    op = Op(0, kind, (), (), {name: item for name, item in attrs.items() if name != "device"})
-    try:
-        with torch.no_grad(), torch.device("meta"), warnings.catch_warnings(action="ignore"):
-            made = apply(op, [torch.empty(spec.sizes, dtype=torch_dtype(spec.dtype)) for spec in ins], {})
-    except NotImplementedError:
-        return ""
-    except (RuntimeError, IndexError, TypeError, ValueError, OverflowError, AssertionError) as error:
-        found = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in ins)
-        return f"torch refuses it on {found or 'no tensors'} ({str(error).partition(chr(10))[0]})"
-    shown = [f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in made]
-    declared = [f"{spec.dtype}{list(spec.shape)}" for spec in outs]
-    if shown == declared:
-        return ""
-    return f"found {', '.join(declared)} in the IR for what it makes, expected {', '.join(shown)}"
-
-
-def _needs_device(kind: str) -> bool:
-    """Whether the operator requires a device, as `to.device` does."""
-    arguments = find_operator(kind)._schema.arguments
-    return any(entry.name == "device" and not entry.has_default_value() for entry in arguments)
+Specs = Sequence[TensorSpec]
 
 
 class CheckedBuilder(GraphBuilder):
-    """A GraphBuilder whose mistakes are the caller's: a UsageError says what is wrong where the op is emitted."""
+    """A GraphBuilder whose mistakes are the caller's: a UsageError says what is wrong where the op is emitted.
 
-    mistake = UsageError
+    Weights, states and constants are torch tensors, numpy arrays, or payloads of a Graph; none is copied.
+    """
 
     def make_kernel(
-        self, kind: str, name: str, attrs: Mapping[str, Attr], ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]
-    ) -> KernelSpec:
+        self, kind: str, name: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs
+    ) -> KernelSpec | None:
         """The kernel call of an op, which has been held against its operator.
+
+        Returns None for an op with named dims, whose kernel call is made when they have sizes.
 
         Raises:
             UsageError: there is no such operator; the operator does not take these inputs or attributes; or it makes
@@ -74,25 +50,106 @@ class CheckedBuilder(GraphBuilder):
         """
         label = f"op {kind} {name!r}" if name else f"op {kind}"
         try:
-            kernel = super().make_kernel(kind, name, attrs, ins, outs)
-            if kernel is None:
-                plain = "; expected one of torch, such as aten.relu.default" if kind in KINDS else nearest(kind, KINDS)
-                raise UsageError(f"{label}: there is no operator of this name{plain}")
-            said = find_mismatch(kind, attrs, ins, outs)
-        except (InternalError, SourceError) as error:
+            if said := _find_mistake(kind, attrs, ins, outs):
+                raise UsageError(said)
+            return None if _has_names(attrs, (*ins, *outs)) else super().make_kernel(kind, name, attrs, ins, outs)
+        except OnnxlineError as error:
             raise UsageError(f"{label}: {error}") from error
-        if said:
-            raise UsageError(f"{label}: {said.replace(' in the IR', '')}")
-        return kernel
+
+    def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
+        """Say where the operands of a call go, in the order of its operator's arguments, unless `given` says so.
+
+        Raises:
+            UsageError: more operands than the operator takes.
+        """
+        if not is_call(kind) or any(isinstance(part, InputRef) for item in given.values() for part in parts(item)):
+            return dict(given)
+        try:
+            arguments = find_operator(kind)._schema.arguments
+        except SourceError:
+            return dict(given)  # make_kernel says so
+        taking = [entry for entry in arguments if "Tensor" in str(entry.type) and entry.name not in given]
+        refs = map(InputRef, range(operands))
+        call: dict[str, Attr] = {}
+        for entry in taking:
+            if str(entry.type).startswith("List"):
+                call[entry.name] = tuple(refs)
+            elif (ref := next(refs, None)) is not None:
+                call[entry.name] = ref
+            elif "Optional" in str(entry.type) and not entry.has_default_value():
+                call[entry.name] = None
+        if (ref := next(refs, None)) is not None:
+            names = ", ".join(entry.name for entry in taking) or "none"
+            raise UsageError(f"op {kind}: found {plural(operands, 'operand')}, expected at most {ref.index}: {names}")
+        return {**call, **given}
+
+    def find_wrong_constraints(self, op: Op) -> str:
+        """What is wrong with the constraints of `op`: unknown names, or inputs that its result may not overwrite."""
+        return find_wrong_constraints(op)
 
     def build(self, outputs: Sequence[int]) -> Graph:
         """Freeze what was added.
 
         Raises:
-            UsageError: the graph breaks a rule of the IR, such as a value that was declared and that no op makes.
+            UsageError: outputs that are no vids, a value that was declared and that no op makes, or a payload that
+                cannot be read.
         """
         graph = super().build(outputs)
-        if wrong := violations(graph):
-            lines = "\n".join(f"  - {violation}" for violation in wrong)
-            raise UsageError(f"graph {self.name!r} breaks {plural(len(wrong), 'rule')} of the IR:\n{lines}")
+        refuse_wrong_graph(graph)
         return graph
+
+    def _add_stored(self, name: str, spec: TensorSpec, role: Role, payload: Payload | np.ndarray | None) -> int:
+        self._check_decl(str(role), name, spec)
+        return super()._add_stored(name, spec, role, _read_payload(f"{role} {name!r}", spec, payload))
+
+
+def _find_mistake(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str:
+    """What is wrong with an op; "" where nothing is.
+
+    Raises:
+        SourceError: torch does not know the operator.
+        Unsupported: it writes to its arguments.
+    """
+    if kind.startswith(HIGHER_ORDER):
+        return "it runs bodies, which a Builder does not have; extract_ir makes such ops of a torch module"
+    if emitter_of(kind) is None:
+        known = nearest(kind, KINDS) if kind not in KINDS else ""
+        return f"there is no operator of this name{known or '; expected one of torch, such as aten.relu.default'}"
+    if not is_call(kind):
+        return ""
+    pure_operator(kind)
+    said = find_wrong_arguments(kind, attrs)
+    if not said and not _has_names(attrs, (*ins, *outs)):
+        said = find_mismatch(kind, attrs, ins, outs) or try_call(kind, attrs, ins, outs)
+    return said.replace(" in the IR", "")
+
+
+def _has_names(attrs: Mapping[str, Attr], specs: Specs) -> bool:
+    """Whether the op has sizes, or arguments, that named dims decide."""
+    expressions = (isinstance(part, SymExpr) for item in attrs.values() for part in parts(item))
+    return any(expressions) or not all(spec.is_static for spec in specs)
+
+
+def _read_payload(place: str, spec: TensorSpec, payload: Payload | np.ndarray | None) -> Payload | None:
+    """`payload` as a Graph keeps it.
+
+    Raises:
+        UsageError: it is neither a tensor nor an array nor a payload, it has no elements to read, or another shape or
+            dtype than `spec` says.
+    """
+    if payload is None:
+        return None
+    if isinstance(payload, np.ndarray):
+        payload = as_tensor(payload)
+    if isinstance(payload, torch.Tensor):
+        if why := "is on the device meta, which has no values" if payload.is_meta else why_unreadable(payload):
+            raise UsageError(f"{place}: its payload {why}")
+        payload = TensorPayload(payload)
+    elif not callable(getattr(payload, "numpy", None)):
+        given = describe_argument(payload)
+        raise UsageError(f"{place}: its payload is {given}; expected a torch tensor or a numpy array")
+    array = payload.numpy()
+    if (array.shape, array.dtype.name) != (spec.shape, spec.dtype):
+        found = f"{array.dtype.name}{list(array.shape)}"
+        raise UsageError(f"{place} is {spec.dtype}{list(spec.shape)}, and its payload {found}")
+    return payload

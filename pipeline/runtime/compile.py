@@ -7,27 +7,27 @@ own run over the graph before it is lowered, and over the plan before it is boun
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias, TypeVar
+from typing import Final
 
 import torch
 
 from passes.suggest import bytes_text, nearest, plural
 from pipeline.argument_checks import FLAG, MAPPING, TEXT, a, expects
-from pipeline.errors import InternalError, Unsupported, UsageError
+from pipeline.errors import Unsupported, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Op, Role
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
-from pipeline.ir.check import check
 from pipeline.ir.devices import to_device
-from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.lower import in_traced_order, memory_order
 from pipeline.ops.aten import is_call
 from pipeline.ops.aten.typed import HIGHER_ORDER
 from pipeline.ops.layout import traced_strides
 from pipeline.planning import ExecutionPlan, FeedSignature, check_against, check_plan, make_plan, refuse_named_dims
+from pipeline.runtime.call_check import refuse_wrong_calls, refuse_wrong_graph
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
 from pipeline.runtime.devices import CPU, Device, device_of, find_device
@@ -35,9 +35,11 @@ from pipeline.runtime.eager import apply
 from pipeline.runtime.eager import in_traced_order as with_strides_of_trace
 from pipeline.runtime.kernels import PackedMemory, load_library
 from pipeline.runtime.kernels.aten.call import pure_operator
-from pipeline.runtime.program import BoundProgram
+from pipeline.runtime.program import LAUNCH_ERRORS, BoundProgram
 from pipeline.runtime.slots import Feed, Weights, stored_tensor, with_weights
+from pipeline.runtime.tensors import dtype_name
 from pipeline.runtime.torch_state import plain_state
+from pipeline.runtime.user_passes import GraphPass, PlanPass, run_graph_passes, run_plan_passes
 
 LARGEST = 2**24
 """Bytes of one folded result; a larger one costs more memory than it saves time."""
@@ -60,9 +62,23 @@ def fold_constants(graph: Graph) -> Graph:
             ops.append(replace(op, oid=len(ops)))
             continue
         ins = [known[vid] if vid in known else _read_stored(graph, vid) for vid in op.inputs]
-        with torch.no_grad():
-            known.update(zip(op.outputs, apply(op, with_strides_of_trace(graph, op, ins), {}), strict=True))
+        made = _fold(graph, op, ins)
+        if made is None:
+            ops.append(replace(op, oid=len(ops)))
+        else:
+            known.update(zip(op.outputs, made, strict=True))
     return _with_constants(graph, ops, known) if known else graph
+
+
+def _fold(graph: Graph, op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """The results of `op`; None where torch refuses it or makes others than the graph says, as is said of the call."""
+    try:
+        with torch.no_grad():
+            made = apply(op, with_strides_of_trace(graph, op, ins), {})
+    except LAUNCH_ERRORS:
+        return None
+    declared = [(spec.shape, spec.dtype) for spec in (graph.values[vid].spec for vid in op.outputs)]
+    return made if [(tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in made] == declared else None
 
 
 def _is_constant(graph: Graph, op: Op, operator: torch._ops.OpOverload, known: dict[int, torch.Tensor]) -> bool:
@@ -94,68 +110,6 @@ def _with_constants(graph: Graph, ops: list[Op], known: dict[int, torch.Tensor])
     payloads |= {graph.values[vid].name: TensorPayload(tensor) for vid, tensor in known.items()}
     facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
     return assemble(graph.name, decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
-
-
-GraphPass: TypeAlias = Callable[[Graph], Graph]
-PlanPass: TypeAlias = Callable[[ExecutionPlan], ExecutionPlan]
-T = TypeVar("T", Graph, ExecutionPlan)
-
-
-def run_graph_passes(graph: Graph, passes: Sequence[GraphPass]) -> Graph:
-    """`graph` after each of `passes`, which keep its inputs and outputs.
-
-    Raises:
-        UsageError: a pass returns something else than a Graph, a graph that breaks a rule of the IR, or one of other
-            inputs or outputs; the message names the pass.
-    """
-    for change in passes:
-        changed = _call("optimize_ir", change, graph)
-        try:
-            check(changed, read_payloads=False)
-        except InternalError as error:
-            raise UsageError(f"optimize_ir: {_name(change)} broke the graph: {error}") from error
-        if (found := _signature(changed)) != (expected := _signature(graph)):
-            raise UsageError(f"optimize_ir: {_name(change)} changed the signature: found {found}, expected {expected}")
-        graph = changed
-    return graph
-
-
-def run_plan_passes(graph: Graph, plan: ExecutionPlan, passes: Sequence[PlanPass]) -> ExecutionPlan:
-    """`plan`, a plan of `graph`, after each of `passes`.
-
-    Raises:
-        UsageError: a pass returns something else than a plan, or a plan that the checker refuses; the message names the
-            pass.
-    """
-    for change in passes:
-        plan = _call("optimize_plan", change, plan)
-        try:
-            check_plan(plan)
-            check_against(graph, plan)
-        except InternalError as error:
-            raise UsageError(f"optimize_plan: {_name(change)} broke the plan: {error}") from error
-    return plan
-
-
-def _call(option: str, change: Callable[[T], T], given: T) -> T:
-    if not callable(change):
-        raise UsageError(f"{option}: found {change!r:.60}, expected functions of a {type(given).__name__}")
-    made = change(given)
-    if not isinstance(made, type(given)):
-        found, expected = type(made).__name__, type(given).__name__
-        raise UsageError(f"{option}: {_name(change)} returned {found}, expected the {expected} after the change")
-    return made
-
-
-def _name(change: Callable[[T], T]) -> str:
-    return getattr(change, "__name__", None) or repr(change)[:60]
-
-
-def _signature(graph: Graph) -> tuple[tuple[tuple[str, TensorSpec], ...], ...]:
-    return tuple(
-        tuple((graph.values[vid].name, graph.values[vid].spec) for vid in vids)
-        for vids in (graph.inputs, graph.outputs)
-    )
 
 
 A_GRAPH = a(Graph, "a Graph, as from_onnx makes; an IR of extract_ir has it as .graph")
@@ -363,10 +317,11 @@ def compile_graph(
 
     Raises:
         Unsupported: ops without a kernel (all are listed), or a device that is not there.
-        UsageError: dimensions that are still names, weights that the graph does not have, too little memory, or no
-            compiler for `native`.
+        UsageError: a graph that breaks a rule of the IR, an op that does not fit its operator, a pass that returns
+            something wrong, dimensions that are still names, weights that the graph does not have, too little memory,
+            or no compiler for `native`.
         SourceError: a weight does not fit its declaration.
-        InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
+        InternalError: the plan did not pass its checker.
 
     Example:
         >>> import onnxline, torch
@@ -410,12 +365,13 @@ def bind_graph(
     optimize_plan: Sequence[PlanPass] = (),
 ) -> BoundProgram:
     """The program of `graph` with its weights; see `compile_graph`. `memory` has packed weights of other programs."""
-    check(graph, read_payloads=False)  # binding names bytes that do not fit
+    refuse_wrong_graph(graph)  # binding names bytes that do not fit
     refuse_named_dims(graph)
     device = options.find_device(graph)
     with plain_state():
         # What is constant is computed on the CPU, wherever the graph was traced, and where the program runs.
         folded = fold_constants(to_device(with_weights(graph, weights or {}), CPU.name))
+        refuse_wrong_calls(folded)
         graph = with_kernels(to_device(in_traced_order(folded), device.name))
         plan = make_plan(graph, lower(graph), device.alignment)
         check_plan(plan)

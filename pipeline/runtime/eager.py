@@ -305,7 +305,7 @@ def apply(op: Op, ins: Sequence[torch.Tensor], own: Own, inner: list[Step] | Non
     bodies = [as_function(body, own, inner if name in WHOLE_BODIES else None) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
     if namespace != "higher_order":
-        return list(tensors_in(_operator(op.kind, given)))
+        return list(tensors_in(call_operator(op.kind, given)))
     return list(tensors_in(call_higher_order(name, given)))
 
 
@@ -318,8 +318,12 @@ STRAIGHT_THROUGH: Own = {"onnxline.quantize.default": round_straight}
 """The functions by which a rounding lets gradients through; `operators.py` says which gradients these are."""
 
 
-def _operator(kind: str, given: dict[str, Any]) -> Any:
-    """Call an operator: arguments by position up to the first missing one, then by name."""
+def call_operator(kind: str, given: dict[str, Any]) -> Any:
+    """What an operator returns: arguments by position up to the first missing one, then by name.
+
+    Raises:
+        SourceError: torch does not know the operator.
+    """
     operator = find_operator(kind)
     positional: list[Any] = []
     for parameter in operator._schema.arguments:

@@ -30,7 +30,7 @@ from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, TorchConst
 from pipeline.runtime import own_layers
 from pipeline.runtime.devices import TARGET
-from pipeline.runtime.tensors import torch_dtype
+from pipeline.runtime.tensors import dtype_name, torch_dtype
 
 
 def random_normal(
@@ -51,9 +51,9 @@ def random_uniform(
     return (low + (high - low) * drawn).to(torch_dtype(dtype))
 
 
-def _device_of(generator: torch.Generator | None) -> torch.device:
-    """Where a plan draws; ONNX's own graphs have no generator, and are traced on the CPU."""
-    return torch.device("cpu") if generator is None else generator.device
+def _device_of(generator: torch.Generator | None) -> torch.device | None:
+    """Where a plan draws; without a generator torch's default device, which is meta where nothing is computed."""
+    return None if generator is None else generator.device
 
 
 def bernoulli(self: torch.Tensor, dtype: str, seed: int, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -166,7 +166,11 @@ def unsigned(self: torch.Tensor, other: torch.Tensor, function: str) -> torch.Te
     `function` is a key of `UNSIGNED_FUNCTIONS`. Values wrap around, a quotient is rounded down, and it and the
     remainder are 0 for a divisor of 0.
     """
-    signed = SIGNED[self.dtype]
+    signed = SIGNED.get(self.dtype)
+    if signed is None or other.dtype is not self.dtype:
+        raise TypeError(f"found {self.dtype} and {other.dtype}, expected one of {', '.join(map(str, SIGNED))} for both")
+    if function not in UNSIGNED_FUNCTIONS:
+        raise ValueError(f"function={function!r}; expected one of {', '.join(UNSIGNED_FUNCTIONS)}")
     found = UNSIGNED_FUNCTIONS[function](self.view(signed), other.view(signed))
     return found if found.dtype is torch.bool else found.view(self.dtype)
 
@@ -211,7 +215,7 @@ def cast_float8(self: torch.Tensor, to: str, saturate: bool = True) -> torch.Ten
     Saturated, a number that is too large becomes the largest one. Otherwise it becomes NaN or infinity, whichever the
     type has.
     """
-    dtype, x = torch_dtype(to), self.float()
+    dtype, x = float8_dtype(to), self.float()
     limit = torch.finfo(dtype).max
     narrow = x.clamp(-limit, limit)
     if not saturate:
@@ -222,7 +226,14 @@ def cast_float8(self: torch.Tensor, to: str, saturate: bool = True) -> torch.Ten
 
 @cast_float8.register_fake
 def fake_cast_float8(self: torch.Tensor, to: str, saturate: bool = True) -> torch.Tensor:
-    return torch.empty_like(self, dtype=torch_dtype(to))
+    return torch.empty_like(self, dtype=float8_dtype(to))
+
+
+def float8_dtype(name: str) -> torch.dtype:
+    dtype = torch_dtype(name)
+    if dtype not in BEYOND:
+        raise ValueError(f"to={name!r}; expected one of {', '.join(map(dtype_name, BEYOND))}")
+    return dtype
 
 
 def save_dtype(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -15,11 +15,12 @@ import torch
 
 from passes.suggest import with_article
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
-from pipeline.ir.graph import Graph, Role
+from pipeline.ir.graph import Graph, Role, TensorSpec
 from pipeline.lowering import KernelCall
 from pipeline.ops import Kind, Layout, unpack
-from pipeline.ops.aten import is_call, takes_any_order
+from pipeline.ops.aten import TYPED, is_call, takes_any_order, untyped_call
 from pipeline.planning import ExecutionPlan
+from pipeline.runtime.call_check import why_refused
 from pipeline.runtime.devices import CPU, TARGET, Device, device_of
 from pipeline.runtime.kernels import (
     KERNELS,
@@ -194,6 +195,8 @@ class BoundProgram:
         if is_data_error(error):
             slots = [self.plan.slots[vid] for vid in step.call.in_vids]
             return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
+        if refused := _why_torch_refuses(step, [self.plan.slots[vid].spec for vid in step.call.in_vids]):
+            return SourceError(f"{place}: {refused}; correct the op, or the pass that made it")
         if "CUDA error" in str(error) and not self.debug:
             return InternalError(
                 f"{described} failed: {error}; CUDA reports an error at a launch after its cause: "
@@ -215,6 +218,14 @@ class BoundProgram:
         packed: list[ProductWeight] = [step.attrs["packed"] for step in self.steps if "packed" in step.attrs]
         own = sum(weight.nbytes for weight in packed)
         return own + sum(body.packed_bytes for several in self.bodies.values() for body in several)
+
+
+def _why_torch_refuses(step: LaunchStep, ins: Sequence[TensorSpec]) -> str:
+    """Why torch itself refuses the call of `step`; "" where it computes, so that the fault is ours."""
+    if step.kind in (Kind.Aten, *TYPED):
+        call = untyped_call(step.kind, step.attrs) if step.kind in TYPED else step.attrs
+        return why_refused(call["op"], call["call"], ins)
+    return ""
 
 
 def _stored(plan: ExecutionPlan, views: Sequence[View], weights: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:

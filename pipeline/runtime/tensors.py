@@ -16,8 +16,15 @@ from pipeline.ir.graph import DTYPE_BITS
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype called `name` (a key of `DTYPE_BITS`)."""
-    return getattr(torch, name)
+    """The torch dtype called `name` (a key of `DTYPE_BITS`).
+
+    Raises:
+        UsageError: torch has no dtype of this name.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"there is no dtype {name!r}; expected one of {', '.join(DTYPE_BITS)}")
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:

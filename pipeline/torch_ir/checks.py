@@ -23,8 +23,7 @@ from pipeline.ir import Graph, InputRef, Op, Role, Value
 from pipeline.ir.dims import dim_names, dims_of, fix_dims
 from pipeline.ir.graph import parts
 from pipeline.lowering.lower import AS_STRIDED
-from pipeline.ops.aten.views import MOVES
-from pipeline.runtime.checked_builder import find_mismatch
+from pipeline.runtime.call_check import find_mismatch, key_of_call
 from pipeline.runtime.kernels.base import place_of
 from pipeline.runtime.operators import find_operator
 from pipeline.torch_ir.arguments import Inputs, feed
@@ -126,14 +125,13 @@ def _add_notes(error: ExecutionError, notes: Sequence[str]) -> ExecutionError:
     return error
 
 
-def refuse_other_moves(graph: Graph) -> None:
-    """Refuse wrong results of operators that only move elements: a plan takes their declared results without a call.
-
-    Raises:
-        ExecutionError: one of them makes others.
+def refuse_other_results(graph: Graph) -> None:
     """
-    if said := [*_find_mismatches(graph, (op for op in graph.ops if op.kind in MOVES))]:
-        raise ExecutionError("\n".join(_find_all_mismatches(graph) or said))  # list all: another node may be the cause
+    Raises:
+        ExecutionError: nodes declare other results than their operators make; all of them.
+    """
+    if said := _find_all_mismatches(graph):
+        raise ExecutionError("\n".join(said))
 
 
 def explain_wrong_results(
@@ -147,15 +145,18 @@ def explain_wrong_results(
 
 
 def _find_all_mismatches(graph: Graph, own: Container[str] = ()) -> list[str]:
-    return [*_find_mismatches(graph, (op for op in graph.ops if op.kind not in own))]
-
-
-def _find_mismatches(graph: Graph, ops: Iterable[Op]) -> Iterator[str]:
-    for op in ops:
-        if not op.bodies:
+    """One line for each op that declares other results; equal calls are run once."""
+    wrong, said_of = [], dict[object, str]()
+    for op in graph.ops:
+        if op.bodies or op.kind in own:
+            continue
+        key = key_of_call(graph, op)
+        if key not in said_of:
             ins, outs = ([graph.values[vid].spec for vid in vids] for vids in (op.inputs, op.outputs))
-            if said := find_mismatch(op.kind, op.attrs, ins, outs):
-                yield f"{place_of(op)}: {said}; correct the node, or extract the IR again"
+            said_of[key] = find_mismatch(op.kind, op.attrs, ins, outs)
+        if said := said_of[key]:
+            wrong.append(f"{place_of(op)}: {said}; correct the node, or extract the IR again")
+    return wrong
 
 
 def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:

@@ -17,7 +17,7 @@ from pipeline.runtime import SizedProgram
 from pipeline.runtime.eager import Own, Step, as_traced, run_eager, walk_eager
 from pipeline.runtime.slots import with_stored
 from pipeline.torch_ir.calls import find_known_operator
-from pipeline.torch_ir.checks import copy_if_shared, counts_from_storage, refuse_other_moves
+from pipeline.torch_ir.checks import copy_if_shared, counts_from_storage, refuse_other_results
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.weights import fits_shape, misfit
@@ -129,7 +129,7 @@ class Engine:
     def _run_planned(self, stored: Tensors, inputs: Tensors) -> Tensors:
         if self._program is None:
             weights = with_stored(self._graph, {**stored, **self._states})
-            self._program = SizedProgram(weights, limit=MOST_PROGRAMS, approve=refuse_other_moves)
+            self._program = SizedProgram(weights, limit=MOST_PROGRAMS, approve=refuse_other_results)
         outputs, self.updated = self._program.run_updating(inputs)
         return outputs
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from passes.suggest import bytes_text, plural
 from pipeline.argument_checks import FLAG, FUNCTION, a, expects
-from pipeline.errors import InternalError, UsageError
+from pipeline.errors import InternalError, SourceError, UsageError
 from pipeline.events import Observer
 from pipeline.ir import Graph
 from pipeline.ir.devices import to_device
@@ -122,7 +122,7 @@ def record_step(
     }
     try:
         capture = _capture(compiled, feed, recorder)
-    except InternalError:  # torch's kernels check dtypes that a recording does not
+    except (InternalError, SourceError):  # torch's kernels check dtypes that a recording does not
         refuse_what_torch_refuses(module, loss, batch)
         raise
     sources = _sources(module, optimizer, traced, stored, compiled)

@@ -131,12 +131,18 @@ def can_replace(name: str, resolved: Resolved, rules: Rules) -> bool:
     return rules.fallback or has_body(node)
 
 
+class ImportBuilder(Builder):
+    """A Builder that importers call, whose wrong calls are bugs of ours."""
+
+    mistake = InternalError
+
+
 class GraphBuilding:
     """One pass over resolved nodes, which builds a Graph, or finds the nodes that their importers refuse."""
 
     def __init__(self, scope: Scope, rules: Rules, resolved: Resolved, emitter_of: FindEmitter | None) -> None:
         self._resolved = resolved
-        self._builder = Builder(scope.name, emitter_of)
+        self._builder = ImportBuilder(scope.name, emitter_of)
         made = {name for node in resolved.nodes for name in node.proto.output}
         stops = rules.stops
         left = read_names([node.proto for node in resolved.rest])

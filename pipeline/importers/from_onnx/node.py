@@ -14,9 +14,9 @@ import numpy as np
 from pipeline.errors import InternalError, SourceError, Unsupported
 from pipeline.importers.from_onnx.replacements import PendingNode
 from pipeline.importers.from_onnx.resolve import Resolved
-from pipeline.importers.from_onnx.source import ArrayPayload, Attributes, module_path, schema_of
+from pipeline.importers.from_onnx.source import Attributes, module_path, schema_of
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Attr, TensorSpec, TorchConst
+from pipeline.ir.graph import ArrayPayload, Attr, TensorSpec, TorchConst
 from pipeline.ops.aten import call_attrs, is_call
 
 

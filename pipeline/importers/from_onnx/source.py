@@ -26,7 +26,7 @@ from passes.weights.detached import inner_tensors
 from passes.weights.mapped import ExternalFiles, FileMaps, FileRange
 from passes.weights.stand_ins import inline
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.ir.graph import DTYPE_BITS, Payload, TensorSpec
+from pipeline.ir.graph import DTYPE_BITS, ArrayPayload, Payload, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,6 @@ def _with_inner_data(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelP
     except ModelError as mistake:
         raise SourceError(str(mistake)) from mistake
     return whole
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayPayload:
-    """An array that the importer made: a Constant node, or a folded value."""
-
-    array: np.ndarray
-
-    def numpy(self) -> np.ndarray:
-        return self.array
 
 
 @dataclass(slots=True)

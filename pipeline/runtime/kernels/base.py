@@ -36,7 +36,7 @@ class ResultMismatch(RuntimeError):
 
 def is_data_error(error: Exception) -> bool:
     """Whether torch complains about the data, such as `index 9 is out of bounds for dimension 0 with size 4`."""
-    return isinstance(error, IndexError) or any(words in str(error) for words in OF_DATA)
+    return isinstance(error, IndexError | LinAlgError) or any(words in str(error) for words in OF_DATA)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -46,6 +46,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def data_error(place: str, ins: Iterable[Named], error: Exception) -> DataError:
     """The DataError for `error` of the op at `place`, which reads `ins`."""
+    if BY_ZERO in str(error):
+        return DataError(f"{place} failed: it divides integers by 0; look for a 0 in what it divides by")
+    if isinstance(error, LinAlgError):
+        return DataError(f"{place} failed: {error}; look at the matrices in the feed")
     indices = [f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in ins if "int" in spec.dtype]
     read = f"; the op reads it from {' or '.join(indices)}" if indices else ""
     return DataError(f"{place} failed: {error}; look for an index that is out of range in the feed{read}")
@@ -58,7 +62,12 @@ def place_of(op: Op) -> str:
 
 OF_MEMORY = ("can't allocate memory", "CUDA out of memory")
 
-OF_DATA = ("out of range", "out of bounds")
+LinAlgError: Final[type[RuntimeError]] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+"""What torch raises for a matrix without an inverse."""
+
+BY_ZERO = "ZeroDivisionError"
+
+OF_DATA = ("out of range", "out of bounds", BY_ZERO)
 """In messages of torch's RuntimeErrors (torch 2.13), where operators have no IndexError."""
 
 
@@ -148,7 +157,7 @@ def copy_one(make: Callable[[], Any], out: torch.Tensor) -> None:
     if type(result) is not torch.Tensor:
         (result,) = tensors_in(result)
     if result.shape != out.shape or result.dtype is not out.dtype:
-        raise _misfit(result, out)
+        raise misfit(result, out)
     out.copy_(result)
 
 
@@ -162,7 +171,7 @@ def copy_all(make: Callable[[], Any], outs: Sequence[torch.Tensor], unread: Coll
         if at in unread:
             continue
         if result is None or result.shape != out.shape or not _holds(out.dtype, result.dtype):
-            raise _misfit(result, out)
+            raise misfit(result, out)
         out.copy_(result)
 
 
@@ -172,7 +181,8 @@ def _holds(wide: torch.dtype, dtype: torch.dtype) -> bool:
     return dtype is wide or (floating and torch.promote_types(wide, dtype) is wide)
 
 
-def _misfit(result: torch.Tensor | None, out: torch.Tensor) -> ResultMismatch:
+def misfit(result: torch.Tensor | None, out: torch.Tensor) -> ResultMismatch:
+    """The error for a result of another dtype or shape than `out`, which the graph declares."""
     made = "nothing" if result is None else f"{result.dtype}{list(result.shape)}"
     return ResultMismatch(
         f"it made {made}, and the graph says {out.dtype}{list(out.shape)}; "

@@ -23,9 +23,9 @@ from onnx.reference import ReferenceEvaluator
 from passes.custom_ops.declarations import add_libraries, reference_ops
 from passes.errors import PassError
 from passes.weights.split_run import CustomNodes, compute_node
-from pipeline.errors import Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, misfit
 from pipeline.runtime.tensors import as_tensor, to_numpy
 
 Evaluate = Callable[[dict[str, Any]], list[Any]]
@@ -143,7 +143,12 @@ def _reference(model: onnx.ModelProto) -> Evaluate:
 
 
 def onnx_node(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    proto = json_format.ParseDict(json.loads(attrs["node"]), onnx.NodeProto())
+    try:
+        proto = json_format.ParseDict(json.loads(attrs["node"]), onnx.NodeProto())
+    except (ValueError, json_format.ParseError) as error:
+        raise SourceError(
+            f"OnnxNode {attrs['op']}: its attribute `node` is no node of ONNX in JSON ({error})"
+        ) from error
     given = iter(ins)
     types = [type_of(to_numpy(next(given))) if mark else None for mark in attrs["inputs"]]
     node = ForeignNode(proto, {proto.domain: attrs["opset"]}, types, outputs=len(attrs["outputs"]))
@@ -157,7 +162,10 @@ def _compute(
     arrays = iter([to_numpy(tensor) for tensor in ins])
     found = node.run([next(arrays) if mark else None for mark in given])
     for place, out in zip(wanted, outs, strict=True):
-        out.copy_(as_tensor(np.asarray(found[place])).reshape(out.shape))
+        result = as_tensor(np.asarray(found[place]))
+        if result.numel() != out.numel() or result.dtype is not out.dtype:
+            raise misfit(result, out)
+        out.copy_(result.reshape(out.shape))
 
 
 KERNELS: dict[Kind, Kernel] = {Kind.OnnxNode: onnx_node}

@@ -37,6 +37,12 @@ from pipeline.ir import TensorSpec
 from tests.pipeline.authoring.authored_models import X, Y, compiled, small
 
 
+def compile_with_a_scheduler(model: Model) -> None:
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model.compile(optimizer, MSELoss())
+
+
 class Misplaced(Module):
     """Its parameter is in a dict, where nobody looks for it."""
 
@@ -209,6 +215,15 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "an optimizer by name": (
         lambda: small().compile("adam", MSELoss()),  # type: ignore[arg-type]
         "compile: found builtins.str as optimizer, expected SGD(), Adam() or AdamW()",
+    ),
+    "an optimizer of other parameters": (
+        lambda: small().compile(torch.optim.SGD(nn.Linear(2, 3).parameters()), MSELoss()),
+        "the optimizer has a parameter of shape [3, 2] that the model has not; make its groups of the "
+        "parameters of the model's layers",
+    ),
+    "an optimizer with a scheduler": (
+        lambda: compile_with_a_scheduler(small()),
+        "the optimizer has a scheduler, which does not see the train step; give it as schedule=",
     ),
     "a setting of an optimizer": (
         lambda: small().compile(SGD(lr=-1), MSELoss()),

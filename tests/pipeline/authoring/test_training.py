@@ -79,6 +79,25 @@ def train_with_torch(
     return losses
 
 
+def test_groups_of_parameters_have_settings_of_their_own() -> None:
+    def groups(layers: Any) -> torch.optim.Optimizer:
+        own = {"params": layers[0].parameters(), "lr": 0.1, "momentum": 0.9}
+        return torch.optim.SGD([own, {"params": layers[2].parameters(), "weight_decay": 0.1}], lr=0.01)
+
+    torch.manual_seed(0)
+    model = Model((8, 16)).add(Linear(16, 32)).add(ReLU()).add(Linear(32, 10))
+    theirs, batches = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10)), batches_of(MLP, 10)
+    theirs.load_state_dict(model.state_dict())
+    model.compile(groups(model.module), CrossEntropyLoss(), quiet=True).fit(batches, quiet=True)
+    optimizer = groups(theirs)
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(theirs(x), y).backward()
+        optimizer.step()
+    for key, tensor in theirs.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], tensor, rtol=1e-4, atol=1e-6)
+
+
 def test_squared_errors_and_a_loss_by_hand_are_those_of_torch() -> None:
     def squares(output: IRTensor, target: IRTensor) -> IRTensor:
         return functional.mean((output - target) * (output - target))

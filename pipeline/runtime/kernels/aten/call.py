@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.errors import Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.ir import Attr, InputRef
 from pipeline.ir.graph import Value
 from pipeline.ops.aten import takes_any_order
@@ -102,11 +102,20 @@ def pure_operator(kind: str) -> torch._ops.OpOverload:
     """
     operator = find_operator(kind)
     if operator._schema.is_mutable:
-        raise Unsupported(
-            f"{kind} writes to its arguments, and a plan holds values: import the program that "
-            "pipeline.importers.from_torch.functionalize gives"
-        )
+        raise Unsupported(f"{kind} writes to its arguments, and no op changes a value of a graph: {_instead(kind)}")
     return operator
+
+
+def _instead(kind: str) -> str:
+    """What to call in place of an operator that writes to its arguments."""
+    namespace, name, overload = kind.split(".")
+    pure = f"{namespace}.{name.removesuffix('_')}.{overload}"
+    try:
+        find_operator(pure)
+    except SourceError:
+        pure = kind
+    advice = "take an operator that makes a new value" if pure == kind else f"take {pure}, which makes a new value"
+    return f"{advice}; a program of torch.export is without such calls after `run_decompositions({{}})`"
 
 
 def arguments(call: Mapping[str, Attr], ins: Ins, bodies: Sequence[Any] = ()) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import InternalError, SourceError
+from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph
@@ -95,7 +95,7 @@ def test_sizes_that_do_not_fit_are_named_as_by_torch(
 ) -> None:
     said = []
     for native in (False, True):
-        with pytest.raises((InternalError, SourceError)) as refusal:
+        with pytest.raises((InternalError, UsageError)) as refusal:
             run(program_of(kind, ins, outs, attrs, native))
         said.append(str(refusal.value))
     assert said[0] == said[1]
