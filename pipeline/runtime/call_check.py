@@ -305,13 +305,12 @@ def _find_problem(graph: Graph, op: Op, kept: Collection[int], tried: bool) -> s
     said = find_mismatch(op.kind, op.attrs, ins, outs, read) or (
         try_call(op.kind, op.attrs, ins, outs) if tried else ""
     )
-    if not said and not tried and _is_decided_by_data(op, ins):
-        return "its elements decide how many it makes, and a plan has fixed sizes; run the graph op by op (run_eager)"
     return said or find_wrong_kernel(op, ins, outs)
 
 
-def _is_decided_by_data(op: Op, ins: Specs) -> bool:
+def _is_decided_by_data(graph: Graph, op: Op) -> bool:
     """Whether the elements of operands decide the sizes of the results."""
+    ins = [graph.values[vid].spec for vid in op.inputs]
     if not _is_known(op.kind, ins) or torch.Tag.dynamic_output_shape not in find_operator(op.kind).tags:
         return False
     return _make_on_meta(op.kind, op.attrs, ins) is None
@@ -344,6 +343,16 @@ def refuse_wrong_calls(graph: Graph) -> None:
         raise UsageError(
             _listing(f"graph {graph.name!r}: {plural(len(wrong), 'op')} cannot be called as declared", wrong)
         )
+
+
+def refuse_sizes_of_data(graph: Graph) -> None:
+    """
+    Raises:
+        UsageError: an op makes as many elements as its operands say, which no plan has room for; all of them.
+    """
+    if wrong := [place_of(op) for op in graph.ops if _is_decided_by_data(graph, op)]:
+        title = f"graph {graph.name!r}: a plan has fixed sizes, and the data decide how many elements these ops make"
+        raise UsageError(_listing(title, wrong))
 
 
 def _listing(title: str, problems: Sequence[str]) -> str:

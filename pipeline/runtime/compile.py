@@ -27,7 +27,7 @@ from pipeline.ops.aten import is_call
 from pipeline.ops.aten.typed import HIGHER_ORDER
 from pipeline.ops.layout import traced_strides
 from pipeline.planning import ExecutionPlan, FeedSignature, check_against, check_plan, make_plan, refuse_named_dims
-from pipeline.runtime.call_check import refuse_wrong_calls, refuse_wrong_graph
+from pipeline.runtime.call_check import refuse_sizes_of_data, refuse_wrong_calls, refuse_wrong_graph
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
 from pipeline.runtime.devices import CPU, Device, device_of, find_device
@@ -35,7 +35,7 @@ from pipeline.runtime.eager import apply
 from pipeline.runtime.eager import in_traced_order as with_strides_of_trace
 from pipeline.runtime.kernels import PackedMemory, load_library
 from pipeline.runtime.kernels.aten.call import pure_operator
-from pipeline.runtime.program import LAUNCH_ERRORS, BoundProgram
+from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, Weights, stored_tensor, with_weights
 from pipeline.runtime.tensors import dtype_name
 from pipeline.runtime.torch_state import plain_state
@@ -75,7 +75,7 @@ def _fold(graph: Graph, op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tenso
     try:
         with torch.no_grad():
             made = apply(op, with_strides_of_trace(graph, op, ins), {})
-    except LAUNCH_ERRORS:
+    except Exception:  # it is of the data, since the call was checked: its launch names the op
         return None
     declared = [(spec.shape, spec.dtype) for spec in (graph.values[vid].spec for vid in op.outputs)]
     return made if [(tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in made] == declared else None
@@ -370,8 +370,9 @@ def bind_graph(
     device = options.find_device(graph)
     with plain_state():
         # What is constant is computed on the CPU, wherever the graph was traced, and where the program runs.
+        refuse_wrong_calls(graph)
         folded = fold_constants(to_device(with_weights(graph, weights or {}), CPU.name))
-        refuse_wrong_calls(folded)
+        refuse_sizes_of_data(folded)
         graph = with_kernels(to_device(in_traced_order(folded), device.name))
         plan = make_plan(graph, lower(graph), device.alignment)
         check_plan(plan)

@@ -15,7 +15,7 @@ from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.planning import ExecutionPlan
 from pipeline.planning.check import differences
 from pipeline.planning.check import violations as plan_violations
-from pipeline.runtime.call_check import call_keys, find_wrong_calls, find_wrong_rules
+from pipeline.runtime.call_check import call_keys, find_wrong_calls, find_wrong_rules, refuse_wrong_graph
 
 GraphPass: TypeAlias = Callable[[Graph], Graph]
 PlanPass: TypeAlias = Callable[[ExecutionPlan], ExecutionPlan]
@@ -30,7 +30,9 @@ def run_graph_passes(graph: Graph, passes: Sequence[GraphPass]) -> Graph:
             breaks a rule of the IR, one with a call that its operator does not take, or one of another signature; the
             message names the pass.
     """
-    for change in _listed("optimize_ir", passes, "Graph"):
+    if _listed("optimize_ir", passes, "Graph"):
+        refuse_wrong_graph(graph)
+    for change in passes:
         changed = _call("optimize_ir", change, graph)
         wrong = find_wrong_rules(changed) or [*find_wrong_calls(changed, call_keys(graph), tried=True)]
         _refuse("optimize_ir", change, "the graph", wrong)
