@@ -22,6 +22,7 @@ from passes.errors import ModelError, PolicyError, UsageError
 from passes.functions import WholeProver, fold_run, lay_out
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
+from passes.graph.inference import start_process
 from passes.load import to_path
 from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import GROUPS, Policy, check_lists
@@ -129,6 +130,7 @@ def optimize(
         stored = _read_source(model, context, proof)
         if stored.has_layers():
             _refuse_on_layers(steps, encodings)
+        start_process()
         context.start()  # they take a second to import, in which names are checked
         check_names(flatten(steps), policy, context)
         misplaced = (item for item in steps if _makes_reference(item) and (prover or isinstance(item, Repeat)))

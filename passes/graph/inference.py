@@ -167,6 +167,11 @@ def call_limited(function: Callable[..., Result], limit: float, **arguments: Any
     return _process_of(os.getpid()).call(function, limit * crowding(), arguments)
 
 
+def start_process() -> None:
+    """Start the process that infers now, so that it is ready when it is asked."""
+    _process_of(os.getpid()).start()
+
+
 class _LimitedProcess:
     """The process that works for this one; threads take turns."""
 
@@ -178,6 +183,10 @@ class _LimitedProcess:
     def call(self, function: Callable[..., Result], limit: float, arguments: dict[str, Any]) -> Result:
         with self._turn:
             return self._worker.ask(function, within_s=limit, **arguments)
+
+    def start(self) -> None:
+        with self._turn:
+            self._worker.start()
 
     def close(self) -> None:
         self._worker.close()

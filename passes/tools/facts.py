@@ -17,8 +17,6 @@ from passes.graph.index import GraphIndex, constant_of, copy_of
 from passes.graph.inference import dims_of, infer_types
 from passes.graph.op_facts import CONVOLUTIONS, attribute_of, has_body, op_name
 from passes.graph.traversal import every_graph, every_node
-from passes.rewrites.interface import FixShapes
-from passes.run.apply_step import fix_input_shapes
 from passes.structures import STRUCTURES, structure_of
 from passes.structures.view import GraphView
 from passes.suggest import bytes_text, plural
@@ -130,6 +128,9 @@ def inspect_model(
     opened = open_model(model)
     proto = opened.without_functions().proto
     if shapes:
+        from passes.rewrites.interface import FixShapes  # these load every step
+        from passes.run.apply_step import fix_input_shapes
+
         proto = fix_input_shapes([FixShapes(shapes)], proto) or proto
     proto, sizes = _with_sizes(proto)
     types = GraphIndex(infer_types(proto, data_prop=True)).types

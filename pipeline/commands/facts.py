@@ -35,13 +35,13 @@ def inspect(
     from passes.weights.files import write_errors
     from passes.why import file_of
     from pipeline.quantsim.profiles import TARGETS, load_target
-    from pipeline.quantsim.target_check import check_target
+    from pipeline.quantsim.target_check import check_targets
 
     tables = [load_target(name) for name in target or ()]
     opened = read_model(file_of(model), unread=True)
     facts = inspect_model(opened, read_shapes(shape or ()))
     names = target or TARGETS
-    reports = [check_target(opened, table) for table in tables or map(load_target, TARGETS)]
+    reports = check_targets(opened, tables or [*map(load_target, TARGETS)])
     refused = {name: [found.what for found in report.obstructions] for name, report in zip(names, reports, strict=True)}
     rows = [(name, ", ".join(found) or "takes every operator") for name, found in refused.items()]
     title = "what targets refuse"

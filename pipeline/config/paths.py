@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from passes.advisories.known import is_quarantine
 from pipeline.config.yaml_source import Document, KeyPath, Marks, describe, parse_value, read_yaml
 from pipeline.errors import ConfigError, SourceError
 
@@ -178,6 +177,8 @@ def _anchor_factory(text: str, folder: Path) -> str:
 
 
 def _anchor_tables(entry: str, folder: Path) -> str:
+    from passes.advisories.known import is_quarantine  # loads every step, which most configurations do without
+
     group, colon, tables = entry.partition(":")
     return f"{group}:{_anchor_file(tables, folder)}" if is_quarantine(entry) and colon else entry
 

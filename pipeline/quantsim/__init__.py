@@ -33,16 +33,16 @@ report.py       what was found, as data
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from passes.encodings.aimet import from_aimet
-from passes.encodings.encoding import fit_encodings
-from passes.weights.detached import read_model
-from pipeline.quantsim.crosscheck import compare_values, find_jump
-from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.run import QuantSim, QuantSimResult
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from passes.encodings.aimet import from_aimet
+    from passes.encodings.encoding import fit_encodings
+    from passes.weights.detached import read_model
+    from pipeline.quantsim.crosscheck import compare_values, find_jump
+    from pipeline.quantsim.qdq import insert_qdq
+    from pipeline.quantsim.run import QuantSim, QuantSimResult
     from pipeline.quantsim.torch_nodes import TorchRun
 
 __all__ = [
@@ -57,10 +57,22 @@ __all__ = [
     "read_model",
 ]
 
+HOMES: Final = {
+    "QuantSim": "pipeline.quantsim.run",
+    "QuantSimResult": "pipeline.quantsim.run",
+    "TorchRun": "pipeline.quantsim.torch_nodes",
+    "compare_values": "pipeline.quantsim.crosscheck",
+    "find_jump": "pipeline.quantsim.crosscheck",
+    "fit_encodings": "passes.encodings.encoding",
+    "from_aimet": "passes.encodings.aimet",
+    "insert_qdq": "pipeline.quantsim.qdq",
+    "read_model": "passes.weights.detached",
+}
+"""Name → its module, loaded when the name is first used: a target's table needs no simulation, and no torch."""
+
 
 def __getattr__(name: str) -> Any:
-    if name != "TorchRun":  # it imports torch, which `onnxline check` does without
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pipeline.quantsim.torch_nodes import TorchRun
-
-    return TorchRun
+    prefix = __name__.removesuffix("pipeline.quantsim")  # our packages may have private names here
+    return getattr(importlib.import_module(prefix + HOMES[name]), name)

@@ -127,7 +127,7 @@ def _read_table(name: str) -> TargetTable:
 
 def _read_data(name: str) -> dict[str, Any]:
     """The table as it is written, on top of the table that it extends, if any: entry by entry of its sections."""
-    data: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    data: dict[str, Any] = yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), LOADER)
     base = data.pop("extends", None)
     if base is None:
         return data
@@ -135,6 +135,9 @@ def _read_data(name: str) -> dict[str, Any]:
     sections = {key: {**known[key], **value} for key, value in data.items() if isinstance(value, dict)}
     return {**known, **data, **sections}
 
+
+LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader in C, where PyYAML was built with it: ten times as fast."""
 
 FOLDER: Final = Path(__file__).parent / "targets"
 

@@ -30,7 +30,6 @@ from passes.graph.op_facts import (
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel, detach
-from passes.weights.sessions import Session
 
 
 def store_constants(model: DetachedModel) -> DetachedModel:
@@ -63,6 +62,8 @@ def declare_types(model: DetachedModel) -> DetachedModel:
     unknown = [name for node in model.proto.graph.node for name in node.output if name and name not in known]
     if not unknown:
         return model
+    from passes.weights.sessions import Session  # loads onnxruntime, which a target's table does without
+
     try:
         infos = Session.of(model, unknown).output_infos()
     except StepFailed:

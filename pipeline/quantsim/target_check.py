@@ -75,16 +75,22 @@ def refuse_block_floats(placement: Placement, table: TargetTable) -> None:
 
 def check_target(model: DetachedModel, table: TargetTable) -> TargetReport:
     """Hold the opset, the inputs and every node of `model`, also in bodies and functions, against the table."""
-    return _TargetCheck(model, table).run()
+    return check_targets(model, [table])[0]
+
+
+def check_targets(model: DetachedModel, tables: Sequence[TargetTable]) -> list[TargetReport]:
+    """`check_target` for several tables, of which types are inferred once."""
+    types = _types_of(model.proto)
+    return [_TargetCheck(model, table, types).run() for table in tables]
 
 
 class _TargetCheck:
     """Collects obstructions by their reason, so that one sentence names all nodes of each."""
 
-    def __init__(self, model: DetachedModel, table: TargetTable) -> None:
+    def __init__(self, model: DetachedModel, table: TargetTable, types: TensorTypes) -> None:
         self._proto, self._table = model.proto, table
         self._functions = {(function.domain, function.name) for function in model.proto.functions}
-        self._types = _types_of(model.proto)
+        self._types = types
         self._found: dict[tuple[str, str, str], list[str]] = {}
         self._steps: dict[tuple[str, str, str], tuple[Any, ...]] = {}
         self._origins: dict[tuple[str, str, str], dict[str, None]] = {}
@@ -192,8 +198,11 @@ class _TargetCheck:
                 yield f"{operator}: its source asks for more, which is not checked: {restriction}"
 
 
-def _types_of(proto: onnx.ModelProto) -> dict[str, tuple[int, int | None]]:
-    """Tensor → its dtype and rank, where these are known; the rank of a value without a shape is None."""
+TensorTypes = Mapping[str, tuple[int, int | None]]
+"""Tensor → its dtype and rank, where these are known; the rank of a value without a shape is None."""
+
+
+def _types_of(proto: onnx.ModelProto) -> TensorTypes:
     try:
         graph = infer_shapes(proto).graph
     except InferenceError:  # types after an operator whose shape function fails stay unknown

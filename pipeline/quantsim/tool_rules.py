@@ -17,10 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
-from onnxruntime.quantization import CalibrationMethod, QuantType
-from onnxruntime.quantization.calibrate import TensorData, TensorsData
-from onnxruntime.quantization.qdq_quantizer import QDQQuantizer, QDQQuantTensorType
-from onnxruntime.quantization.registry import CreateQDQQuantizer, QDQRegistry, QLinearOpsRegistry
 
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import PRODUCTS
@@ -33,6 +29,8 @@ from pipeline.quantsim.sites import Site
 def follow_quantize_static(model: DetachedModel, sites: Sequence[Site]) -> Iterator[PlacementRule]:
     """What quantize_static rounds by default. A value that only moves numbers goes with what it reads, and no other
     tensors share an encoding. The bias of a normalization has 32 bits there, and stays in float here."""
+    from onnxruntime.quantization.qdq_quantizer import QDQQuantTensorType  # as below
+
     quantizer = _mark(model, sites)
     marked = quantizer.tensors_to_quantize
     biases = {site.tensor for site in sites if site.role == "bias"}.intersection(quantizer.bias_to_quantize)
@@ -105,6 +103,11 @@ def _leave(
 
 def _mark(model: DetachedModel, sites: Sequence[Site]) -> Any:
     """onnxruntime's quantizer after it has gone through all nodes."""
+    from onnxruntime.quantization import CalibrationMethod, QuantType  # a tenth of a second, which tables do without
+    from onnxruntime.quantization.calibrate import TensorData, TensorsData
+    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+    from onnxruntime.quantization.registry import CreateQDQQuantizer, QDQRegistry, QLinearOpsRegistry
+
     proto = model.copy_proto()
     named = {info.name for info in (*proto.graph.input, *proto.graph.output)}
     floats = [site.tensor for site in sites if site.role in ("input", "activation") and site.dtype == "float32"]
