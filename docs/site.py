@@ -114,7 +114,7 @@ def _lines_of(path: str, command: Any, level: int) -> Iterator[str]:
         yield "| option | meaning | default |\n| --- | --- | --- |"
         for option in options:
             default = "" if option.default in (None, False, ()) or callable(option.default) else f"`{option.default}`"
-            spelled = ", ".join(f"`{one}`" for one in (*option.opts, *option.secondary_opts))
+            spelled = ", ".join(f"`{spelling}`" for spelling in (*option.opts, *option.secondary_opts))
             yield f"| {spelled} | {_plain(option.help)} | {default} |"
         yield ""
     for name, inner in getattr(command, "commands", {}).items():

@@ -56,8 +56,8 @@ def optimize(
         raise UsageError(f"{model}: {describe_absence(model)}; expected an ONNX file")
     check_output(out, model)
     given, version = (None, None) if encodings is None else read_aimet(encodings)
-    beside = out.with_suffix(".encodings")
-    if encodings is not None and beside.exists() and beside.samefile(encodings):
+    encodings_out = out.with_suffix(".encodings")
+    if encodings is not None and encodings_out.exists() and encodings_out.samefile(encodings):
         raise UsageError(f"--encodings {encodings} is where the result's are written; name OUT.onnx otherwise")
     steps = DEFAULT_RECIPE if recipe is None else read_recipe(recipe)
     screen = RunConsole(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))

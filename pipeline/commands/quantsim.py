@@ -123,8 +123,8 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
         yield f"in float: {len(report.left_in_float) - len(shown)} more tensors (--verbose shows all)"
     for name, noise in report.outputs.items():
         device = report.device_like.outputs.get(name) if report.device_like else None
-        beside = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
-        yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{beside}"
+        optimized = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
+        yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{optimized}"
     if report.metric:
         yield str(report.metric)
     if report.device_like:

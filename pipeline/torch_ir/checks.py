@@ -41,9 +41,9 @@ def wrong_sizes(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> Iterator[s
     """
     inputs = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
     fitting = {
-        name: one.shape
-        for name, one in tensors.items()
-        if isinstance(one, torch.Tensor) and not not_dense(one) and fits_shape(one, inputs[name])
+        name: tensor.shape
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor) and not not_dense(tensor) and fits_shape(tensor, inputs[name])
     }
     try:
         dims = dims_of(graph, fitting)
@@ -229,9 +229,9 @@ def copy_from_first_element(values: Sequence[Value], tensors: Tensors) -> dict[s
     """Copies of stored tensors that begin inside of a storage: in the trace their storage began with them."""
     given = {value.name: tensors[value.name] for value in values if value.name in tensors}
     return {
-        name: copy_with_strides(one)
-        for name, one in given.items()
-        if isinstance(one, torch.Tensor) and one.layout is torch.strided and one.storage_offset()
+        name: copy_with_strides(tensor)
+        for name, tensor in given.items()
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.storage_offset()
     }
 
 
@@ -242,7 +242,8 @@ def _counts(op: Op) -> bool:
 def _traced_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) -> list[tuple[int, ...]]:
     if values and dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
-        bound = fix_dims(graph, dims_of(graph, {name: one.shape for name, one in tensors.items() if name in named}))
+        shapes = {name: tensor.shape for name, tensor in tensors.items() if name in named}
+        bound = fix_dims(graph, dims_of(graph, shapes))
         values = [bound.values[value.vid] for value in values]
     return [_strides(value, tensors[value.name].shape) for value in values]
 

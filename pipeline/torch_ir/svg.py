@@ -69,20 +69,20 @@ class _Frame:
         wires = self._wires(items, boxes, extents, top)
         laid = lay_out(Drawing(tuple(boxes), tuple(dict.fromkeys(wires))), extents)
         parts = [f'<path d="{path}"><title>{visible_markup(shape)}</title></path>\n' for path, shape in laid.paths]
-        for at, one in enumerate(laid.boxes):
+        for at, placed in enumerate(laid.boxes):
             drawn, item = inner.get(at), items[at] if at < len(items) else None
-            parts.append(f'<g transform="translate({one.x:.1f} {one.y:.1f})">')
+            parts.append(f'<g transform="translate({placed.x:.1f} {placed.y:.1f})">')
             if drawn is not None and isinstance(item, ModuleBox):
                 parts.append(
-                    f'<rect class="frame" width="{one.width:.1f}" height="{one.height:.1f}" rx="8"/>'
+                    f'<rect class="frame" width="{placed.width:.1f}" height="{placed.height:.1f}" rx="8"/>'
                     f'<text class="title" x="10" y="15">{visible_markup(_frame_title(item))}</text>'
-                    f'<g transform="translate({(one.width - drawn.width) / 2:.1f} {BAR})">\n{drawn.body}</g>'
+                    f'<g transform="translate({(placed.width - drawn.width) / 2:.1f} {BAR})">\n{drawn.body}</g>'
                 )
             elif extents.get(at) == PORT:
                 parts.append('<circle class="port" cx="2.5" cy="2.5" r="2.5"/>')
             else:
-                kind = "folded" if isinstance(item, ModuleBox) else str(one.box.kind)
-                parts += _box_svg(one.box, one.width, one.height, kind)
+                kind = "folded" if isinstance(item, ModuleBox) else str(placed.box.kind)
+                parts += _box_svg(placed.box, placed.width, placed.height, kind)
             parts.append("</g>\n")
         return _Drawn(laid.width, laid.height, "".join(parts))
 

@@ -135,7 +135,8 @@ class TrainProgram(ProcessBound):
         return self.step(kwargs or args)
 
     def __repr__(self) -> str:
-        batch = ", ".join(f"{name}: {dtype_name(one.dtype)}{list(one.shape)}" for name, one in self._example.items())
+        example = self._example.items()
+        batch = ", ".join(f"{name}: {dtype_name(tensor.dtype)}{list(tensor.shape)}" for name, tensor in example)
         states = f"{plural(len(self._compiled.state_names), 'state')}, {plural(self.steps_done, 'step')} done"
         return f"TrainProgram({batch}) -> loss: {plural(len(self.graph.ops), 'op')}, {states}"
 
