@@ -12,6 +12,7 @@ from typing import Final
 
 from passes.graph.op_facts import MATRIX_PRODUCTS, op_of
 from passes.structures.activations import find_geglus, find_gelus, find_swiglus
+from passes.structures.adapters import find_loras
 from passes.structures.attention import find_attentions
 from passes.structures.candidates import PRODUCTS, Candidate, find_by_shape
 from passes.structures.core_check import find_lost_boundaries, find_lost_cores, with_copies, with_sources
@@ -120,6 +121,9 @@ STRUCTURES: Final[Mapping[str, Structure]] = {
             _by_shape("gelu", "GELU", find_gelus, *_CURVES),
             _gated("geglu", "product of gelu(x·W) and x·V", find_geglus),
             _gated("swiglu", "product of silu(x·W) and x·V", find_swiglus),
+            _by_shape(
+                "lora", "product with matrices of low rank next to that of a matrix", find_loras, "MatMul", "Gemm"
+            ),
             _by_shape("embedding", "lookup of rows in a table of weights", find_embeddings, "Gather", "GatherND"),
             _by_shape("rope", "rotary embedding", find_rotary_embeddings, "Cos", "Sin", "Neg", "Softmax"),
             _by_shape(

@@ -1,0 +1,52 @@
+"""Find adapters: products with two matrices of low rank, whose result is added to that of the matrix they adapt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import NodeProto
+
+from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, op_of
+from passes.structures.candidates import Candidate
+from passes.structures.view import GraphView
+
+
+def find_loras(view: GraphView) -> Iterator[Candidate]:
+    """(x·A)·B, perhaps scaled, that is added to x·W, where A has half as many columns as x and B, or fewer."""
+    for up in view.nodes:
+        if not _has_matrix(view, up):
+            continue
+        down = next((node for node in view.upstream(up.input[0], SCALING) if _has_matrix(view, node)), None)
+        if down is None or not _is_low(view, down, up):
+            continue
+        for total, value in view.downstream(up.output[0], SCALING):
+            if op_of(total) == "Add" and _adapts(view, view.other_operand(total, value), down):
+                yield Candidate(up, (down, up), (down.output[0], up.output[0]), allow_gaps=True)
+                break
+
+
+SCALING = ARRANGING | {"Mul", "Div"}
+
+
+def _has_matrix(view: GraphView, node: NodeProto) -> bool:
+    """Whether it multiplies a computed value with a stored matrix."""
+    if op_of(node) not in MATRIX_PRODUCTS or node.input[0] in view.folded:
+        return False
+    weight = view.weight_behind(node.input[1])
+    return weight is not None and len(weight.dims) == 2
+
+
+def _is_low(view: GraphView, down: NodeProto, up: NodeProto) -> bool:
+    shapes = [view.dims(name) for name in (down.input[0], down.output[0], up.output[0])]
+    sizes = [shape[-1] if shape else None for shape in shapes]
+    inputs, rank, outputs = (size if isinstance(size, int) else 0 for size in sizes)
+    return 0 < 2 * rank <= min(inputs, outputs)
+
+
+def _adapts(view: GraphView, name: str, down: NodeProto) -> bool:
+    """Whether `name` is a product of the same value, perhaps with a bias."""
+    base = view.find_producer(name, "Add", *MATRIX_PRODUCTS)
+    if base is not None and op_of(base) == "Add":
+        computed = [read for read in base.input if read not in view.folded]
+        base = view.find_producer(computed[0], *MATRIX_PRODUCTS) if len(computed) == 1 else None
+    return base is not None and _has_matrix(view, base) and view.source(base.input[0]) == view.source(down.input[0])
