@@ -197,9 +197,10 @@ class RunConfig(Section):
                 "found export.weights referenced without a checkpoint to refer to, expected "
                 "model.transformers.folder or .checkpoint, or model.checkpoint next to model.factory"
             )
-        if self.export.weights == "referenced" and self.model.task is not None:
+        if self.weightless and self.model.task not in (None, "text-generation"):
             raise ValueError(
-                "found export.weights referenced with model.task, whose parts have one file of weights; expected copied"
+                f"found export.weights referenced and verify.proof structure with task {self.model.task}, expected "
+                "text-generation, or a proof by numbers: this task's parts are found by calls with weights"
             )
         return self
 

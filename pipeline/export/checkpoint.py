@@ -28,6 +28,7 @@ import safetensors.torch
 import torch
 from onnx import TensorProto, helper
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from passes.suggest import plural
@@ -342,6 +343,22 @@ def take_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
         own = inner.named_buffers(recurse=False)
         inner._buffers.update({name: empty.get(id(buffer), buffer) for name, buffer in own})
     return values
+
+
+@contextlib.contextmanager
+def without_values(module: nn.Module) -> Iterator[None]:
+    """Let calls of a module without weights give results without values; of another module nothing changes."""
+    if not is_weightless(module):
+        yield
+        return
+    values = take_buffers(module)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        for name, value in values.items():
+            place, _, leaf = name.rpartition(".")
+            module.get_submodule(place)._buffers[leaf] = value
 
 
 FACTORIES: Final = frozenset({torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn})

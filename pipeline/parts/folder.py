@@ -39,7 +39,7 @@ Files = tuple[tuple[str, int, int], ...]
 
 
 def write_models(
-    finals: Mapping[str, Path], config: Any, source: Path | None, workspace: Workspace
+    finals: Mapping[str, Path], config: Any, source: Path | None, workspace: Workspace, *, refers: bool = False
 ) -> tuple[Files, bool]:
     """Write the models of all parts, what applications read next to them, and the tokenizer.
 
@@ -47,6 +47,7 @@ def write_models(
         finals: part → its final model.
         config: of the source, from transformers.
         source: the folder of the source, which may have a tokenizer.
+        refers: the models refer to weights of the source, next to which they lie: links to them are made.
 
     Returns:
         The files, and whether they were there from an earlier run, and unchanged.
@@ -64,7 +65,11 @@ def write_models(
     models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}  # some may lie in `folder`
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    save_together(models, folder / WEIGHTS)
+    if refers:
+        for name, path in finals.items():
+            (folder / f"{name}.onnx").symlink_to(path)
+    else:
+        save_together(models, folder / WEIGHTS)
     graphs = {path.stem: model.proto.graph for path, model in models.items()}
     if graphs.keys() & {"encoder", "vision", "model"}:
         (folder / CONFIG).write_text(text, encoding="utf-8")

@@ -105,7 +105,7 @@ class PartsRun:
         its weights would be in memory while passes run. A pipeline of diffusers is another model in each part."""
         from pipeline.export.parts import load_for_parts
 
-        loaded = self._pipeline or load_for_parts(config.model)
+        loaded = self._pipeline or load_for_parts(config.model, weightless=config.weightless)
         if config.model.diffusers is not None:
             self._pipeline = loaded
         else:
@@ -128,8 +128,10 @@ class PartsRun:
             if self._pipeline is not None:  # its parts share no weights
                 files, is_known = write_pipeline(finals, self._pipeline.module, self.workspace)
             else:
-                files, is_known = write_models(finals, *self._origin, self.workspace)
-                self._store_once()
+                refers = self.config.export.weights == "referenced"
+                files, is_known = write_models(finals, *self._origin, self.workspace, refers=refers)
+                if not refers:
+                    self._store_once()
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
 
     def _store_once(self) -> None:

@@ -366,7 +366,7 @@ def _session(path: Path, threads: int = 0) -> Any:
     options.intra_op_num_threads = threads
     add_libraries(options)
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(str(path.resolve()), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common type of its own
         raise UsageError(f"onnxruntime does not open {path}: {first_words(error)}") from error
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeline.config import InputConfig
 from pipeline.errors import SourceError
-from pipeline.export.checkpoint import is_weightless
+from pipeline.export.checkpoint import is_weightless, without_values
 from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.patches import apply_patches
 from pipeline.export.parts.states import (
@@ -122,9 +122,10 @@ class DecoderPart(TaskPart):
     @torch.no_grad()
     def _call_once(self) -> dict[str, dict[str, Tensor]]:
         """The states after a call without any."""
-        ids, cache = torch.zeros(2, 3, dtype=torch.int64, device=self.device), new_cache(self.held_model.config)
-        self.compute_logits(ids, cache, attention_mask=torch.ones_like(ids))
-        return read_states(cache)
+        with without_values(self.held_model):
+            ids, cache = torch.zeros(2, 3, dtype=torch.int64, device=self.device), new_cache(self.held_model.config)
+            self.compute_logits(ids, cache, attention_mask=torch.ones_like(ids))
+            return read_states(cache)
 
     @torch.no_grad()
     def _reads_positions(self) -> bool:
@@ -188,10 +189,14 @@ class CachedDecoder(DecoderPart):
 
     @torch.no_grad()
     def example(self) -> Example:
-        """A call for a trace, whose cache the model has written."""
+        """A call for a trace, whose cache the model has written; without weights it is zeros."""
         sizes = self.sizes
         whole = random_tokens(self, sizes[BATCH], sizes[TOTAL], seed=0)
         before, new = whole.split([sizes[PAST], sizes[TOKENS]], dim=1)
+        if is_weightless(self):
+            return Example(
+                (), self.arguments(new, torch.ones_like(whole), self.empty_states(sizes[BATCH], sizes[PAST]))
+            )
         first = self(**self.arguments(before, torch.ones_like(before), self.empty_states(sizes[BATCH])))
         return Example((), self.arguments(new, torch.ones_like(whole), first["present"]))
 

@@ -125,8 +125,8 @@ class StaticDecoder(DecoderPart):
 
     @torch.no_grad()
     def example(self) -> Example:
-        """A call for a trace, whose cache the model has written."""
-        past = min(7, self.length - self.tokens)
+        """A call for a trace, whose cache the model has written; an empty one without weights."""
+        past = 0 if is_weightless(self) else min(7, self.length - self.tokens)
         states = self.write_states(random_tokens(self, 1, past, seed=1)) if past else self._first_call()[2]
         return Example((), self.arguments(random_tokens(self, 1, self.tokens, seed=0), past, states))
 
