@@ -16,7 +16,7 @@ from passes.errors import ModelError
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.graph.traversal import topological_order
 from passes.load.nodes import OperatorScope, bodies_in, check_node, describe_node, sparse_in, tensors_in
-from passes.load.tensors import check_sparse, check_tensor
+from passes.load.tensors import FoundFiles, check_sparse, check_tensor
 from passes.load.values import check_entries, check_text, check_value
 
 MOST_NESTED: Final = 30
@@ -107,9 +107,10 @@ class GraphCheck:
                 raise ModelError(f"there are two inputs {info.name!r}; expected one of each name")
             own.add(info.name)
         stored: set[str] = set()
+        files: FoundFiles = {}
         tensors = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
         for tensor in graph.initializer:
-            check_tensor(tensor, self.folder, may_be_empty=self.may_be_empty)
+            check_tensor(tensor, self.folder, may_be_empty=self.may_be_empty, files=files)
         for sparse in graph.sparse_initializer:
             check_sparse(sparse)
         for tensor in tensors:

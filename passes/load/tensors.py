@@ -124,10 +124,17 @@ def _elements(tensor: TensorProto) -> int:
     return math.prod(dims)
 
 
-def check_tensor(tensor: TensorProto, folder: Path | None, *, may_be_empty: bool) -> None:
+FoundFiles = dict[str, tuple[Path, int | None]]
+"""Location → the file, and its size in bytes; None where it is missing. A model may have 70,000 tensors in 60 files."""
+
+
+def check_tensor(
+    tensor: TensorProto, folder: Path | None, *, may_be_empty: bool, files: FoundFiles | None = None
+) -> None:
     """
     Args:
         folder: of its external data; None if it is not known, and then the file is not checked.
+        files: known from other tensors; added to.
         may_be_empty: a tensor without data, or whose file is missing, is a weight that was left out.
 
     Raises:
@@ -141,11 +148,14 @@ def check_tensor(tensor: TensorProto, folder: Path | None, *, may_be_empty: bool
     entry = entry_of(tensor)
     if folder is None:
         return
-    path = file_in(folder, tensor, entry.location)
-    try:
-        size = path.stat().st_size if path.is_file() else None
-    except OSError as error:
-        raise ModelError(f"initializer {tensor.name!r} points to {entry.location!r} ({error.strerror})") from error
+    files = {} if files is None else files
+    if entry.location not in files:
+        path = file_in(folder, tensor, entry.location)
+        try:
+            files[entry.location] = path, path.stat().st_size if path.is_file() else None
+        except OSError as error:
+            raise ModelError(f"initializer {tensor.name!r} points to {entry.location!r} ({error.strerror})") from error
+    path, size = files[entry.location]
     if size is not None or not may_be_empty:
         check_in_file(tensor, entry, path, size)
 
