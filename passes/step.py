@@ -125,6 +125,9 @@ class Step:
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     """Pass of the step's library → the kinds of structures that it destroys."""
 
+    merges_siblings: ClassVar[bool] = False
+    """Whether all passes of the step that destroy separate Q, K and V only merge products of one value."""
+
     destroys_equals: ClassVar[tuple[str, ...]] = ()
     """Those of `destroys` that destroy a structure only where it has two equal parts, and are useful elsewhere."""
 

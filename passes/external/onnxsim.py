@@ -94,6 +94,7 @@ class OnnxSim(CompositeStep):
 
     suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
     joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)
+    merges_siblings: ClassVar[bool] = True
     limits: ClassVar[tuple[str, ...] | None] = ("tensor_size_threshold",)
     growing: ClassVar[tuple[str, ...]] = (
         "fuse_matmul_add_bias_into_gemm_batched",

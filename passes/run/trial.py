@@ -25,7 +25,7 @@ from passes.run.narrow import minimal_culprits, primary_culprit
 from passes.run.result import Status
 from passes.run.tracked import Lost, TrackedStructures, build_pin_probe, pin, unpin
 from passes.step import PassResult, Step
-from passes.structures.merges import MergedProducts, find_merged_products
+from passes.structures.merges import MergedProducts, find_merged_products, has_siblings
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -166,8 +166,9 @@ class Trial:
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by its output values.
 
-        No pass can fuse across a pin. So where relaxed pins exist, and the step does something with them, it runs once
-        more on its own result with these, and that attempt counts if it is sound and smaller.
+        No pass can fuse across a pin. So the pins are as wide as they can be where no merging pass needs a turn of its
+        own. Else, where relaxed pins exist, and the step does something with them, it runs once more on its own result
+        with these, and that attempt counts if it is sound and smaller.
 
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
@@ -175,6 +176,9 @@ class Trial:
         return self._without_growth(step, self._attempt(step))
 
     def _attempt(self, step: Step) -> Attempt:
+        attempt = self._try_wide_pins(step)
+        if attempt is not None:
+            return attempt
         first = self._judge(step, self.before, self.pinned)
         if not first.why and self.relaxed_pins and not self._gains_nothing(step, first.after):
             for freer, pinned in self._with_more_room(step, first.after):
@@ -182,6 +186,31 @@ class Trial:
                 if again is not None:
                     return again
         return self._measure(first)
+
+    def _try_wide_pins(self, step: Step) -> Attempt | None:
+        """The attempt with wide pins and without the passes that merge products, where these passes could merge nothing
+        but what is kept; None where they could, and where that attempt is not sound. It spares the other two attempts.
+        """
+        if not step.merges_siblings or set(self.watched.enforced) != {"qkv"}:
+            return None
+        wide = self.watched.wide_pins(self.model.index.live_values)
+        if not wide or has_siblings(self.model, self._kept_weights("qkv")):
+            return None
+        known = merging(self.watched.enforced)
+        freer = step.without([name for name in step.inner(self.context) if name in known])
+        try:
+            attempt = self._measure(self._judge(freer, self.before, pin(self.model, wide)))
+        except StepFailed:
+            return None
+        return None if attempt.why else attempt
+
+    def _kept_weights(self, *kinds: str) -> list[frozenset[str]]:
+        """The digests of the weights of each tracked instance; of all kinds where none is named."""
+        return [
+            frozenset().union(*(weight.digests for weight in instance.weights))
+            for kind in kinds or self.watched.instances
+            for instance in self.watched.instances[kind]
+        ]
 
     def _without_growth(self, step: Step, attempt: Attempt) -> Attempt:
         """`attempt` without folded values, and without inner passes, that make the model larger: where the step is not
@@ -331,12 +360,7 @@ class Trial:
         """The products of one input that a sound attempt has merged, of which no structure speaks that is tracked."""
         if not attempt.changed or attempt.why:
             return ()
-        tracked = [
-            frozenset().union(*(weight.digests for weight in instance.weights))
-            for instances in self.watched.instances.values()
-            for instance in instances
-        ]
-        return find_merged_products(self.model, attempt.model, tracked)
+        return find_merged_products(self.model, attempt.model, self._kept_weights())
 
     def find_held(self, step: Step, known: Collection[tuple[str, str]]) -> tuple[str, Lost]:
         """The kept structures, apart from `known`, that `step` breaks when their values are not pinned, and the name of

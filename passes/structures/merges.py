@@ -61,6 +61,12 @@ def find_merged_products(
     return tuple(found.values())
 
 
+def has_siblings(model: DetachedModel, known: Sequence[frozenset[str]]) -> bool:
+    """Whether several products multiply one value with matrices that are not all in one set of `known` digests."""
+    groups = map(frozenset, _products_of_one_input(model))
+    return any(not any(digests >= group for digests in known) for group in groups)
+
+
 def _matrices(model: DetachedModel) -> dict[str, TensorProto]:
     """Digest → stored tensor of two or more axes."""
     stored = [tensor for tensor in model.proto.graph.initializer if sum(dim > 1 for dim in tensor.dims) > 1]

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from passes.context import PassContext
-from passes.structures.merges import find_merged_products
+from passes.structures.merges import find_merged_products, has_siblings
 from tests.support.onnx_models import detached
 from tests.support.structure_models import drawn, run
 
@@ -191,3 +191,11 @@ def test_row_and_note_name_the_pass_and_the_products(context: PassContext) -> No
 def test_a_pass_inside_of_a_step_is_named(context: PassContext) -> None:
     found = run(drawn(SQUARE), context, ["onnxsim"])
     assert [merge.partition(" ")[0] for row in found.rows for merge in row.merges] == ["onnxsim/fuse_qkv"]
+
+
+def test_products_of_one_value_are_siblings_but_for_those_that_are_known() -> None:
+    model = detached(drawn(APART))
+    digests = {tensor.name: model.digest(tensor) for tensor in model.proto.graph.initializer}
+    assert has_siblings(model, ())
+    assert has_siblings(model, [frozenset({digests["wa"], digests["wb"]})])
+    assert not has_siblings(model, [frozenset(digests[name] for name in ("wa", "wb", "wc"))])
