@@ -1,11 +1,15 @@
 """Do the profiles round what the tools of their targets round? Small models of transformers, tensor by tensor.
 
     python -m benchmarks.quant_placement [--aimet PYTHON] [--folder DIR] [MODEL ...]
+    python -m benchmarks.quant_placement --config configs/minilm.yaml …
 
 `ort-cpu` is held against what onnxruntime's `quantize_static` writes for the same file, and `qnn-htp` against the
 quantizers that AIMET's simulation has for it and against AIMET's loader, which is strict. What only moves numbers has
 no encoding in AIMET, and that of its source in onnxruntime; the bias of a normalization has 32 bits in onnxruntime
 alone, which makes copies of a bias that several products read. These are left out.
+
+With `--config` the encodings of the final model of a configuration, by `qnn-htp`, are held against the check of
+`onnxline check --encodings` and onnxruntime's configuration for QNN.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ from benchmarks.measure import machine, versions_line
 from passes.encodings.aimet import read_aimet
 from passes.weights.detached import read_model
 from pipeline.config import RunConfig
+from pipeline.errors import OnnxlineError
 from pipeline.quantsim.encodings_check import check_encodings
 from pipeline.quantsim.run import QuantSim
 from pipeline.quantsim.sites import find_sites
+from pipeline.run import Pipeline
 
 SIZES: Final[dict[str, Any]] = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
@@ -86,10 +92,16 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=[*MODELS])
     parser.add_argument("--aimet", metavar="PYTHON", default=os.environ.get("AIMET_PYTHON", ""))
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--config", type=Path, nargs="*", default=[])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
         print(f"{machine()}; {versions_line()}")
+        if options.config:
+            print("| configuration | encodings | `check --encodings` | |\n| --- | --- | --- | --- |")
+            for path in options.config:
+                print(check_config(path, folder / path.stem), flush=True)
+            return
         print("| model | profile | tensors | ours alone | the tool alone | |\n| --- | --- | --- | --- | --- | --- |")
         for name in options.models:
             for row in compare(name, folder / name, options.aimet):
@@ -97,6 +109,24 @@ def main() -> None:
                 print(
                     f"| {row.model} | {row.profile} | {row.tensors} | {' | '.join(alone)} | {row.remark} |", flush=True
                 )
+
+
+def check_config(path: Path, folder: Path) -> str:
+    """A row for the final model of a configuration."""
+    settings = ["quantsim.profile=qnn-htp", "quantsim.evaluation=1", "quantsim.calibration.samples=4"]
+    config = RunConfig.from_yaml(path, settings)
+    try:
+        sampler = Pipeline(config, folder, lambda _: None).run().sampler
+        QuantSim(config, folder, progress=False).run()
+    except OnnxlineError as error:
+        return f"| {path.stem} | refused: {str(error).splitlines()[0]} | | |"
+    report = check_encodings(read_model(folder / "model.onnx"), folder / "model.encodings", "qnn-htp")
+    checked = "complete" if report.is_complete else "; ".join(report.lines())
+    try:
+        asked = _ask_qnn(folder, sampler.draw(0)) if sampler else "no sample"
+    except Exception as error:  # it raises errors of many types
+        asked = f"onnxruntime's quantizer ends with {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return f"| {path.stem} | {len(_encoded(folder))} | {checked} | {asked} |"
 
 
 def compare(name: str, folder: Path, aimet: str) -> Iterator[Row]:

@@ -252,17 +252,19 @@ def _find_move_faults(model: DetachedModel, fitted: Mapping[str, Encoding]) -> I
 
 def _find_missing(model: DetachedModel, fitted: Mapping[str, Encoding], target: str) -> Iterator[EncodingFault]:
     placement = place(model, rules_of(QuantSimConfig(profile=target), model))  # pyright: ignore[reportArgumentType]
-    known = share_by_moves(model.proto.graph, fitted)
+    known = set(share_by_moves(model.proto.graph, fitted))
     groups = {placed.site.group for placed in placement.sites if placed.site.tensor in known}
+    sites = (placed.site for placed in placement.sites)
+    known |= {site.tensor for site in sites if site.role != "weight" and site.group in groups}
     for placed in placement.quantized():
         site = placed.site
-        if site.tensor in known or (site.role != "weight" and site.group in groups) or _is_derived(placed, known):
+        if site.tensor in known or _is_derived(placed, known):
             continue
         where = f"{site.op or 'an input'}{f' of {site.modules[-1]}' if site.modules else ''}"
         yield EncodingFault(site.tensor, f"{site.role}, {where}", f"expected {placed.precision}")
 
 
-def _is_derived(placed: PlacedSite, known: Mapping[str, Encoding]) -> bool:
+def _is_derived(placed: PlacedSite, known: Collection[str]) -> bool:
     """Whether a converter computes the encoding of a bias from those of its factors."""
     factors = placed.site.bias_of
     return factors is not None and all(name in known for name in factors)

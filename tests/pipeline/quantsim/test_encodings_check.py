@@ -65,6 +65,35 @@ def test_what_a_simulation_writes_is_complete(version: AimetVersion, tmp_path: P
     assert report.is_complete, list(report.lines())
 
 
+def test_a_bias_is_complete_where_its_data_was_pooled(tmp_path: Path) -> None:
+    """A pooled value has the numbers, and so the scale, of what was pooled; the file names that alone."""
+    model = model_of(
+        """g (float[1, 4, 4, 4] x) => (float[1, 3] y) {
+            c = Conv(x, weight, bias)
+            r = Relu(c)
+            p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]>(r)
+            s = Reshape(p, shape)
+            y = Gemm(s, matrix, row)
+        }""",
+        weight=WEIGHT,
+        bias=BIAS,
+        shape=np.array([1, 32]),
+        matrix=DRAW.normal(size=(32, 3)).astype(np.float32),
+        row=DRAW.normal(size=3).astype(np.float32),
+    )
+    placement = place(model, rules_of(QuantSimConfig(profile="qnn-htp"), model))
+    samples = [{"x": DRAW.normal(size=(1, 4, 4, 4)).astype(np.float32)}]
+    encodings = encode(placement, calibrate(model, placement, samples), model)
+    own = {name: encoding for name, encoding in encodings.items() if name not in ("p", "s")}
+    path = tmp_path / "model.encodings"
+    path.write_text(aimet_text(own, {"weight", "bias", "matrix", "row"}, "1.0.0"))
+    report = check_encodings(model, path, "qnn-htp")
+    assert report.is_complete, list(report.lines())
+    without = {name: encoding for name, encoding in own.items() if name != "r"}
+    path.write_text(aimet_text(without, {"weight", "bias", "matrix", "row"}, "1.0.0"))
+    assert {fault.tensor for fault in check_encodings(model, path, "qnn-htp").missing} >= {"r", "row"}
+
+
 def row(data: dict[str, Any], name: str) -> dict[str, Any]:
     return next(
         row for part in ("activation_encodings", "param_encodings") for row in data[part] if row["name"] == name
