@@ -142,6 +142,12 @@ def _copy_graphs(program: ExportedProgram) -> GraphModule:
 
 def _first_names(program: ExportedProgram) -> dict[str, str]:
     """{further placeholder of a stored tensor that is written to: the first placeholder of that tensor}."""
+    placeholders: dict[int, list[str]] = {}
+    for name, _, tensor in held_tensors(program):
+        placeholders.setdefault(id(tensor), []).append(name)
+    groups = [names for names in placeholders.values() if len(names) > 1]
+    if not groups:
+        return {}
     top = {node.name: node for node in program.graph.nodes}
     written = {
         root
@@ -149,11 +155,7 @@ def _first_names(program: ExportedProgram) -> dict[str, str]:
         for argument in arguments_of(node, written_arguments(node))
         for root in find_roots(argument, top)
     }
-    placeholders: dict[int, list[str]] = {}
-    for name, _, tensor in held_tensors(program):
-        placeholders.setdefault(id(tensor), []).append(name)
-    groups = [names for names in placeholders.values() if not written.isdisjoint(names)]
-    return {name: first for first, *others in groups for name in others}
+    return {name: first for first, *others in groups if not written.isdisjoint((first, *others)) for name in others}
 
 
 def find_roots(node: Node, top: Mapping[str, Node]) -> set[str]:
