@@ -6,6 +6,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,8 +98,10 @@ class Session:
             options.add_initializer(name, value)
         self._kept_alive = shared
         largest = max((weight.data.nbytes for weight in weights.values()), default=0)
+        self._reopen = partial(_open_session, proto, options, largest)
+        self._options = options
         try:
-            self._session = _open_session(proto, options, largest)
+            self._session = self._reopen()
         except StepFailed as refusal:
             if not may_evaluate or not lacks_kernel(refusal):
                 raise
@@ -149,6 +152,10 @@ class Session:
         try:
             results = self._session.run(None, given, options)
         except Exception as error:
+            if REUSED in str(error) and self._options.enable_mem_reuse:
+                self._options.enable_mem_reuse = False
+                self._session = self._reopen()
+                return self.run(feeds, within_s=within_s)
             if options.terminate:
                 raise StepTimedOut(f"onnxruntime ran past {round(within_s or 0, 1):g} s and was stopped") from error
             raise StepFailed(f"onnxruntime stopped: {first_words(error)}") from error
@@ -283,6 +290,10 @@ def _evaluate(evaluator: ReferenceEvaluator, outputs: Sequence[str], feeds: Mapp
 
 
 Arrays = dict[str, np.ndarray]
+
+REUSED: Final = "attempting to re-use buffer"
+"""What onnxruntime says where it has planned by a declared shape that does not hold at these sizes, of a dim whose name
+stands for several sizes, say. Without the reuse of memory it runs."""
 
 LACKING: Final = ("NOT_IMPLEMENTED", "is not a registered function/op", "is under development and support for this")
 """Parts of what onnxruntime says of a model for whose operators, dtypes or opset it has no kernels."""

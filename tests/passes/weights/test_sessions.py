@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import ml_dtypes
@@ -13,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from passes.errors import StepFailed, StepTimedOut
-from passes.weights.detached import detach
+from passes.weights.detached import detach, read_model
 from passes.weights.sessions import Session
 from tests.support.onnx_models import model_of, square
 
@@ -82,3 +83,14 @@ def test_weights_of_dtypes_that_numpy_has_not_are_shared_too(dtype: type) -> Non
     assert detached.weight(detached.proto.graph.initializer[0]) is not None
     found = Session.of(detached).run({"x": np.ones(1, np.float32)})["y"]
     np.testing.assert_array_equal(found, weight.astype(np.float32))
+
+
+def test_declared_sizes_that_do_not_hold_cost_no_run() -> None:
+    """The text detector declares sizes by formulas that are wrong for small images: onnxruntime gives one buffer to two
+    sizes then."""
+    spec = find_spec("rapidocr")
+    if spec is None or spec.origin is None:
+        pytest.skip("the extra models is not installed")
+    model = read_model(next(Path(spec.origin).parent.glob("models/*det_small.onnx")))
+    found = Session.of(model).run({"x": np.zeros((2, 3, 4, 4), np.float32)})
+    assert [array.shape[0] for array in found.values()] == [2]
