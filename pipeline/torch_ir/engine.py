@@ -14,6 +14,8 @@ from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.runtime import SizedProgram
+from pipeline.runtime.compile import BindOptions
+from pipeline.runtime.devices import Device
 from pipeline.runtime.eager import Own, Step, as_traced, run_eager, walk_eager
 from pipeline.runtime.slots import with_stored
 from pipeline.torch_ir.calls import find_known_operator
@@ -32,10 +34,12 @@ class Engine:
     """Runs on the planned runtime where possible, else op by op, and never writes to tensors of the caller.
 
     `own` are executors of single ops. `not_planned` says why the planned runtime is not used although it was asked for;
-    "" where it is.
+    "" where it is. On a `device` of its own only plans run.
     """
 
-    def __init__(self, graph: Graph, own: Own, *, planned: bool) -> None:
+    def __init__(
+        self, graph: Graph, own: Own, *, planned: bool, device: Device | torch.device | str | None = None
+    ) -> None:
         self._graph = graph
         self._own = own
         self._inputs = [graph.values[vid] for vid in graph.inputs]
@@ -49,6 +53,7 @@ class Engine:
         """After a run: the values of the inputs that the model writes to."""
         self.not_planned = _never(own, self._writing) if planned else ""
         self._planned = planned and not self.not_planned
+        self._options = BindOptions(device)
 
     @property
     def writes(self) -> bool:
@@ -70,8 +75,16 @@ class Engine:
             try:
                 return self._run_planned(stored, inputs)
             except Unsupported as error:  # raised before anything ran; the runtime is not tried again
+                if self._options.device is not None:
+                    raise
                 self._states |= self.states()
                 self._program, self._planned, self.not_planned = None, False, str(error)
+        if self._options.device is not None:
+            why = self.not_planned or "it was asked for, or for inputs of other sizes than the declared ones"
+            raise ExecutionError(
+                f"device {self._options.device}: this run goes op by op ({why}), and only a plan runs on a device; "
+                "leave device out, and move weights and inputs there"
+            )
         return self.refer(stored, inputs)
 
     def refer(self, stored: Tensors, inputs: Tensors, given: Collection[str] = ()) -> Tensors:
@@ -129,15 +142,18 @@ class Engine:
     def _run_planned(self, stored: Tensors, inputs: Tensors) -> Tensors:
         if self._program is None:
             weights = with_stored(self._graph, {**stored, **self._states})
-            self._program = SizedProgram(weights, limit=MOST_PROGRAMS, approve=refuse_other_results)
+            self._program = SizedProgram(
+                weights, limit=MOST_PROGRAMS, approve=refuse_other_results, options=self._options
+            )
         outputs, self.updated = self._program.run_updating(inputs)
         return outputs
 
     def _fits(self, inputs: Tensors, *, strict_sizes: bool) -> bool:
-        """Whether the planned runtime takes these inputs: exact sizes, on the CPU, and at the begin of their storage if
-        some `as_strided` counts from there.
+        """Whether the planned runtime takes these inputs: exact sizes, on the CPU unless a device was named, and at the
+        begin of their storage if some `as_strided` counts from there.
         """
-        if not self._planned or any(not tensor.is_cpu for tensor in inputs.values()):
+        elsewhere = self._options.device is None and any(not tensor.is_cpu for tensor in inputs.values())
+        if not self._planned or elsewhere:
             return False
         if self._from_storage and any(tensor.storage_offset() for tensor in inputs.values()):
             return False

@@ -12,6 +12,7 @@ import torch
 
 from pipeline.errors import DataError, InternalError, SourceError
 from pipeline.ir.dims import dim_names
+from pipeline.runtime.devices import Device
 from pipeline.runtime.eager import Step
 from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.arguments import Inputs
@@ -48,6 +49,7 @@ def execute_ir(
     kwargs: Mapping[str, Any] | None = None,
     *,
     strict_sizes: bool = True,
+    device: Device | torch.device | str | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Run `ir` once. `IRExecutor` is for several runs.
 
@@ -59,6 +61,7 @@ def execute_ir(
         constants: tensors that go before `weights` and before what the IR holds itself.
         kwargs: keyword arguments of the model, if it has any.
         strict_sizes: refuse inputs of other sizes than the declared sizes.
+        device: where the plan runs and the outputs are, `cuda` or `cuda:1`; None for the CPU. Untested on a GPU.
 
     Returns:
         The outputs, in the order of `ir.graph_outputs`.
@@ -76,7 +79,7 @@ def execute_ir(
     """
     if weights is None and weights_path is not None:
         weights = load_weights(weights_path)
-    executor = IRExecutor(ir, weights, constants, strict_sizes=strict_sizes)
+    executor = IRExecutor(ir, weights, constants, strict_sizes=strict_sizes, device=device)
     executor.refuse_without_weights("Either weights or weights_path must be provided: the IR holds none")
     return executor.execute(inputs, kwargs)
 
@@ -92,6 +95,7 @@ class IRExecutor:
     an executor of the user's own. Threads may share an executor, and wait for one another: the runs of one are planned
     in one storage. `strict_sizes=False` lets inputs have other sizes than the declared ones, on the
     reference too: right where the ops happen not to care, as with a batch of 2 for a batch of 1.
+    `device` says where plans run, as in `execute_ir`.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class IRExecutor:
         *,
         planned: bool = True,
         strict_sizes: bool = True,
+        device: Device | torch.device | str | None = None,
         registry: Registry = REGISTERED,
     ) -> None:
         self.ir = ir = an_ir(ir, ExecutionError)
@@ -113,8 +118,8 @@ class IRExecutor:
         self._counted = find_counted_values(ir.graph)
         self._dynamic = strict_sizes and bool(dim_names(ir.graph))
         self._bound: Bound | None = None
-        self._planned = planned
-        self._engine = Engine(ir.graph, self._own, planned=planned)
+        self._planned, self._device = planned, device
+        self._engine = self._make_engine()
         self._alone = RLock()
 
     @property
@@ -135,7 +140,10 @@ class IRExecutor:
         weights = by_name("weights", state_dict, ExecutionError)
         with self._alone:
             self._weights, self._bound = weights, None
-            self._engine = Engine(self.ir.graph, self._own, planned=self._planned)
+            self._engine = self._make_engine()
+
+    def _make_engine(self) -> Engine:
+        return Engine(self.ir.graph, self._own, planned=self._planned, device=self._device)
 
     def give_states(self, states: Tensors) -> None:
         """Set buffers that the model writes to, by their names in the checkpoint or by those of the placeholders.

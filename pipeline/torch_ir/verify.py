@@ -23,6 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from pipeline.errors import OnnxlineError, Unsupported, message_with_notes
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.ir import Op
+from pipeline.runtime.devices import Device
 from pipeline.runtime.eager import WHOLE_BODIES
 from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.comparison import (
@@ -120,6 +122,7 @@ def verify_ir(
     constants: Tensors | None = None,
     kwargs: Mapping[str, Any] | None = None,
     localize: bool = False,
+    device: Device | torch.device | str | None = None,
 ) -> Verdict:
     """`verify_ir_with_state_dict`, with weights from a file.
 
@@ -127,7 +130,7 @@ def verify_ir(
         WeightLoadError: the file cannot be read.
         ExecutionError: see there.
     """
-    verifier = IRVerifier(rtol, atol, localize)
+    verifier = IRVerifier(rtol, atol, localize, device=device)
     return verifier.verify(ir, load_weights(weights_path), original_model, test_inputs, constants, kwargs)
 
 
@@ -141,6 +144,7 @@ def verify_ir_with_state_dict(
     constants: Tensors | None = None,
     kwargs: Mapping[str, Any] | None = None,
     localize: bool = False,
+    device: Device | torch.device | str | None = None,
 ) -> Verdict:
     """(whether `ir` computes what `original_model` computes, a report).
 
@@ -148,13 +152,15 @@ def verify_ir_with_state_dict(
     either side writes to.
     The model is run as it is, in train or eval mode, but on a deep copy, and the inputs are copied: nothing of the
     caller's changes. Tolerances are those of each tensor's dtype (1e-5 for float32) unless they are given; integers and
-    bools have to be equal. `localize` names the first node that differs, where something differs.
+    bools have to be equal. `localize` names the first node that differs, where something differs. The IR runs on
+    `device`, as in `execute_ir`; the model runs where it is.
 
     Raises:
         ExecutionError: something is of another type than is asked for here, a tolerance is negative, NaN or infinite,
             or the model itself does not run on the inputs.
     """
-    return IRVerifier(rtol, atol, localize).verify(ir, state_dict, original_model, test_inputs, constants, kwargs)
+    verifier = IRVerifier(rtol, atol, localize, device=device)
+    return verifier.verify(ir, state_dict, original_model, test_inputs, constants, kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +171,8 @@ class IRVerifier:
     atol: float | None = None
     localize: bool = False
     executor: Callable[[IR, Tensors, Tensors | None], IRExecutor] = IRExecutor
+    device: Device | torch.device | str | None = None
+    """Where the IR runs by a plan, as in `execute_ir`; the model runs where it is."""
 
     def __post_init__(self) -> None:
         for name, given in (("rtol", self.rtol), ("atol", self.atol)):
@@ -186,7 +194,8 @@ class IRVerifier:
         kwargs = {} if kwargs is None else dict(by_name("kwargs", kwargs, ExecutionError))
         weights = by_name("weights", weights, ExecutionError)
         answer = answer_of(model, inputs, kwargs)
-        executor = self.executor(ir, weights, constants)
+        make = self.executor if self.device is None else partial(IRExecutor, device=self.device)
+        executor = make(ir, weights, constants)
         try:
             with same_randomness():
                 outputs = executor.execute(copy_arguments(inputs), copy_arguments(kwargs))
