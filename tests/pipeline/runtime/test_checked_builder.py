@@ -14,6 +14,7 @@ from pipeline.ir import Graph, InputRef, TensorSpec, TorchConst, from_text, to_t
 from pipeline.runtime import CheckedBuilder, compile_graph, compile_open_graph
 
 F23, F44, I23 = TensorSpec((2, 3), "float32"), TensorSpec((4, 4), "float32"), TensorSpec((2, 3), "int64")
+F122 = TensorSpec((1, 2, 2), "float32")
 
 
 def test_states_are_updated_and_values_are_declared_first() -> None:
@@ -100,6 +101,10 @@ WRONG_CALLS: dict[str, tuple[Emit, str]] = {
     "floats as unsigned integers": (
         lambda b, x: b.emit("onnxline.unsigned.default", [x, x], [("y", F23)], {"function": "add"}),
         "op onnxline.unsigned.default: torch refuses it on float32[2, 3], float32[2, 3] (found torch.float32 and",
+    ),
+    "strides that only the device meta takes": (
+        lambda b, x: b.emit("aten.conv1d.default", [x, b.input("w", F122)], [("y", F44)], {"stride": (1, 2)}),
+        "op aten.conv1d.default: found float32[4, 4] for what it makes, expected",
     ),
     "no such operator": (
         lambda b, x: b.emit("aten.no_such.default", [x], [("y", F23)]),
