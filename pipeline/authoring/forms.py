@@ -43,14 +43,14 @@ def emit_elementwise(compute: Callable[..., Any], builder: EmittingBuilder, *ope
     return builder.record(compute, operands, named)
 
 
-def emit_linear(builder: EmittingBuilder, x: IRTensor, weight: Tensor, *rest: Any, **named: Any) -> Any:
+def emit_linear(builder: EmittingBuilder, x: Tensor, weight: Tensor, *rest: Any, **named: Any) -> Any:
     return emit_product(torch_functional.linear, builder, (x, weight, *rest), named, -1, f"[..., {weight.shape[1]}]")
 
 
-def emit_conv2d(builder: EmittingBuilder, x: IRTensor, weight: Tensor, *rest: Any, **named: Any) -> Any:
+def emit_conv2d(builder: EmittingBuilder, x: Tensor, weight: Tensor, *rest: Any, **named: Any) -> Any:
     groups = named.get("groups", rest[4] if len(rest) > 4 else 1)
     channels = weight.shape[1] * groups
-    if x.rank != 4:
+    if len(x.shape) != 4:
         raise builder.refusal(f"found {text_of(x)}, expected [batch, {channels}, height, width]")
     expected = f"[batch, {channels}, height, width]"
     return emit_product(torch.conv2d, builder, (x, weight, *rest), named, 1, expected, groups)
@@ -74,36 +74,36 @@ def emit_product(
     return builder.record(compute, operands, named)
 
 
-def emit_embedding(builder: EmittingBuilder, ids: IRTensor, *rest: Any, **named: Any) -> Any:
-    if ids.spec.dtype not in ("int64", "int32"):
+def emit_embedding(builder: EmittingBuilder, ids: Tensor, *rest: Any, **named: Any) -> Any:
+    if spec_of(ids).dtype not in ("int64", "int32"):
         raise builder.refusal(f"found {text_of(ids)}, expected the dtype int64 or int32")
     return builder.record(torch_functional.embedding, (ids, *rest), named)
 
 
-def emit_cross_entropy(builder: EmittingBuilder, output: IRTensor, target: IRTensor, *rest: Any, **named: Any) -> Any:
-    if output.rank < 2:
+def emit_cross_entropy(builder: EmittingBuilder, output: Tensor, target: Tensor, *rest: Any, **named: Any) -> Any:
+    if len(output.shape) < 2:
         raise builder.refusal(f"cross_entropy found logits {text_of(output)}, expected [batch, classes, ...]")
     sizes = (output.shape[0], *output.shape[2:])
-    if target.spec.dtype not in FLOATS and tuple(target.shape) != sizes:
+    if spec_of(target).dtype not in FLOATS and tuple(target.shape) != sizes:
         raise builder.refusal(
             f"found {text_of(target)}, expected {list(sizes)} as classes of the logits {list(output.shape)}"
         )
-    target = target.long() if target.spec.dtype == "int32" else target
+    target = target.long() if spec_of(target).dtype == "int32" else target
     return builder.record(torch_functional.cross_entropy, (output, target, *rest), named)
 
 
-def emit_mse_loss(builder: EmittingBuilder, output: IRTensor, target: IRTensor, *rest: Any, **named: Any) -> Any:
-    if target.spec != output.spec:
+def emit_mse_loss(builder: EmittingBuilder, output: Tensor, target: Tensor, *rest: Any, **named: Any) -> Any:
+    if spec_of(target) != spec_of(output):
         raise builder.refusal(f"found {text_of(target)}, expected {text_of(output)} as the output")
     if rest or named.get("weight") is not None or named.get("reduction", "mean") != "mean":
         return builder.record(torch_functional.mse_loss, (output, target, *rest), named)
     difference = output - target
-    return (difference * difference).mean(tuple(range(output.rank)))
+    return (difference * difference).mean(tuple(range(len(output.shape))))
 
 
 def emit_batch_norm(
     builder: EmittingBuilder,
-    x: IRTensor,
+    x: Tensor,
     running_mean: Any,
     running_var: Any,
     weight: Any = None,
@@ -117,7 +117,7 @@ def emit_batch_norm(
         return builder.record(
             torch_functional.batch_norm, (*operands, training and builder.training, momentum, eps), {}
         )
-    if x.spec.numel == x.shape[1]:
+    if spec_of(x).numel == x.shape[1]:
         raise builder.refusal(f"found {text_of(x)} in training, expected more than one number for each channel")
     # Copies, since torch refuses to differentiate through statistics that are written to before the backward pass.
     before = [running.clone() for running in (running_mean, running_var)]

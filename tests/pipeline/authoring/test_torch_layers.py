@@ -151,6 +151,23 @@ def test_a_loss_that_torch_records_wrongly_is_refused() -> None:
         Model((3, 5)).add(nn.Linear(5, 5)).compile(SGD(lr=0.1), nn.MultiLabelMarginLoss(), quiet=True)
 
 
+class Positions(Module):
+    """A table that is read at constant places, as GPT-2 reads its positions."""
+
+    def __init__(self) -> None:
+        self.table, self.mix = nn.Embedding(8, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        places = torch.arange(x.shape[1])
+        return x + self.table(places) + self.mix(torch.ones(1, 4))
+
+
+def test_a_layer_takes_a_constant() -> None:
+    module, x = Positions(), torch.randn(2, 3, 4)
+    (found,) = compile_graph(graph_of(module, [x], training=False)).run({"x0": x}).values()
+    torch.testing.assert_close(found, module(x).detach())
+
+
 MISTAKES = {
     "dropout between layers": (
         lambda: graph_of(nn.LSTM(4, 4, 2, dropout=0.5), [torch.ones(3, 2, 4)], training=True),
