@@ -55,8 +55,8 @@ class Optimizer:
         """Why a weight stays as it is; empty where the step takes it."""
         site, precision = placed.site, placed.precision
         assert precision is not None
-        if precision.float_type or (self.symmetric and not precision.symmetric):
-            return f"{precision} is no symmetric format of integers"
+        if precision.float_type or precision.scale_type or (self.symmetric and not precision.symmetric):
+            return f"{precision} is no symmetric format of integers with scales in float"
         if not self.symmetric and (precision.symmetric or precision.bits != FOUR_BITS):
             return f"{precision} is no asymmetric format of 4 bits, such as uint4/channel"
         if site.dtype not in dtypes:

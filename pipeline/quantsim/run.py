@@ -140,7 +140,7 @@ class QuantSim:
         if why:
             if not settings.shard_mib:
                 return simulation.place_only(why)
-            samples = Samples(settings, self._read_specs(before.model), None)
+            samples = Samples(settings, self._read_specs(before.model) if settings.optimize else (), None)
             if settings.optimize:
                 self._hold_out(samples, settings, show)
             return simulation.round_in_shards(before.model, samples)

@@ -70,8 +70,12 @@ def why_not_in_shards(placement: Placement) -> str:
     for placed in placement.quantized():
         if placed.site.role != "weight" or placed.precision is None:
             return f"{placed.site.tensor} is no weight, and its range needs runs of the model"
-        if placed.precision.float_type or placed.precision.granularity == "tensor" or placed.site.channel_axis is None:
-            return f"{placed.site.tensor} is {placed.precision}; expected integers by channel or in blocks"
+        precision = placed.precision
+        is_plain = not precision.float_type and not precision.scale_type and precision.granularity != "tensor"
+        if not is_plain or placed.site.channel_axis is None:
+            return (
+                f"{placed.site.tensor} is {precision}; expected integers by channel or in blocks, with scales in float"
+            )
     return "" if placement.quantized() else "no weight is quantized"
 
 

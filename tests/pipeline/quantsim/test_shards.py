@@ -115,6 +115,11 @@ def test_what_cannot_be_rounded_is_refused(source: Path, tmp_path: Path, monkeyp
     model, placement = placed(source, "int8/channel", "uint8")
     with pytest.raises(UsageError, match="its range needs runs of the model"):
         quantize_in_shards(model, source, placement, tmp_path / "out", 1, ThisProcess())
+    model, placement = placed(source, "lpbq16")
+    with pytest.raises(
+        UsageError, match="first is lpbq16; expected integers by channel or in blocks, with scales in float"
+    ):
+        quantize_in_shards(model, source, placement, tmp_path / "out", 1, ThisProcess())
     model, placement = placed(source, "int4/block16")
     monkeypatch.setattr(shard_files, "HALF_STEP", 0.2)  # the proof can fail
     with pytest.raises(CheckFailed, match="further off than half a step"):
