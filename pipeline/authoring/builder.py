@@ -65,7 +65,7 @@ class MetaOperands:
     def __init__(self, builder: ModelBuilder) -> None:
         self._builder = builder
         self._by_tensor: dict[int, IRTensor] = {}
-        self._by_storage: dict[int, IRTensor] = {}
+        self._by_place: dict[tuple[object, ...], IRTensor] = {}
 
     def make(self, value: IRTensor) -> torch.Tensor:
         """A new meta tensor that stands for `value`."""
@@ -76,7 +76,7 @@ class MetaOperands:
     def add(self, meta: torch.Tensor, value: IRTensor) -> None:
         """Let `meta` stand for `value`."""
         self._by_tensor[id(meta)] = value
-        self._by_storage.setdefault(meta.untyped_storage()._cdata, value)
+        self._by_place.setdefault(self._place_of(meta), value)
 
     def find(self, tensor: torch.Tensor) -> IRTensor:
         """What `tensor` stands for; a tensor that has values, such as an index in a list, is a constant.
@@ -90,10 +90,15 @@ class MetaOperands:
             return found
         if not tensor.is_meta:
             return self._builder.operand(tensor)
-        found = self._by_storage.get(tensor.untyped_storage()._cdata)
-        if found is None or found.shape != tensor.shape:
+        found = self._by_place.get(self._place_of(tensor))
+        if found is None:
             raise self._builder.refusal("torch makes a tensor in it by no operator that a graph could hold")
         return found
+
+    @staticmethod
+    def _place_of(meta: torch.Tensor) -> tuple[object, ...]:
+        """Two tensors at one place have the same elements."""
+        return meta.untyped_storage()._cdata, meta.dtype, meta.shape, meta.stride(), meta.storage_offset()
 
 
 class ModelBuilder(GraphBuilder):
