@@ -24,8 +24,8 @@ from pipeline.errors import OnnxlineError, UsageError
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.importers.from_torch.region import Arguments
 from pipeline.importers.from_torch.tensors import TensorPayload
-from pipeline.ir import Attr, Graph, InputRef, TensorSpec, TorchConst
-from pipeline.ir.builder import GraphFacts, assemble
+from pipeline.ir import Attr, InputRef, TensorSpec, TorchConst
+from pipeline.ir.builder import GraphFacts
 from pipeline.ir.graph import parts
 from pipeline.ops import GraphBuilder
 from pipeline.ops.aten import is_call
@@ -232,12 +232,11 @@ class ModelBuilder(GraphBuilder):
         is_complete = any(isinstance(part, InputRef) for item in given.values() for part in parts(item))
         return dict(given) if is_complete else super().complete_arguments(kind, operands, given)
 
-    def build(self, outputs: Sequence[int]) -> Graph:
-        """Freeze what was added, with the updates of buffers and the names of tied weights."""
+    def facts(self) -> GraphFacts:
+        """The updates of buffers, and the names of tied weights."""
         shared = {key: names for key, names in self._names.items() if len(names) > 1}
         sources = {self._tensors[key].first_vid: names for key, names in shared.items() if self._tensors[key].is_read}
-        facts = GraphFacts(updates=self._updates, sources=sources)
-        return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads, facts)
+        return GraphFacts(updates=dict(self._updates), sources=sources)
 
     def declare(self, stored: torch.Tensor) -> int:
         """The vid of a parameter or a buffer, which is declared when it is first read."""

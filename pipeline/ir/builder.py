@@ -233,7 +233,7 @@ class Builder:
 
     def facts(self) -> GraphFacts:
         """What the graph holds in addition to values and ops."""
-        return GraphFacts(updates=self._updates)
+        return GraphFacts(updates=dict(self._updates))
 
     def _add_stored(self, name: str, spec: TensorSpec, role: Role, payload: Payload | np.ndarray | None) -> int:
         vid = self._add(name, spec, role)

@@ -279,6 +279,14 @@ def test_a_refused_op_leaves_the_builder_as_it_was() -> None:
     assert to_text(builder.build([y])).count("aten.") == 1
 
 
+def test_a_graph_does_not_change_after_it_was_built() -> None:
+    builder = CheckedBuilder("frozen")
+    x, s = builder.input("x", F23), builder.state("s", F23)
+    graph = builder.build([x])
+    builder.update(s, x)
+    assert (graph.updates, builder.build([x]).updates) == ({}, {s: x})
+
+
 def test_weights_are_tensors_or_arrays_and_none_is_copied() -> None:
     builder, array, tensor = CheckedBuilder("sum"), numpy.ones((2, 3), "float32"), torch.ones(2, 3)
     a, b = builder.param("a", F23, array), builder.const("b", F23, tensor)
