@@ -11,12 +11,14 @@ import inspect
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
 
+from passes.graph.traversal import pause_collector
 from passes.proof.prover import STRUCTURE
 from passes.weights.detached import UNREAD, read_model
 from passes.weights.stand_ins import digest_of
@@ -44,7 +46,8 @@ def open_source(config: RunConfig, loaded: LoadedModel | None = None) -> Source:
     """
     refuse_export_keys(config)
     named = with_dynamic_shapes(config.model, config.export)
-    source = load_source(named, weightless=config.weightless, loaded=loaded)
+    with pause_collector() if config.weightless else nullcontext():
+        source = load_source(named, weightless=config.weightless, loaded=loaded)
     if isinstance(source, OnnxSource):
         return source
     from pipeline.export import as_configured  # loads torch, which an ONNX file does not need
