@@ -22,6 +22,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helpe
 
 from passes.graph.index import GraphIndex, constant_of, copy_of
 from passes.graph.op_facts import has_body, is_opaque
+from passes.graph.traversal import reads_of
 from passes.provenance.annotations import ModulePath, module_path_of
 
 FEWEST_NODES: Final = 4
@@ -175,7 +176,7 @@ class _LayerFinder:
                 if not after.isdisjoint(node.input):
                     return False
                 made.update(node.output)
-            elif not made.isdisjoint(node.input) or not after.isdisjoint(node.input):
+            elif not (made | after).isdisjoint(reads_of(node)):
                 after.update(node.output)
         return True
 
@@ -186,7 +187,7 @@ class _LayerFinder:
         for at, position in enumerate(layer.nodes):
             node = self.index.nodes[position]
             reads = tuple(place.get(name) or self.facts.plain.get(name, "") for name in node.input)
-            described.append((operation_of(node), reads))
+            described.append((operation_of(node), reads, tuple(map(self._type, node.output))))
             place.update({name: (at, number) for number, name in enumerate(node.output)})  # type: ignore[misc]
         return layer.module.classes[-1:], tuple(described), tuple(map(self._type, layer.inputs))
 
@@ -204,10 +205,18 @@ class _LayerFinder:
             inside = set(layer.nodes)
             for at, position in enumerate(layer.nodes):
                 for number, name in enumerate(self.index.nodes[position].output):
-                    uses = self.index.uses.get(name, ())
-                    if name in self.index.outputs or any(reader not in inside for reader, _ in uses):
+                    if name in self.index.outputs or not inside.issuperset(self._readers[name]):
                         found.add((at, number))
         return tuple(sorted(found))
+
+    @cached_property
+    def _readers(self) -> dict[str, list[int]]:
+        """Value → the positions of the nodes that read it, in their bodies too."""
+        readers: dict[str, list[int]] = defaultdict(list)
+        for position, node in enumerate(self.index.nodes):
+            for name in reads_of(node):
+                readers[name].append(position)
+        return readers
 
 
 def operation_of(node: NodeProto) -> tuple[object, ...]:

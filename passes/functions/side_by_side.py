@@ -25,7 +25,7 @@ from passes.functions.fold import complete_function, free_name, without_unread
 from passes.graph.index import GraphIndex, copy_of, replace_entries
 from passes.graph.inference import infer_types
 from passes.graph.layer_calls import LAYERS, inline_layers, layer_functions, module_of, rename_module
-from passes.graph.traversal import sort_nodes
+from passes.graph.traversal import reads_of, sort_nodes
 from passes.model.signature import describe_defaults
 from passes.run.result import PassRun, StructureVerdict
 from passes.weights.detached import DetachedModel
@@ -103,7 +103,8 @@ class _BodyWriter:
     def __init__(self, model: DetachedModel, proto: ModelProto, functions: Mapping[str, FunctionProto]) -> None:
         self.weights: dict[Key, Weight] = {}
         self._graph, self._index = proto.graph, model.index
-        self._calls = {name: [node for node in model.index.nodes if node.op_type == name] for name in functions}
+        calls = [node for node in model.index.nodes if node.domain == LAYERS]
+        self._calls = {name: [call for call in calls if call.op_type == name] for name in functions}
         inferred = infer_types(proto)
         known = (*inferred.value_info, *model.index.types.values())
         self._types = {info.name: info for info in known if info.type.WhichOneof("value")}
@@ -177,7 +178,7 @@ class _BodyFolder:
         added = {f"{name}{SEPARATOR}{value}" for name, old in self.layout.functions.items() for value in old.input}
         made = {f"{name}{SEPARATOR}{value}" for name, old in self.layout.functions.items() for value in old.output}
         own = [info for info in graph.output if info.name not in made]
-        main = self._main(made, [info.name for info in own])
+        main = self._main(added, made, [info.name for info in own])
         calls, unread = self._with_arguments(main, bodies)
         replace_entries(graph.output, own)
         replace_entries(graph.input, [info for info in graph.input if info.name not in added])
@@ -227,11 +228,16 @@ class _BodyFolder:
         taken = set(names.values())
         return {**names, **{value: free_name(value, taken) for value in values if value not in names}}
 
-    def _main(self, made: set[str], outputs: Sequence[str]) -> list[NodeProto]:
-        """The nodes that are not in bodies alone; also dead ones, which only a pass removes."""
+    def _main(self, added: set[str], made: set[str], outputs: Sequence[str]) -> list[NodeProto]:
+        """The nodes that are not in bodies alone; also dead ones, but for those of bodies."""
         bodies = {id(node) for node in self.index.ancestors(made)}
-        others = [name for node in self.index.nodes if id(node) not in bodies for name in node.output]
-        return self.index.ancestors([*outputs, *others])
+        inside, others = set(added), list(outputs)
+        for node in self.index.nodes:
+            if not inside.isdisjoint(reads_of(node)):
+                inside.update(node.output)
+            elif id(node) not in bodies:
+                others.extend(node.output)
+        return self.index.ancestors(others)
 
     def _with_arguments(
         self, nodes: Sequence[NodeProto], bodies: Mapping[str, FunctionProto]

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import FunctionProto, GraphProto, ModelProto, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 import passes
 from passes.bisect import bisect
@@ -142,6 +142,39 @@ def test_a_value_that_leaves_a_layer_and_comes_back_keeps_it_apart() -> None:
     folded = fold_layers(model)
     assert [node.name for node in folded.graph.node if node.op_type == "Layer"] == ["layers.0", "layers.2"]
     np.testing.assert_array_equal(computed(folded), computed(model))
+
+
+def test_what_a_pass_leaves_dead_in_a_body_is_no_node_around_it() -> None:
+    laid_out, layout = lay_out(detached(fold_layers(layered())))
+    assert layout is not None
+    proto = laid_out.copy_proto()
+    proto.graph.node.append(helper.make_node("Shape", ["Layer/h"], ["Layer/dead"]))
+    proto.graph.node.append(helper.make_node("Shape", ["h"], ["dead"]))
+    folded = attach(layout.fold(laid_out.with_proto(proto)))
+    assert ops(body_of(folded)) == BODY
+    assert ops(folded.graph) == [*FOLDED, "Shape"]  # of the graph itself: to remove it is a pass's work
+    onnx.checker.check_model(folded, full_check=True)
+
+
+def test_a_value_of_a_layer_that_a_branch_reads_is_an_output_of_the_function() -> None:
+    model = layered()
+    branch = onnx.parser.parse_graph("b () => (float[2, 16] o) { o = Abs (v1_m) }")
+    chosen = numpy_helper.from_array(np.array(True), "chosen")
+    model.graph.initializer.append(chosen)
+    model.graph.node.append(helper.make_node("If", ["chosen"], ["w"], then_branch=branch, else_branch=branch))
+    model.graph.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, WIDTH]))
+    folded = fold_layers(model)
+    assert [len(node.output) for node in folded.graph.node if node.op_type == "Layer"] == [2, 2, 2]
+    onnx.checker.check_model(folded, full_check=True)
+
+
+def test_layers_of_other_sizes_are_not_equal() -> None:
+    """By their nodes they are; but a pass may use a size."""
+    folded = fold_layers(
+        layered("""
+        {0}_n = Neg ({1}) {0}_a = Abs ({0}_n) {0}_b = Relu ({0}_a) {0}_y = Concat <axis = 1> ({0}_b, {0}_n)""")
+    )
+    assert not folded.functions
 
 
 def test_a_pass_runs_once_on_the_body_and_on_the_nodes_around_it(context: PassContext) -> None:
