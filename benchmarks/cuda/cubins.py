@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.ops.row_programs import needs_whole_rows, read_program
-from pipeline.runtime.kernels.cuda.build import build_kernel
+from pipeline.runtime.kernels.cuda.rows import build_kernel
 from pipeline.runtime.kernels.cuda.source import Tile, join_axes, write_source
 
 ARCHITECTURES: Final = (80, 90)

@@ -75,7 +75,7 @@ def declared_ops() -> Mapping[tuple[str, str], CustomOp]:
 
 def reference_ops() -> Mapping[tuple[str, str], CustomOp]:
     """The `declared_ops` that only their references in numpy compute: those without a library of onnxruntime's."""
-    return {key: op for key, op in declared_ops().items() if op.library is None}
+    return {key: op for key, op in declared_ops().items() if op.shared_library is None}
 
 
 def declaration_key() -> tuple[tuple[str, int], ...]:
@@ -109,7 +109,7 @@ def add_libraries(options: onnxruntime.SessionOptions) -> None:
     Raises:
         PolicyError: onnxruntime cannot load a library.
     """
-    for library in dict.fromkeys(op.library for op in declared_ops().values() if op.library):
+    for library in dict.fromkeys(op.shared_library for op in declared_ops().values() if op.shared_library):
         try:
             options.register_custom_ops_library(library)
         except Exception as error:  # onnxruntime raises errors of many types
@@ -169,4 +169,9 @@ def _ops_of(reference: str) -> list[CustomOp]:
     ops = list({id(value): value for value in values if type(value).__qualname__ == KIND}.values())
     if not ops:
         raise PolicyError(f"{title}: found no CustomOp; expected SWISH = onnxline.CustomOp('com.acme', 'Swish', …)")
-    return [op if op.library is None else replace(op, library=str((path.parent / op.library).resolve())) for op in ops]
+    return [
+        op
+        if op.shared_library is None
+        else replace(op, shared_library=str((path.parent / op.shared_library).resolve()))
+        for op in ops
+    ]

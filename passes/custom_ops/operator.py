@@ -48,7 +48,7 @@ class CustomOp:
         version: the first opset version of `domain` that has the operator.
         attributes: name → default value: a number, a text, a bool, or a list of numbers or of texts. A node with
             another attribute is refused.
-        library: a shared object with kernels of onnxruntime, relative to the file; then onnxruntime runs the operator.
+        shared_library: a shared object with kernels of onnxruntime, relative to the file; then onnxruntime runs the operator.
         torch_op: the operator of torch that is exported as this one, such as `acme::swish`. Its tensors become the
             inputs, its other arguments the attributes of the same names.
 
@@ -62,7 +62,7 @@ class CustomOp:
     compute: Callable[..., Any]
     version: int = 1
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    library: str | None = None
+    shared_library: str | None = None
     torch_op: str | None = None
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ nibble_files.py the weights of 4 bits in checkpoints of GPTQ and AWQ
 gguf_files.py   the weights of 4 bits in files of GGUF
 qdq.py          the model with QuantizeLinear and DequantizeLinear
 optimizers.py   the algorithms that round weights, and their options
-optimize.py     weights as algorithms of libraries round them (library_call.py runs these), kept where that is better
+optimize.py     weights as algorithms of libraries round them (algorithm.py runs these), kept where that is better
 shards.py       weights of a checkpoint, rounded shard by shard by jobs, for a model that fits nowhere
 shard_files.py  one of these jobs: rounding to the nearest, its proof by torch, and the file of a shard
 shard_data.py   the weights of products rounded by GPTQ, step by step with the pieces of the model

@@ -1,6 +1,6 @@
 """`quantsim.optimize`: weights that libraries round otherwise than to the nearest number, kept where that is better.
 
-Each step is an algorithm of a library, called in a process of its own (library_call.py) on the samples that ranges are
+Each step is an algorithm of a library, called in a process of its own (algorithm.py) on the samples that ranges are
 measured on. Then each layer is judged on samples that the library has not seen: a weight that makes its layer worse
 there keeps the rounding that it had before the step.
 
@@ -33,7 +33,7 @@ from pipeline.quantsim.optimizers import BiasCorrection, Optimizer
 from pipeline.quantsim.placement import Placement
 from pipeline.quantsim.qdq import insert_qdq
 
-SCRIPT: Final = Path(__file__).with_name("library_call.py")
+SCRIPT: Final = Path(__file__).with_name("algorithm.py")
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -266,7 +266,7 @@ def find_weights(
     formats: Mapping[str, object],
     dtypes: Collection[str] = ("float32",),
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The weights that a step takes, as library_call.py reads them, and why others are left.
+    """The weights that a step takes, as algorithm.py reads them, and why others are left.
 
     Args:
         formats: has the weights that are quantized.

@@ -22,7 +22,7 @@ import numpy as np
 from passes.weights.detached import DetachedModel
 from pipeline.jobs import Job, JobExecutor, JobProgress, Outcome, run_jobs
 from pipeline.jobs.run import OutcomeTable
-from pipeline.quantsim.library_call import round_by_gptq
+from pipeline.quantsim.algorithm import round_by_gptq
 from pipeline.quantsim.noise import sqnr_db
 from pipeline.quantsim.optimizers import Optimizer
 from pipeline.quantsim.pieces import cut_pieces, run_piece
@@ -41,7 +41,7 @@ from pipeline.workspace import key_of, versions
 Feeds = Mapping[str, np.ndarray]
 
 Entry = dict[str, Any]
-"""A weight as library_call.py reads it."""
+"""A weight as algorithm.py reads it."""
 
 GPTQ_SLICE: Final = 2**26
 """Elements of a weight that GPTQ rounds at once, in double precision and four times; each slice inverts the Hessian."""

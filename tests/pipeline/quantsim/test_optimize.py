@@ -19,7 +19,7 @@ from passes.errors import PolicyError
 from passes.weights.detached import DetachedModel, attach, read_model
 from pipeline.cli import app
 from pipeline.errors import UsageError
-from pipeline.quantsim import library_call, optimize
+from pipeline.quantsim import algorithm, optimize
 from pipeline.quantsim.encodings import encode, quantize, round_trip
 from pipeline.quantsim.noise import Layer
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, compare
@@ -89,7 +89,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Call the library here: a process of its own imports onnxsim anew, which takes seconds."""
 
     def call(_: Optimizer, folder: Path) -> Any:
-        library_call.main(folder)
+        algorithm.main(folder)
         return json.loads((folder / "found.json").read_text())
 
     monkeypatch.setattr(optimize, "call_library", call)

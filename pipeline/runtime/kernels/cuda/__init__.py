@@ -7,7 +7,6 @@ interpreter runs the same kernels on the CPU (`TRITON_INTERPRET=1`). Untested on
 from __future__ import annotations
 
 from pipeline.runtime.kernels.cuda.adam import launch_adam
-from pipeline.runtime.kernels.cuda.build import has_triton
-from pipeline.runtime.kernels.cuda.rows import launch_row_program
+from pipeline.runtime.kernels.cuda.rows import has_triton, launch_row_program
 
 __all__ = ["has_triton", "launch_adam", "launch_row_program"]

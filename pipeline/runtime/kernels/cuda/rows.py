@@ -1,14 +1,17 @@
-"""Launch a row program as one kernel of Triton."""
+"""Make a kernel of Triton of a row program, and launch it."""
 
 from __future__ import annotations
 
-from functools import partial
+import hashlib
+import linecache
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from pipeline.ops.row_programs import Program, needs_whole_rows
 from pipeline.runtime.kernels.base import Ins, Launch
-from pipeline.runtime.kernels.cuda.build import build_kernel
 from pipeline.runtime.kernels.cuda.source import RowSpace, Tile, join_axes, write_source
 
 
@@ -32,3 +35,26 @@ def space_of(program: Program, ins: Ins, out: torch.Tensor) -> RowSpace:
     sizes = tuple(out.shape) or (1,)
     strides = [operand.expand(out.shape).stride() or (0,) for operand in ins]
     return join_axes(sizes, strides, keeps_rows=needs_whole_rows(program))
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed (the extra `cuda`)."""
+    return find_spec("triton") is not None
+
+
+@cache
+def build_kernel(text: str) -> Any:
+    """The kernel whose function `text` defines, on `tl`; the same object for the same text.
+
+    Triton reads the source of a function by `inspect`, so the text is given to `linecache` under a name of its own.
+    """
+    import triton
+    import triton.language as tl
+
+    name = f"<kernel {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    defined: dict[str, Any] = {"tl": tl, "__name__": __name__, "__file__": name}
+    exec(compile(text, name, "exec"), defined)
+    (function,) = (made for made in defined.values() if getattr(made, "__code__", None) is not None)
+    return triton.jit(function)

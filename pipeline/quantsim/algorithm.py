@@ -1,4 +1,4 @@
-"""One algorithm of a library on one model: `PYTHON library_call.py FOLDER`, in the interpreter that has the library.
+"""One algorithm of a library on one model: `PYTHON algorithm.py FOLDER`, in the interpreter that has the library.
 
 So a crash of the library ends no simulation, and AIMET or NNCF may be in an environment of their own. This file imports
 nothing of onnxline. FOLDER holds `job.json` (step, options, seed, weights), `model.onnx`, `scales.npz` and `samples/`,
