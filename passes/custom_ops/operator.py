@@ -48,7 +48,8 @@ class CustomOp:
         version: the first opset version of `domain` that has the operator.
         attributes: name → default value: a number, a text, a bool, or a list of numbers or of texts. A node with
             another attribute is refused.
-        shared_library: a shared object with kernels of onnxruntime, relative to the file; then onnxruntime runs the operator.
+        shared_library: a shared object with kernels of onnxruntime, relative to the file; then onnxruntime runs the
+            operator.
         torch_op: the operator of torch that is exported as this one, such as `acme::swish`. Its tensors become the
             inputs, its other arguments the attributes of the same names.
 

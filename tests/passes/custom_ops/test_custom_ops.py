@@ -176,7 +176,8 @@ WRONG = {
         "`compute` returns float64[2, 4], and `infer` says float32[2, 4]",
     ),
     "a library": (
-        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: x, shared_library='ops.py', "
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: x, "
+        "shared_library='ops.py', "
         "attributes={'alpha': 1.0})",
         "onnxruntime cannot load the library",
     ),
