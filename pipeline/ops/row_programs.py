@@ -8,8 +8,8 @@ A row is the last axis. A program is text, one instruction after the other, and 
 are broadcast to the shape of the result. All instructions compute in float32, and the result is rounded once, to its
 dtype.
 
-`rotate(i0)` reads a row as its second half, negated, and then its first half: the rotation of rotary position embeddings
-(Su et al. 2021, RoFormer, in the form of GPT-NeoX).
+`rotate(i0)` reads a row as its second half, negated, and then its first half: the rotation of rotary position
+embeddings (Su et al. 2021, RoFormer, in the form of GPT-NeoX).
 """
 
 from __future__ import annotations
