@@ -79,6 +79,8 @@ def load_model(section: TransformersConfig, model: ModelConfig, *, weightless: b
         # A private name, but the only constructor that heeds dtype and attn_implementation of the configuration.
         with without_weights() if weightless else nullcontext():
             module = _attempt(lambda: cls._from_config(config), f"{name} cannot be made")
+        if weightless:
+            _keep_in_float32(module)
     else:
         module, extra = _with_weights(cls, config, checkpoint, allow_extra=folder is not None)
         notes += extra
@@ -87,6 +89,14 @@ def load_model(section: TransformersConfig, model: ModelConfig, *, weightless: b
     biases = ", random biases" if model.random_biases else ""
     weights = f"from {checkpoint}" if checkpoint else f"random, seed {model.seed}{biases}"
     return LoadedModel(module, (*(notes_on_experts(module) if is_set else ()), *notes), weights, folder)
+
+
+def _keep_in_float32(module: Any) -> None:
+    """Give the tensors that the class keeps in float32 that type, as loading does and making a model does not."""
+    kept = module._keep_in_fp32_modules_strict or ()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point() and any(part in kept for part in name.split(".")):
+            tensor.data = tensor.data.float()
 
 
 def _set_for_folder(
