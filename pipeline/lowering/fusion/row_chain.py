@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from pipeline.ir.graph import Graph, InputRef, Op, TensorSpec
 from pipeline.lowering.fusion.op_patterns import constant_number
 from pipeline.lowering.fusion.rewrite import only_user
-from pipeline.ops.row_programs import Computed, Input, Instruction, Operand
+from pipeline.ops.row_programs import COMPARISONS, Computed, Input, Instruction, Operand
 
 DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
 LONGEST_ROW: Final = 16384
@@ -39,7 +39,7 @@ class RowChain:
     def take(self, op: Op) -> Operand | None:
         """The result of `op` as an operand, after its instructions; None if a program cannot compute it, and then the
         chain is as before."""
-        if not self._fits(op):
+        if len(self.ops) == MOST_INSTRUCTIONS or not self._fits(op):  # so a long chain is no deep recursion
             return None
         before = (len(self.instructions), len(self.inputs), len(self.ops))
         self.ops.append(op.oid)
@@ -51,12 +51,16 @@ class RowChain:
         return made
 
     def _fits(self, op: Op) -> bool:
-        """Whether the result has the shape of the space, or one element for each row of it."""
+        """Whether the result has the shape of the space, or one element for each row of it.
+
+        A result of bool is that of a comparison: other operators on bools do what no instruction on 0 and 1 does, such
+        as `add`, whose result is at most 1.
+        """
         if op.kind not in self.translations or len(op.outputs) != 1:
             return False
         spec = self.graph.values[op.outputs[0]].spec
         shapes = (self.space.shape, (*self.space.shape[:-1], 1))
-        return spec.shape in shapes and (spec.dtype in DTYPES or spec.dtype == "bool")
+        return spec.shape in shapes and (spec.dtype in DTYPES or (spec.dtype == "bool" and _is_comparison(op)))
 
     def call(self, name: str, *operands: Operand) -> Operand:
         """A further instruction."""
@@ -95,6 +99,10 @@ class RowChain:
             self.inputs.append(vid)
         return Input(self.inputs.index(vid))
 
+    def has_whole_rows(self, vid: int) -> bool:
+        """Whether a value has the shape of the space, so that a row of it is a row of the program."""
+        return self.graph.values[vid].spec.shape == self.space.shape
+
     @property
     def has_short_rows(self) -> bool:
         """Whether a block of a GPU holds a whole row."""
@@ -103,3 +111,7 @@ class RowChain:
     def is_last(self, dim: object) -> bool:
         """Whether `dim` is the axis of the rows."""
         return dim in (-1, self.space.rank - 1)
+
+
+def _is_comparison(op: Op) -> bool:
+    return op.kind.removeprefix("aten.").partition(".")[0] in COMPARISONS

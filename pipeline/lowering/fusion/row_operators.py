@@ -66,7 +66,8 @@ def _cast(chain: RowChain, op: Op) -> Operand | None:
 
 
 def _softmax(chain: RowChain, op: Op) -> Operand | None:
-    if not chain.has_short_rows or not chain.is_last(op.attrs.get("dim")) or op.attrs.get("dtype") is not None:
+    is_row = chain.has_short_rows and chain.is_last(op.attrs.get("dim")) and chain.has_whole_rows(op.outputs[0])
+    if not is_row or op.attrs.get("dtype") is not None:
         return None
     x = chain.read(op, "self")
     if x is None:
@@ -119,8 +120,7 @@ def _reduction(name: str) -> Translate:
         dims = op.attrs.get("dim")
         is_row = isinstance(dims, tuple) and len(dims) == 1 and chain.is_last(dims[0])
         keeps = op.attrs.get("keepdim") is True and op.attrs.get("dtype") is None
-        source = chain.graph.values[op.inputs[0]].spec
-        if not (is_row and keeps and chain.has_short_rows and source.shape == chain.space.shape):
+        if not (is_row and keeps and chain.has_short_rows and chain.has_whole_rows(op.inputs[0])):
             return None
         x = chain.value(op.inputs[0])
         return None if x is None else chain.call(name, x)
@@ -140,7 +140,7 @@ def _rotation(chain: RowChain, op: Op) -> Operand | None:
         return None
     if _slice_of_rows(chain, first) != (half, 2 * half) or _slice_of_rows(chain, second) != (0, half):
         return None
-    x = chain.operand(first.inputs[0])
+    x = chain.operand(first.inputs[0]) if chain.has_whole_rows(first.inputs[0]) else None
     return None if x is None else chain.call("rotate", x)
 
 

@@ -27,11 +27,11 @@ def fuse_rows(graph: Graph) -> Graph:
         is_result = last == Computed(len(chain.instructions) - 1)
         if not is_result or len(chain.ops) < 2 or len(chain.inputs) > MOST_OPERANDS:
             continue
-        inputs = _in_memory_order(rewrite, chain.inputs, order)
-        if inputs is None:
+        numbers, inputs = _order_operands(chain), _in_memory_order(rewrite, chain.inputs, order)
+        if not numbers or inputs is None:
             continue
         taken.update(chain.ops)
-        _put(rewrite, op, chain, inputs, order)
+        _put(rewrite, op, chain, numbers, inputs, order)
     return rewrite.build()
 
 
@@ -65,9 +65,10 @@ def _in_memory_order(rewrite: Rewrite, inputs: list[int], order: tuple[int, ...]
     return found
 
 
-def _put(rewrite: Rewrite, op: Op, chain: RowChain, inputs: list[int], order: tuple[int, ...] | None) -> None:
+def _put(
+    rewrite: Rewrite, op: Op, chain: RowChain, numbers: list[int], inputs: list[int], order: tuple[int, ...] | None
+) -> None:
     """The program in the place of `op`, between views where the result lies in another order than that of its axes."""
-    numbers = _put_first(chain.instructions, chain.inputs, chain.graph, chain.space)
     program, operands = _renumber(chain.instructions, numbers), [inputs[number] for number in numbers]
     attrs: dict[str, Attr] = {"program": write_program(program)}
     if order is None:
@@ -85,16 +86,17 @@ def _put(rewrite: Rewrite, op: Op, chain: RowChain, inputs: list[int], order: tu
     rewrite.replace(op, "aten.permute.default", [stored], op.outputs, {"dims": back})
 
 
-def _put_first(program: list[Instruction], inputs: list[int], graph: Graph, space: TensorSpec) -> list[int]:
-    """The order of the operands in which the result may be written over the first one: of its shape and dtype and
-    rotated nowhere, or of another shape."""
-    rotated = {part.operands[0] for part in program if part.name == "rotate"}
+def _order_operands(chain: RowChain) -> list[int]:
+    """The numbers of the operands in an order in which the result may be written over the first one: a float of its
+    shape and dtype, or of another shape. Empty where each operand is rotated or of bools, or where there is none."""
+    rotated = {part.operands[0] for part in chain.instructions if part.name == "rotate"}
 
     def rank(number: int) -> tuple[bool, bool, bool]:
-        spec = graph.values[inputs[number]].spec
-        return Input(number) in rotated, "float" not in spec.dtype, spec.shape != space.shape
+        spec = chain.graph.values[chain.inputs[number]].spec
+        return Input(number) in rotated, spec.dtype not in DTYPES, spec.shape != chain.space.shape
 
-    return sorted(range(len(inputs)), key=rank)
+    order = sorted(range(len(chain.inputs)), key=rank)
+    return order if order and not any(rank(order[0])[:2]) else []
 
 
 def _renumber(program: list[Instruction], order: list[int]) -> list[Instruction]:

@@ -9,9 +9,10 @@ from torch import nn
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.check import check
+from pipeline.ir.graph import InputRef, TensorSpec
 from pipeline.lowering.fusion import fuse_train_step
 from pipeline.lowering.fusion.rows import fuse_rows
-from pipeline.runtime import RecordingDevice, compile_graph
+from pipeline.runtime import CheckedBuilder, RecordingDevice, compile_graph
 from pipeline.training import record_step
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
@@ -91,6 +92,103 @@ SOFTMAX = "aten.softmax.int(%2) {self: $0, dim: -1}"
 )
 def test_what_a_program_cannot_hold_stays(dtype: str, size: int, first: str, second: str) -> None:
     assert_stays(fuse_rows, ONE.format(dtype=dtype, size=size, first=first, second=second))
+
+
+NO_FIRST_OPERAND = {
+    "bools alone": """
+        graph "g" (%0 "c": bool[2, 4]) {
+          %1 "a": float32[2, 4] = aten.sqrt.default(%0) {self: $0}
+          %2 "y": float32[2, 4] = aten.neg.default(%1) {self: $0}
+
+          return %2
+        }
+    """,
+    "a rotated operand alone": """
+        graph "g" (%0 "x": float32[2, 4]) {
+          %1 "b": float32[2, 2] = aten.slice.Tensor(%0) {self: $0, dim: -1, start: 2, end: 4}
+          %2 "n": float32[2, 2] = aten.neg.default(%1) {self: $0}
+          %3 "a": float32[2, 2] = aten.slice.Tensor(%0) {self: $0, dim: -1, start: 0, end: 2}
+          %4 "r": float32[2, 4] = aten.cat.default(%2, %3) {tensors: [$0, $1], dim: -1}
+          %5 "y": float32[2, 4] = aten.exp.default(%4) {self: $0}
+
+          return %5
+        }
+    """,
+    "a number alone": """
+        graph "g" () {
+          const %0 "c": float32[1]
+
+          %1 "a": float32[1] = aten.exp.default(%0) {self: $0}
+          %2 "y": float32[1] = aten.neg.default(%1) {self: $0}
+
+          return %2
+        }
+    """,
+}
+
+
+@pytest.mark.parametrize("case", NO_FIRST_OPERAND)
+def test_without_an_operand_that_the_result_may_overwrite_nothing_changes(case: str) -> None:
+    assert_stays(fuse_rows, NO_FIRST_OPERAND[case], {"c": torch.ones(1)} if "number" in case else None)
+
+
+def test_a_softmax_of_a_column_is_not_one_of_the_rows_to_which_it_is_spread() -> None:
+    softmax = SOFTMAX.replace("%2", "%0")
+    assert_becomes(
+        fuse_rows,
+        f"""
+        graph "g" (%0 "x": float32[2, 1], %1 "z": float32[2, 4]) {{
+          %2 "s": float32[2, 1] = {softmax}
+          %3 "m": float32[2, 4] = aten.mul.Tensor(%2, %1) {{self: $0, other: $1}}
+          %4 "y": float32[2, 4] = aten.exp.default(%3) {{self: $0}}
+
+          return %4
+        }}
+        """,
+        f"""
+        graph "g" (%0 "x": float32[2, 1], %1 "z": float32[2, 4]) {{
+          %2 "s": float32[2, 1] = {softmax}
+          %3 "y": float32[2, 4] = RowProgram(%1, %2) {{program: "mul(i1, i0); exp(v0)"}}
+
+          return %3
+        }}
+        """,
+    )
+
+
+def test_a_sum_of_bools_is_no_sum_of_their_numbers() -> None:
+    add = "aten.add.Tensor(%0, %1) {self: $0, other: $1}"
+    assert_becomes(
+        fuse_rows,
+        f"""
+        graph "g" (%0 "a": bool[2, 4], %1 "b": bool[2, 4], %2 "x": float32[2, 4]) {{
+          %3 "s": bool[2, 4] = {add}
+          %4 "m": float32[2, 4] = aten.mul.Tensor(%3, %2) {{self: $0, other: $1}}
+          %5 "y": float32[2, 4] = aten.exp.default(%4) {{self: $0}}
+
+          return %5
+        }}
+        """,
+        f"""
+        graph "g" (%0 "a": bool[2, 4], %1 "b": bool[2, 4], %2 "x": float32[2, 4]) {{
+          %3 "s": bool[2, 4] = {add}
+          %4 "y": float32[2, 4] = RowProgram(%2, %3) {{program: "mul(i1, i0); exp(v0)"}}
+
+          return %4
+        }}
+        """,
+    )
+
+
+def test_a_chain_of_many_operators_is_several_programs() -> None:
+    builder = CheckedBuilder("long")
+    spec = TensorSpec((2, 4), "float32")
+    value = builder.input("x", spec)
+    for number in range(300):
+        (value,) = builder.emit("aten.sin.default", [value], [(f"v{number}", spec)], {"self": InputRef(0)})
+    graph = fuse_rows(builder.build([value]))
+    check(graph)
+    assert [op.attrs["program"].count("sin") for op in graph.ops] == [44, 64, 64, 64, 64]
 
 
 class Rotary(nn.Module):
