@@ -19,6 +19,7 @@ from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import every_graph, every_node
 from passes.proof.numbers import compare, same_bits
 from passes.suggest import plural
+from passes.weights.evaluator import open_evaluator
 
 SHARE: Final = 1.1
 BYTES: Final = 1024
@@ -187,10 +188,8 @@ def _onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
 
 
 def _reference(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
-    from onnx.reference import ReferenceEvaluator
-
     with np.errstate(all="ignore"):
-        results: Any = ReferenceEvaluator(model).run(None, dict(feeds))
+        results: Any = open_evaluator(model).run(None, dict(feeds))
         return list(results)
 
 

@@ -152,7 +152,7 @@ class CustomOp:
         types = [None if array is None else ArrayType(array.dtype.name, array.shape) for array in inputs]
         expected = self.infer_types(types, given, len(node.output))
         try:
-            found = self.compute(*inputs, **{**self.attributes, **given})
+            found = self.compute(*map(_read_only, inputs), **{**self.attributes, **given})
         except Exception as error:  # code of the user's
             raise StepFailed(f"{self.key}: `compute` raises {type(error).__name__}: {error}") from error
         arrays = [np.asarray(array) for array in (found if isinstance(found, list | tuple) else [found])]
@@ -170,6 +170,15 @@ class CustomOp:
 def _is_type(value: object) -> bool:
     """Whether a value is an ArrayType; in a script's process the class may have been loaded under a second name."""
     return type(value).__qualname__ == ArrayType.__qualname__ and hasattr(value, "shape")
+
+
+def _read_only(array: np.ndarray | None) -> np.ndarray | None:
+    """A view that cannot be written to: the values of a run are those of other nodes too."""
+    if array is None:
+        return None
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _fits(found: tuple[int, ...], declared: tuple[int | str | None, ...]) -> bool:

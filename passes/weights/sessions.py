@@ -21,6 +21,7 @@ from passes.graph.index import GraphIndex, initializers_of, replace_entries
 from passes.graph.traversal import reads_of
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
+from passes.weights.evaluator import open_evaluator
 from passes.weights.narrow_floats import dequantize_stored
 from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import available_cores
@@ -265,15 +266,13 @@ def _open_evaluator(proto: onnx.ModelProto, weights: Mapping[str, Weight], refus
     Raises:
         StepFailed: the model is too large for it, or it lacks an operator too: what onnxruntime said.
     """
-    from onnx.reference import ReferenceEvaluator  # a tenth of a second, which most sessions do not need
-
     if sum(weight.data.nbytes for weight in weights.values()) > MOST_EVALUATED:
         raise refusal
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
             inline(tensor, weights[tensor.name].data)
     try:
-        return ReferenceEvaluator(proto)
+        return open_evaluator(proto)
     except Exception as error:  # it raises errors of many types
         raise refusal from error
 

@@ -7,14 +7,13 @@ nodes of onnxruntime of one level are one session; a session is opened when the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 from onnx import NodeProto, helper
-from onnx.inliner import inline_local_functions
 
 from passes.custom_ops.declarations import reference_ops
 from passes.custom_ops.operator import CustomOp
@@ -22,9 +21,7 @@ from passes.errors import PassError, StepFailed
 from passes.graph.index import GraphIndex, extract, initializers_of, values_read
 from passes.graph.op_facts import domain_of
 from passes.graph.traversal import bodies_in, every_node, sort_nodes
-
-if TYPE_CHECKING:
-    from onnx.reference.op_run import OpRun
+from passes.weights.evaluator import open_evaluator
 
 Ops = Mapping[tuple[str, str], CustomOp]
 Arrays = dict[str, np.ndarray]
@@ -132,15 +129,11 @@ def compute_node(node: NodeProto, proto: onnx.ModelProto, values: Mapping[str, n
     if op is not None:
         results = op.run(node, [values[name] if name else None for name in node.input])
         return {name: array for name, array in zip(node.output, results, strict=True) if name}
-    from onnx.reference import ReferenceEvaluator  # a tenth of a second, which most models do not need
-
     names, read = [name for name in node.output if name], [name for name in values_read([node]) if name]
     inputs = [_input_of(name, values[name]) for name in read]
     part = extract(proto, [node], inputs=inputs, outputs=names, initializers=())
     try:
-        part = inline_local_functions(part)  # the evaluator hands new operators to bodies, and not to functions
-        evaluator = ReferenceEvaluator(part, new_ops=_evaluator_ops(ops.values()))
-        found: Any = evaluator.run(names, {name: values[name] for name in read})
+        found: Any = open_evaluator(part, ops.values()).run(names, {name: values[name] for name in read})
     except PassError:
         raise
     except Exception as error:  # it raises errors of many types
@@ -164,16 +157,3 @@ def _make_levels(proto: onnx.ModelProto, custom: CustomNodes) -> list[_Level]:
 def _input_of(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
     """An input of the dtype of an array and of any shape: its sizes may differ from draw to draw."""
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None)
-
-
-def _evaluator_ops(ops: Iterable[CustomOp]) -> list[type[OpRun]]:
-    """The operators as ONNX's evaluator takes them."""
-    from onnx.reference.op_run import OpRun
-
-    def adapt(op: CustomOp) -> type[OpRun]:
-        def _run(self: OpRun, *inputs: Any, **_: Any) -> tuple[np.ndarray, ...]:
-            return tuple(op.run(self.onnx_node, inputs))
-
-        return type(op.name, (OpRun,), {"op_domain": op.domain, "_run": _run})
-
-    return [adapt(op) for op in ops]

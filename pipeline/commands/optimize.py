@@ -129,7 +129,10 @@ def _describe_latency(run: PassRun, before: Path, after: Path, context: PassCont
     """One line with the time of a run of either file."""
     from passes.errors import StepFailed
     from passes.run.result import HOW_MEASURED, measure_latency
+    from passes.weights.split_run import names_computed_in_numpy
 
+    if custom := [*dict.fromkeys(names_computed_in_numpy(run.model.proto.graph))]:
+        return f"latency: not measured: onnxruntime cannot run {', '.join(custom)}, whose reference is in numpy"
     try:
         times = [milliseconds_text(measure_latency(str(path), run.example, context)) for path in (before, after)]
     except StepFailed as failure:

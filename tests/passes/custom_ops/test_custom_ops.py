@@ -105,6 +105,27 @@ def test_bodies_and_functions_with_them_run(branch: bool) -> None:
     np.testing.assert_allclose(found, swish(-(swish(-x) if branch else np.abs(x))), rtol=1e-6, atol=1e-6)
 
 
+TURNS = """
+<ir_version: 10, opset_import: ["" : 20, "com.acme" : 1]>
+g (float[2, 4] x) => (float[2, 4] y, float[3, 2, 4] all) <int64 n = {3}> {
+    y, all = Loop (n, , x) <body = b (int64 turn, bool goes, float[2, 4] a) => (bool c, float[2, 4] d, float[2, 4] e) {
+        c = Identity (goes)
+        d = com.acme.Swish (a)
+        e = Neg (d)
+    }>
+}
+"""
+
+
+@pytest.mark.usefixtures("ops")
+def test_the_turns_of_a_loop_with_them() -> None:
+    x = draw(2, 4)
+    found = Session.of(detached(parse(TURNS))).run({"x": x})
+    turns = [swish(x), swish(swish(x)), swish(swish(swish(x)))]
+    np.testing.assert_array_equal(found["y"], turns[-1])
+    np.testing.assert_array_equal(found["all"], np.negative(turns))
+
+
 @pytest.mark.usefixtures("ops")
 def test_passes_are_proven_around_them(tmp_path: Path) -> None:
     run = passes.optimize(parse(CHAIN), ["eliminate_identity", "fuse_consecutive_transposes", "onnxsim"])
@@ -174,6 +195,11 @@ WRONG = {
         "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: x.astype('f8'), "
         "attributes={'alpha': 1.0})",
         "`compute` returns float64[2, 4], and `infer` says float32[2, 4]",
+    ),
+    "a write": (
+        "def double(x, alpha):\n    x *= 2\n    return x\n"
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=double, attributes={'alpha': 1.0})",
+        "com.acme::Swish: `compute` raises ValueError",
     ),
     "a library": (
         "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: x, "
