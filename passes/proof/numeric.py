@@ -341,15 +341,8 @@ def advice_on(failure: StepFailed) -> str:
     """What to do about a model that does not run as it is; a proof by structure infers shapes too."""
     if isinstance(failure, InferenceStopped):
         return ""
-    if "is not a registered function/op" in str(failure):
-        return DECLARE
     return SPACE if REFUSED in str(failure) else STRUCTURE_ONLY
 
-
-DECLARE: Final = (
-    "; declare the operator with a reference in numpy (docs/how-to/custom-ops.md): --custom-ops ops.py, custom_ops: "
-    "ops.py; or prove by structure alone: --proof structure (proof='structure', verify.proof: structure)"
-)
 
 SPACE: Final = "; free space in the folder of temporary files, which TMPDIR names, or raise the limits of the process"
 

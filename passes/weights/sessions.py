@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import tempfile
 import threading
@@ -81,7 +83,7 @@ class Session:
         self.inputs = tuple(entry.name for entry in proto.graph.input if entry.name not in known)
         self.outputs = tuple(entry.name for entry in proto.graph.output)
         self._evaluator: ReferenceEvaluator | None = None
-        self._split = _split_run(proto, weights)
+        self._split = _split_run(proto, weights, may_evaluate=may_evaluate)
         if self._split is not None:
             return
         shared = _share(proto.graph, weights)
@@ -110,8 +112,8 @@ class Session:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether ONNX's own evaluator runs the model, since onnxruntime has no kernel for it."""
-        return self._evaluator is not None
+        """Whether ONNX's own evaluator has the model, or has run a part of it: onnxruntime lacks a kernel."""
+        return self._evaluator is not None or (self._split is not None and self._split.is_evaluated)
 
     @classmethod
     def of(cls, model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Session:
@@ -151,7 +153,7 @@ class Session:
         if within_s is not None:
             timer.start()
         try:
-            results = self._session.run(None, given, options)
+            results = self._run_session(given, options)
         except Exception as error:
             if REUSED in str(error) and self._options.enable_mem_reuse:
                 self._options.enable_mem_reuse = False
@@ -163,6 +165,14 @@ class Session:
         finally:
             timer.cancel()
         return {name: as_array(name, result) for name, result in zip(self.outputs, results, strict=True)}
+
+    def _run_session(self, given: Mapping[str, np.ndarray], options: onnxruntime.RunOptions) -> Sequence[Any]:
+        """The outputs; onnxruntime takes and gives dtypes that numpy does not have as values of its own alone."""
+        ends = (*self._session.get_inputs(), *self._session.get_outputs())
+        if not any(word in entry.type for entry in ends for word in ("bfloat16", "float8")):
+            return self._session.run(None, given, options)
+        values = {name: _value_of(array) for name, array in given.items()}
+        return [*map(_array_of, self._session.run_with_ort_values(self.outputs, values, options))]
 
 
 def as_array(name: str, result: object) -> np.ndarray:
@@ -229,7 +239,8 @@ def _open_session(
         try:
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise StepFailed(f"onnxruntime refuses the model: {first_words(error)}") from error
+            advice = DECLARE if UNKNOWN in str(error) else ""
+            raise StepFailed(f"onnxruntime refuses the model: {first_words(error)}{advice}") from error
 
 
 def first_words(error: Exception) -> str:
@@ -242,7 +253,7 @@ def lacks_kernel(refusal: Exception) -> bool:
     return isinstance(refusal, StepFailed) and any(sign in str(refusal) for sign in LACKING)
 
 
-def _split_run(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> SplitRun | None:
+def _split_run(proto: onnx.ModelProto, weights: Mapping[str, Weight], *, may_evaluate: bool) -> SplitRun | None:
     """How a model is run whose custom operators have a reference of the user's; None for any other model."""
     ops = reference_ops()
     if not ops:
@@ -250,7 +261,8 @@ def _split_run(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> SplitRu
     from passes.weights.split_run import CustomNodes, SplitRun
 
     def open_session(part: onnx.ModelProto) -> Session:
-        return Session(part, {name: weights[name] for name in initializers_of(part.graph) if name in weights})
+        held = {name: weights[name] for name in initializers_of(part.graph) if name in weights}
+        return Session(part, held, may_evaluate=may_evaluate)
 
     def array_of(tensor: TensorProto) -> np.ndarray:
         return weights[tensor.name].array() if tensor.name in weights else numpy_helper.to_array(tensor)
@@ -294,7 +306,14 @@ REUSED: Final = "attempting to re-use buffer"
 """What onnxruntime says where it has planned by a declared shape that does not hold at these sizes, of a dim whose name
 stands for several sizes, say. Without the reuse of memory it runs."""
 
-LACKING: Final = ("NOT_IMPLEMENTED", "is not a registered function/op", "is under development and support for this")
+UNKNOWN: Final = "is not a registered function/op"
+
+DECLARE: Final = (
+    "; declare the operator with a reference in numpy (docs/how-to/custom-ops.md): --custom-ops ops.py, custom_ops: "
+    "ops.py"
+)
+
+LACKING: Final = ("NOT_IMPLEMENTED", UNKNOWN, "is under development and support for this")
 """Parts of what onnxruntime says of a model for whose operators, dtypes or opset it has no kernels."""
 
 MOST_EVALUATED: Final = 2**26
@@ -321,6 +340,22 @@ def _ort_value(weight: Weight) -> tuple[onnxruntime.OrtValue, np.ndarray]:
     array = weight.array()
     if not array.flags.aligned:
         array = array.copy()
-    if weight.data_type in BEYOND_NUMPY:
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, weight.data_type), array
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array), array
+    return _value_of(array), array
+
+
+def _value_of(array: np.ndarray) -> onnxruntime.OrtValue:
+    """An array as onnxruntime's value over the same memory."""
+    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    if kind in BEYOND_NUMPY:
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.asarray(array, order="C"), kind)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _array_of(value: onnxruntime.OrtValue) -> np.ndarray:
+    """onnxruntime's value as an array of its own memory."""
+    kind = value.element_type()
+    if kind not in BEYOND_NUMPY:
+        return value.numpy()
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+    memory = (ctypes.c_uint8 * (math.prod(value.shape()) * dtype.itemsize)).from_address(value.data_ptr())
+    return np.frombuffer(bytes(memory), dtype).reshape(value.shape())

@@ -30,6 +30,9 @@ Arrays = dict[str, np.ndarray]
 class PartSession(Protocol):
     """A session of onnxruntime over a part of the model."""
 
+    @property
+    def is_evaluated(self) -> bool: ...
+
     def run(self, feeds: Mapping[str, np.ndarray], *, within_s: float | None = None) -> Arrays: ...
 
 
@@ -94,6 +97,11 @@ class SplitRun:
         self._stored = {name: array_of(stored[name]) for name in dict.fromkeys(wanted) if name in stored}
         read = [(*values_read(level.native), *values_read(level.custom)) for level in self._levels]
         self._read = {*self._outputs, *(name for names in read for name in names)}
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether ONNX's own evaluator has run a part."""
+        return any(level.session is not None and level.session.is_evaluated for level in self._levels)
 
     def run(self, feeds: Mapping[str, np.ndarray], *, within_s: float | None = None) -> Arrays:
         """Outputs by name.

@@ -85,6 +85,27 @@ def test_weights_of_dtypes_that_numpy_has_not_are_shared_too(dtype: type) -> Non
     np.testing.assert_array_equal(found, weight.astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_values_of_dtypes_that_numpy_has_not_are_fed_and_given(dtype: type) -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (KIND[N, 3] x, KIND s) => (KIND[N, 3] y, float[N, 3] f, KIND t) {
+            y = Identity (x)
+            f = Cast <to = 1> (x)
+            t = Identity (s)
+        }
+        """.replace("KIND", str(np.dtype(dtype)).replace("_", ""))
+    )
+    for rows in (2, 0):
+        x = np.arange(rows * 6).reshape(3, -1).T[::2].astype(dtype)  # no rows in one piece
+        found = Session.of(detach(model)).run({"x": x, "s": np.array(3, dtype)})
+        assert found["y"].dtype == x.dtype
+        assert (found["t"].shape, float(found["t"])) == ((), 3)
+        np.testing.assert_array_equal(found["y"], x)
+        np.testing.assert_array_equal(found["f"], x.astype(np.float32))
+
+
 def test_declared_sizes_that_do_not_hold_cost_no_run() -> None:
     """The text detector declares sizes by formulas that are wrong for small images: onnxruntime gives one buffer to two
     sizes then."""
