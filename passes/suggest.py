@@ -62,8 +62,8 @@ def shorten_lines(lines: Iterable[str]) -> str:
 def describe_argument(item: object) -> str:
     """What a caller has given, in one line: a short value as it is written, of anything else its type."""
     if item is None or isinstance(item, bool | int | float | str | bytes):
-        return repr(item) if len(repr(item)) <= MOST_LETTERS else f"a {type(item).__name__}"
-    return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
+        return repr(item) if len(repr(item)) <= MOST_LETTERS else with_article(type(item).__name__)
+    return f"the class {item.__name__}" if isinstance(item, type) else with_article(type(item).__name__)
 
 
 MOST_LINES: Final = 10

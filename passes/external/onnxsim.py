@@ -75,8 +75,13 @@ NATIVE_ARGUMENTS: Final = (
 )
 """What the extension module's simplify has to be given, if only None."""
 
-OWN_ARGUMENTS: Final = frozenset({"model", "output_path", "custom_rewriter", "function_rewrite_rules", "input_data"})
-"""Arguments of simplify that are ours to give, or that are Python objects and cannot be written in YAML."""
+OWN_ARGUMENTS: Final[Mapping[str, str]] = {
+    "model": "a step gets the model from the step before",
+    "output_path": "a run writes the model",
+    "input_data": "the run itself compares, on draws and on inputs of your own (verify.inputs)",
+    **dict.fromkeys(("custom_rewriter", "function_rewrite_rules"), "it is a Python object; write a pass of your own"),
+}
+"""Arguments of simplify that no recipe gives → why: they are ours to give, or cannot be written in YAML."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +189,8 @@ class OnnxSim(CompositeStep):
             return
         known = _facts(context)
         for name in self.options:
+            if name in OWN_ARGUMENTS:
+                raise PolicyError(f"{self.name}: {name} is no option of the step: {OWN_ARGUMENTS[name]}")
             if name not in known["options"]:
                 raise PolicyError(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
         self._check_pass_names("skipped_optimizers", known["passes"])

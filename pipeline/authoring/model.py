@@ -10,6 +10,7 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
+from passes.suggest import describe_argument
 from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.fit import Batches, FitLimits, Schedule, TrainingHistory, TrainingLoop
 from pipeline.authoring.layers import LossModule, target_of
@@ -293,8 +294,8 @@ class Model:
         output = emit(builder, module, *inputs, path="")
         if not isinstance(output, IRTensor):
             raise UsageError(
-                f"the model gives a {type(output).__name__}, expected one tensor: take the part of it that is meant in "
-                "the forward of a Module, as in `return self.lstm(x)[0]`"
+                f"the model gives {describe_argument(output)}, expected one tensor: take the part of it that is meant "
+                "in the forward of a Module, as in `return self.lstm(x)[0]`"
             )
         return builder, output
 
@@ -403,7 +404,7 @@ def _check_inputs(tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) 
     """The number of samples of inputs that fit."""
     for name, tensor in zip(_input_names(len(specs)), tensors, strict=True):
         if not isinstance(tensor, torch.Tensor):
-            raise UsageError(f"{name!r} is a {type(tensor).__name__}, expected a tensor")
+            raise UsageError(f"{name!r} is {describe_argument(tensor)}, expected a tensor")
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
     for name, tensor, spec in zip(_input_names(len(specs)), tensors, specs, strict=True):
         if tuple(tensor.shape[1:]) != spec.sizes[1:] or dtype_name(tensor.dtype) != spec.dtype or len(sizes) > 1:

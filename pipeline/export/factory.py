@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from passes.suggest import describe_argument
 from pipeline.config import ModelConfig, locate
 from pipeline.errors import SourceError
 from pipeline.export.build_source import assemble, draw_biases
@@ -164,13 +165,13 @@ def _describe(value: Any) -> str:
     if isinstance(value, torch.jit.ScriptFunction):
         return "a function of torch.jit, which torch.export cannot trace"
     if inspect.iscoroutine(value) or inspect.isgenerator(value):
-        return f"a {type(value).__name__} (is it `async`, or does it `yield`?)"
+        return f"{describe_argument(value)} (is it `async`, or does it `yield`?)"
     if isinstance(value, Mapping) and value and all(isinstance(item, torch.Tensor) for item in value.values()):
         return "a state dict, which holds weights and no code: make the module and call load_state_dict"
     if inspect.isroutine(value):
         return f"the function {value.__name__}: put it into the forward of an nn.Module"
     if isinstance(value, list | tuple):
-        return f"a {type(value).__name__} ({', '.join(type(item).__name__ for item in value)})"
+        return f"{describe_argument(value)} ({', '.join(type(item).__name__ for item in value)})"
     return f"{type(value).__name__}"
 
 

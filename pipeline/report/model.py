@@ -370,8 +370,6 @@ class RuntimeReport:
     live_bytes: int = 0
     """Bytes of the values that are alive at once at most: no arena can be smaller."""
     aliases: int = 0
-    fallbacks: Mapping[str, int] = field(default_factory=dict)
-    """An older name of `generic_calls`, which scripts may read."""
     files: tuple[tuple[str, int, int], ...] = ()
     packed_bytes: int = 0
     generic_calls: Mapping[str, int] = field(default_factory=dict)

@@ -392,7 +392,6 @@ def _write_ir(
         "packed_bytes": program.packed_bytes,
         "aliases": len(plan.alias),
         "generic_calls": plan.generic_calls(),
-        "fallbacks": plan.generic_calls(),
         "files": tuple((file.name, *stamp(file)) for file in files),
     }
 

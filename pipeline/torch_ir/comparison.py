@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from passes.proof.numbers import Tolerance, tolerance_for
-from passes.suggest import with_article
+from passes.suggest import describe_argument, with_article
 from pipeline.export.tree import register_caches
 from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
 from pipeline.runtime.tensors import dtype_name
@@ -277,7 +277,7 @@ def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
             try:
                 copy.deepcopy(held, dict(memo))
             except Exception as error:  # of whatever it is
-                return f"its attribute {f'{path}.{name}' if path else name!r}, a {type(held).__name__} ({error})"
+                return f"its attribute {f'{path}.{name}' if path else name!r}, {describe_argument(held)} ({error})"
     return ""
 
 

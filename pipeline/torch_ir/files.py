@@ -17,6 +17,7 @@ import orjson
 import torch
 from blake3 import blake3
 
+from passes.suggest import describe_argument
 from passes.weights.files import replace_when_done
 from pipeline.torch_ir.constants import write_constant
 from pipeline.torch_ir.errors import NoIRFile, SerializationError
@@ -221,7 +222,7 @@ def parse_json(what: str, text: bytes) -> Mapping[str, Any]:
     except orjson.JSONDecodeError:
         data = _parse_by_python(what, text)
     if not isinstance(data, dict):
-        raise SerializationError(f"{what} holds a {type(data).__name__}; expected the object that IR.save writes")
+        raise SerializationError(f"{what} holds {describe_argument(data)}; expected the object that IR.save writes")
     return data
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from passes.suggest import describe_argument
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir import Graph, Op, TensorSpec, check
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
@@ -111,7 +112,7 @@ def _wrap_executor(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], S
     def call(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         made = execute(list(ins), dict(format_attrs(op, as_torch)))
         if not isinstance(made, list | tuple) or len(made) != len(op.outputs):
-            said = f"{len(made)} outputs" if isinstance(made, list | tuple) else f"a {type(made).__name__}"
+            said = f"{len(made)} outputs" if isinstance(made, list | tuple) else describe_argument(made)
             raise ExecutionError(
                 f"node {op.name!r}: the registered executor of {op.kind} gave {said}; "
                 f"expected a list of {len(op.outputs)}"

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from passes.suggest import describe_argument
 from pipeline.errors import Unsupported, UsageError
 
 Batch: TypeAlias = Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
@@ -56,7 +57,8 @@ class BatchLayout:
             return cls(names, True, names if taken is None else tuple(name for name in names if name in taken))
         if not isinstance(batch, SEQUENCES) or len(batch) < 2:
             raise UsageError(
-                f"the batch is a {type(batch).__name__}; expected `(*inputs, target)`, or a mapping of names to tensors"
+                f"the batch is {describe_argument(batch)}; expected `(*inputs, target)`, or a mapping of names to "
+                "tensors"
             )
         inputs = ("input",) if len(batch) == 2 else tuple(f"input_{index}" for index in range(len(batch) - 1))
         names = (*inputs, "target")
@@ -103,7 +105,7 @@ def _refuse_other_things(tensors: Mapping[str, object]) -> None:
     for name, item in tensors.items():
         if not isinstance(item, torch.Tensor):
             raise UsageError(
-                f"{name!r} of the batch is a {type(item).__name__}; expected a tensor: "
+                f"{name!r} of the batch is {describe_argument(item)}; expected a tensor: "
                 "what does not change from step to step belongs into the module or the loss"
             )
 
@@ -128,9 +130,9 @@ def refuse_classes(module: object, loss: object) -> None:
         if isinstance(item, type):
             raise UsageError(f"the {role} is the class {item.__name__}, which is not called: give {item.__name__}(…)")
     if not isinstance(module, nn.Module):
-        raise UsageError(f"the module is a {type(module).__name__}; expected an nn.Module")
+        raise UsageError(f"the module is {describe_argument(module)}; expected an nn.Module")
     if not callable(loss):
-        raise UsageError(f"the loss is a {type(loss).__name__}; expected a function of output and target")
+        raise UsageError(f"the loss is {describe_argument(loss)}; expected a function of output and target")
 
 
 def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
@@ -145,9 +147,9 @@ def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
         raise UsageError("torch.inference_mode() is on, in which torch has no gradients: record the step outside of it")
     inside = getattr(module, "_orig_mod", None)
     if isinstance(inside, nn.Module):
-        raise Unsupported(f"the module comes in a {type(module).__name__}; give the module inside: module._orig_mod")
+        raise Unsupported(f"the module comes in {describe_argument(module)}; give the module inside: module._orig_mod")
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise Unsupported(f"the module comes in a {type(module).__name__}; give the module inside: module.module")
+        raise Unsupported(f"the module comes in {describe_argument(module)}; give the module inside: module.module")
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise Unsupported(

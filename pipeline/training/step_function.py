@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from passes.suggest import describe_argument
 from pipeline.errors import Unsupported, UsageError
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.attributes import ModuleAttributes
@@ -118,7 +119,7 @@ def _norm(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
 
 def _refuse_other_losses(value: object) -> None:
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        found = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        found = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else describe_argument(value)
         raise UsageError(f"the loss is {found}; expected a single number: take its mean or its sum")
     if not value.is_floating_point():
         raise UsageError(f"the loss is {value.dtype}; expected floating point")

@@ -22,6 +22,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from passes.suggest import describe_argument
 from pipeline.errors import SourceError
 from pipeline.runtime.operators import find_operator
 from pipeline.runtime.tensors import dtype_name
@@ -98,8 +99,8 @@ def fixed_cache(
             kind = FIXED_LAYERS.get(type(layer))
             if kind is None:
                 raise SourceError(
-                    f"model.cache: layer {place} keeps its states in a {type(layer).__name__}, which has no form of "
-                    "fixed length; expected kind: dynamic for this model"
+                    f"model.cache: layer {place} keeps its states in {describe_argument(layer)}, which has no form "
+                    "of fixed length; expected kind: dynamic for this model"
                 )
             fixed = cache.layers[place] = kind.__new__(kind)
             fixed.__dict__.update(vars(layer), cache_position=cache_position, scales=scales.get(str(place), {}))

@@ -240,6 +240,10 @@ def test_options_replace_what_a_configuration_says(config_file, onnxline, tmp_pa
     ("setting", "words"),
     [
         ("passes.recipe=[{onnxsim: {chek_n: 1}}]", "onnxsim.simplify has no option 'chek_n'; did you mean 'check_n'?"),
+        (
+            "passes.recipe=[{onnxsim: {input_data: {x: [1]}}}]",
+            "onnxsim: input_data is no option of the step: the run itself compares, on draws and on inputs of your own",
+        ),
         ("passes.recipe=[{onnxsim: {check_n: many}}]", "onnxsim: check_n is 'many'; expected int"),
         ("passes.recipe=[{onnxscript: {num_iterations: many}}]", "num_iterations is 'many'; expected int"),
         ("passes.recipe=[{onnxslim: {size_threshold: many}}]", "size_threshold is 'many'; expected int"),

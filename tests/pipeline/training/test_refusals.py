@@ -205,7 +205,7 @@ REFUSALS = [
     Refused("^torch itself cannot .* got Int", batch=(X, LABEL.int()), error=UsageError),
     Refused("^torch itself cannot .* to match target batch_size .5.[.]$", batch=(X, LABEL[:5]), error=UsageError),
     Refused(r"expected `\(\*inputs, target\)`", batch=(X,), error=UsageError),
-    Refused("'target' of the batch is a int; expected a tensor", batch=(X, 3), error=UsageError),
+    Refused("'target' of the batch is 3; expected a tensor", batch=(X, 3), error=UsageError),
 ]
 
 
@@ -312,7 +312,7 @@ def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
         (nn.Linear, LOSS, r"the module is the class Linear, which is not called: give Linear\(…\)"),
         (mlp(), nn.CrossEntropyLoss, "the loss is the class CrossEntropyLoss, which is not called"),
         (mlp, LOSS, "the module is a function; expected an nn.Module"),
-        (mlp(), "mse", "the loss is a str; expected a function of output and target"),
+        (mlp(), "mse", "the loss is 'mse'; expected a function of output and target"),
     ],
 )
 def test_what_is_no_module_or_no_loss_is_refused(module: Any, loss: Any, said: str) -> None:
