@@ -1,4 +1,4 @@
-"""`pipeline.ir` at the front door: Graph, Builder, and their text and JSON."""
+"""`pipeline.ir` at the front door: Graph, and its text and JSON; `onnxline.Builder` makes one by hand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The static IR: a Graph of Values and Ops, the Builder that makes it, the checker, and the text and JSON forms."""
+"""The static IR: a Graph of Values and Ops, the checker, and the text and JSON forms.
 
-from pipeline.ir.builder import Builder, Emitter
+A graph by hand is made by `onnxline.Builder`, which holds each op against its operator.
+"""
+
 from pipeline.ir.check import check
 from pipeline.ir.dims import as_states, dims_of, fix_dims
 from pipeline.ir.graph import (
@@ -28,10 +30,8 @@ __all__ = [
     "DTYPE_BITS",
     "Attr",
     "BodyRef",
-    "Builder",
     "Dim",
     "DimRange",
-    "Emitter",
     "Graph",
     "IRSyntaxError",
     "InputRef",

@@ -353,3 +353,9 @@ def test_a_wrong_argument_is_one_sentence(arguments: dict[str, object], sentence
     with pytest.raises(onnxline.OnnxlineError) as caught:
         onnxline.optimize(**arguments)  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert (str(caught.value), caught.value.exit_code) == (sentence, 2)
+
+
+def test_one_builder_is_public() -> None:
+    """The one that knows the operators; a graph by a builder without them is refused only when it is compiled."""
+    assert onnxline.Builder is onnxline.runtime.CheckedBuilder
+    assert "Builder" not in onnxline.ir.__all__

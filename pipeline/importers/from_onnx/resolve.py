@@ -296,22 +296,21 @@ class Resolver:
         specs = {name: self._found.specs[name] for name in names if name in self._found.specs}
         if len(specs) < len(names) or not all(spec.is_static for spec in specs.values()):
             return {}
-        if node.key in OWN_SHAPES and schema_of(node.proto.op_type, node.proto.domain, node.opset) is None:
-            try:
-                return OWN_SHAPES[node.key](node.proto, specs, {})
-            except (IndexError, KeyError) as error:
-                missing = [*node.proto.input, ""].index("")
-                said = f"node {node.proto.name or node.proto.output[0]!r} ({node.key})"
-                raise Unsupported(f"{said}: it has no input {missing}, which it needs") from error
         small = {name: array for name in names if (array := self._found.small(name)) is not None}
         opsets = node.opsets
         if node.key in POOLS:
             opsets = {**opsets, "": max(node.opset, POOLS_WITHOUT_EXTRA_WINDOW)}
-        inferred = infer(node.proto, opsets, specs, small)
-        if not all(spec.is_static for spec in inferred.values()) or not inferred:
-            shapes = OWN_SHAPES.get(node.key)
-            return inferred if shapes is None else {**inferred, **shapes(node.proto, specs, small)}
-        return inferred
+        shapes = OWN_SHAPES.get(node.key)
+        is_unknown = shapes and schema_of(node.proto.op_type, node.proto.domain, node.opset) is None
+        inferred = {} if is_unknown else infer(node.proto, opsets, specs, small)
+        if shapes is None or (inferred and all(spec.is_static for spec in inferred.values())):
+            return inferred
+        try:
+            return {**inferred, **shapes(node.proto, specs, small)}
+        except (IndexError, KeyError) as error:
+            missing = [*node.proto.input, ""].index("")
+            said = f"node {node.proto.name or node.proto.output[0]!r} ({node.key})"
+            raise Unsupported(f"{said}: it has no input {missing}, which it needs") from error
 
     def _split(self, node: onnx.NodeProto) -> None:
         if any(name in self._open for name in node.input):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pipeline.ir import (
     DTYPE_BITS,
     BodyRef,
-    Builder,
     DimRange,
     Graph,
     InputRef,
@@ -20,7 +19,7 @@ from pipeline.ir import (
     TensorSpec,
     TorchConst,
 )
-from pipeline.ir.builder import FindEmitter
+from pipeline.ir.builder import Builder, FindEmitter
 
 INTS = st.integers(-(2**70), 2**70)
 FLOATS = st.floats(allow_nan=False)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InternalError
-from pipeline.ir import BodyRef, Builder, DimRange, Graph, InputRef, Role, TensorSpec, check
+from pipeline.ir import BodyRef, DimRange, Graph, InputRef, Role, TensorSpec, check
+from pipeline.ir.builder import Builder
 
 F32 = TensorSpec((2, 3), "float32")
 

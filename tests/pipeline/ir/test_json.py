@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from pipeline.errors import SourceError
-from pipeline.ir import Builder, Graph, KernelSpec, TensorSpec, from_json, to_json
+from pipeline.ir import Graph, KernelSpec, TensorSpec, from_json, to_json
+from pipeline.ir.builder import Builder
 from tests.pipeline.ir.random_graphs import graphs
 
 PICTURE = {

@@ -8,7 +8,8 @@ import struct
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from pipeline.ir import Builder, Graph, IRSyntaxError, KernelSpec, TensorSpec, check, from_text, to_text
+from pipeline.ir import Graph, IRSyntaxError, KernelSpec, TensorSpec, check, from_text, to_text
+from pipeline.ir.builder import Builder
 from tests.pipeline.ir.random_graphs import graphs
 
 F32 = TensorSpec((2, 4), "float32")

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
-from pipeline.ir import Builder, TensorSpec
+from pipeline.ir import TensorSpec
+from pipeline.ir.builder import Builder
 from pipeline.lowering import lower, with_kernels
 from pipeline.ops import GraphBuilder, emitter_of
 from pipeline.planning import make_plan

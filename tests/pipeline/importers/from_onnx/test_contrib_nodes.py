@@ -11,6 +11,11 @@ import pytest
 
 from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
+from pipeline.importers.from_onnx import contrib
+from pipeline.importers.from_onnx.node import Node
+from pipeline.importers.from_onnx.shape import emit_reshape
+from pipeline.importers.from_onnx.specs import OWN_SHAPES, Constants, Specs
+from pipeline.ir import TensorSpec
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy
 
@@ -102,3 +107,22 @@ def test_an_input_that_is_left_out_is_named(node: str, missing: int) -> None:
     text = f"{HEAD} g (float[2, 4] x) => (float[2, 4] y) {{ y = com.microsoft.{node} }}"
     with pytest.raises(Unsupported, match=f"it has no input {missing}, which it needs"):
         from_onnx(onnx.parser.parse_model(text))
+
+
+def test_another_operator_is_a_row_of_importers_and_one_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shape may follow from a constant: ExpandDims inside of a model that declares no shape for it."""
+
+    def expanded(node: onnx.NodeProto, specs: Specs, constants: Constants) -> dict[str, TensorSpec]:
+        spec, axis = specs[node.input[0]], int(constants[node.input[1]].item())
+        return {node.output[0]: TensorSpec((*spec.shape[:axis], 1, *spec.shape[axis:]), spec.dtype)}
+
+    def expand(node: Node) -> None:
+        node.need_constant(1, "the axis")
+        emit_reshape(node, node.operand(0))
+
+    monkeypatch.setitem(contrib.IMPORTERS, "com.microsoft::ExpandDims", expand)
+    monkeypatch.setitem(OWN_SHAPES, "com.microsoft::ExpandDims", expanded)
+    check_against_onnxruntime(
+        onnx.parser.parse_model(f"""{HEAD} g (float[2, 3] x) => (float[2, 1, 3] y)
+        {{ k = Constant <value = int32 {{1}}> () h = com.microsoft.ExpandDims (x, k) y = Cosh (h) }}""")
+    )
