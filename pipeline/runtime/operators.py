@@ -64,10 +64,14 @@ def bernoulli(self: torch.Tensor, dtype: str, seed: int, generator: torch.Genera
 def multinomial(
     self: torch.Tensor, count: int, dtype: str, seed: int, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """ONNX gives log-probabilities, which need not sum up to one; it draws with replacement."""
+    """ONNX gives log-probabilities, which need not sum up to one; it draws with replacement.
+
+    Before a single draw torch reads the sums on the host, where a capture would end; so two are drawn.
+    """
     del seed
     shares = torch.softmax(self.detach().double(), 1)
-    return torch.multinomial(shares, count, replacement=True, generator=generator).to(torch_dtype(dtype))
+    drawn = torch.multinomial(shares, max(count, 2), replacement=True, generator=generator)
+    return drawn[:, :count].to(torch_dtype(dtype))
 
 
 def dropout(

@@ -16,6 +16,7 @@ from pipeline.ops.aten.typed import (
     BODIES,
     DRAWING,
     HIGHER_ORDER,
+    READS_HOST,
     TYPED,
     call_attrs,
     emitter_of,

@@ -50,7 +50,19 @@ RESULTS: Final[Mapping[Kind, Count]] = {**dict.fromkeys(TWO_RESULTS, 2), Kind["R
 DRAWING: Final = (Kind["RandomNormal"], Kind["RandomUniform"], Kind["Bernoulli"], Kind["Multinomial"], Kind["Dropout"])
 """Kinds of calls that draw numbers by a seed of their own."""
 
+READS_HOST: Final = frozenset(
+    {
+        "_linalg_check_errors", "_linalg_eigh", "_linalg_eigvals", "_linalg_svd", "cholesky", "inverse",
+        "linalg_cholesky", "linalg_eig", "linalg_eigh", "linalg_eigvals", "linalg_eigvalsh", "linalg_inv",
+        "linalg_ldl_factor", "linalg_lstsq", "linalg_lu_factor", "linalg_matrix_rank", "linalg_pinv", "linalg_solve",
+        "linalg_svd", "linalg_svdvals", "linalg_tensorinv", "linalg_tensorsolve", "multinomial", "pinverse", "svd",
+    }
+)  # fmt: skip
+"""Operators of torch, in `aten`, that look at values for a mistake before they return (a matrix without an inverse,
+probabilities below zero), and have no tag that says so."""
+
 OBSTACLES: Final[Mapping[Kind, Mapping[str, str]]] = {
+    Kind["Inverse"]: everywhere(HOST_SYNC),
     Kind["RoiAlign"]: everywhere(HOST_SYNC),
 }
 """Device → why a capture there cannot hold a call, by kind; all others can be held."""

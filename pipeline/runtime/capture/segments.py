@@ -14,6 +14,7 @@ import torch
 from passes.suggest import bytes_text, plural, shorten_lines
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import KINDS, Kind
+from pipeline.ops.aten import READS_HOST
 from pipeline.ops.rows import HOST_SYNC
 from pipeline.runtime.capture.feed_buffers import CaptureKey
 from pipeline.runtime.operators import find_operator
@@ -120,6 +121,9 @@ def find_obstacle(program: BoundProgram, step: LaunchStep, device: str) -> str:
 def _aten_obstacles(operator: str, ins: Sequence[TensorSpec]) -> Iterator[str]:
     if operator.startswith(("aten.index.", "aten.index_put.")) and any(spec.dtype == "bool" for spec in ins[1:]):
         yield DATA_SHAPE
+    namespace, name, _ = operator.split(".")
+    if namespace == "aten" and name in READS_HOST:
+        yield HOST_SYNC
     if operator not in CAPTURED_OPERATORS:
         tags = find_operator(operator).tags
         yield from (reason for tag, reason in TAGS.items() if tag in tags)

@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
 
 from pipeline.errors import Unsupported
-from pipeline.ir import TensorSpec
+from pipeline.ir import InputRef, TensorSpec
 from pipeline.ops import KINDS, GraphBuilder
+from pipeline.ops.aten import READS_HOST
+from pipeline.ops.rows import HOST_SYNC
 from pipeline.runtime import compile_graph, operators, own_layers
 from pipeline.runtime.operators import dequantize, quantize
+from tests.pipeline.runtime.kernels.aten.typed_calls import CASES
+
+HOST_READS = {"aten::_local_scalar_dense", "aten::nonzero"}
 
 Make = Callable[..., torch.Tensor]
 
@@ -61,6 +67,53 @@ def test_what_reads_the_host_has_a_row_and_nothing_else(name: str) -> None:
             reads_host = True
             assert isinstance(error, Unsupported) or "numpy" in str(error), error
     assert reads_host is ("cuda" in KINDS[kind].obstacles)
+
+
+def operators_of(function: Callable[..., Any], *operands: Any) -> set[str]:
+    """The operators that a call reaches, those inside of torch's kernels among them."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        function(*operands)
+    return {event.name for event in seen.events()}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not KINDS[name].obstacles])
+def test_no_other_row_reads_the_host(name: str) -> None:
+    function, operands, _ = CASES[name]
+    assert not operators_of(function, *operands) & HOST_READS
+
+
+MATRIX = torch.eye(4) + 0.1
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(READS_HOST, (MATRIX,)),
+    **dict.fromkeys(("linalg_lstsq", "linalg_solve"), (MATRIX, MATRIX)),
+    **dict.fromkeys(("linalg_matrix_rank", "linalg_pinv"), (MATRIX, 1e-5)),
+    "_linalg_check_errors": (torch.zeros(1, dtype=torch.int32), "solve"),
+    "linalg_tensorinv": (MATRIX, 1),
+    "linalg_tensorsolve": (MATRIX, torch.ones(4)),
+    "multinomial": (MATRIX, 1),
+}
+
+
+@pytest.mark.parametrize("name", sorted(READS_HOST))
+def test_an_operator_that_looks_for_mistakes_reads_the_host(name: str) -> None:
+    options = {"is_matrix": True} if name == "_linalg_check_errors" else {}
+    assert operators_of(lambda: getattr(torch.ops.aten, name).default(*ARGUMENTS[name], **options)) & HOST_READS
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_draws_from_a_distribution_read_no_host(count: int) -> None:
+    assert not operators_of(operators.multinomial, torch.zeros(2, 5), count, "int64", 0) & HOST_READS
+
+
+@pytest.mark.parametrize("kind", ["aten.linalg_inv.default", "aten.linalg_cholesky.default"])
+def test_a_capture_is_split_where_torch_looks_for_mistakes(kind: str) -> None:
+    builder, square = GraphBuilder("g"), TensorSpec((4, 4), "float32")
+    x = builder.input("x", square)
+    (y,) = builder.emit(kind, [x], [("y", square)], {} if "inv" in kind else {"self": InputRef(0)})
+    (z,) = builder.emit("aten.relu.default", [y], [("z", square)])
+    report = compile_graph(builder.build([z])).capture({"x": MATRIX}).report
+    assert [segment.is_captured for segment in report.segments] == [False, True]
+    assert report.segments[0].reason == HOST_SYNC
 
 
 def test_a_trace_of_boxes_is_refused_in_a_sentence() -> None:

@@ -59,4 +59,4 @@ def test_the_plan_keeps_the_node_as_text() -> None:
 def test_which_kinds_cannot_be_captured_on_which_device() -> None:
     for device in ("cpu", "cuda"):
         found = {name for name, row in KINDS.items() if device in row.obstacles}
-        assert found == {"OnnxNode", "HigherOrder", "RoiAlign"}
+        assert found == {"OnnxNode", "HigherOrder", "Inverse", "RoiAlign"}
