@@ -157,13 +157,13 @@ def split(
     whole = opened.without_functions()
     index = whole.index
     if at:
-        numbers = _stages_at(index, at)
+        numbers = _parts_at(index, at)
     elif max_bytes is not None:
-        numbers = _stages_by_bytes(whole, max_bytes)
+        numbers = _parts_by_bytes(whole, max_bytes)
     elif module is not None:
-        numbers = _stages_by_module(index, module)
+        numbers = _parts_by_module(index, module)
     else:
-        numbers = _stages_by_label(index, [str((runs_on or {}).get(_known_as(node), True)) for node in index.own])
+        numbers = _parts_by_label(index, [str((runs_on or {}).get(_known_as(node), True)) for node in index.own])
     parts = _cut_parts(whole, numbers, fit_encodings(encodings or {}, whole))
     errors: Mapping[str, Errors] = {}
     if proof:
@@ -175,7 +175,7 @@ def _known_as(node: NodeProto) -> str:
     return node.name or node.output[0]
 
 
-def _stages_at(index: GraphIndex, values: Sequence[str]) -> list[int]:
+def _parts_at(index: GraphIndex, values: Sequence[str]) -> list[int]:
     """The part of each node: the first cut that needs it, or the last part."""
     numbers = [len(values)] * len(index.own)
     for name in values:
@@ -187,7 +187,7 @@ def _stages_at(index: GraphIndex, values: Sequence[str]) -> list[int]:
     return numbers
 
 
-def _stages_by_bytes(model: DetachedModel, most: int) -> list[int]:
+def _parts_by_bytes(model: DetachedModel, most: int) -> list[int]:
     numbers, part, size = [], 0, 0
     seen = set[str]()
     stored = model.index.initializers
@@ -213,7 +213,7 @@ def _bytes_of(model: DetachedModel, name: str) -> int:
     return model.array(tensor).nbytes if weight is None else weight.data.nbytes
 
 
-def _stages_by_module(index: GraphIndex, glob: str) -> list[int]:
+def _parts_by_module(index: GraphIndex, glob: str) -> list[int]:
     labels, known = [], dict[str, None]()
     for node in index.own:
         path = module_path_of(node)
@@ -222,20 +222,20 @@ def _stages_by_module(index: GraphIndex, glob: str) -> list[int]:
         labels.append(next((name for name in paths if name and fnmatchcase(name, glob)), ""))
     if not any(labels):
         raise PolicyError(f"split: no torch module of this model is {glob!r}{nearest(glob, known)}")
-    return _stages_by_label(index, labels)
+    return _parts_by_label(index, labels)
 
 
-def _stages_by_label(index: GraphIndex, labels: Sequence[str]) -> list[int]:
+def _parts_by_label(index: GraphIndex, labels: Sequence[str]) -> list[int]:
     """Parts of nodes with one label each; a part comes after all parts that feed it, and as early as it can."""
     found: list[tuple[str, int]] = []
     level: dict[str, int] = {}
     for node, label in zip(index.own, labels, strict=True):
         need = max((level[name] for name in reads_of(node) if name in level), default=0)
         fitting = [at for at, (name, _) in enumerate(found) if name == label and at >= need]
-        stage = fitting[0] if fitting else len(found)
+        part = fitting[0] if fitting else len(found)
         if not fitting:
-            found.append((label, stage))
-        level |= dict.fromkeys(node.output, stage)
+            found.append((label, part))
+        level |= dict.fromkeys(node.output, part)
     return [level[next(filter(None, node.output))] for node in index.own]
 
 

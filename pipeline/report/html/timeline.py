@@ -42,7 +42,7 @@ OTHERS: Final = "other"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class OperatorShare:
     """Nodes of one operator in a bar. `width` is in percent of the longest bar; `tint` 0 is that of all others."""
 
     op: str
@@ -73,7 +73,7 @@ class TimelineRow:
     error_note: str
     seconds: str
     changed: bool
-    segments: tuple[Segment, ...]
+    shares: tuple[OperatorShare, ...]
     has_remarks: bool = False
     ops: tuple[tuple[str, int], ...] = ()
     lost: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class TimelineRow:
 @dataclass(frozen=True, slots=True)
 class Timeline:
     rows: tuple[TimelineRow, ...] = ()
-    legend: tuple[Segment, ...] = ()
+    legend: tuple[OperatorShare, ...] = ()
 
     @property
     def final(self) -> TimelineRow:
@@ -147,20 +147,20 @@ class _Scale:
         nbytes = max(mark.nbytes for mark in marks)
         return cls({op: index + 1 for index, op in enumerate(ranked)}, max(nodes, 1), max(nbytes, 1), most)
 
-    def segments(self, mark: Mark) -> tuple[Segment, ...]:
+    def shares(self, mark: Mark) -> tuple[OperatorShare, ...]:
         counts = {op: mark.ops.get(op, 0) for op in self.tints}
         counts[OTHERS] = sum(mark.ops.values()) - sum(counts.values())
         return tuple(
-            Segment(op, count, self.tints.get(op, 0), round(100 * count / self.most_nodes, 3))
+            OperatorShare(op, count, self.tints.get(op, 0), round(100 * count / self.most_nodes, 3))
             for op, count in counts.items()
             if count
         )
 
-    def legend(self) -> Iterator[Segment]:
+    def legend(self) -> Iterator[OperatorShare]:
         for op, tint in self.tints.items():
-            yield Segment(op, self.totals[op], tint, 0)
+            yield OperatorShare(op, self.totals[op], tint, 0)
         if len(self.totals) > len(self.tints):
-            yield Segment(OTHERS, 0, 0, 0)
+            yield OperatorShare(OTHERS, 0, 0, 0)
 
 
 def _source_row(report: Report, mark: Mark, scale: _Scale) -> TimelineRow:
@@ -181,7 +181,7 @@ def _source_row(report: Report, mark: Mark, scale: _Scale) -> TimelineRow:
         error_note=_error_note(worst),
         seconds=seconds_text(report.seconds["export"]) if "export" in report.seconds else "",
         changed=False,
-        segments=scale.segments(mark),
+        shares=scale.shares(mark),
     )
 
 
@@ -202,7 +202,7 @@ def _row(index: int, row: PassRow, mark: Mark, scale: _Scale, diff: PassDiff | N
         error_note=_error_note(worst),
         seconds=seconds_text(row.seconds),
         changed=row.changed,
-        segments=scale.segments(mark),
+        shares=scale.shares(mark),
         has_remarks=bool(row.remarks),
         ops=tuple(sorted(row.diff.items(), key=lambda pair: (-abs(pair[1]), pair[0]))),
         lost=row.lost,

@@ -173,7 +173,7 @@ def test_a_reverted_step_leaves_the_model_as_it_was() -> None:
         row("idle", before=7, after=7),
         marks=(Mark(0, "1" * 12, 2048, {"MatMul": 2, "Add": 5}), Mark(1, "2" * 12, 1024, {"MatMul": 3})),
     )
-    assert [(row.name, row.nodes, row.nbytes, sum(part.count for part in row.segments)) for row in shown.rows] == [
+    assert [(row.name, row.nodes, row.nbytes, sum(part.count for part in row.shares)) for row in shown.rows] == [
         ("source", 9, 4096, 9),
         ("fuse", 7, 2048, 7),
         ("breaks", 3, 1024, 3),
@@ -196,7 +196,7 @@ def test_operators_beyond_the_colours_are_one() -> None:
     ops = {f"Op{at}": 20 - at for at in range(12)}
     shown = timeline_of(replace(report(), marks=(Mark(SOURCE, "0" * 12, 1, ops),)), Path("nowhere"))
     assert [entry.op for entry in shown.legend] == [*(f"Op{at}" for at in range(8)), "other"]
-    assert shown.rows[0].segments[-1].count == 12 + 11 + 10 + 9
+    assert shown.rows[0].shares[-1].count == 12 + 11 + 10 + 9
 
 
 def test_long_diffs_are_cut(tmp_path: Path) -> None:
