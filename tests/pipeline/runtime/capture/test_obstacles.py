@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 
 from pipeline.errors import Unsupported
 from pipeline.ir import InputRef, TensorSpec
@@ -17,9 +16,7 @@ from pipeline.ops.aten import READS_HOST
 from pipeline.ops.rows import HOST_SYNC
 from pipeline.runtime import compile_graph, operators, own_layers
 from pipeline.runtime.operators import dequantize, quantize
-from tests.pipeline.runtime.kernels.aten.typed_calls import CASES
-
-HOST_READS = {"aten::_local_scalar_dense", "aten::nonzero"}
+from tests.support.host_reads import reads_host
 
 Make = Callable[..., torch.Tensor]
 
@@ -69,19 +66,6 @@ def test_what_reads_the_host_has_a_row_and_nothing_else(name: str) -> None:
     assert reads_host is ("cuda" in KINDS[kind].obstacles)
 
 
-def operators_of(function: Callable[..., Any], *operands: Any) -> set[str]:
-    """The operators that a call reaches, those inside of torch's kernels among them."""
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        function(*operands)
-    return {event.name for event in seen.events()}
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if not KINDS[name].obstacles])
-def test_no_other_row_reads_the_host(name: str) -> None:
-    function, operands, _ = CASES[name]
-    assert not operators_of(function, *operands) & HOST_READS
-
-
 MATRIX = torch.eye(4) + 0.1
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(READS_HOST, (MATRIX,)),
@@ -97,12 +81,12 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", sorted(READS_HOST))
 def test_an_operator_that_looks_for_mistakes_reads_the_host(name: str) -> None:
     options = {"is_matrix": True} if name == "_linalg_check_errors" else {}
-    assert operators_of(lambda: getattr(torch.ops.aten, name).default(*ARGUMENTS[name], **options)) & HOST_READS
+    assert reads_host(lambda: getattr(torch.ops.aten, name).default(*ARGUMENTS[name], **options))
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_draws_from_a_distribution_read_no_host(count: int) -> None:
-    assert not operators_of(operators.multinomial, torch.zeros(2, 5), count, "int64", 0) & HOST_READS
+    assert not reads_host(operators.multinomial, torch.zeros(2, 5), count, "int64", 0)
 
 
 @pytest.mark.parametrize("kind", ["aten.linalg_inv.default", "aten.linalg_cholesky.default"])

@@ -13,6 +13,7 @@ from pipeline.ops import KINDS, Kind, unpack
 from pipeline.ops.aten import DRAWING, TYPED
 from pipeline.runtime import compile_graph
 from tests.pipeline.runtime.kernels.aten.typed_calls import CASES, Function, X
+from tests.support.host_reads import reads_host
 from tests.support.torch_programs import Calls, graph_of, run_both
 
 WITHOUT_A_CASE = {
@@ -44,6 +45,13 @@ def test_the_call_is_typed_and_gives_the_bits_of_eager_torch(name: str) -> None:
     planned, _, expected = run_both(Calls([made_by_calls(function)]), operands)
     assert [tensor.dtype for tensor in planned] == [tensor.dtype for tensor in expected]
     assert all(torch.equal(one, other) for one, other in zip(planned, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_operator_without_an_obstacle_reads_the_host(name: str) -> None:
+    function, operands, _ = CASES[name]
+    assert not KINDS[name].obstacles
+    assert not reads_host(function, *operands)
 
 
 def test_every_kind_has_a_case() -> None:
