@@ -54,7 +54,8 @@ class CustomOp:
             inputs, its other arguments the attributes of the same names.
 
     Raises:
-        PolicyError: one of ONNX's own domains, or an attribute whose default has no type of ONNX.
+        PolicyError: a field of another type, one of ONNX's own domains, or an attribute whose default has no type of
+            ONNX.
     """
 
     domain: str
@@ -67,6 +68,7 @@ class CustomOp:
     torch_op: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_fields()
         if self.domain in ONNX_OWN:
             raise PolicyError(
                 f"the custom operator {self.name!r} has the domain {self.domain!r}, which is ONNX's own; expected a "
@@ -80,6 +82,20 @@ class CustomOp:
                     f"{self.key}: the attribute {name!r} has the default {value!r}; expected a number, a text, a bool, "
                     "or a list of numbers or of texts that is not empty"
                 ) from error
+
+    def _check_fields(self) -> None:
+        checks = (
+            ("domain", isinstance(self.domain, str), "a text, such as 'com.acme'"),
+            ("name", isinstance(self.name, str) and self.name != "", "the type of the nodes, a text"),
+            ("infer", callable(self.infer), "a function of ArrayTypes"),
+            ("compute", callable(self.compute), "a function of numpy arrays"),
+            ("version", type(self.version) is int and self.version > 0, "an opset version of 1 or more"),
+            ("attributes", isinstance(self.attributes, Mapping), "a dict of names and default values"),
+        )
+        for field_name, is_right, expected in checks:
+            if not is_right:
+                found = getattr(self, field_name)
+                raise PolicyError(f"CustomOp {self.name!r}: {field_name} is {found!r}; expected {expected}")
 
     @property
     def key(self) -> str:
@@ -140,7 +156,7 @@ class CustomOp:
 
         Raises:
             StepFailed: `compute` raises, or returns something else than `infer` says.
-            ModelError: the node has an attribute that is not declared, or `infer` raises.
+            ModelError: the node has an attribute that is not declared, or one of another type; or `infer` raises.
         """
         given = {attribute.name: _value_of(attribute) for attribute in node.attribute}
         unknown = [name for name in given if name not in self.attributes]
@@ -149,6 +165,14 @@ class CustomOp:
                 f"node {node.name or node.output[0]!r} has the attribute {unknown[0]!r}, which {self.key} does not "
                 f"declare; expected {', '.join(self.attributes) or 'no attribute'}"
             )
+        for attribute in node.attribute:
+            default = _attribute(attribute.name, self.attributes[attribute.name])
+            if attribute.type != default.type:
+                kinds = [onnx.AttributeProto.AttributeType.Name(item.type) for item in (attribute, default)]
+                raise ModelError(
+                    f"node {node.name or node.output[0]!r} has the attribute {attribute.name!r} of type {kinds[0]}; "
+                    f"{self.key} declares {kinds[1]}, by its default {self.attributes[attribute.name]!r}"
+                )
         types = [None if array is None else ArrayType(array.dtype.name, array.shape) for array in inputs]
         expected = self.infer_types(types, given, len(node.output))
         try:

@@ -120,6 +120,8 @@ def check_node(node: NodeProto, operators: OperatorScope) -> None:
             f"{describe_node(node)} is of ONNX's own domain, and the model imports no opset of it; "
             "expected one in opset_import"
         )
+    if node.domain:
+        _check_version(node, operators.versions.get(node.domain, 0))
     callee = operators.functions.get(key_of_call(node)) if operators.functions else None
     if callee is not None:
         _check_count(node, "inputs", node.input, (0, len(callee.input)))
@@ -140,6 +142,16 @@ def check_node(node: NodeProto, operators: OperatorScope) -> None:
     for name in schema.required:
         if name not in given:
             raise ModelError(f"{describe_node(node)} has no attribute {name!r}, which {node.op_type} cannot do without")
+
+
+def _check_version(node: NodeProto, imported: int) -> None:
+    """Refuse a custom operator of the user's that its domain has from a later version."""
+    op = declared_ops().get((node.domain, node.op_type))
+    if op is not None and imported < op.version:
+        raise ModelError(
+            f"{describe_node(node)}: the model imports version {imported} of {node.domain}, and {op.key} is declared "
+            f"from version {op.version}; expected version {op.version} in opset_import, or a smaller one in CustomOp"
+        )
 
 
 def describe_node(node: NodeProto) -> str:

@@ -45,10 +45,10 @@ class _Level:
     session: PartSession | None = None
 
 
-def names_computed_in_numpy(graph: onnx.GraphProto) -> tuple[str, ...]:
-    """The custom operators of `graph` that their references compute, each as often as a node has it."""
+def names_computed_in_numpy(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """The custom operators that their references compute, each as often as a node of a graph or a function has it."""
     ops = reference_ops()
-    nodes = every_node(graph) if ops else ()
+    nodes = [node for part in (proto.graph, *proto.functions) for node in every_node(part)] if ops else ()
     return tuple(ops[key].key for node in nodes if (key := (domain_of(node), node.op_type)) in ops)
 
 

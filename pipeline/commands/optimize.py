@@ -131,7 +131,7 @@ def _describe_latency(run: PassRun, before: Path, after: Path, context: PassCont
     from passes.run.result import HOW_MEASURED, measure_latency
     from passes.weights.split_run import names_computed_in_numpy
 
-    if custom := [*dict.fromkeys(names_computed_in_numpy(run.model.proto.graph))]:
+    if custom := [*dict.fromkeys(names_computed_in_numpy(run.model.proto))]:
         return f"latency: not measured: onnxruntime cannot run {', '.join(custom)}, whose reference is in numpy"
     try:
         times = [milliseconds_text(measure_latency(str(path), run.example, context)) for path in (before, after)]

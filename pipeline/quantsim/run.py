@@ -144,7 +144,7 @@ class QuantSim:
             if settings.optimize:
                 self._hold_out(samples, settings, show)
             return simulation.round_in_shards(before.model, samples)
-        for name in names_computed_in_numpy(model.proto.graph):
+        for name in names_computed_in_numpy(model.proto):
             raise UsageError(
                 f"quantsim: onnxruntime calibrates the model, and {name} has a reference in numpy alone; give its "
                 "CustomOp a `library` with a kernel"

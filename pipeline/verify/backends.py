@@ -153,7 +153,7 @@ class OnnxRuntime(Backend):
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """The custom operators that their references in numpy compute."""
-        return names_computed_in_numpy(self._detached.proto.graph)
+        return names_computed_in_numpy(self._detached.proto)
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         self._runner = self._runner or onnxruntime_runner(self._detached)

@@ -18,6 +18,7 @@ from passes.errors import PassError, PolicyError, UsageError
 from passes.graph.inference import types_of
 from passes.tools import compare, to_fp16
 from passes.weights.sessions import Session
+from passes.weights.split_run import names_computed_in_numpy
 from tests.support.onnx_models import detached
 
 OPS = """
@@ -127,6 +128,11 @@ def test_the_turns_of_a_loop_with_them() -> None:
     np.testing.assert_array_equal(found["all"], np.negative(turns))
 
 
+@pytest.mark.usefixtures("ops")
+def test_what_numpy_computes_is_counted_in_bodies_and_functions_too() -> None:
+    assert names_computed_in_numpy(parse(NESTED)) == ("com.acme::Swish",) * 2
+
+
 BFLOAT16 = """
 <ir_version: 10, opset_import: ["" : 20, "com.acme" : 1]>
 g (bfloat16[2, 4] x) => (bfloat16[2, 4] y) { i = Identity (x)  a = com.acme.Swish (i)  LAST }
@@ -198,6 +204,28 @@ WRONG = {
     "nothing": ("x = 1", "found no CustomOp"),
     "an import": ("import nothing_there", "raises ModuleNotFoundError"),
     "ONNX's domain": ("CustomOp('', 'Swish', infer=id, compute=id)", "which is ONNX's own"),
+    "a domain that is no text": (
+        "CustomOp(3, 'Swish', infer=id, compute=id)",
+        "CustomOp 'Swish': domain is 3; expected a text",
+    ),
+    "a function that is none": (
+        "CustomOp('com.acme', 'Swish', infer=4, compute=id)",
+        "CustomOp 'Swish': infer is 4; expected a function of ArrayTypes",
+    ),
+    "a version": (
+        "CustomOp('com.acme', 'Swish', infer=id, compute=id, version=0)",
+        "version is 0; expected an opset version of 1 or more",
+    ),
+    "a version that the model does not import": (
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: x, version=9, "
+        "attributes={'alpha': 1.0})",
+        "the model imports version 1 of com.acme, and com.acme::Swish is declared from version 9",
+    ),
+    "an attribute of another type": (
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: x, "
+        "attributes={'alpha': 1})",
+        "has the attribute 'alpha' of type FLOAT; com.acme::Swish declares INT, by its default 1",
+    ),
     "a default": (
         "CustomOp('com.acme', 'Swish', infer=id, compute=id, attributes={'alpha': object()})",
         "the attribute 'alpha' has the default <object",
