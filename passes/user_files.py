@@ -8,8 +8,9 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from passes.errors import PassError, PolicyError
@@ -93,9 +94,17 @@ def load_file(path: Path, title: str) -> ModuleType:
     return call_user_code(lambda: _run_file(path.resolve()), f"{title}: loading its file raises", f"{path}:")
 
 
+class UncachedLoader(SourceFileLoader):
+    """Compiles the file each time: Python knows its bytecode by size and second, so a file that is written again within
+    a second may not be seen."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _run_file(path: Path) -> ModuleType:
     name = f"{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=UncachedLoader(name, str(path)))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)

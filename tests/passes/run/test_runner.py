@@ -48,7 +48,7 @@ def test_a_context_remembers_the_pin_probes_of_the_last_models_alone(
 ) -> None:
     monkeypatch.setattr("passes.run.trial.MOST_PROBES", 2)
     for width in range(8, 32, 8):
-        run = passes.optimize(biased_attention(width), recipe=["onnxsim"], keep=["qkv"], context=context)
+        run = passes.optimize(biased_attention(width), recipe=["onnxscript"], keep=["qkv"], context=context)
         assert run.structures[0].kept
     assert len(context.cache[PROBES]) == 2
 
