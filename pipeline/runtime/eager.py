@@ -117,7 +117,7 @@ def refuse_kinds(graph: Graph) -> dict[str, Callable[[Op, Sequence[torch.Tensor]
 
 def _refuse(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     del ins
-    raise Unsupported(f"{op.operator} {op.name!r} cannot be computed by torch: {why_not_differentiable(op)}")
+    raise Unsupported(f"{place_of(op)} cannot be computed by torch: {why_not_differentiable(op)}")
 
 
 Tensors = Mapping[str, torch.Tensor]

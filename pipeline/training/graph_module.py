@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import onnx
 import torch
@@ -20,6 +20,7 @@ from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.dims import dims_of, fix_dims
 from pipeline.runtime.eager import STRAIGHT_THROUGH, apply, refuse_kinds, why_not_differentiable
+from pipeline.runtime.kernels.base import place_of
 from pipeline.runtime.tensors import as_tensor, dtype_name
 from pipeline.training.frozen_numbers import WRONG_WHEN_RECORDED
 from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
@@ -304,22 +305,29 @@ def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.T
     return [(ins[0] - mean) * torch.rsqrt(variance + op.attrs["eps"]) * scale + bias]  # type: ignore[operator]
 
 
+UNKNOWN_WHEN_RECORDED: Final = {
+    "onnxline.roi_align": "it takes as many samples as its boxes have pixels, and a recorded step has no boxes yet; "
+    "leave it out of what is trained, and compute it in a call of its own",
+}
+"""Operator of ours → why no step may record it, although torch differentiates it op by op."""
+
+
 def refuse_ops(graph: Graph) -> None:
     changed = [graph.values[vid] for vid in graph.updates if graph.values[vid].role is not Role.STATE]
     if changed:
         raise Unsupported(f"the graph changes {changed[0].role} {changed[0].name!r}; a module changes its states only")
     for op in graph.ops:
         name = op.kind.removeprefix("aten.").removesuffix(".default")
-        if why := why_not_differentiable(op) or WRONG_WHEN_RECORDED.get(name):
-            raise Unsupported(f"op {op.name!r}, {op.operator}, cannot be trained through: {why}")
+        if why := why_not_differentiable(op) or WRONG_WHEN_RECORDED.get(name) or UNKNOWN_WHEN_RECORDED.get(name):
+            raise Unsupported(f"{place_of(op)} cannot be trained through: {why}")
         if op.kind != QUANTIZER:
             continue
         if str(op.attrs["to"]).startswith("float8"):
-            raise Unsupported(f"op {op.name!r} rounds to {op.attrs['to']}, expected integers of 8 or 16 bits")
+            raise Unsupported(f"{place_of(op)} rounds to {op.attrs['to']}, expected integers of 8 or 16 bits")
         for user in (graph.ops[oid] for vid in op.outputs for oid in graph.values[vid].users):
             if user.kind not in (*CARRIERS, DEQUANTIZER):
                 raise Unsupported(
-                    f"op {user.name!r}, {user.operator}, computes with the integers of {op.name!r}; expected a "
+                    f"{place_of(user)} computes with the integers of {place_of(op)}; expected a "
                     "DequantizeLinear after each QuantizeLinear"
                 )
 

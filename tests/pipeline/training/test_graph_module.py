@@ -204,11 +204,18 @@ FOREIGN = """<ir_version: 10, opset_import: ["" : 21]> g (float[1, 1, 2, 2] x) =
 { y = DeformConv (x, w, d) }"""
 
 
+REGIONS = """<ir_version: 10, opset_import: ["" : 21]> g (float[1, 2, 6, 6] x) => (float[1, 2, 2, 2] y)
+    <float w = {1.5}, float[1, 4] boxes = {0, 0, 4, 4}, int64[1] places = {0}>
+{ a = Mul (x, w) y = RoiAlign <output_height = 2, output_width = 2> (a, boxes, places) }"""
+
+
 def test_what_cannot_be_trained_is_refused_in_one_sentence() -> None:
     with pytest.raises(
-        Unsupported, match="DeformConv, cannot be trained through: DeformConv is run by another runtime"
+        Unsupported, match=r"op 0 \(DeformConv\) cannot be trained through: DeformConv is run by another runtime"
     ):
         as_module(onnx.parser.parse_model(FOREIGN))
+    with pytest.raises(Unsupported, match=r"op 1 \(RoiAlign\) cannot be trained through: it takes as many samples"):
+        as_module(onnx.parser.parse_model(REGIONS), train=["w"])
     with pytest.raises(UsageError, match="train: found no float weight that 'wq' names or matches"):
         as_module(rule_model(), train=["wq"])
     other = as_module(rule_model())
