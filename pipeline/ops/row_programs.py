@@ -66,7 +66,8 @@ INSTRUCTIONS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("sum", "mean", "amax"), 1),
     "rotate": 1,
 }
-"""Name → number of operands. A comparison gives 0 or 1, and `where` takes what differs from 0 for true."""
+"""Name → number of operands. A comparison gives 0 or 1, and `where` takes what differs from 0 for true. `amax` of a row
+with NaN is NaN on the CPU, and the maximum of the others on a GPU."""
 
 REDUCTIONS: Final = frozenset({"sum", "mean", "amax"})
 """They give one element for each row."""

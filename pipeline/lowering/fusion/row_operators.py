@@ -202,7 +202,7 @@ TRANSLATIONS: Final[Mapping[str, Translate]] = {
     "aten.rms_norm.default": _rms_norm,
     "aten.mean.dim": _reduction("mean"),
     "aten.sum.dim_IntList": _reduction("sum"),
-    "aten.amax.default": _reduction("amax"),
     "aten.cat.default": _rotation,
 }  # fmt: skip
-"""Operator → its instructions."""
+"""Operator → its instructions. aten.amax has none: the maximum of Triton leaves NaN out, which a softmax has from its
+sum."""

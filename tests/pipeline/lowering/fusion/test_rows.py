@@ -77,6 +77,7 @@ graph "one" (%0 "x": {dtype}[2, {size}], %1 "r": {dtype}[2, {size}]) {{
 }}
 """
 ADD, ADD_AGAIN = "aten.add.Tensor(%0, %1) {self: $0, other: $1}", "aten.add.Tensor(%2, %1) {self: $0, other: $1}"
+AMAX = "aten.amax.default(%2) {self: $0, dim: [-1], keepdim: true}"
 SOFTMAX = "aten.softmax.int(%2) {self: $0, dim: -1}"
 
 
@@ -88,6 +89,7 @@ SOFTMAX = "aten.softmax.int(%2) {self: $0, dim: -1}"
         pytest.param("float32", 20000, ADD, SOFTMAX, id="rows that no block holds"),
         pytest.param("float32", 4, ADD, SOFTMAX.replace("-1", "0"), id="a softmax along another axis"),
         pytest.param("float32", 4, ADD, ADD_AGAIN.replace("}", ", alpha: 2}"), id="a factor"),
+        pytest.param("float32", 1, ADD, AMAX, id="a maximum, of which Triton would leave out what is not a number"),
     ],
 )
 def test_what_a_program_cannot_hold_stays(dtype: str, size: int, first: str, second: str) -> None:

@@ -84,6 +84,12 @@ def test_operands_with_any_strides() -> None:
     run_both("where(i0, i1, 0.0)", [torch.rand(6, 5) > 0.5, torch.randn(6, 1)], (6, 5), torch.float32)
 
 
+def test_a_softmax_of_what_is_not_a_number_is_none() -> None:
+    """`amax` leaves it out on a GPU, and `sum` does not."""
+    rows = torch.tensor([[1.0, math.nan, 2.0], [1.0, 2.0, 3.0]])
+    run_both(SOFTMAX, [rows, torch.zeros(3)], (2, 3), torch.float32)
+
+
 def test_the_text_of_a_kernel() -> None:
     """A small program as it is written: an operand that is broadcast along rows is read once for a tile."""
     ins, out = [torch.randn(4, 6), torch.randn(6)], torch.empty(4, 6)
