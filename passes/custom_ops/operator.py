@@ -165,6 +165,7 @@ class CustomOp:
                 f"node {node.name or node.output[0]!r} has the attribute {unknown[0]!r}, which {self.key} does not "
                 f"declare; expected {', '.join(self.attributes) or 'no attribute'}"
             )
+        inputs = [None if array is None else _read_only(_as_stored(array)) for array in inputs]
         for attribute in node.attribute:
             default = _attribute(attribute.name, self.attributes[attribute.name])
             if attribute.type != default.type:
@@ -176,10 +177,10 @@ class CustomOp:
         types = [None if array is None else ArrayType(array.dtype.name, array.shape) for array in inputs]
         expected = self.infer_types(types, given, len(node.output))
         try:
-            found = self.compute(*map(_read_only, inputs), **{**self.attributes, **given})
+            found = self.compute(*inputs, **{**self.attributes, **given})
         except Exception as error:  # code of the user's
             raise StepFailed(f"{self.key}: `compute` raises {type(error).__name__}: {error}") from error
-        arrays = [np.asarray(array) for array in (found if isinstance(found, list | tuple) else [found])]
+        arrays = [_as_stored(array) for array in (found if isinstance(found, list | tuple) else [found])]
         if len(arrays) < len(node.output):
             raise StepFailed(f"{self.key}: `compute` returns {len(arrays)} of the {len(node.output)} outputs")
         for array, kind in zip(arrays, expected, strict=False):
@@ -196,10 +197,16 @@ def _is_type(value: object) -> bool:
     return type(value).__qualname__ == ArrayType.__qualname__ and hasattr(value, "shape")
 
 
-def _read_only(array: np.ndarray | None) -> np.ndarray | None:
+def _as_stored(found: Any) -> np.ndarray:
+    """An array of the dtype that ONNX's has in numpy: texts are objects, and no bytes."""
+    array = np.asarray(found)
+    if array.dtype.kind not in "US":
+        return array
+    return (np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array).astype(object)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
     """A view that cannot be written to: the values of a run are those of other nodes too."""
-    if array is None:
-        return None
     view = array.view()
     view.flags.writeable = False
     return view

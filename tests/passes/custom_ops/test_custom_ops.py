@@ -133,6 +133,25 @@ def test_what_numpy_computes_is_counted_in_bodies_and_functions_too() -> None:
     assert names_computed_in_numpy(parse(NESTED)) == ("com.acme::Swish",) * 2
 
 
+TEXTS = """
+<ir_version: 10, opset_import: ["" : 20, "com.acme" : 1]>
+g (string[2] x) => (string[2] y) { i = Identity (x)  j = com.acme.Upper (i)  y = Identity (j) }
+"""
+
+
+def test_texts_are_texts_in_every_runtime(tmp_path: Path) -> None:
+    """A proof holds texts as bytes, and numpy's own texts are no objects."""
+    (tmp_path / "ops.py").write_text(
+        "import numpy as np\nfrom passes.custom_ops import CustomOp\n"
+        "A = CustomOp('com.acme', 'Upper', infer=lambda x: x, compute=lambda x: np.char.upper(x.astype(str)))\n"
+    )
+    with declare_ops([tmp_path / "ops.py"]):
+        found = Session.of(detached(parse(TEXTS))).run({"x": np.array(["a", "é"], object)})
+        assert found["y"].tolist() == ["A", "É"]
+        (row,) = passes.optimize(parse(TEXTS), ["eliminate_identity"]).rows
+    assert row.status == "ran"
+
+
 BFLOAT16 = """
 <ir_version: 10, opset_import: ["" : 20, "com.acme" : 1]>
 g (bfloat16[2, 4] x) => (bfloat16[2, 4] y) { i = Identity (x)  a = com.acme.Swish (i)  LAST }
