@@ -25,6 +25,17 @@ def _elementwise(name: str, *arguments: str) -> Translate:
     return translate
 
 
+def _comparison(name: str) -> Translate:
+    """A comparison in float32. In another dtype torch compares what it has rounded, and a program has not rounded yet."""
+    compare = _elementwise(name, "self", "other")
+
+    def translate(chain: RowChain, op: Op) -> Operand | None:
+        is_rounded = any(chain.graph.values[vid].spec.dtype != "float32" for vid in op.inputs)
+        return None if is_rounded else compare(chain, op)
+
+    return translate
+
+
 def _power(chain: RowChain, op: Op) -> Operand | None:
     exponent = op.attrs.get("exponent")
     if isinstance(exponent, InputRef):
@@ -160,7 +171,7 @@ def _slice_of_rows(chain: RowChain, op: Op) -> tuple[int, int] | None:
     return start, min(end, size)
 
 
-BINARY: Final = ("add", "sub", "mul", "div", *COMPARISONS)
+BINARY: Final = ("add", "sub", "mul", "div")
 
 UNARY: Final = (
     "neg",
@@ -183,6 +194,8 @@ UNARY: Final = (
 TRANSLATIONS: Final[Mapping[str, Translate]] = {
     **{f"aten.{name}.Tensor": _elementwise(name, "self", "other") for name in BINARY},
     **{f"aten.{name}.Scalar": _elementwise(name, "self", "other") for name in BINARY},
+    **{f"aten.{name}.Tensor": _comparison(name) for name in COMPARISONS},
+    **{f"aten.{name}.Scalar": _comparison(name) for name in COMPARISONS},
     "aten.rsub.Scalar": _elementwise("sub", "other", "self"),
     "aten.maximum.default": _elementwise("maximum", "self", "other"),
     "aten.minimum.default": _elementwise("minimum", "self", "other"),

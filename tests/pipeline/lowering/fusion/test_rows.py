@@ -244,6 +244,19 @@ def test_half_precision_is_rounded_once() -> None:
     torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=2**-11)  # half a step of float16
 
 
+def test_rounded_elements_are_compared_as_torch_does() -> None:
+    """In float16 the number 0.1 is rounded too: it is no larger than the element that is 0.1."""
+
+    class Threshold(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x * 2 >= 0.1, x, x + 5) * 3
+
+    module, x = Threshold(), torch.tensor([[0.05, 0.04, 0.06]], dtype=torch.float16)
+    graph = fuse_rows(from_torch(functionalize_program(torch.export.export(module, (x,)))))
+    (found,) = compile_graph(graph).run({graph.values[graph.inputs[0]].name: x}).values()
+    torch.testing.assert_close(found, module(x))
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
