@@ -206,14 +206,20 @@ class ModelBuilder(GraphBuilder):
         vids = self.emit(kind, operands, declared, attrs, name=declared[0][0], origin=self._path)
         return tuple(IRTensor(self, vid) for vid in vids)
 
-    def write(self, target: IRTensor, after: IRTensor) -> IRTensor:
-        """Let a buffer have the value of `after`, now and when a step is done.
+    def write(self, target: IRTensor, source: IRTensor | torch.Tensor) -> IRTensor:
+        """Let a buffer have the value of `source`, now and when a step is done.
 
         Raises:
-            UsageError: the target is no buffer.
+            UsageError: the target is no buffer, or the graph is one of inference, in which buffers are constants; or
+                the value is of another shape or dtype.
         """
         if not target.is_buffer:
             raise self.refusal("forward writes to a tensor in place; expected an operation that gives a new one")
+        if not self.training:
+            raise self.refusal("forward writes to a buffer at inference; expected `if self.training:` before the write")
+        after = self.operand(source)
+        if target.spec != after.spec:
+            raise self.refusal(f"forward writes {text_of(after)} to a buffer of {text_of(target)}; expected equal ones")
         self.update(target.first_vid, after.vid)
         target.vid = after.vid
         return target

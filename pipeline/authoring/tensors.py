@@ -52,7 +52,7 @@ class EmittingBuilder(Protocol):
 
     def record(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
 
-    def write(self, target: IRTensor, after: IRTensor) -> IRTensor: ...
+    def write(self, target: IRTensor, source: IRTensor | torch.Tensor) -> IRTensor: ...
 
     def refusal(self, problem: str) -> UsageError: ...
 
@@ -72,6 +72,11 @@ def _delegated(name: str) -> Callable[..., Any]:
         return self.builder.call(getattr(torch.Tensor, name), (self, *args), {})
 
     return method
+
+
+def _written(name: str) -> Callable[..., Any]:
+    """`x += y` and the like, which write to `x` as `x.add_(y)` does: Python alone would give `x` another value."""
+    return lambda self, other: self.builder.write(self, getattr(self, f"__{name}__")(other))
 
 
 class IRTensor:
@@ -144,7 +149,7 @@ class IRTensor:
         method = getattr(torch.Tensor, name)
         return lambda *args, **kwargs: self.builder.call(method, (self, *args), kwargs)
 
-    def copy_(self, source: IRTensor) -> IRTensor:
+    def copy_(self, source: Tensor) -> IRTensor:
         """Let a buffer have the value of `source` when a step is done."""
         return self.builder.write(self, source)
 
@@ -174,6 +179,9 @@ class IRTensor:
     )
     __floordiv__, __rfloordiv__, __mod__, __rmod__ = (
         _delegated(f"__{name}__") for name in ("floordiv", "rfloordiv", "mod", "rmod")
+    )
+    __iadd__, __isub__, __imul__, __itruediv__, __ifloordiv__, __imod__, __ipow__, __iand__, __ior__, __ixor__ = (
+        _written(name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
     )
     __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = (
         _delegated(f"__{name}__") for name in ("lt", "le", "gt", "ge", "eq", "ne")

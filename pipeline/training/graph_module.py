@@ -117,15 +117,16 @@ class GraphModule(nn.Module):
         """{all names of a tied weight: the tensor that each of them is an attribute of}."""
         self._ratios: dict[str, str] = {}
         """{name of a scale's buffer: name of the parameter by which it is multiplied}."""
-        weights_read = {
-            name
-            for vid, names in graph.sources.items()
-            if graph.values[vid].users or vid in graph.outputs
-            for name in names
+        used = {
+            *graph.outputs,
+            *graph.updates,
+            *graph.updates.values(),
+            *(value.vid for value in graph.values if value.users),
         }
+        weights_read = {name for vid in used for name in graph.sources.get(vid, ())}
         for vid, names in graph.weight_names().items():
             value = graph.values[vid]
-            if value.users or vid in graph.outputs or not weights_read.isdisjoint(graph.sources.get(vid, ())):
+            if vid in used or not weights_read.isdisjoint(graph.sources.get(vid, ())):
                 given = next((weights[name] for name in names if name in weights), None)
                 self._register(value, names[0], given, trains=vid in trained)
         quantizers = scales_of(graph)

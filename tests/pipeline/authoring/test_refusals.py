@@ -68,6 +68,22 @@ class InPlace(Module):
         return x.mul_(2)
 
 
+class Added(Module):
+    def forward(self, x: IRTensor) -> IRTensor:
+        same = x
+        x += 1
+        return same + x
+
+
+class Counter(Module):
+    def __init__(self) -> None:
+        self.count = Buffer(torch.zeros(1))
+
+    def forward(self, x: IRTensor) -> IRTensor:
+        self.count += 1
+        return x
+
+
 class Empty(Module):
     pass
 
@@ -273,6 +289,14 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "a write": (
         lambda: Model((8, 16)).add(InPlace()),
         "layer '0', InPlace(): forward writes to a tensor in place; expected an operation that gives a new one",
+    ),
+    "a write by an operator of Python": (
+        lambda: Model((8, 16)).add(Added()),
+        "layer '0', Added(): forward writes to a tensor in place; expected an operation that gives a new one",
+    ),
+    "a write at inference": (
+        lambda: Model((8, 16)).add(Counter()),
+        "layer '0', Counter(): forward writes to a buffer at inference; expected `if self.training:` before the write",
     ),
     "saving after no step": (
         lambda: compiled().fit([(X, Y)], path="x", save_every=0),

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pipeline.authoring import (
     SGD,
     Adam,
     AdamW,
+    Buffer,
     CrossEntropyLoss,
     Dropout,
     IRTensor,
@@ -389,3 +390,33 @@ def test_a_fit_that_was_killed_between_steps_goes_on_to_the_same_bits(tmp_path: 
     for killed_at in (2, 7, 8):
         assert run("killed", killed_at) == ("", -signal.SIGKILL)
     assert run("killed", -1) == (whole, 0)
+
+
+def add_one(module: Any) -> None:
+    module.count += 1
+
+
+def add_by_another_name(module: Any) -> None:
+    count = module.count
+    count.add_(1)
+
+
+@pytest.mark.parametrize(
+    ("write", "after"),
+    [(add_one, 3), (add_by_another_name, 3), (lambda module: module.count.copy_(torch.full((2,), 7.0)), 7)],
+    ids=["by an operator", "by a method", "a constant"],
+)
+def test_a_buffer_that_forward_writes_is_a_state(write: Callable[[Any], None], after: float) -> None:
+    class Counter(Module):
+        def __init__(self) -> None:
+            self.count = Buffer(torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                write(self)
+            return x * 1
+
+    model = Model((4, 2)).add(Linear(2, 2)).add(Counter())
+    model.compile(SGD(lr=0.1), MSELoss())
+    model.fit([(torch.ones(4, 2), torch.ones(4, 2))] * 3, quiet=True)
+    assert model.state_dict()["1.count"].tolist() == [after, after]
