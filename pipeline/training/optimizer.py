@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from passes.suggest import describe_argument
 from pipeline.errors import Unsupported, UsageError
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.batch import refuse_optimizer_hooks
@@ -55,8 +56,8 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
     rule = RULES.get(type(optimizer))
     if rule is None:
         raise Unsupported(
-            f"the optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; expected torch.optim.SGD, "
-            "torch.optim.Adam or torch.optim.AdamW"
+            f"the optimizer is {describe_argument(optimizer)}; expected a torch.optim.SGD, torch.optim.Adam or "
+            "torch.optim.AdamW of the module's parameters"
         )
     refuse_optimizer_hooks(optimizer)
     names = {id(tensor): name for name, tensor in module.named_parameters()}

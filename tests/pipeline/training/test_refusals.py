@@ -168,7 +168,8 @@ class Refused:
 NUMBER = "Python asks for a number of a tensor"
 
 REFUSALS = [
-    Refused("Adagrad; expected torch.optim.SGD", optimizer=lambda m: Adagrad(m.parameters())),
+    Refused("the optimizer is an Adagrad; expected a torch.optim.SGD", optimizer=lambda m: Adagrad(m.parameters())),
+    Refused("the optimizer is the class SGD; expected a torch.optim.SGD", optimizer=lambda m: SGD),
     Refused("dampening=0.5; only 0", optimizer=lambda m: sgd(m, dampening=0.5, momentum=0.9)),
     Refused("shape .2, 2. that the module has not", optimizer=lambda m: sgd(nn.Linear(2, 2)), error=UsageError),
     Refused("the loss is a tensor .8.", loss=nn.CrossEntropyLoss(reduction="none"), error=UsageError),
