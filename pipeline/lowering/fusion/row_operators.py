@@ -26,7 +26,7 @@ def _elementwise(name: str, *arguments: str) -> Translate:
 
 
 def _comparison(name: str) -> Translate:
-    """A comparison in float32. In another dtype torch compares what it has rounded, and a program has not rounded yet."""
+    """A comparison in float32; in another dtype torch compares what it has rounded, and a program has not rounded."""
     compare = _elementwise(name, "self", "other")
 
     def translate(chain: RowChain, op: Op) -> Operand | None:
