@@ -91,7 +91,7 @@ OTHER_DOORS: tuple[tuple[str, Callable[[], object]], ...] = (
     ("native is 1", lambda: record(native=1)),
     ("large is 'all'", lambda: record(large="all")),
     ("observe is 3", lambda: record(observe=3)),
-    ("graph is a IR", lambda: compile_graph(extract_ir(MODULE, (X, X[:, :2]), strict=False))),  # type: ignore[arg-type]
+    ("graph is an IR", lambda: compile_graph(extract_ir(MODULE, (X, X[:, :2]), strict=False))),  # type: ignore[arg-type]
     ("graph is None", lambda: compile_open_graph(None)),  # type: ignore[arg-type]
     ("weights is a list", lambda: compile_graph(GRAPH, [X])),  # type: ignore[arg-type]
     ("copy is 1", lambda: PROGRAM.run(FEED, copy=1)),  # type: ignore[arg-type]
