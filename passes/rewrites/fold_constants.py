@@ -6,7 +6,6 @@ Values are computed with onnxruntime, in the worker, a few weights at a time.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ import onnx
 from onnx import NodeProto
 
 from passes.context import PassContext
-from passes.errors import StepFailed
 from passes.graph.index import GraphIndex, extract, replace_entries
 from passes.graph.op_facts import RANDOM_OPS, attribute_of, has_body
 from passes.graph.traversal import reads_of
@@ -112,13 +110,7 @@ def compute(parts: Sequence[tuple[MappedModel, Sequence[str]]], folder: str) -> 
 
 
 def _compute_part(part: MappedModel, wanted: Sequence[str], spill: WeightFile) -> list[FoldedValue]:
-    try:
-        results = part.session(wanted, may_evaluate=True).run({}) if wanted else {}
-    except StepFailed as failure:
-        if "bfloat16" not in str(failure):
-            raise
-        # onnxruntime cannot hand such a value to numpy, so the group stays computed, as if it were too large.
-        return [FoldedValue(name, sys.maxsize, None) for name in wanted]
+    results = part.session(wanted, may_evaluate=True).run({}) if wanted else {}
     return [_store_value(name, results.pop(name), spill) for name in wanted]
 
 
