@@ -16,6 +16,7 @@ from passes.graph.layer_calls import LAYERS, MODULE_KEY, inline_layers, layer_fu
 from passes.graph.traversal import reads_of, sort_nodes
 from passes.model.canonical import canonicalize
 from passes.provenance.annotations import write_module_path
+from passes.provenance.weight_origins import take_name
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -80,7 +81,7 @@ class _LayerFolder:
         gone: set[int] = set()
         names: set[str] = set()
         for group in groups:
-            name = free_name(group.layers[0].module.classes[-1].rpartition(".")[2], names)
+            name = take_identifier(group.layers[0].module.classes[-1].rpartition(".")[2], names)
             function = self._function(name, group)
             folded.functions.append(function)
             for layer in group.layers:
@@ -103,7 +104,7 @@ class _LayerFolder:
         body = [self.nodes[at] for at in first.nodes]
         plain = self._plain_nodes(body)
         taken: set[str] = {name for node in (*plain, *body) for name in node.output}
-        inputs = {value: free_name(self._name_inside(value, f"{first.path}."), taken) for value in first.inputs}
+        inputs = {value: take_identifier(self._name_inside(value, f"{first.path}."), taken) for value in first.inputs}
         function = FunctionProto(name=name, domain=LAYERS)
         function.input.extend(inputs.values())
         for node in (*plain, *body):
@@ -165,12 +166,8 @@ def _stays(name: str, left: GraphIndex, before: GraphIndex) -> bool:
     return name in left.reads or name not in before.reads
 
 
-def free_name(name: str, taken: set[str]) -> str:
-    """`name`, or `name` with a number, if it is taken; it is taken after that."""
+def take_identifier(name: str, taken: set[str]) -> str:
+    """`name` with `_` for each character that is no letter, digit, `_`, `.` or `/`, and with a number where `taken` has
+    that name. The result is added to `taken`."""
     name = "".join(character if character.isalnum() or character in "_./" else "_" for character in name)
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    taken.add(free)
-    return free
+    return take_name(name, taken)

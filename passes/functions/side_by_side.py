@@ -21,7 +21,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 
 from passes.errors import StepFailed
 from passes.functions.find import is_small
-from passes.functions.fold import complete_function, free_name, without_unread
+from passes.functions.fold import complete_function, take_identifier, without_unread
 from passes.graph.index import GraphIndex, copy_of, replace_entries
 from passes.graph.inference import infer_types
 from passes.graph.layer_calls import LAYERS, inline_layers, layer_functions, module_of, rename_module
@@ -226,7 +226,7 @@ class _BodyFolder:
         values = dict.fromkeys(value for node in nodes for value in (*node.input, *node.output) if value)
         names = {value: given.get(value, value.removeprefix(prefix)) for value in values if value.startswith(prefix)}
         taken = set(names.values())
-        return {**names, **{value: free_name(value, taken) for value in values if value not in names}}
+        return {**names, **{value: take_identifier(value, taken) for value in values if value not in names}}
 
     def _main(self, added: set[str], made: set[str], outputs: Sequence[str]) -> list[NodeProto]:
         """The nodes that are not in bodies alone; also dead ones, but for those of bodies."""

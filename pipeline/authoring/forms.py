@@ -136,7 +136,7 @@ def emit_item(builder: EmittingBuilder, x: IRTensor, index: Any) -> Any:
 
 
 def emit_conversion(builder: EmittingBuilder, x: IRTensor, *args: Any, **named: Any) -> Any:
-    """x in another dtype; a device has to be the one that x is on already."""
+    """x in another dtype; a device has to be that of x."""
     for place in (*args, named.get("device")):
         check_device(builder, x, place)
     rest = [item for item in args if not isinstance(item, str | torch.device)]

@@ -17,6 +17,7 @@ from torch.export.graph_signature import OutputKind, OutputSpec
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from passes.provenance.weight_origins import take_name
 from passes.suggest import plural
 from pipeline.config import ExportConfig, InputConfig
 from pipeline.errors import ConfigError, Unsupported
@@ -67,7 +68,7 @@ def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
     inputs, lifted, news = list(source.inputs), list[Lifted](), list[str]()
     for after, target, is_buffer in live_writes(program):
         if is_buffer:
-            before = _unique_name(target, taken)
+            before = take_name(target, taken)
             value = source.buffers.get(target, buffers[target]).detach()
             inputs.append(_state_spec(before, target, value, source.declared.get(target, InputConfig())))
         else:
@@ -76,7 +77,7 @@ def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
             if _is_returned(program, after, source.outputs, f"{before}_out"):
                 continue
         news.append(after)
-        lifted.append(Lifted(target, is_buffer, before, _unique_name(f"{before}_out", taken)))
+        lifted.append(Lifted(target, is_buffer, before, take_name(f"{before}_out", taken)))
     if lifted and settings.written_buffers == "refuse":
         shown = ", ".join(f"{'the buffer' if value.is_buffer else 'the input'} {value.target!r}" for value in lifted)
         raise Unsupported(
@@ -225,15 +226,6 @@ def _is_returned(program: ExportedProgram, after: str, outputs: Collection[str],
     """Whether forward returns the new value itself under the very name that it would get."""
     returned = [item for item in program.graph_signature.user_outputs if isinstance(item, str)]
     return (after, name) in zip(returned, outputs, strict=False)
-
-
-def _unique_name(name: str, taken: set[str]) -> str:
-    count, fresh = 1, name
-    while fresh in taken:
-        count += 1
-        fresh = f"{name}_{count}"
-    taken.add(fresh)
-    return fresh
 
 
 def _state_spec(name: str, target: str, value: torch.Tensor, declared: InputConfig) -> InputSpec:

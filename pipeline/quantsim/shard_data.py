@@ -191,7 +191,7 @@ def round_by_data(
     files = sorted(Path(folder).glob("*.npz"))
     names = entries[0]["data"]
     hessian = measure_hessian(files[:fitted], names)
-    held = np.concatenate([rows for each in files[fitted:] for rows in _read_rows(each, names)])
+    held = np.concatenate([rows for sample in files[fitted:] for rows in _read_rows(sample, names)])
     ratios: dict[str, float] = {}
     layers: dict[str, list[Any]] = {}
     with ShardFile.open(Path(file)) as out:

@@ -140,7 +140,7 @@ def _reduction(name: str) -> Translate:
 
 
 def _rotation(chain: RowChain, op: Op) -> Operand | None:
-    """cat(-x[..., n/2:], x[..., :n/2]): the halves of a row exchanged, and the one that comes first negated."""
+    """cat(-x[..., n/2:], x[..., :n/2]): the second half of a row, negated, before its first half."""
     if len(op.inputs) != 2 or not chain.is_last(op.attrs.get("dim", 0)) or not chain.has_short_rows:
         return None
     negated, second = (producer(chain.graph, vid) for vid in op.inputs)

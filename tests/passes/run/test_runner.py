@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ import passes
 from passes import Status
 from passes.context import PassContext
 from passes.errors import StepFailed
+from passes.graph.index import replace_entries
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import CanonicalModel
 from passes.optimize import draw_feeds
@@ -124,6 +126,48 @@ class Harmful(CompositeStep):
 
     def without(self, names: Sequence[str]) -> Harmful:
         return replace(self, left_out=(*self.left_out, *names))
+
+
+@dataclass(frozen=True)
+class Merging(Harmful):
+    """Its inner pass, which is known to merge Q, K and V, merges the products with `pa` and `pb` only."""
+
+    merges_siblings: ClassVar[bool] = True
+    name: str = field(default="merging", init=False)
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        proto = model.copy_proto()
+        pair = [node for node in proto.graph.node if set(node.input) & {"pa", "pb"}]
+        if "fuse_qkv" in self.left_out or len(pair) < 2:
+            return PassResult(model, changed=False)
+        both = np.concatenate([model.array(model.index.initializers[name]) for name in ("pa", "pb")], 1)
+        proto.graph.initializer.append(numpy_helper.from_array(both, "pab"))
+        joined = onnx.helper.make_node("MatMul", [pair[0].input[0], "pab"], ["joined"])
+        halves = onnx.helper.make_node("Split", ["joined"], [node.output[0] for node in pair], axis=-1, num_outputs=2)
+        at = list(proto.graph.node).index(pair[0])
+        kept = [node for node in proto.graph.node if node not in pair]
+        replace_entries(proto.graph.node, [*kept[:at], joined, halves, *kept[at:]])
+        return PassResult(model.with_proto(proto))
+
+    def inner(self, context: PassContext) -> tuple[str, ...]:
+        return ("fuse_qkv",)
+
+
+def test_products_that_nobody_keeps_are_merged_next_to_what_is_kept(context: PassContext) -> None:
+    """Pins are wide at once, and merging passes left out, only where these passes have nothing else to merge."""
+    model = biased_attention(32)
+    model.opset_import[0].version = 20
+    graph, (result,) = model.graph, model.graph.output
+    for name, seed in (("pa", 7), ("pb", 8)):
+        graph.initializer.append(numpy_helper.from_array(matrix(32, 32, seed), name))
+        graph.node.append(onnx.helper.make_node("MatMul", [result.name, name], [f"of_{name}"]))
+    graph.node.append(onnx.helper.make_node("Add", ["of_pa", "of_pb"], ["sum"]))
+    result.name = "sum"
+    before = detached(model)
+    prover = NumericProver.of_itself([draw_feeds(before, 0)], context)
+    run = run_passes(before, [Merging()], Policy(keep=("qkv",)), prover, context)
+    assert run.structures[0].kept
+    assert ops(run)["Split"] == 1
 
 
 def run_step(step: Step, context: PassContext) -> PassRun:
