@@ -150,13 +150,13 @@ class Builder:
         for what, text in (("kind", kind), ("name", name), ("node_type", node_type), ("origin", origin)):
             if type(text) is not str:
                 self._refuse(f"{place}: its {what} is {describe_argument(text)}; expected a text")
-        ins = [self._find_made(f"{place}: inputs", vid).spec for vid in self._listed(f"{place}: inputs", inputs)]
-        outs = self._read_outputs(place, self._listed(f"{place}: outputs", outputs))
+        ins = [self._find_made(f"{place}: inputs", vid).spec for vid in self._as_list(f"{place}: inputs", inputs)]
+        outs = self._read_outputs(place, self._as_list(f"{place}: outputs", outputs))
         self._check_table(f"{place}: attrs", attrs, SCALARS)
         self._check_table(f"{place}: constraints", constraints, SCALARS[:4])
         self._check_table(f"{place}: hints", hints, SCALARS[:4])
         places = range(len(ins) + len(outs))
-        if wrong := [at for at in self._listed(f"{place}: saved", saved) if type(at) is not int or at not in places]:
+        if wrong := [at for at in self._as_list(f"{place}: saved", saved) if type(at) is not int or at not in places]:
             self._refuse(f"{place}: it saves the place {wrong[0]!r}; it has {len(places)} inputs and outputs")
         call = self.complete_arguments(kind, len(ins), attrs or {})
         self._check_references(place, call, len(ins))
@@ -223,7 +223,7 @@ class Builder:
                 no op makes.
         """
         place = f"graph {self.name!r}: outputs"
-        for vid in self._listed(place, outputs):
+        for vid in self._as_list(place, outputs):
             self._find(place, vid)
         unmade = [decl.name for vid, decl in enumerate(self._values) if decl.role is Role.TMP and vid not in self._made]
         if unmade:
@@ -269,7 +269,7 @@ class Builder:
             self._refuse(f"{place}: {decl.name!r} is declared, and no op makes it before this one")
         return decl
 
-    def _listed(self, place: str, items: object) -> Sequence[object]:
+    def _as_list(self, place: str, items: object) -> Sequence[object]:
         if not isinstance(items, list | tuple):
             self._refuse(f"{place}: found {describe_argument(items)}; expected a list or a tuple")
         return items

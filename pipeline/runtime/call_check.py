@@ -153,10 +153,10 @@ def why_refused(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs | 
             return ""  # the matrix has no inverse; others have one
         except Exception as error:
             if fill and not made:
-                return _refusal(ins, error)
+                return _explain(ins, error)
     if outs is None or len(made) < 2 or len(made[0]) != len(made[1]):
         return ""
-    fixed = [one if one is None or other is None else _common(one, other) for one, other in zip(*made, strict=True)]
+    fixed = [one if one is None or other is None else _merge(one, other) for one, other in zip(*made, strict=True)]
     return _compare(fixed, outs, range(len(outs)))
 
 
@@ -180,7 +180,7 @@ def _make_on_meta(kind: str, attrs: Mapping[str, Attr], ins: Specs) -> Results |
             return _make(kind, attrs, operands)
     except Exception as error:
         unknown = isinstance(error, RuntimeError) and "meta" in str(error).lower()
-        return None if unknown else _refusal(ins, error)
+        return None if unknown else _explain(ins, error)
 
 
 def _make_as_traced(kind: str, attrs: Mapping[str, Attr], ins: Specs) -> Results | None:
@@ -198,13 +198,13 @@ def _make(kind: str, attrs: Mapping[str, Attr], tensors: Sequence[torch.Tensor])
     """The results of a call on these tensors."""
     given = {name: argument(item, tensors) for name, item in attrs.items()}
     place = tensors[0].device if tensors else torch.get_default_device()
-    if given.get("device") is not None or any(entry.name == "device" for entry in _required(kind)):
+    if given.get("device") is not None or any(entry.name == "device" for entry in _find_required(kind)):
         given["device"] = place
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         made = call_operator(kind, given)
     if not find_operator(kind)._schema.returns:
         return []
-    results = [part for item in _listed(made) for part in _listed(item)]
+    results = [part for item in _as_list(made) for part in _as_list(item)]
     return [
         None if result is None else TensorSpec(tuple(result.shape), dtype_name(result.dtype))
         for result in results
@@ -212,7 +212,7 @@ def _make(kind: str, attrs: Mapping[str, Attr], tensors: Sequence[torch.Tensor])
     ]
 
 
-def _listed(result: Any) -> Sequence[Any]:
+def _as_list(result: Any) -> Sequence[Any]:
     return result if isinstance(result, list | tuple) else [result]
 
 
@@ -232,14 +232,14 @@ def _find_wrong_axis(attrs: Mapping[str, Attr], ins: Specs, made: Results) -> st
     limit = max(source.rank, 1)
     if made[0].rank > source.rank or -limit <= dim < limit:
         return ""
-    return f"found axis {dim} of {_shown([source])}, expected {-limit} to {limit - 1}"
+    return f"found axis {dim} of {_show([source])}, expected {-limit} to {limit - 1}"
 
 
-def _required(kind: str) -> list[torch.Argument]:
+def _find_required(kind: str) -> list[torch.Argument]:
     return [entry for entry in find_operator(kind)._schema.arguments if not entry.has_default_value()]
 
 
-def _common(one: TensorSpec, other: TensorSpec) -> TensorSpec:
+def _merge(one: TensorSpec, other: TensorSpec) -> TensorSpec:
     if one.rank != other.rank:
         return other
     return TensorSpec(tuple(a if a == b else "?" for a, b in zip(one.shape, other.shape, strict=True)), other.dtype)
@@ -251,8 +251,8 @@ def _compare(made: Results, outs: Specs, read: Collection[int]) -> str:
         made = [spec for spec in made if spec is not None]
     if len(made) == len(outs) and all(_is_like(made[at], outs[at]) for at in read):
         return ""
-    shown = [_shown([spec]) for spec in made if spec is not None]
-    return f"found {_shown(outs) or 'nothing'} in the IR for what it makes, expected {', '.join(shown) or 'no tensor'}"
+    shown = [_show([spec]) for spec in made if spec is not None]
+    return f"found {_show(outs) or 'nothing'} in the IR for what it makes, expected {', '.join(shown) or 'no tensor'}"
 
 
 def _is_like(made: TensorSpec | None, out: TensorSpec) -> bool:
@@ -264,12 +264,12 @@ def _is_like(made: TensorSpec | None, out: TensorSpec) -> bool:
     return same and made.dtype == out.dtype
 
 
-def _refusal(ins: Specs, error: Exception) -> str:
+def _explain(ins: Specs, error: Exception) -> str:
     said = (str(error).strip() or type(error).__name__).partition("\n")[0]
-    return f"torch refuses it on {_shown(ins) or 'no tensors'} ({said})"
+    return f"torch refuses it on {_show(ins) or 'no tensors'} ({said})"
 
 
-def _shown(specs: Specs) -> str:
+def _show(specs: Specs) -> str:
     return ", ".join(f"{spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in specs)
 
 
@@ -335,7 +335,7 @@ def refuse_wrong_graph(graph: Graph) -> None:
         UsageError: the graph breaks a rule of the IR; the message lists all that it breaks.
     """
     if wrong := find_wrong_rules(graph):
-        raise UsageError(_listing(f"graph {graph.name!r} breaks {plural(len(wrong), 'rule')} of the IR", wrong))
+        raise UsageError(_list(f"graph {graph.name!r} breaks {plural(len(wrong), 'rule')} of the IR", wrong))
 
 
 def refuse_wrong_calls(graph: Graph) -> None:
@@ -345,9 +345,7 @@ def refuse_wrong_calls(graph: Graph) -> None:
         SourceError: torch does not know an operator.
     """
     if wrong := [*find_wrong_calls(graph)]:
-        raise UsageError(
-            _listing(f"graph {graph.name!r}: {plural(len(wrong), 'op')} cannot be called as declared", wrong)
-        )
+        raise UsageError(_list(f"graph {graph.name!r}: {plural(len(wrong), 'op')} cannot be called as declared", wrong))
 
 
 def refuse_sizes_of_data(graph: Graph) -> None:
@@ -357,8 +355,8 @@ def refuse_sizes_of_data(graph: Graph) -> None:
     """
     if wrong := [place_of(op) for op in graph.ops if _is_decided_by_data(graph, op)]:
         title = f"graph {graph.name!r}: a plan has fixed sizes, and the data decide how many elements these ops make"
-        raise UsageError(_listing(title, wrong))
+        raise UsageError(_list(title, wrong))
 
 
-def _listing(title: str, problems: Sequence[str]) -> str:
+def _list(title: str, problems: Sequence[str]) -> str:
     return "\n".join([f"{title}:", *(f"  - {problem}" for problem in problems)])

@@ -30,7 +30,7 @@ def run_graph_passes(graph: Graph, passes: Sequence[GraphPass]) -> Graph:
             breaks a rule of the IR, one with a call that its operator does not take, or one of another signature; the
             message names the pass.
     """
-    if _listed("optimize_ir", passes, "Graph"):
+    if _check_passes("optimize_ir", passes, "Graph"):
         refuse_wrong_graph(graph)
     for change in passes:
         changed = _call("optimize_ir", change, graph)
@@ -55,13 +55,13 @@ def run_plan_passes(graph: Graph, plan: ExecutionPlan, passes: Sequence[PlanPass
         UsageError: `passes` is no list of functions, or a pass returns something else than a plan, or a plan that the
             checker refuses; the message names the pass.
     """
-    for change in _listed("optimize_plan", passes, "plan"):
+    for change in _check_passes("optimize_plan", passes, "plan"):
         plan = _call("optimize_plan", change, plan)
         _refuse("optimize_plan", change, "the plan", plan_violations(plan) or differences(graph, plan))
     return plan
 
 
-def _listed(option: str, passes: object, noun: str) -> Sequence[Callable[[T], T]]:
+def _check_passes(option: str, passes: object, noun: str) -> Sequence[Callable[[T], T]]:
     if not isinstance(passes, list | tuple):
         advice = f"; pass [{_name(passes)}]" if callable(passes) else ""
         raise UsageError(f"{option} is {describe_argument(passes)}; expected a list of functions of a {noun}{advice}")
