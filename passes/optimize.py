@@ -125,13 +125,13 @@ def optimize(
         if not is_right:
             raise UsageError(f"{name} is {describe_argument(found)}, expected {expected}")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
+        start_process()
+        context.start()  # they import libraries, while the model is read and names are checked
         context.spill.renew()
         steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
         stored = _read_source(model, context, proof)
         if stored.has_layers():
             _refuse_on_layers(steps, encodings)
-        start_process()
-        context.start()  # they take a second to import, in which names are checked
         check_names(flatten(steps), policy, context)
         misplaced = (item for item in steps if _makes_reference(item) and (prover or isinstance(item, Repeat)))
         for item in misplaced:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -57,6 +58,13 @@ def shorten_lines(lines: Iterable[str]) -> str:
     if left := sum(1 for _ in rest):
         shown[-1] = f"and {left + 1} more lines"
     return "\n  ".join(shown)
+
+
+def describe_absence(path: Path) -> str:
+    """What stands where a file was expected."""
+    if path.is_dir():
+        return "it is a folder"
+    return "it is no regular file" if path.exists() else "no such file"
 
 
 def describe_argument(item: object) -> str:

@@ -6,6 +6,7 @@ A command's module is imported when the command runs: `--help` and a misspelt op
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -92,6 +93,12 @@ COMMANDS: Final = {
 }
 """Command → its module in `pipeline.commands` and its line in `--help`, in the order of `--help`."""
 
+ONE_THREAD: Final = frozenset(
+    {"optimize", "diff", "why", "view", "compare", "inspect", "extract", "outputs", "rename", "fix-shapes"}
+    | {"change-batch", "convert-opset", "to-fp16", "to-bf16", "split", "merge"}
+)
+"""Commands whose own process multiplies no matrices: numpy gets one thread there, so that workers can be forks."""
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 
@@ -107,6 +114,8 @@ class _LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and name in COMMANDS:
             _check_folder()
+            if name in ONE_THREAD:
+                os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             command = load_command(name)
             _add_options(command, [option for option in self.params if option.name in COMMON])
             _prepare_help(command, ctx)

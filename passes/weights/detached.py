@@ -43,6 +43,9 @@ from passes.weights.stand_ins import (
 
 MOST_READ_BYTES: Final = 2**20
 """The largest tensor without a stand-in that is read even where weights are to stay unread."""
+PARALLEL_BYTES: Final = 2**25
+"""Weights of this size are hashed in threads: 20 ms of one core."""
+
 UNREAD: Final = "onnxline.unread"
 """The metadata key of a model whose weights stay unread: they are identified by their range in a file."""
 PROTOBUF_LIMIT: Final = 2**31 - 2**20
@@ -182,9 +185,12 @@ def detach(
                 "it would have to be read into the model, and weights are to stay unread"
             )
         inline(tensor, data)
-    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
-        found = partial(_weight, unread=unread)
-        weights = list(pool.map(found, *zip(*large, strict=True))) if large else []
+    found = partial(_weight, unread=unread)
+    if sum(data.nbytes for _, data in large) < PARALLEL_BYTES:
+        weights = [found(*pair) for pair in large]
+    else:
+        with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+            weights = list(pool.map(found, *zip(*large, strict=True)))
     for (tensor, data), (weight, elements) in zip(large, weights, strict=True):
         if elements is None:
             inline(tensor, data)

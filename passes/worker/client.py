@@ -9,11 +9,11 @@ import contextlib
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -24,7 +24,18 @@ from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.visible import open_standard_handles
 from passes.worker.messages import STOP, CallAnswer, CallOutcome, CallRequest, Channel, Garbage, read_answer
 from passes.worker.own_names import FILE as OWN_NAMES
-from passes.worker.platforms import CAN_FORK, KILLED, kill, run_on, start_process, was_killed
+from passes.worker.platforms import (
+    CAN_FORK,
+    KILLED,
+    Process,
+    fork_process,
+    has_one_thread,
+    kill,
+    run_on,
+    start_process,
+    was_killed,
+)
+from passes.worker.server import run_server
 
 Result = TypeVar("Result")
 
@@ -83,7 +94,7 @@ class Worker:
         self.preload = tuple(preload)
         self.cores = frozenset(cores)
         self.alone = alone
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._channel: Channel | None = None
         self._lifeline: Connection | None = None
         """Open as long as our process lives; the worker process ends when the lifeline closes, even inside native
@@ -260,7 +271,11 @@ class Worker:
         if self.alone:  # the files of its forks; a process that is killed cannot remove them
             self._folder = tempfile.TemporaryDirectory(prefix="onnxline-forks-", ignore_cleanup_errors=True)
             environment["TMPDIR"] = self._folder.name
-        self._process = start_process(command, handles, environment, self._stderr)
+        if has_one_thread() and not self.alone and not self.cores:
+            work = partial(run_server, *handles, self.memory_bytes, self.preload)
+            self._process = fork_process(work, handles, environment, self._stderr)
+        else:
+            self._process = start_process(command, handles, environment, self._stderr)
         run_on(self._process.pid, sorted(self.cores))
         theirs.close()
         end.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import platform
 import select
@@ -15,7 +16,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any, Final, TypeGuard
@@ -167,9 +169,111 @@ def start_process(
     return subprocess.Popen[bytes](command, env=environment, text=False, **streams, **special)
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process of `start_process`, with all that it has started where it leads a session."""
-    if sys.platform == "win32":
+def has_one_thread() -> bool:
+    """Whether a fork of this process would be a whole copy: Linux only, and no library has started a thread."""
+    try:
+        return CAN_FORK and sum(1 for _ in Path("/proc/self/task").iterdir()) == 1
+    except OSError:
+        return False
+
+
+class ForkedProcess:
+    """A fork of this process, with what `subprocess.Popen` has of a child."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the process runs."""
+        return self._ask(os.WNOHANG)
+
+    def wait(self) -> int:
+        """`poll` at the end of the process."""
+        self._ask(0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _ask(self, how: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, how)
+            except ChildProcessError:  # somebody else has waited for it
+                pid, status = self.pid, 0
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+Process = subprocess.Popen[bytes] | ForkedProcess
+"""A child that another program runs in, or a fork."""
+
+
+def fork_process(
+    work: Callable[[], object], handles: Sequence[int], environment: Mapping[str, str], output: IO[bytes]
+) -> ForkedProcess:
+    """Like `start_process`, with a fork of this process that calls `work`; only where `has_one_thread`.
+
+    The fork has what we have imported, which a new process needs a tenth of a second or more for.
+    """
+    ready, is_ready = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(is_ready)
+        os.read(ready, 1)  # until the fork leads a session: `kill` ends the session
+        os.close(ready)
+        return ForkedProcess(pid)
+    code = 1
+    try:
+        gc.freeze()  # what our owner has left is not finalized here
+        os.setsid()
+        os.environ.update(environment)
+        _set_allocator(environment)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", errors="backslashreplace", closefd=False) for stream in (1, 2))
+        os.close(is_ready)
+        _close_all_but(handles)
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            flush_native()
+        os._exit(code & 0xFF)
+
+
+def _close_all_but(handles: Sequence[int]) -> None:
+    """Close the files of our owner: a pipe of another worker that stays open here would keep that worker alive."""
+    for handle in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if handle > 2 and handle not in handles:
+            with contextlib.suppress(OSError):
+                os.close(handle)
+
+
+ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}
+"""Variable that glibc reads when a process starts → the parameter of mallopt in <malloc.h>."""
+
+
+def _set_allocator(environment: Mapping[str, str]) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other libraries of C have none
+    for name, parameter in ALLOCATOR.items():
+        if mallopt is not None and name in environment:
+            mallopt(parameter, int(environment[name]))
+
+
+def kill(process: Process) -> None:
+    """End a process of `start_process` or `fork_process`, with all that it has started where it leads a session."""
+    if isinstance(process, subprocess.Popen) and sys.platform == "win32":
         process.kill()
         return
     left_session = list(_descendants(process.pid))
@@ -210,7 +314,7 @@ def end_descendants() -> None:
                 pass
 
 
-def was_killed(process: subprocess.Popen[bytes]) -> bool:
+def was_killed(process: Process) -> bool:
     """Whether somebody else has ended the process."""
     return process.poll() in KILLED
 

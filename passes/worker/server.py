@@ -176,13 +176,26 @@ def _write(answer: bytes, path: Path) -> None:
     unfinished.replace(path)
 
 
-if __name__ == "__main__":
-    end_with(int(sys.argv[2]))
-    limit_memory(int(sys.argv[3]))
-    for name in sys.argv[5:]:
+def run_server(handle: int, lifeline: int, memory_bytes: int, modules: Iterable[str], *, forks: bool = False) -> None:
+    """Be a worker process until its owner ends.
+
+    Args:
+        handle: the file descriptor of the pipe with the requests.
+        lifeline: that of the pipe that closes with its owner.
+        memory_bytes: what this process may allocate; 0 for no limit.
+        modules: what to import before the first call.
+        forks: whether each call is made in a fork of this process.
+    """
+    end_with(lifeline)
+    limit_memory(memory_bytes)
+    for name in modules:
         importlib.import_module(name)
     gc.freeze()  # what was imported stays; the collector need not look through it again
-    forks = sys.argv[4] == "1"
     if forks:
         adopt_orphans()
-    serve(Channel(connection_of(int(sys.argv[1]))), lifeline=int(sys.argv[2]), alone=forks)
+    serve(Channel(connection_of(handle)), lifeline=lifeline, alone=forks)
+
+
+if __name__ == "__main__":
+    pipe, line, limit, alone = map(int, sys.argv[1:5])
+    run_server(pipe, line, limit, sys.argv[5:], forks=alone == 1)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 import typer
 
-from passes.suggest import plural
+from passes.suggest import describe_absence, plural
 from pipeline.commands.shared import add_command, check_output, split_names
 from pipeline.errors import CheckFailed, UsageError
 
@@ -110,7 +110,6 @@ def change_model(
     from passes.tools.doors import run_step
     from passes.weights.files import save, write_errors
     from pipeline.commands.optimize import write_encodings
-    from pipeline.config.paths import describe_absence
     from pipeline.terminal import Screen
 
     if not model.is_file():

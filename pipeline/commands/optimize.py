@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from passes.suggest import bytes_text, milliseconds_text, plural
+from passes.suggest import bytes_text, describe_absence, milliseconds_text, plural
 from pipeline.commands.shared import add_command, check_output, split_names
 from pipeline.errors import CheckFailed, UsageError
 
@@ -48,7 +48,6 @@ def optimize(
     from passes.recipe import DEFAULT_RECIPE
     from passes.weights.files import save, write_errors
     from pipeline.config import read_recipe
-    from pipeline.config.paths import describe_absence
     from pipeline.console import RunConsole
     from pipeline.events import PassEnded, PassesEnded, Progress, StageStarted
 

@@ -93,13 +93,6 @@ def _package_folder(package: str, path: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def describe_absence(path: Path) -> str:
-    """What stands where a file was expected."""
-    if path.is_dir():
-        return "it is a folder"
-    return "it is no regular file" if path.exists() else "no such file"
-
-
 def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The data with its relative paths made absolute; values of a wrong type are left to validation."""
     for keys, anchor in PATHS.items():

@@ -23,9 +23,10 @@ from pydantic import (
 
 from passes.errors import check_type
 from passes.recipe import DEFAULT_RECIPE, EARLIER_RECIPES, FIRST_FOR_TORCH, TORCH_RECIPE
+from passes.suggest import describe_absence
 from passes.visible import HIDDEN
 from pipeline.config.model import ModelConfig
-from pipeline.config.paths import anchor_paths, apply_overrides, describe_absence, is_reference, merge, read_with_bases
+from pipeline.config.paths import anchor_paths, apply_overrides, is_reference, merge, read_with_bases
 from pipeline.config.quantsim import QuantSimConfig
 from pipeline.config.sections import ExportConfig, Files, PassesConfig, RuntimeConfig, Section, VerifyConfig
 from pipeline.config.train import TrainConfig

@@ -222,28 +222,33 @@ ORPHANS = """
 import os, signal
 from passes.worker.client import Worker
 from tests.support import worker_faults as faults
-worker = Worker(cores=[0])
+first, worker = Worker(), Worker(cores={cores})
+first.start()
 worker.post(faults.fork_and_loop, file={file!r})
 while not os.path.exists({file!r}) or not open({file!r}).read():
     assert worker._process.poll() is None
-print(worker._process.pid, open({file!r}).read(), flush=True)
+print(first._process.pid, worker._process.pid, open({file!r}).read(), type(worker._process).__name__, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_worker_and_what_it_forked_end_when_we_are_killed(tmp_path: Path) -> None:
-    script = ORPHANS.format(file=str(tmp_path / "child"))
+@pytest.mark.parametrize(("cores", "kind"), [([0], "Popen"), ([], "ForkedProcess")])
+def test_workers_and_what_they_forked_end_when_we_are_killed(cores: list[int], kind: str, tmp_path: Path) -> None:
+    """The workers of a process with one thread are forks, and must not hold the pipes of each other open."""
+    script = ORPHANS.format(file=str(tmp_path / "child"), cores=cores)
     paths = os.pathsep.join(path for path in sys.path if path)
     ended = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=30,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    orphans = [int(process) for process in ended.stdout.split()]
-    assert len(orphans) == 2
+    *processes, found = ended.stdout.split()
+    assert found == kind
+    orphans = [int(process) for process in processes]
+    assert len(orphans) == 3
     assert not still_running(orphans)
 
 
