@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
@@ -243,7 +242,7 @@ def fork_process(
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
