@@ -7,7 +7,7 @@ One process: the sides take turns, a few runs each, and every other round turns 
 machine slows all of them alike. With one thread the time is that of the processor (of the clock with `--wall`), which
 leaves out the turns of other processes. A row holds the median of a side, and the medians of its ratio to torch eager
 and to onnxruntime in the same round. All sides of a model have the same weights; onnxruntime and `plan` run the same
-file, `plan of torch` runs what torch.export traced. `fused` is after all passes of `pipeline.lowering.fusion`,
+file, `plan of torch` runs what torch.export traced. `fused` is after the passes that `fusions: all` runs on a CPU,
 `replayed` is a replay of a capture with the outputs as views; the other sides of `plan` are runs. `native` has kernels
 in C++, which need a compiler.
 light_resnet50 is a file of the onnx package and has no torch side. `--peers` adds torch.compile, which compiles for
@@ -41,7 +41,7 @@ from pipeline.importers import from_onnx
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering.fusion import FUSIONS, fuse
+from pipeline.lowering.fusion import CPU_FUSIONS, fuse
 from pipeline.ops import GraphBuilder, emitter_of
 from pipeline.runtime import CompiledProgram, compile_graph
 
@@ -215,7 +215,7 @@ def _onnxruntime(case: Case, threads: int) -> Side:
     return lambda: session.run_with_iobinding(binding)
 
 
-def _planned(case: Case, fusions: Collection[str] = tuple(FUSIONS), *, native: bool = False) -> tuple[Side, Side]:
+def _planned(case: Case, fusions: Collection[str] = CPU_FUSIONS, *, native: bool = False) -> tuple[Side, Side]:
     """A run and a replay."""
     shapes = {name: array.shape for name, array in case.feeds.items()}
     graph = fuse(from_onnx(case.path, shapes=shapes, emitter_of=emitter_of), fusions)

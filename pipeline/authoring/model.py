@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -369,14 +370,22 @@ class FunctionLoss(Module):
 
 
 def _as_loss(loss: Loss) -> torch.nn.Module:
-    if isinstance(loss, torch.nn.Module):
-        return loss
     if isinstance(loss, type) or not callable(loss):
         raise UsageError(
             f"found {_kind_of(loss)} as loss, expected MSELoss(), CrossEntropyLoss(), another module, or a function "
             "of output and target"
         )
-    return FunctionLoss(loss)
+    if not isinstance(loss, torch.nn.Module):
+        return FunctionLoss(loss)
+    arguments = inspect.signature(loss.forward)
+    try:
+        arguments.bind("output", "target")
+    except TypeError as error:
+        raise UsageError(
+            f"the loss {type(loss).__name__} takes {', '.join(arguments.parameters)}, and a loss gets the output and "
+            "the target of a batch; expected a function of these two, such as `lambda output, target: loss(…)`"
+        ) from error
+    return loss
 
 
 def _checked(graph: Graph) -> Graph:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -167,12 +167,21 @@ class IRTensor:
 
     __float__ = __int__ = __bool__
 
+    def __iter__(self) -> Iterator[IRTensor]:
+        """The slices along the first axis."""
+        return iter(self.unbind(0))
+
+    def __setitem__(self, index: object, value: object) -> None:
+        raise self.builder.refusal(
+            "forward writes to elements of a tensor; expected torch.where, torch.slice_scatter or torch.index_put, "
+            "which give a new tensor"
+        )
+
     __add__, __radd__, __sub__, __rsub__, __mul__, __rmul__, __truediv__, __rtruediv__ = (
         _delegated(f"__{name}__") for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
     )
-    __matmul__, __rmatmul__, __pow__, __rpow__, __neg__, __abs__, __getitem__, __len__, __iter__ = (
-        _delegated(f"__{name}__")
-        for name in ("matmul", "rmatmul", "pow", "rpow", "neg", "abs", "getitem", "len", "iter")
+    __matmul__, __rmatmul__, __pow__, __rpow__, __neg__, __abs__, __getitem__, __len__ = (
+        _delegated(f"__{name}__") for name in ("matmul", "rmatmul", "pow", "rpow", "neg", "abs", "getitem", "len")
     )
     __and__, __rand__, __or__, __ror__, __xor__, __rxor__, __invert__ = (
         _delegated(f"__{name}__") for name in ("and", "rand", "or", "ror", "xor", "rxor", "invert")

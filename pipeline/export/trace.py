@@ -22,9 +22,8 @@ from passes.suggest import plural
 from pipeline.errors import SourceError
 from pipeline.export.call_watch import shorten
 from pipeline.export.source import TorchSource
-from pipeline.export.transformers_defaults import is_switchable_experts
+from pipeline.export.transformers_defaults import is_switchable_experts, keep_triangular_systems
 from pipeline.export.tree import input_tensors, named_leaves
-from pipeline.export.triangular import keep_triangular_systems
 from pipeline.export.user_code import advice_on_trace, first_line, module_frame
 from pipeline.importers.from_torch.modules import every_tensor, preserve_module_state
 from pipeline.importers.from_torch.operators import calls_in, line_of

@@ -1,4 +1,4 @@
-"""Systems with a triangular matrix: their form in ONNX, and models that would unroll them row by row in a trace.
+"""Systems with a triangular matrix: their form in ONNX.
 
 The inverse of a triangular matrix is put together from blocks on the diagonal that double in size: the inverse of
 `[[A, 0], [B, C]]` is `[[A⁻¹, 0], [-C⁻¹ B A⁻¹, C⁻¹]]`. So 64 rows need 6 rounds of two products, and round as forward
@@ -7,16 +7,11 @@ substitution does.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any, Final
-from unittest.mock import patch
 
 import numpy as np
 from onnxscript import ir
 from onnxscript.onnx_opset import opset18
-from torch import nn
 
 op: Final[Any] = opset18
 """Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
@@ -56,24 +51,3 @@ def translate_solve_triangular(
 
 def _constant(array: np.ndarray) -> Any:
     return op.Constant(value=ir.tensor(array))
-
-
-@contextmanager
-def keep_triangular_systems(module: nn.Module) -> Iterator[None]:
-    """Let the delta rule of transformers call `torch.linalg.solve_triangular` in a trace too.
-
-    For exporters without that operator it writes each of 64 rows of a chunk in place, which takes torch 20 s of
-    processor time for each layer to trace.
-    """
-    with ExitStack() as stack:
-        for name in sorted({type(part).__module__ for part in module.modules()}):
-            file = sys.modules.get(name)
-            if hasattr(file, DELTA_RULE) and hasattr(file, ASKS):
-                stack.enter_context(patch.object(file, ASKS, lambda: False))
-        yield
-
-
-DELTA_RULE: Final = "torch_chunk_gated_delta_rule"
-
-ASKS: Final = "is_torchdynamo_exporting"
-"""The function of transformers by which the delta rule chooses; these files ask it for nothing else."""

@@ -14,11 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from google.protobuf import json_format
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 from passes.custom_ops.declarations import add_libraries, reference_ops
 from passes.errors import PassError
@@ -120,6 +118,8 @@ def _is_fed_by_numpy(kind: onnx.TypeProto) -> bool:
 
 
 def _onnxruntime(model: onnx.ModelProto) -> Evaluate:
+    import onnxruntime  # 18 MiB, for graphs with such a node
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -133,6 +133,8 @@ def _onnxruntime(model: onnx.ModelProto) -> Evaluate:
 
 
 def _reference(model: onnx.ModelProto) -> Evaluate:
+    from onnx.reference import ReferenceEvaluator  # 200 modules, for operators that onnxruntime lacks
+
     try:
         evaluator = ReferenceEvaluator(model)
     except Exception as error:

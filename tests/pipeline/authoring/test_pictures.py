@@ -51,6 +51,26 @@ graph "text" (%0 "input": float32[4, 7, 16]) {
     )
 
 
+class Rows(Module):
+    def forward(self, x: IRTensor) -> IRTensor:
+        first, second = x
+        return first + second
+
+
+def test_an_ir_tensor_gives_its_rows() -> None:
+    assert (
+        picture(Model((2, 4), name="rows").add(Rows()).graph())
+        == """\
+graph "rows" (%0 "input": float32[2, 4]) {
+  %1 "0.unbind_0": float32[4], %2 "0.unbind_1": float32[4] = aten.unbind.int(%0) {self: $0} @"0"
+  %3 "0.add": float32[4] = aten.add.Tensor(%1, %2) {self: $0, other: $1} @"0"
+
+  return %3
+}
+"""
+    )
+
+
 class Residual(Module):
     def __init__(self, width: int) -> None:
         self.up = Linear(width, 2 * width, bias=False)

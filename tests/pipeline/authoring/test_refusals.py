@@ -75,6 +75,12 @@ class Added(Module):
         return same + x
 
 
+class Filled(Module):
+    def forward(self, x: IRTensor) -> IRTensor:
+        x[0] = 1
+        return x
+
+
 class Counter(Module):
     def __init__(self) -> None:
         self.count = Buffer(torch.zeros(1))
@@ -293,6 +299,16 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "a write by an operator of Python": (
         lambda: Model((8, 16)).add(Added()),
         "layer '0', Added(): forward writes to a tensor in place; expected an operation that gives a new one",
+    ),
+    "a write to elements": (
+        lambda: Model((8, 16)).add(Filled()),
+        "layer '0', Filled(): forward writes to elements of a tensor; expected torch.where, torch.slice_scatter or "
+        "torch.index_put, which give a new tensor",
+    ),
+    "a loss of three tensors": (
+        lambda: small().compile(Adam(), nn.CosineEmbeddingLoss()),
+        "the loss CosineEmbeddingLoss takes input1, input2, target, and a loss gets the output and the target of a "
+        "batch; expected a function of these two, such as `lambda output, target: loss(…)`",
     ),
     "a write at inference": (
         lambda: Model((8, 16)).add(Counter()),

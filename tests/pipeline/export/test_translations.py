@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from pipeline.errors import Unsupported
 from pipeline.export.to_onnx import explain_untranslatable
 from pipeline.export.trace import BY_PARTS, MOVES, decompose_complex, move_complex_as_real, raise_scalars
+from pipeline.export.transformers_defaults import keep_triangular_systems
 from pipeline.export.translations import TRANSLATIONS, translation_table
-from pipeline.export.triangular import keep_triangular_systems
 from pipeline.runtime.tensors import to_numpy
 
 
