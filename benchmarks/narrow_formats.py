@@ -1,16 +1,21 @@
 """Weights in formats of few bits, by onnxline and by second implementations: torchao, and AIMET for LPBQ.
 
-    python -m benchmarks.narrow_formats
+    AIMET_PYTHON=PYTHON python -m benchmarks.narrow_formats
 
-Needs torchao 0.18, and aimet-torch 2.42 for the last row, in the interpreter that runs it. A weight of 256 × 1,024
-elements, whose rows and blocks have very different sizes, and in which one block is zero, is rounded by both. The table
-has how many values differ, by how many units in the last place of float32, and the ratio of signal to noise.
+Needs torchao 0.18 in the interpreter that runs it, and for the last row aimet-onnx 2.42 in that of AIMET_PYTHON. A
+weight of 256 × 1,024 elements, whose rows and blocks have very different sizes, and in which one block is zero, is
+rounded by both. The table has how many values differ, by how many units in the last place of float32, and the ratio of
+signal to noise.
 """
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -88,24 +93,38 @@ def round_to_integers(bits: int, block: int) -> Callable[[np.ndarray], np.ndarra
     return judge
 
 
-def round_to_lpbq(weight: np.ndarray) -> np.ndarray:
-    from aimet_torch.quantization.affine import GroupedBlockQuantizeDequantize
+ASK_AIMET: Final = """
+import sys
+import numpy as np, onnx, onnxruntime
+from aimet_onnx import QuantizationSimModel
+from aimet_onnx.quantsim import set_lpbq_for_params
+weight = np.load(sys.argv[1])
+values = [onnx.helper.make_tensor_value_info(name, 1, [1, size]) for name, size in zip("xy", weight.shape)]
+node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+graph = onnx.helper.make_graph([node], "g", values[:1], values[1:], [onnx.numpy_helper.from_array(weight, "w")])
+opsets = [onnx.helper.make_opsetid("", 21)]
+sim = QuantizationSimModel(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10))
+set_lpbq_for_params(sim, 4, 64, op_types=("MatMul",))
+for name, quantizer in sim.qc_quantize_op_dict.items():
+    quantizer.enabled = name == "w"
+sim.compute_encodings([{"x": np.ones((1, len(weight)), np.float32)}])
+written = sim.to_onnx_qdq()
+written.graph.output.append(onnx.helper.make_tensor_value_info("w_qdq", 1, weight.shape))
+session = onnxruntime.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
+np.save(sys.argv[2], session.run(["w_qdq"], {"x": np.ones((1, len(weight)), np.float32)})[0])
+"""
 
-    blocks = COLUMNS // 64
-    quantizer = GroupedBlockQuantizeDequantize(
-        shape=(ROWS, blocks),
-        bitwidth=4,
-        symmetric=True,
-        decompressed_bw=8,
-        block_size=(1, 64),
-        block_grouping=(1, blocks),
-    )
-    tensor = torch.from_numpy(weight)
-    steps = tensor.reshape(ROWS, blocks, 64).abs().amax(-1) / 7
-    with torch.no_grad():  # the range of 7 steps on both sides, as of signed formats here
-        quantizer.min.copy_(-8 * steps)
-        quantizer.max.copy_(7 * steps)
-        return quantizer(tensor).numpy()
+
+def round_to_lpbq(weight: np.ndarray) -> np.ndarray:
+    """As aimet-onnx writes it with QuantizeLinear and DequantizeLinear."""
+    python = os.environ.get("AIMET_PYTHON")
+    if not python:
+        raise ImportError("AIMET_PYTHON names no interpreter")
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "weight.npy"), Path(folder, "rounded.npy")
+        np.save(source, weight.T)
+        subprocess.run([python, "-c", ASK_AIMET, str(source), str(target)], check=True, capture_output=True)
+        return np.load(target).T
 
 
 JUDGES: Final[Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {
@@ -115,7 +134,7 @@ JUDGES: Final[Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {
     "nvfp4": ("torchao nvfp4_quantize", round_to_nvfp4),
     "int2/block32": ("torchao quantize_affine", round_to_integers(2, 32)),
     "int3/block32": ("torchao quantize_affine", round_to_integers(3, 32)),
-    "lpbq64": ("AIMET GroupedBlockQuantizeDequantize", round_to_lpbq),
+    "lpbq64": ("aimet-onnx, `to_onnx_qdq`", round_to_lpbq),
 }
 
 if __name__ == "__main__":

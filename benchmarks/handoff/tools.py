@@ -97,34 +97,6 @@ def _compute_like_ours(sim: Any, calibration: list[Feeds]) -> None:
     sim.compute_encodings(calibration[:1])
 
 
-def run_aimet_rounding(job: Job, calibration: list[Feeds], out: Path) -> Found:
-    """AIMET's own call of `job["algorithm"]` for weights of 4 bits by channel, none of whose lowest number is used."""
-    import random
-
-    import torch
-    from aimet_onnx import QuantizationSimModel, apply_adaround, apply_seq_mse, int4, int16
-
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    sim = QuantizationSimModel(onnx.load(job["model"]), param_type=int4, activation_type=int16)
-    for name, quantizer in sim.qc_quantize_op_dict.items():
-        quantizer.enabled = name in job["weights"]
-        if quantizer.enabled:
-            quantizer.use_symmetric_encodings = quantizer.use_strict_symmetric = True
-            quantizer.enable_per_channel_quantization()
-    if job["algorithm"] == "seq-mse":
-        apply_seq_mse(sim, calibration)
-    else:
-        apply_adaround(sim, calibration, num_iterations=job["iterations"])
-    scales = {name: sim.qc_quantize_op_dict[name]._get_scale() for name in job["weights"]}
-    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in sim.model.model.graph.initializer}
-    np.savez(out / "scales.npz", **scales)  # type: ignore[arg-type]
-    weights = {name: stored[name] for name in job["weights"]}
-    np.savez(out / "weights.npz", **weights)  # type: ignore[arg-type]
-    return {}
-
-
 def run_onnxruntime(job: Job, calibration: list[Feeds], out: Path) -> Found:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -201,7 +173,6 @@ def run_onnxsim(job: Job, calibration: list[Feeds], out: Path) -> Found:
 
 TOOLS: dict[str, tuple[str, Callable[[Job, list[Feeds], Path], Found]]] = {
     "aimet": ("aimet-onnx", run_aimet),
-    "aimet-rounding": ("aimet-onnx", run_aimet_rounding),
     "onnxruntime": ("onnxruntime", run_onnxruntime),
     "quark": ("amd-quark", run_quark),
     "nncf": ("nncf", run_nncf),

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from passes.encodings.encoding import UNKNOWN_AXIS, Encoding, Precision
+from passes.encodings.encoding import LPBQ_SCALES, UNKNOWN_AXIS, Encoding, Precision
 from passes.errors import UsageError
 from passes.suggest import describe_argument
 
@@ -238,13 +238,40 @@ def _from_list(row: Data) -> Encoding:
     if row["enc_type"] not in LIST_TYPES:
         raise UsageError(f"encodings: {row['name']!r} is {row['enc_type']}; expected one of {', '.join(LIST_TYPES)}")
     scale, offset = np.array(row["scale"], np.float32), np.array(row["offset"], np.int64)
+    if row["enc_type"] == "LPBQ":
+        bits = (row["compressed_bw"], row["bw"])
+        inner = np.array(row["per_block_int_scale"], np.float32).reshape(scale.size, -1)
+        return _lpbq(row, bits, inner.ravel(), np.repeat(scale, inner.shape[1]), scale, UNKNOWN_AXIS)
     found = _encoding(row["bw"], row["is_sym"], scale, offset, has_axis=row["enc_type"] != "PER_TENSOR")
     if row["enc_type"] != "PER_BLOCK":
         return found
     return replace(found, precision=replace(found.precision, granularity="block", block=int(row["block_size"])))
 
 
-LIST_TYPES: Final = ("PER_TENSOR", "PER_CHANNEL", "PER_BLOCK")
+def _lpbq(
+    row: Data, bits: tuple[int, int], inner: np.ndarray, spread: np.ndarray, outer: np.ndarray, axis: int | None
+) -> Encoding:
+    """Blocks whose scales are integers, each scaled by the scale of its channel.
+
+    Args:
+        bits: of the weight, and of a weight that has the scales of its channels alone.
+        inner: float32, the integers.
+        spread: float32, for each integer what scales it, or to be broadcast to it.
+        outer: float32, the scale of each channel.
+
+    Raises:
+        UsageError: the integers are not those of 4 bits.
+    """
+    if bits != (4, 8) or not ((inner >= 1) & (inner <= LPBQ_SCALES) & (inner == np.rint(inner))).all():
+        raise UsageError(
+            f"encodings: {row['name']!r} has {bits[0]} bits and integers from {inner.min():g} to {inner.max():g} as "
+            f"scales of blocks; expected 4 bits, 8 with the scales, and integers from 1 to {LPBQ_SCALES}"
+        )
+    precision = Precision(4, True, True, "block", int(row["block_size"]), scale_type="UINT8")
+    return Encoding(precision, inner * spread, np.zeros(inner.shape, np.int64), axis, outer)
+
+
+LIST_TYPES: Final = ("PER_TENSOR", "PER_CHANNEL", "PER_BLOCK", "LPBQ")
 """What shares a scale in version 1.0.0. Scales of blocks are a flat list there: the blocks of the first channel, then
 those of the second, whatever the layout of the tensor."""
 
@@ -328,12 +355,21 @@ def _drop_repeats(encoding: Encoding) -> Encoding:
 
 
 def _from_onnx_keys(row: Data) -> Encoding:
+    scales = row.get("y_scale")
+    if "per_block_int_scale" in row or isinstance(scales, Mapping):
+        inner, outer = (
+            (scales["x"], scales["x_scale"])
+            if isinstance(scales, Mapping)
+            else (row["per_block_int_scale"], row["per_channel_float_scale"])
+        )
+        inner, outer = np.array(inner, np.float32), np.array(outer, np.float32)
+        if isinstance(scales, Mapping):  # a list of the channels along `axis`
+            outer = outer.reshape([-1 if axis == scales["axis"] else 1 for axis in range(inner.ndim)])
+        bits = (int(row["output_dtype"].removeprefix("int")), 8)
+        return _lpbq(row, bits, inner, outer, outer, row["axis"])
     number = re.fullmatch(r"(u?)int(\d+)", row["output_dtype"])
     if number is None or not isinstance(row.get("y_scale"), list | float):
-        raise UsageError(
-            f"encodings: {row['name']!r} is {row['output_dtype']} with scales that are "
-            f"{'numbers' if 'y_scale' in row else 'quantized themselves'}; expected integers with a scale"
-        )
+        raise UsageError(f"encodings: {row['name']!r} is {row['output_dtype']}; expected integers with a scale")
     signed, block = not number[1], int(row.get("block_size", 0))
     scale = np.array(row["y_scale"], np.float32)
     zero = np.array(row.get("y_zero_point", np.zeros(scale.shape)), np.int64)

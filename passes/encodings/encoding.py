@@ -291,6 +291,9 @@ def _shape_blocks(name: str, encoding: Encoding, shape: tuple[int, ...], axes: A
         listed = array.reshape(wanted[channel], wanted[axis])
         return np.broadcast_to((listed if channel < axis else listed.T).reshape(sizes), wanted)
 
+    if encoding.global_scale is not None:
+        along = [-1 if at == channel else 1 for at in range(len(wanted))]
+        encoding = replace(encoding, global_scale=encoding.global_scale.reshape(along))
     return encoding.with_arrays(spread)
 
 

@@ -42,6 +42,8 @@ class EncodedArray:
             encoding = replace(encoding, axis=order.index(encoding.axis))
         if encoding.precision.granularity == "block":
             encoding = encoding.with_arrays(partial(np.transpose, axes=order))
+            if encoding.global_scale is not None and encoding.global_scale.ndim:
+                encoding = replace(encoding, global_scale=encoding.global_scale.transpose(order))
         return EncodedArray(self.name, self.array.transpose(order), encoding)
 
 
@@ -63,6 +65,9 @@ def derive_encoding(array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple
 
 def _encode(relation: Relation, array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple[Encoding, tuple[str, ...]]:
     """The encoding of `array`, which is made of `sources` in this way."""
+    is_scaled = any(source.encoding.global_scale is not None for source in sources)
+    if is_scaled and not (isinstance(relation, Moved) and array.ndim == len(relation.order)):
+        raise NoEncoding("the scales of its blocks are scaled in turn, and only a Transpose keeps these")
     if isinstance(relation, Joined):
         pieces = [sources[piece.source].transpose(piece.order) for piece in relation.pieces]
         return _concatenate(pieces, relation.axis), tuple(piece.name for piece in pieces)

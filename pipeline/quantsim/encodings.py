@@ -162,27 +162,32 @@ def encode_weight(array: np.ndarray, precision: Precision, axis: int | None, ker
     low = np.broadcast_to(lows.min(tuple(kernel), keepdims=True), lows.shape)
     high = np.broadcast_to(highs.max(tuple(kernel), keepdims=True), highs.shape)
     if precision.scale_type == "UINT8":
-        return _encode_lpbq(np.maximum(-low, high), precision, axis, kernel)
+        return _encode_lpbq(low, high, precision, axis, kernel)
     if precision.scale_type:
         return _encode_block_floats(np.maximum(-low, high).astype(np.float32), precision, axis)
     return Encoding(precision, *_scale_of(low, high, precision), axis)
 
 
-def _encode_lpbq(largest: np.ndarray, precision: Precision, axis: int, kernel: Sequence[int]) -> Encoding:
+def _encode_lpbq(low: np.ndarray, high: np.ndarray, precision: Precision, axis: int, kernel: Sequence[int]) -> Encoding:
     """The scales of blocks as integers from 1 to 16 of the scale of their channel, as AIMET 2.42 rounds them.
 
+    aimet-onnx computes in double precision, and takes the smallest scale whose range from -8 to 7 holds the block.
+
     Args:
-        largest: the largest absolute value of each block.
+        low: the least element of each block.
+        high: the greatest element of each block.
     """
-    scale = largest.astype(np.float32) / np.float32(precision.highest)
-    outer = scale.max((axis, *kernel), keepdims=True) / np.float32(LPBQ_SCALES)
-    outer = np.where(outer == 0, np.float32(1), outer)
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    scale = np.maximum(low / precision.lowest, high / precision.highest)
+    outer = scale.max((axis, *kernel), keepdims=True) / LPBQ_SCALES
+    outer = np.where(outer < np.finfo(np.float32).tiny, 1.0, outer)
     if sum(size > 1 for size in outer.shape) > 1:
         raise UsageError(
             f"quantsim: found {precision} for a weight whose channels lie along several axes, expected a matrix or a "
             f"convolution; take int4/block{precision.block}"
         )
-    inner = np.clip(np.rint(scale / outer), 1, LPBQ_SCALES)
+    inner = np.clip(np.rint(scale / outer), 1, LPBQ_SCALES).astype(np.float32)
+    outer = outer.astype(np.float32)
     return Encoding(precision, inner * outer, np.zeros(scale.shape, np.int64), axis, outer)
 
 

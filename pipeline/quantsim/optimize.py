@@ -158,10 +158,7 @@ class Optimization:
         """
         chosen = Chosen(self.encodings)
         rows: list[OptimizedStep] = []
-        save(self.model, self.folder / "model.onnx", external_from=PROTOBUF_LIMIT)
-        (self.folder / "samples").mkdir()
-        for index, sample in enumerate(samples):
-            np.savez(self.folder / "samples" / f"{index:06}.npz", **dict(sample))  # type: ignore[arg-type]
+        self.write_samples(samples)
         rated = self.rate(chosen)
         for done, step in enumerate(steps):
             observer(step.name, done)
@@ -175,17 +172,37 @@ class Optimization:
             rows.append(replace(row, seconds=time.perf_counter() - begun))
         return chosen, tuple(rows)
 
-    def _run_step(self, step: Optimizer, chosen: Chosen) -> tuple[Chosen, OptimizedStep]:
+    def write_samples(self, samples: Iterable[Feeds]) -> None:
+        """Write the float model, and the samples that the libraries see, into the folder."""
+        save(self.model, self.folder / "model.onnx", external_from=PROTOBUF_LIMIT)
+        (self.folder / "samples").mkdir()
+        for index, sample in enumerate(samples):
+            np.savez(self.folder / "samples" / f"{index:06}.npz", **dict(sample))  # type: ignore[arg-type]
+
+    def offer(self, step: Optimizer, chosen: Chosen) -> tuple[Chosen, str, dict[str, str]]:
+        """Let the library of a step round on what `chosen` has; the folder holds the samples.
+
+        Returns:
+            What the library has chosen, its name and version, and weight → why the step leaves it.
+
+        Raises:
+            StepFailed: with the library's reason.
+        """
         is_bias = isinstance(step, BiasCorrection)
         entries, left = (
             self._find_biases() if is_bias else find_weights(step, self.model, self.placement, self.encodings)
         )
         if not entries:
-            return chosen, OptimizedStep(step.name, "reverted", "it takes nothing of the model", step.module, (), left)
+            return Chosen(), step.module, left
         self._write_job(step, chosen, entries)
         found = call_library(step, self.folder)
-        offered = self._read_result(chosen, entries)
-        left |= found["left"]
+        release = f"{found['library']} {found['version']}"
+        return self._read_result(chosen, entries), release, left | found["left"]
+
+    def _run_step(self, step: Optimizer, chosen: Chosen) -> tuple[Chosen, OptimizedStep]:
+        offered, release, left = self.offer(step, chosen)
+        if not offered.names:
+            return chosen, OptimizedStep(step.name, "reverted", "it takes nothing of the model", release, (), left)
         layers = {
             layer.output: layer
             for layer in find_layers(self.model, self.encodings)
@@ -193,7 +210,6 @@ class Optimization:
         }
         before, after = (self._judge(layers, choice) for choice in (chosen, chosen.take(offered, offered.names)))
         rows, better = compare(layers, offered, before, after)
-        release = f"{found['library']} {found['version']}"
         status = "ran" if better else "reverted"
         return chosen.take(offered, better), OptimizedStep(step.name, status, "", release, rows, left)
 

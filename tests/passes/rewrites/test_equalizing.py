@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from onnxsim import apply_awq, quantize_weight_only_int4
+from onnxsim.quark_equalization import equalize
 
 import passes
 from passes.context import PassContext
@@ -63,6 +65,34 @@ def test_awq_gives_the_norm_the_inverse_of_what_the_rows_of_both_weights_get(con
     for name in ("up", "gate"):
         np.testing.assert_allclose(new[name] * factor[:, None], old[name], rtol=1e-6)
     assert factor[[3, 11]].max() < 0.8 * np.delete(factor, [3, 11]).min(), "rows that meet large numbers become larger"
+
+
+def test_awq_gives_the_integers_of_the_librarys_own_call(context: PassContext) -> None:
+    """A product with a norm of its own: the factor is the library's, and rounding gives the integers that it stores."""
+    text = """g (float[2, 16, 32] x) => (float[2, 16, 8] y) {
+        n = LayerNormalization <axis = -1> (x, scale, shift) y = MatMul (n, up)
+    }"""
+    scale = np.ones(WIDTH, np.float32)
+    scale[[3, 11]] = 30
+    model = model_of(text, scale=scale, shift=np.zeros(WIDTH, np.float32), up=matrix(WIDTH, 8, 0))
+    model.opset_import[0].version = 21  # onnxsim has no int4 below, and takes no product of a value without a type
+    model = onnx.shape_inference.infer_shapes(model)
+    feeds = [{"x": np.random.default_rng(0).normal(size=(2, 16, 32)).astype(np.float32)}]
+    after = passes.optimize(model, [{"awq": {"alphas": 5}}], feeds=feeds, context=context).model
+    library = apply_awq(model, quantize_weight_only_int4(model), feeds, num_alpha_steps=5)
+    (integers,) = (tensor for tensor in library.graph.initializer if tensor.data_type == onnx.TensorProto.INT4)
+    scaled = arrays_of(after)["up"]
+    steps = np.abs(scaled).max(axis=0) / 7
+    assert not np.array_equal(scaled, matrix(WIDTH, 8, 0))
+    np.testing.assert_array_equal(np.rint(scaled / steps), onnx.numpy_helper.to_array(integers).astype(np.float32))
+
+
+def test_equalization_gives_the_weights_of_the_librarys_own_call(context: PassContext) -> None:
+    model = convolutions()
+    after, _ = run(model, "cross-layer-equalization", context)
+    library = {tensor.name: tensor for tensor in equalize(model, steps=1, weight_threshold=0.5).graph.initializer}
+    for name, array in arrays_of(after).items():
+        np.testing.assert_array_equal(array, onnx.numpy_helper.to_array(library[name]), name)
 
 
 def test_equalization_gives_both_sides_of_a_channel_one_size(context: PassContext) -> None:

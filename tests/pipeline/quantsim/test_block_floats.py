@@ -12,7 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from typer.testing import CliRunner
 
-from passes.encodings.aimet import to_aimet
+from passes.encodings.aimet import AimetVersion, from_aimet, to_aimet
+from passes.encodings.encoding import NoEncoding, fit_encodings
+from passes.encodings.stored import EncodedArray, derive_encoding
 from passes.errors import UsageError
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
@@ -115,6 +117,59 @@ def test_scales_of_blocks_are_scaled_in_turn() -> None:
     assert encoding.global_scale is not None
     assert float(encoding.global_scale) == pytest.approx(7 / 6 / 448)
     np.testing.assert_allclose(encoding.inner_scale()[:, ::2], [[448, 208], [44, 0.625]], rtol=1e-6)
+
+
+def test_lpbq_has_the_smallest_scale_that_holds_a_block_as_in_aimet() -> None:
+    """-8 counts: aimet-onnx 2.42 gives these integers and scales for the same weight."""
+    weight = np.zeros((1, 96), np.float32)
+    weight[0, [0, 1, 32, 64]] = (-8.0, 5.0, -3.9, 3.5)
+    encoding = encode_weight(weight, parse_precision("lpbq32") or pytest.fail("no format"), 1)
+    np.testing.assert_array_equal(encoding.inner_scale(), [[16, 8, 8]])
+    np.testing.assert_array_equal(encoding.global_scale, [[1 / 16]])
+    np.testing.assert_array_equal(quantize(weight, encoding)[0, [0, 1, 32, 64]], [-8, 5, -8, 7])
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "2.0.0", "2.1.0"])
+@pytest.mark.parametrize(
+    ("text", "shape", "axis", "kernel"),
+    [
+        ("g (float[2, 64] x) => (float[2, 8] y) { y = MatMul(x, w) }", (64, 8), 0, ()),
+        ("g (float[2, 64] x) => (float[2, 8] y) { y = Gemm <transB = 1>(x, w) }", (8, 64), 1, ()),
+        ("g (float[1, 64, 5, 5] x) => (float[1, 8, 3, 3] y) { y = Conv(x, w) }", (8, 64, 3, 3), 1, (2, 3)),
+        ("g (float[1, 64, 5, 5] x) => (float[1, 8, 7, 7] y) { y = ConvTranspose(x, w) }", (64, 8, 3, 3), 0, (2, 3)),
+    ],
+)
+def test_lpbq_is_read_back_from_aimets_files(
+    version: AimetVersion, text: str, shape: tuple[int, ...], axis: int, kernel: tuple[int, ...]
+) -> None:
+    draw = np.random.default_rng(0)
+    weight = (draw.normal(size=shape) * np.exp(draw.normal(size=shape))).astype(np.float32)
+    encoding = encode_weight(weight, parse_precision("lpbq32") or pytest.fail("no format"), axis, kernel)
+    written = to_aimet({"w": encoding}, {"w"}, version)
+    found = fit_encodings(from_aimet(written), model_of(text, w=weight))["w"]
+    assert (found.precision, found.axis) == (encoding.precision, axis)
+    np.testing.assert_array_equal(found.scale, encoding.scale)
+    np.testing.assert_array_equal(found.global_scale, encoding.global_scale)
+
+
+@pytest.mark.parametrize(("key", "value"), [("compressed_bw", 2), ("per_block_int_scale", [17, 1])])
+def test_another_kind_of_lpbq_is_refused(key: str, value: object) -> None:
+    encoding = encode_weight(np.ones((1, 64), np.float32), parse_precision("lpbq32") or pytest.fail("no format"), 1)
+    data = to_aimet({"w": encoding}, {"w"})
+    data["param_encodings"][0][key] = value
+    with pytest.raises(UsageError, match=r"expected 4 bits, 8 with the scales, and integers from 1 to 16"):
+        from_aimet(data)
+
+
+def test_a_transpose_keeps_the_scales_of_lpbq_and_a_cut_loses_them() -> None:
+    weight = draw_weight(64, 64)
+    encoding = encode_weight(weight, parse_precision("lpbq32") or pytest.fail("no format"), 1)
+    moved, names = derive_encoding(weight.T, [EncodedArray("w", weight, encoding)])
+    assert (names, moved.axis) == (("w",), 0)
+    np.testing.assert_array_equal(quantize(weight.T, moved), quantize(weight, encoding).T)
+    assert moved.global_scale is not None and moved.global_scale.shape == (1, 64)
+    with pytest.raises(NoEncoding, match="only a Transpose keeps these"):
+        derive_encoding(weight[:32], [EncodedArray("w", weight, encoding)])
 
 
 def test_what_cannot_run_a_format_refuses_it(tmp_path: Path) -> None:

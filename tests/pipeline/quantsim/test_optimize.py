@@ -117,7 +117,9 @@ def test_a_step_gives_the_same_bits_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_bias_correction_adds_what_the_mean_of_each_channel_has_lost(tmp_path: Path) -> None:
-    """Data whose mean is not zero; the bias of a Gemm, and one that an Add holds."""
+    """Bit for bit as onnxsim's own call. The mean of the data is not zero; a Gemm has a bias, and an Add holds one."""
+    from onnxsim import correct_bias
+
     draw = np.random.default_rng(0)
     shapes = {"first": (32, 24), "bias": (24,), "second": (24, 8), "row": (1, 8)}
     constants = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -131,6 +133,10 @@ def test_bias_correction_adds_what_the_mean_of_each_channel_has_lost(tmp_path: P
     data = np.concatenate([sample["x"] for sample in samples(4, seed=1)])
     lost = (data @ (constants["first"] - rounded)).mean(axis=0)
     np.testing.assert_allclose(chosen.arrays["bias"] - constants["bias"], lost, atol=1e-4)
+    nearest = insert_qdq(model, encode(placement, {}, model))
+    library = correct_bias(attach(model), attach(nearest), [dict(sample) for sample in samples(4, seed=1)])
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in library.graph.initializer}
+    np.testing.assert_array_equal(chosen.arrays["bias"], constants["bias"] + stored["h_bias_correction"].ravel())
     other = place(model, [rule("op:*", "int2/channel", "float"), rule("tensor:first", "int8/channel")])
     assert not chosen.suit(other).arrays, "the corrections are those of these weights"
     assert chosen.suit(placement).arrays.keys() == chosen.arrays.keys()
