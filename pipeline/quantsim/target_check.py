@@ -136,6 +136,8 @@ class _TargetCheck:
                 )
 
     def _check_node(self, node: NodeProto) -> None:
+        if constant_of(node) is not None:
+            return  # runtimes store what it holds, as they do an initializer
         operator = op_name(node)
         group = self._table.group_of(operator)
         if (node.domain, node.op_type) in self._functions:
@@ -146,8 +148,6 @@ class _TargetCheck:
                 node,
                 ("onnxscript",),
             )
-        elif group is None and constant_of(node) is not None:
-            return  # runtimes store what it holds, as they do an initializer
         elif group is None:
             steps = tuple(
                 step
