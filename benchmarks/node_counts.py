@@ -1,13 +1,15 @@
 """What the default recipe leaves of each family, against plain torch.onnx.export + onnxsim, side by side.
 
-    python -m benchmarks.node_counts [--family NAME]… [--seconds 240] [--markdown FILE] [--recorded] [--no-kept]
+    python -m benchmarks.node_counts [--unseen] [--family NAME]… [--seconds 240] [--markdown FILE]
+        [--recorded] [--no-kept]
 
 Each family (benchmarks/families/*.yaml, and a small DiT of diffusers) is made with random weights. Plain:
 `torch.onnx.export(dynamo=True)` as it comes, so with `optimize=True`, which is onnxscript's optimizer, and one bare
 `onnxsim.simplify`. Ours: the export of `onnxline run` and the default recipe for torch, each change proven, without
 `keep`; and once more with `keep: [qkv?]`. Nodes inside of If, Loop and Scan count. What is known is written down at
 once, so a run that was stopped, by `--seconds` too, goes on where it ended. Exits 1 where ours has more nodes.
-`--recorded` takes the sums of plain from RESULTS_node_counts.md, which the same versions have to have made.
+`--unseen` counts the families of families/unseen, which no step was written for. `--recorded` takes the sums of plain
+from RESULTS_node_counts.md, which the same versions have to have made.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from benchmarks.families.detect import stir
-from benchmarks.families.table import families
+from benchmarks.families.table import UNSEEN, Family, families
 from benchmarks.measure import machine, versions_line
 from passes.context import PassContext, open_context
 from passes.errors import PassError
@@ -87,7 +89,7 @@ def main() -> None:
     begun = time.perf_counter()
     rows: dict[str, Counts] = {}
     with open_context(CALL_S) as context:
-        for name in options.family or [DIT, *families()]:
+        for name in options.family or (families(UNSEEN) if options.unseen else [DIT, *families()]):
             counts = _read(name, options.any_code)
             if counts is None:
                 if time.perf_counter() - begun > options.seconds:
@@ -105,7 +107,8 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--family", action="append", choices=[DIT, *families()], metavar="NAME")
+    parser.add_argument("--family", action="append", choices=[DIT, *families(), *families(UNSEEN)], metavar="NAME")
+    parser.add_argument("--unseen", action="store_true", help="count the families that no step was written for")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no family after this time")
     parser.add_argument(
         "--any-code", action="store_true", help="take what is known, whichever code it was measured with"
@@ -119,7 +122,11 @@ def _options() -> argparse.Namespace:
 def _section(name: str) -> ModelConfig:
     if name == DIT:
         return ModelConfig.model_validate({"factory": "benchmarks.families.dit:make"})
-    return families()[name].section()
+    return _family(name).section()
+
+
+def _family(name: str) -> Family:
+    return families().get(name) or families(UNSEEN)[name]
 
 
 def _measure(name: str, context: PassContext, options: argparse.Namespace) -> Counts:
@@ -191,7 +198,9 @@ def _in_a_line(error: Exception) -> str:
 
 def _key(name: str) -> str:
     source = inspect.getsource(sys.modules[__name__])
-    return hashlib.sha256(f"{own_code_digest()} {versions()} {source} {families().get(name)}".encode()).hexdigest()
+    return hashlib.sha256(
+        f"{own_code_digest()} {versions()} {source} {name != DIT and _family(name)}".encode()
+    ).hexdigest()
 
 
 def _path(name: str) -> Path:

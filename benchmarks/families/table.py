@@ -17,6 +17,9 @@ from pipeline.config import ModelConfig
 
 FOLDER = Path(__file__).parent
 
+UNSEEN = FOLDER / "unseen"
+"""Families that the steps were not written for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -44,14 +47,14 @@ class Family:
         return ModelConfig.model_validate({"transformers": source, "inputs": self.inputs})
 
 
-def families() -> dict[str, Family]:
-    """All rows by name, in the order of the files and in them.
+def families(folder: Path = FOLDER) -> dict[str, Family]:
+    """All rows of the files in `folder` by name, in the order of the files and in them.
 
     Raises:
         ValueError: two rows have one name.
     """
     found: dict[str, Family] = {}
-    for path in sorted(FOLDER.glob("*.yaml")):
+    for path in sorted(folder.glob("*.yaml")):
         written = yaml.safe_load(path.read_text(encoding="utf-8"))
         for name, row in written["families"].items():
             if name in found:
