@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -41,28 +42,55 @@ FIRST_AXIS: Final = frozenset({"Split", "Concat"})
 RESHAPING: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class _RowRegion:
     """Operators on values of one `lead`, each with the inputs that are such values or broadcast to them."""
 
     lead: Lead
-    nodes: list[NodeProto] = field(default_factory=list)
+    nodes: tuple[NodeProto, ...]
 
-    @property
-    def values(self) -> set[str]:
-        return {name for node in self.nodes for name in node.output if name}
+    @cached_property
+    def values(self) -> frozenset[str]:
+        return frozenset(name for node in self.nodes for name in node.output if name)
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return frozenset(name for node in self.nodes for name in node.input if name)
+
+    @cached_property
+    def _ids(self) -> frozenset[int]:
+        return frozenset(map(id, self.nodes))
+
+    def __contains__(self, node: NodeProto) -> bool:
+        return id(node) in self._ids
+
+    def without(self, node: NodeProto) -> _RowRegion:
+        return _RowRegion(self.lead, tuple(kept for kept in self.nodes if kept is not node))
 
 
 def flatten_rows(rewriter: Rewriter) -> int:
     """Let each region compute with matrices that gains by it; how many nodes that removes."""
     gained = 0
     for region in _find_regions(rewriter):
-        flattener = _Flattener(rewriter, region)
-        gain = flattener.gain()
+        flattener, gain = _trim(_Flattener(rewriter, region))
         if gain > 0:
             flattener.write()
             gained += gain
     return gained
+
+
+def _trim(flattener: _Flattener) -> tuple[_Flattener, int]:
+    """The region without the operators at its ends that add more Reshapes than they save, and its gain.
+
+    A sum of three embeddings would be entered by three Reshapes, and its result is entered by one.
+    """
+    gain = flattener.gain()
+    while True:
+        trimmed = (_Flattener(flattener.rewriter, flattener.region.without(node)) for node in flattener.costly_ends())
+        better = next(((smaller, more) for smaller in trimmed if (more := smaller.gain()) > gain), None)
+        if better is None:
+            return flattener, gain
+        flattener, gain = better
 
 
 def _find_regions(rewriter: Rewriter) -> list[_RowRegion]:
@@ -77,7 +105,7 @@ def _find_regions(rewriter: Rewriter) -> list[_RowRegion]:
     links = [[at] for at in range(len(members))]
     for at, (node, lead) in enumerate(members):
         links += [[at, places[name]] for name in node.input if name in places and members[places[name]][1] == lead]
-    return [_RowRegion(members[group[0]][1], [members[at][0] for at in group]) for group in group_linked(links)]
+    return [_RowRegion(members[group[0]][1], tuple(members[at][0] for at in group)) for group in group_linked(links)]
 
 
 def _lead_of(rewriter: Rewriter, name: str) -> Lead | None:
@@ -130,18 +158,32 @@ class _Flattener:
 
     def gain(self) -> int:
         """How many nodes fewer there are once the region computes with matrices."""
-        gain = 0
-        for name in self._entries():
-            if self._matrix_of(name):
-                gain += self._only_region_reads(name)
-            elif self._reshape_source(name) and self._only_region_reads(name):
-                continue
-            elif self._find_flat_copy(name) is None:
-                gain -= 1
-        for name in self.region.values:
-            flat, _, others = self._readers(name)
-            gain += len(flat) - others
-        return gain
+        return sum(map(self._entry_gain, self._entries())) + sum(map(self._exit_gain, self.region.values))
+
+    def _entry_gain(self, name: str) -> int:
+        """1 where a Reshape goes that makes `name` of a matrix, -1 where one is added that makes the matrix."""
+        if self._matrix_of(name):
+            return int(self._only_region_reads(name))
+        if self._reshape_source(name) and self._only_region_reads(name):
+            return 0
+        return -1 if self._find_flat_copy(name) is None else 0
+
+    def _exit_gain(self, name: str) -> int:
+        """How many Reshapes go that make a matrix of `name`, less the Reshape that others need."""
+        flat, _, others = self._readers(name)
+        return len(flat) - others
+
+    def costly_ends(self) -> list[NodeProto]:
+        """The first and the last operators of the region that add a Reshape."""
+        costly = {name for name in self._entries() if self._entry_gain(name) < 0}
+        costly |= {name for name in self.region.values if self._exit_gain(name) < 0}
+        values, reads = self.region.values, self.region.reads
+        return [
+            node
+            for node in self.region.nodes
+            if not costly.isdisjoint((*node.input, *node.output))
+            and (values.isdisjoint(node.input) or reads.isdisjoint(node.output))
+        ]
 
     def _entries(self) -> list[str]:
         """The computed values that the region reads and that have more axes than a matrix."""
@@ -180,14 +222,12 @@ class _Flattener:
         return None
 
     def _only_region_reads(self, name: str) -> bool:
-        inside = {id(node) for node in self.region.nodes}
-        return name not in self.rewriter.held and all(id(node) in inside for node in self.rewriter.consumers[name])
+        return name not in self.rewriter.held and all(node in self.region for node in self.rewriter.consumers[name])
 
     def _readers(self, name: str) -> tuple[list[NodeProto], list[NodeProto], bool]:
         """The Reshapes outside that make a matrix of `name`; those that make something else; and whether others read
         `name` as it is."""
-        inside = {id(node) for node in self.region.nodes}
-        outside = [node for node in self.rewriter.consumers[name] if id(node) not in inside]
+        outside = [node for node in self.rewriter.consumers[name] if node not in self.region]
         flat = [node for node in outside if self._makes_matrix(node, name)]
         shapes = [node for node in outside if node not in flat and self._is_fixed_reshape(node, name)]
         return flat, shapes, len(flat) + len(shapes) < len(outside) or name in self.rewriter.held

@@ -202,6 +202,15 @@ def test_a_value_that_others_read_too_is_given_back_once(context: PassContext) -
     )
 
 
+def test_a_sum_of_three_is_entered_by_one_reshape(context: PassContext) -> None:
+    """With both sums among the rows, each of the three summands would have a Reshape of its own."""
+    text = ROWS.replace("float[2, 3, 8] r)", "float[2, 3, 8] p, float[2, 3, 8] q)").replace("Add (c, r)", "Add (c, t)")
+    text = text.replace("a = Reshape (x, flat)", "s = Add (p, q) t = Add (s, x) a = Reshape (t, flat)")
+    lines = merged(text.replace("NORM", "Gelu (d)"), context, **ROW_WEIGHTS)
+    flat, deep = "Reshape [6, 8]", "Reshape [2, 3, 8]"
+    assert sorted(lines) == sorted(["Add", "Add", flat, "Gemm", "Add", "Gelu", "Gemm", "Mul", "Add", deep])
+
+
 def test_rows_that_are_mixed_keep_their_axes(context: PassContext) -> None:
     """A Softmax along another axis, and a product of whole values, need the axes."""
     text = ROWS.replace("NORM", "Softmax <axis = 1> (d)")
