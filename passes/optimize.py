@@ -27,7 +27,7 @@ from passes.load import to_path
 from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import GROUPS, Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
-from passes.proof.lookups import has_loops, rows_by_input
+from passes.proof.lookups import has_loops, length_inputs, rows_by_input
 from passes.proof.masks import independent_dims
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
@@ -365,7 +365,7 @@ def plan_draws(
         tuple(dict.fromkeys(sizes)),
         open=names,
     )
-    return plan.with_rows(rows_by_input(model), has_loops=has_loops(model))
+    return plan.with_rows(rows_by_input(model), lengths=length_inputs(model), has_loops=has_loops(model))
 
 
 def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:

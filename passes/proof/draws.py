@@ -327,13 +327,20 @@ class DrawPlan:
         """The plan with only the draws that are needed, for a reference that crashed on another draw."""
         return replace(self, second=self.second[-1:], further=(), is_plain=True)
 
-    def with_rows(self, rows: Mapping[str, int], *, has_loops: bool = False) -> DrawPlan:
+    def with_rows(self, rows: Mapping[str, int], *, lengths: Collection[str] = (), has_loops: bool = False) -> DrawPlan:
         """The plan after learning which inputs index tables. `rows`: name of the input → rows of its smallest table.
 
-        An input with a range from the caller keeps that range. Where the model has loops, an integer input may be the
-        trip count of a loop, so its range stays small.
+        An input with a range from the caller keeps that range. Inputs that are `lengths` of sequences are 1 or more:
+        onnxruntime leaves what a recurrent operator computes of no step as it finds it in memory. Where the model has
+        loops, an integer input may be the trip count of a loop, so its range stays small.
         """
-        known_rows = (_with_rows(known, rows.get(known.name)) for known in self.inputs)
+        given = (
+            replace(known, low=1, high=LEAST_FIRST + 1, is_assumed=False)
+            if known.name in lengths and known.is_assumed
+            else known
+            for known in self.inputs
+        )
+        known_rows = (_with_rows(known, rows.get(known.name)) for known in given)
         default = FEW_TURNS if has_loops else WHOLE_NUMBERS
         return replace(self, inputs=tuple(_with_wide(known, default) for known in known_rows))
 

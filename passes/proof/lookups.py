@@ -14,7 +14,15 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from passes.graph.index import GraphIndex
-from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, ONNX_DOMAINS, SIZES, attribute_of
+from passes.graph.op_facts import (
+    ARRANGING,
+    MATRIX_PRODUCTS,
+    ONNX_DOMAINS,
+    RECURRENT,
+    SIZES,
+    attribute_of,
+    input_of,
+)
 from passes.graph.traversal import bodies_in, every_node, reads_of
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
@@ -212,6 +220,14 @@ def rows_by_input(model: DetachedModel) -> dict[str, int]:
     return sizes
 
 
+def length_inputs(model: DetachedModel) -> frozenset[str]:
+    """Inputs that recurrent operators read as the lengths of their sequences."""
+    view = GraphView(model)
+    recurrent = (node for node in model.index.live if node.op_type in RECURRENT and input_of(node, LENGTHS))
+    read = [_inputs_behind(input_of(node, LENGTHS), view.producers) for node in recurrent]
+    return frozenset().union(*read) & view.required_inputs.keys()
+
+
 def _inputs_behind(name: str, producers: Mapping[str, NodeProto]) -> set[str]:
     """The values from which ops that only move or cast elements compute `name`."""
     sources, front, seen = set(), [name], set()
@@ -236,5 +252,8 @@ MIXED: Final = ([False, True], [True, False])
 EMBEDS: Final = "EmbedLayerNormalization"
 INDEXED: Final = frozenset({"Gather", "GatherElements", EMBEDS, *PRODUCTS})
 OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
-PASSED_ON: Final = ARRANGING | {"Slice", "Gather", "Expand", "Tile", "Split", "OneHot"}
+LENGTHS: Final = 4
+"""The position of the lengths among the inputs of a recurrent operator."""
+
+PASSED_ON: Final = ARRANGING | {"Slice", "Gather", "Expand", "Tile", "Split", "OneHot", "TopK"}
 """Ops whose result holds elements of their first input, or encodes them."""

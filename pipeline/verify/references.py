@@ -15,7 +15,7 @@ from passes.errors import StepFailed
 from passes.optimize import second_sizes
 from passes.proof.draw_choice import ChosenDraw, choose_draws, choose_in_worker, sampler_of
 from passes.proof.draws import DrawPlan, GivenDraw, InputSampler, Trait
-from passes.proof.lookups import has_loops, rows_by_input
+from passes.proof.lookups import has_loops, length_inputs, rows_by_input
 from passes.proof.masks import independent_dims
 from passes.proof.numbers import DRAWN
 from passes.proof.numeric import advice_on
@@ -101,7 +101,7 @@ def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> 
         chosen = list(choose_draws(plan, run, source.outputs, skipped, SourceError))
     else:
         model = read_model(source.path)
-        plan = plan.with_rows(rows_by_input(model), has_loops=has_loops(model))
+        plan = plan.with_rows(rows_by_input(model), lengths=length_inputs(model), has_loops=has_loops(model))
         drawn = [name for name, dtype in computed_types(model, source.outputs).items() if dtype == DRAWN]
         try:
             with limit_runs(context, model, [plan.first_feeds, *(draw.feeds for draw in plan.given)]):

@@ -12,10 +12,11 @@ import pytest
 import passes
 from passes import Status
 from passes.context import PassContext
+from passes.optimize import plan_draws
 from passes.proof.draws import Draw, DrawnInput, DrawPlan, Trait
 from passes.proof.numbers import compare
 from tests.passes.proof.test_hostile import gaps, run
-from tests.support.onnx_models import matrix, model_of
+from tests.support.onnx_models import detached, matrix, model_of
 
 MIXED = frozenset({Trait.ROWS, Trait.WIDE, Trait.EXACT})
 LEAST = float(np.finfo(np.float32).min)
@@ -287,3 +288,19 @@ def test_onnx_evaluates_what_onnxruntime_has_no_kernel_for(dtype: str, opset: in
     g ({dtype}[N, 4] x) => ({dtype}[N, 4] y) {{ c = Identity (x) a = Tanh (c) y = Neg (a) }}"""
     result = passes.optimize(onnx.parser.parse_model(text), recipe=["eliminate_identity"], context=context)
     assert result.rows[0].changed and result.rows[0].status is Status.RAN
+
+
+LENGTHS = """
+g (float[4, 2, 3] x, int64[2] lengths) => (float[1, 2, 5] y) {
+    order = Cast <to = 6> (lengths)
+    s, y = GRU <hidden_size = 5> (x, w, r, , order)
+}
+"""
+
+
+def test_no_sequence_of_a_recurrent_operator_has_the_length_zero() -> None:
+    """onnxruntime does not write what it computes of no step: those rows would be what lies in memory."""
+    weights = {"w": matrix(15, 3, 0)[None], "r": matrix(15, 5, 1)[None]}
+    plan = plan_draws(detached(model_of(LENGTHS, **weights)))
+    draws = [Draw(seed, {}, frozenset({trait})) for seed in range(8) for trait in Trait]
+    assert {int(length) for draw in draws for length in plan.feeds(draw)["lengths"]} == {1, 2}
