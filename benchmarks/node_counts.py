@@ -143,7 +143,7 @@ def _measure(name: str, context: PassContext, options: argparse.Namespace) -> Co
             if options.recorded:
                 counts["plain"] = _recorded(name)
             elif source:
-                counts["plain"] = _plain(source, Path(folder), context)
+                counts["plain"] = _operators(onnx.load(export_plain(source, Path(folder), context)).graph)
         except Exception as error:  # torch's exporter and onnxsim raise anything
             counts["plain_fails"] = _in_a_line(error)
     torch._dynamo.reset()  # it would hold on to every model it has seen
@@ -169,14 +169,14 @@ def _ours(source: TorchSource, folder: Path, context: PassContext, others: Mappi
     return counts
 
 
-def _plain(source: TorchSource, folder: Path, context: PassContext) -> dict[str, int]:
-    """What `torch.onnx.export` leaves with its own defaults, and one `onnxsim.simplify` with its own, in the worker."""
+def export_plain(source: TorchSource, folder: Path, context: PassContext) -> Path:
+    """The file that `torch.onnx.export` leaves with its own defaults, and one `onnxsim.simplify` with its own."""
     exported, simplified = folder / "plain.onnx", folder / "simplified.onnx"
     example = source.example
     with capture_output(), torch.no_grad():
         torch.onnx.export(source.module, example.args, str(exported), kwargs=example.kwargs, dynamo=True, verbose=False)
     context.worker.call(simplify, source=str(exported), target=str(simplified), options={})
-    return _operators(onnx.load(simplified, load_external_data=False).graph)
+    return simplified
 
 
 def _recorded(name: str) -> dict[str, int]:
