@@ -213,7 +213,7 @@ class _Stages:
         source, stacks = collapse(stored)
         source, layout = lay_out(source)
         if layout is not None:
-            prover = WholeProver(prover, layout.fold if proof == STRUCTURE else layout.whole)
+            prover = WholeProver(prover, layout.fold if proof == STRUCTURE else layout.make_whole)
         versions = _VersionLog(lambda index, *change: self.on_change(first + index, *change))
         steps = without_weight_readers(steps) if source.unread() else steps
         with limits, context.drawing(prover.feeds):

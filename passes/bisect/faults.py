@@ -114,7 +114,7 @@ class Loss(Fault):
         if not result.instances:
             raise PolicyError(
                 f"--lost: {kind} matches nothing in this model, which has {result.instead}; "
-                "so no pass can lose it: ask for what is there"
+                "so no pass can lose it: name a structure that the model has"
             )
         return cls(kind, result.instances)
 

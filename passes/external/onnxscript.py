@@ -24,7 +24,7 @@ import onnx
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.external.installed import ask, read_table, refuse_unknown, refuse_wrong_values, texts
-from passes.external.onnxscript_rules import matching_in_linear_time, rebind
+from passes.external.onnxscript_rules import matching_by_operator, rebind
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import MOVES
 from passes.step import CompositeStep, Description, PassResult, values
@@ -155,7 +155,7 @@ def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:
     stages = [STAGES[name] for name in left_out if name in STAGES]
     with (
         rebind((importlib.import_module(module), kind, DoNothingPass) for module, kind in stages),
-        matching_in_linear_time(),
+        matching_by_operator(),
         folding_by_onnxruntime(),
     ):
         onnxscript.optimizer.optimize(model, **arguments)
@@ -271,7 +271,7 @@ def rewrite(model: ir.Model, options: Mapping[str, Any]) -> None:
     sets = onnxscript_rules.rule_sets()
     for entry in options["rules"]:
         if entry in sets:
-            with onnxscript_rules.matching_in_linear_time():
+            with onnxscript_rules.matching_by_operator():
                 rewriter.rewrite(model, [rule for name, rule in sets[entry] if name not in left_out])
         else:
             with onnxscript_rules.fusions_without(entry, left_out) as fuse:

@@ -11,12 +11,11 @@ from onnx import FunctionProto, ModelProto, NodeProto, OperatorSetIdProto, Value
 
 from passes.errors import ModelError
 from passes.functions.find import ConstantFacts, EqualLayers, LayerNodes, find_equal_layers
-from passes.graph.index import GraphIndex, copy_of, replace_entries
+from passes.graph.index import GraphIndex, copy_of, replace_entries, take_name
 from passes.graph.layer_calls import LAYERS, MODULE_KEY, inline_layers, layer_functions
 from passes.graph.traversal import reads_of, sort_nodes
 from passes.model.canonical import canonicalize
 from passes.provenance.annotations import write_module_path
-from passes.provenance.weight_origins import take_name
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -44,7 +43,7 @@ def fold_layers(model: ModelProto, *, unread: bool = False) -> ModelProto:
     if not groups or model.ir_version < FIRST_IR:
         return model
     folded = _LayerFolder(model).fold(groups)
-    if _computed(model) != _computed(inline_layers(folded)):
+    if _digest_outputs(model) != _digest_outputs(inline_layers(folded)):
         raise ModelError("the model with layers as functions does not compute what the model computes")
     return folded
 
@@ -61,7 +60,7 @@ def describe_layers(model: ModelProto) -> str:
     return f"layers as functions: {listing}"
 
 
-def _computed(model: ModelProto) -> str:
+def _digest_outputs(model: ModelProto) -> str:
     """A digest of all outputs, in which a weight counts by its name."""
     return canonicalize(DetachedModel(model, {}), lambda _, tensor: tensor.name).value_digests().whole
 

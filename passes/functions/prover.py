@@ -38,7 +38,7 @@ class WholeProver:
     def watch(
         self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
     ) -> None:
-        whole = self._whole(model)
+        whole = self._make_whole_once(model)
         view = GraphView(whole)
         searches = {kind: structure_of(kind) for kind in dict.fromkeys(instance.kind for instance in instances)}
         found = {kind: search.search(view).instances for kind, search in searches.items() if search is not None}
@@ -48,21 +48,21 @@ class WholeProver:
         return self.prover.feeds()
 
     def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
-        return self.prover.measure(self._whole(model))
+        return self.prover.measure(self._make_whole_once(model))
 
     def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
-        return self.prover.run(self._whole(model), hold=hold)
+        return self.prover.run(self._make_whole_once(model), hold=hold)
 
     def has_run(self, model: DetachedModel) -> bool:
-        return self.prover.has_run(self._whole(model))
+        return self.prover.has_run(self._make_whole_once(model))
 
     def power(self) -> Sensitivity:
         return self.prover.power()
 
     def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
-        return self.prover.coverage(self._whole(model))
+        return self.prover.coverage(self._make_whole_once(model))
 
-    def _whole(self, model: DetachedModel) -> DetachedModel:
+    def _make_whole_once(self, model: DetachedModel) -> DetachedModel:
         """The whole model; the same object for the same model, by which the prover knows what it has run."""
         if self._latest[0] is not model.proto:
             self._latest = (model.proto, self.make_whole(model))

@@ -49,7 +49,7 @@ class FunctionLayout:
         """The model with functions that `model`, the graph with all bodies, stands for."""
         return _BodyFolder(model, self).fold()
 
-    def whole(self, model: DetachedModel) -> DetachedModel:
+    def make_whole(self, model: DetachedModel) -> DetachedModel:
         """`model` as a model without functions, in which every layer has its own weights."""
         folded = self.fold(model)
         return folded.with_proto(inline_layers(folded.proto))
@@ -122,18 +122,18 @@ class _BodyWriter:
         outputs = {*function.output}
         for info in function.value_info:
             if info.name not in outputs:
-                self._graph.value_info.append(_typed(f"{name}{SEPARATOR}{info.name}", info))
+                self._graph.value_info.append(_declare(f"{name}{SEPARATOR}{info.name}", info))
         declared = {info.name: info for info in function.value_info}
         for inside, outside in zip(function.output, first.output, strict=True):
             info = declared.get(inside) or self._types.get(outside)
-            self._graph.output.append(_typed(f"{name}{SEPARATOR}{inside}", info))
+            self._graph.output.append(_declare(f"{name}{SEPARATOR}{inside}", info))
 
     def _add_input(self, name: str, given: str, calls: Sequence[NodeProto], at: int) -> None:
         tensor = self._index.initializers.get(given)
         info = self._types.get(given)
         if tensor is not None:
             info = helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
-        self._graph.input.append(_typed(name, info))
+        self._graph.input.append(_declare(name, info))
         if info is not None and all(call.input[at] in self._index.folded for call in calls):
             dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
             stored, key, weight = _default(name, info.type.tensor_type.elem_type, dims)
@@ -157,7 +157,7 @@ def _default(name: str, data_type: int, dims: Sequence[int]) -> tuple[TensorProt
     return *initializer_of(name, weight), weight
 
 
-def _typed(name: str, info: ValueInfoProto | None) -> ValueInfoProto:
+def _declare(name: str, info: ValueInfoProto | None) -> ValueInfoProto:
     typed = ValueInfoProto() if info is None else copy_of(info)
     typed.name = name
     return typed
@@ -217,7 +217,7 @@ class _BodyFolder:
             copy.name = node.name.removeprefix(prefix)
         function.output.extend(old.output)
         types = self.index.types
-        infos = {inner: _typed(inner, types[value]) for value, inner in names.items() if value in types}
+        infos = {inner: _declare(inner, types[value]) for value, inner in names.items() if value in types}
         complete_function(function, self.model.proto.opset_import, infos)
         return function
 

@@ -231,6 +231,22 @@ def value_names(graph: GraphProto) -> set[str]:
     return names
 
 
+def free_name(name: str, taken: Collection[str], second: int = 2) -> str:
+    """`name`, or where it is taken the first of `name_2`, `name_3`, … that is free; counted from `second`."""
+    candidate, number = name, second
+    while candidate in taken:
+        candidate = f"{name}_{number}"
+        number += 1
+    return candidate
+
+
+def take_name(name: str, taken: set[str], second: int = 2) -> str:
+    """`free_name`, and add the result to `taken`."""
+    name = free_name(name, taken, second)
+    taken.add(name)
+    return name
+
+
 def constant_of(node: NodeProto) -> TensorProto | None:
     """The tensor that a Constant node holds; None for another node, and for a Constant of strings or sparse data."""
     if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:

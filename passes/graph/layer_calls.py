@@ -74,8 +74,8 @@ def _nodes_of(call: NodeProto, function: FunctionProto) -> Iterator[NodeProto]:
     for node in function.node:
         copy = NodeProto()
         copy.CopyFrom(node)
-        copy.input[:] = [_renamed(names, call, name) for name in node.input]
-        copy.output[:] = [_renamed(names, call, name) for name in node.output]
+        copy.input[:] = [_name_in_layer(names, call, name) for name in node.input]
+        copy.output[:] = [_name_in_layer(names, call, name) for name in node.output]
         copy.name = inner_name(call, node.name) if node.name else ""
         for prop in copy.metadata_props:
             if prop.key in _PATHS:
@@ -98,7 +98,7 @@ def _names(call: NodeProto, function: FunctionProto) -> dict[str, str]:
     return {**dict(zip(function.input, call.input, strict=True)), **{inner: outer for inner, outer in made if outer}}
 
 
-def _renamed(names: Mapping[str, str], call: NodeProto, name: str) -> str:
+def _name_in_layer(names: Mapping[str, str], call: NodeProto, name: str) -> str:
     return names.get(name, inner_name(call, name)) if name else ""
 
 

@@ -66,7 +66,7 @@ class ProofClient:
             for reference in references
         ]
 
-    def held(self) -> frozenset[str]:
+    def held_digests(self) -> frozenset[str]:
         """The digests of which every draw has the value."""
         return frozenset.intersection(*(frozenset(draw.held) for draw in self.draws)) if self.draws else frozenset()
 

@@ -14,6 +14,7 @@ from typing import Final
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
 from passes.graph.traversal import reads_of
 from passes.model.canonical import CanonicalModel, ValueDigests, canonicalize
+from passes.proof.claims import small_values
 from passes.proof.gauges import Readings, gauges_of
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import DRAWN, Tolerance, tolerance_for
@@ -114,9 +115,12 @@ class ExportedRun:
         self.probes = tuple(dict.fromkeys(value for instance in instances for value in instance.values))
         self.inner = tuple(dict.fromkeys((*self.probes, *self.fault.cuts)))
         """Values inside of the model that become the expected values."""
+        self.small = small_values(self.model)
+        """Computed values that are cheap to hold."""
+        self.types = computed_types(self.model, computed_in=source_types)
+        """The type that each value is computed in."""
         types = computed_types(source, self.outputs) if self.noise.nodes else {}
         self._drawn = [name for name, dtype in types.items() if dtype == DRAWN]
-        self._source_types = source_types
 
     def random_outputs(self, computed_in: Precisions) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The outputs that depend on random values: first the outputs whose noise is fixed, so that this run gives
@@ -134,11 +138,9 @@ class ExportedRun:
         """The terms of sums in which a fault would stay within the tolerance of what they are added to, and the factor
         on the absolute tolerance of each value that such a term adds."""
         terms = self.gauges.terms
-        names = [name for term in terms for name in (term.added, term.trunk)]
-        types = computed_types(self.model, names, self._source_types) if names else {}
         weak = {}
         for index, term in enumerate(terms):
-            dtype, ratio = types.get(term.trunk) or types.get(term.added), readings.ratios.get(index)
+            dtype, ratio = self.types.get(term.trunk) or self.types.get(term.added), readings.ratios.get(index)
             if dtype and dtype != DRAWN and ratio is not None and ratio <= tolerance_for(dtype, tolerances).rtol:
                 weak[term] = ratio
         return tuple(weak), {term.added: term.share(ratio) for term, ratio in weak.items()}

@@ -27,7 +27,7 @@ from passes.proof.exported_run import MOST_WEAK, ExportedRun
 from passes.proof.gauges import Gauges, Readings, gauges_of_changes
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import Errors, Tolerance
-from passes.proof.precision import computed_types
+from passes.proof.precision import Precisions, computed_types
 from passes.proof.prover import Measurement, Reference, Sensitivity, ranges_of, worst_errors
 from passes.proof.server import Criteria, RunAnswer
 from passes.proof.tables import Match, TableCheck, TablesPart, match_tables, tables_of
@@ -123,7 +123,7 @@ class NumericProver:
         self._power = None
         run = self._exported = ExportedRun(model, instances, self._source_types, self._digests, canonical)
         self._probes = run.probes
-        self._judge_by(run.model, run.inner)
+        self._judge_by({name: run.types[name] for name in (*run.outputs, *run.inner) if name in run.types})
         own, left = run.random_outputs(self._client.criteria.computed_in)
         if len(left) == len(run.outputs) > 0:
             raise ModelError(RANDOM.format(", ".join(map(repr, run.outputs))))
@@ -134,7 +134,7 @@ class NumericProver:
         self._record_exported(run, self._run_exported(run))
 
     def _run_exported(self, run: ExportedRun) -> RunAnswer:
-        asked = (run.model, (*run.own_outputs, *run.inner), small_values(run.model), run.gauges)
+        asked = (run.model, (*run.own_outputs, *run.inner), run.small, run.gauges)
         try:
             try:
                 return self._client.run_exported(*asked, self._plan)
@@ -155,14 +155,12 @@ class NumericProver:
         fixed = noise.apply(model) if noise.nodes else model
         return fixed, canonical if canonical is not None and fixed is model else canonicalize(fixed)
 
-    def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
-        """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
+    def _judge_by(self, types: Precisions) -> None:
+        """Take the tolerances of values from the types that the exported model computes them in.
 
-        The types of the exported model hold for all models that passes return: a pass that computes in a less precise
-        type does not get that type's tolerance.
+        They hold for all models that passes return: a pass that computes in a less precise type does not get that
+        type's tolerance.
         """
-        outputs = (info.name for info in model.proto.graph.output)
-        types = computed_types(model, (*outputs, *inner), self._source_types)
         self._client.criteria = replace(self._client.criteria, computed_in=types)
 
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
@@ -175,7 +173,7 @@ class NumericProver:
         Raises:
             StepFailed: onnxruntime refuses or stops.
         """
-        self._judge_by(model)
+        self._judge_by(computed_types(model, model.index.outputs, self._source_types))
         return self.measure(model)
 
     def power(self) -> Sensitivity:
@@ -211,7 +209,7 @@ class NumericProver:
         digests = self._digests(canonical)
         computed = fixed.index.live_values
         inner = [name for name in self._probes if name in computed]
-        held = self._client.held()
+        held = self._client.held_digests()
         names = (*small_values(fixed), *inner) if hold else ()
         fresh = {name: digest for name in names if (digest := digests.values[name]) not in held}
         answer = self._client.run(fixed, inner, fresh)
@@ -259,7 +257,7 @@ class NumericProver:
             self._inputs = {known.name: known.traits for known in plan.inputs}
             self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in answer.drawn)
             self._client.take_draws(self._references)
-        hold = {name: run.digests.values[name] for name in (*small_values(run.model), *run.inner)}
+        hold = {name: run.digests.values[name] for name in (*run.small, *run.inner)}
         self._client.note(answer, run.own_outputs, run.inner, hold)
         broken = self._client.has_nan()
         if broken:
@@ -281,7 +279,7 @@ class NumericProver:
         self._weak, shares = run.find_weak(self._readings, criteria.tolerances)
         compared = (name for term in self._weak[:MOST_WEAK] for name in term.compared)
         names = dict.fromkeys(name for name in compared if name not in self._probes)
-        types = computed_types(run.model, names, self._source_types) if names else {}
+        types = {name: run.types[name] for name in names if name in run.types}
         self._client.criteria = replace(criteria, shares=shares, computed_in={**criteria.computed_in, **types})
         if not names:
             return
@@ -319,7 +317,7 @@ class NumericProver:
         if before is None or claims is None or not claims.cover(before, self._probes):
             return None
         if claims.names:
-            part = part_of(before, claims, self._client.held())
+            part = part_of(before, claims, self._client.held_digests())
             try:
                 if part is None or not self._client.are_equal(part):
                     return None

@@ -32,11 +32,12 @@ Known = MutableMapping[str, str | None]
 
 
 def computed_types(
-    model: DetachedModel, names: Iterable[str], computed_in: Collection[str] | None = None
+    model: DetachedModel, names: Iterable[str] | None = None, computed_in: Collection[str] | None = None
 ) -> Precisions:
     """The least precise floating type in the computation of each of `names`; no entry where nothing is rounded.
 
     Args:
+        names: values of `model`; by default all values of its graph.
         computed_in: the types that the source of `model` computes in, if they are known. A cast to another type and
             back, which an exporter added, does not count.
     """
@@ -47,7 +48,7 @@ def computed_types(
     index = GraphIndex(graph)
     known: Known = {**dict.fromkeys(index.initializers, None), **dict.fromkeys(index.required_inputs, "")}
     _PrecisionWalk(computed_in).through(graph, known, {})
-    return {name: dtype for name in names if (dtype := known.get(name))}
+    return {name: dtype for name in (known if names is None else names) if (dtype := known.get(name))}
 
 
 class _PrecisionWalk:

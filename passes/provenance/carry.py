@@ -8,6 +8,7 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto
 
+from passes.graph.index import free_name
 from passes.matching.flat_graph import ABSENT, DigestTable, FlatGraph, NodeMatching, flatten_graph
 from passes.matching.match import match
 from passes.matching.replacements import ReplacedNodes, find_replacements
@@ -21,7 +22,7 @@ from passes.provenance.annotations import (
     write_annotations,
     write_module_path,
 )
-from passes.provenance.weight_origins import free_name, trace_weights
+from passes.provenance.weight_origins import trace_weights
 from passes.weights.detached import DetachedModel
 
 

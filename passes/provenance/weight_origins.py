@@ -8,13 +8,13 @@ the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from onnx import GraphProto, TensorProto
 
-from passes.graph.index import replace_all_uses_with, value_names
+from passes.graph.index import free_name, replace_all_uses_with, value_names
 from passes.graph.op_facts import BIAS, COMMUTATIVE, RESHAPES
 from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph, NodeMatching
 from passes.matching.replacements import PRODUCTS, ReplacedNodes
@@ -309,19 +309,3 @@ def part_name(name: str, part: str) -> str:
     if not part:
         return name
     return f"{stem}.{part}.{last}" if dot and last in ("weight", "bias") else f"{name}.{part}"
-
-
-def free_name(name: str, taken: Collection[str], second: int = 2) -> str:
-    """`name`, or where it is taken the first of `name_2`, `name_3`, … that is free; counted from `second`."""
-    candidate, number = name, second
-    while candidate in taken:
-        candidate = f"{name}_{number}"
-        number += 1
-    return candidate
-
-
-def take_name(name: str, taken: set[str], second: int = 2) -> str:
-    """`free_name`, and add the result to `taken`."""
-    name = free_name(name, taken, second)
-    taken.add(name)
-    return name

@@ -147,7 +147,7 @@ def files_of(reference: str) -> tuple[Path, ...] | Refusal:
 
 def run_step(step: StepReference, model: MappedModel, folder: str, draws: Draws) -> StepOutput:
     """Apply a full step; large new weights go to a file in `folder`."""
-    source = model.detached()
+    source = model.to_detached()
     with open_local_context() as context, context.drawing(lambda: draws):
         result = step.make().apply(source, context)
         if not result.changed:

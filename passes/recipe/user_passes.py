@@ -98,7 +98,7 @@ class FullStep(Step):
             output = context.user_code.call(run_step, step=self._step, model=source, folder=folder, draws=draws)
         if output.model is None:
             return PassResult(model, changed=False, why=output.why)
-        return PassResult(output.model.detached(model.weights), why=output.why)
+        return PassResult(output.model.to_detached(model.weights), why=output.why)
 
     def inner(self, context: PassContext) -> tuple[str, ...]:
         return context.user_code.call(inner_passes, step=self._step) if self.is_composite else ()

@@ -24,9 +24,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, take_name
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
-from passes.provenance.weight_origins import take_name
 from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op, tensor_in
 from passes.step import Description, PassResult, Step, values
 from passes.suggest import plural

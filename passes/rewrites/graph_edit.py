@@ -11,10 +11,18 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, computed_values, copy_of, initializers_of, replace_entries, value_names
+from passes.graph.index import (
+    GraphIndex,
+    computed_values,
+    copy_of,
+    initializers_of,
+    replace_entries,
+    take_name,
+    value_names,
+)
 from passes.graph.op_facts import first_output, op_of, opset_of
 from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
-from passes.provenance.weight_origins import mark_part, part_name, take_name
+from passes.provenance.weight_origins import mark_part, part_name
 from passes.rewrites.node_writer import NewTensors, NodeWriter
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel

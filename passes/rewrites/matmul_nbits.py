@@ -17,10 +17,9 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.context import PassContext
-from passes.graph.index import GraphIndex, copy_of, replace_entries, value_names
+from passes.graph.index import GraphIndex, copy_of, free_name, replace_entries, value_names
 from passes.graph.op_facts import attribute_of, opset_of
 from passes.graph.traversal import reads_of
-from passes.provenance.weight_origins import free_name
 from passes.step import Description, PassResult, Step, structure
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -47,7 +46,7 @@ class NibbleWeight:
     scales: np.ndarray
     block: int
 
-    def packed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def pack(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Integers [N, blocks, block / 2], scales [N, blocks], zero points [N, (blocks + 1) / 2] of `MatMulNBits`."""
         rows, columns = self.integers.shape
         blocks = len(self.scales)
@@ -107,7 +106,7 @@ class ToMatMulNBits(Step):
         names = layout.known.get(node.input[1], [])
         if not names:
             stem = layout.open_stem(node.input[1])
-            integers, scales, zeros = weight.packed()
+            integers, scales, zeros = weight.pack()
             names += [layout.store(integers, f"{stem}_quantized"), layout.store(scales, f"{stem}_scale")]
             if (weight.zero_points != MIDDLE).any():
                 names.append(layout.store(zeros, f"{stem}_zero_point"))

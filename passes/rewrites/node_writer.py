@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, take_name
 from passes.graph.inference import dims_of
-from passes.provenance.weight_origins import take_name
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of

@@ -15,10 +15,9 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from passes.context import PassContext
-from passes.graph.index import constant_of, replace_entries, value_names
+from passes.graph.index import constant_of, replace_entries, take_name, value_names
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
 from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
-from passes.provenance.weight_origins import take_name
 from passes.rewrites.node_writer import Dim, GraphTypes
 from passes.step import PassResult
 from passes.structures.view import GraphView

@@ -109,7 +109,7 @@ def find_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray]], 
     """In the worker: let onnxsim smooth the model, and read its factors from the smoothed model."""
     from onnxsim.quark_smoothquant import smooth_quant
 
-    proto = _whole(model)
+    proto = _attach_weights(model)
     return _read_factors(proto, smooth_quant(proto, [dict(feed) for feed in feeds], alpha=alpha))
 
 
@@ -117,7 +117,7 @@ def find_awq_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray
     """In the worker: let onnxsim scale the model for int4, and read its factors from the scaled model."""
     from onnxsim import apply_awq, quantize_weight_only_int4
 
-    proto = _whole(model)
+    proto = _attach_weights(model)
     copy = ModelProto.FromString(proto.SerializeToString())
     for entry in copy.opset_import:  # it quantizes nothing below 21; of this copy only names and numbers are read
         entry.version = max(entry.version, 21) if not entry.domain else entry.version
@@ -125,7 +125,7 @@ def find_awq_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray
     return _read_factors(proto, apply_awq(proto, quantized, [dict(feed) for feed in feeds], num_alpha_steps=alphas))
 
 
-def _whole(model: MappedModel) -> ModelProto:
+def _attach_weights(model: MappedModel) -> ModelProto:
     proto, weights = model.model(), model.map_weights()
     for tensor in proto.graph.initializer:
         if tensor.name in weights:

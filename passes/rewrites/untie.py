@@ -17,10 +17,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.context import PassContext
-from passes.graph.index import GraphIndex, replace_all_uses_with, replace_entries, value_names
+from passes.graph.index import GraphIndex, free_name, replace_all_uses_with, replace_entries, value_names
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
-from passes.provenance.weight_origins import free_name
 from passes.step import Description, PassResult, Step, structure, values
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel

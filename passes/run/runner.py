@@ -228,11 +228,13 @@ class _PassLoop:
         found = tuple(f"{author} merges {merge}, products of one input, into one" for merge in merges)
         reason = "; ".join(filter(None, (_reason(step, attempt), *found)))
         self._record(step, Status.RAN, reason, attempt)
-        self.rows[-1] = replace(self.rows[-1], merges=found, remarks=(*self.rows[-1].remarks, *self._held(trial, step)))
+        self.rows[-1] = replace(
+            self.rows[-1], merges=found, remarks=(*self.rows[-1].remarks, *self._describe_held(trial, step))
+        )
         if attempt.changed:
             self._accept(len(self.rows) - 1, step, attempt)
 
-    def _held(self, trial: Trial, step: Step) -> Iterator[str]:
+    def _describe_held(self, trial: Trial, step: Step) -> Iterator[str]:
         """A sentence on the kept structures that `step` is the first that would have lost."""
         author, lost = trial.find_held(step, self.held)
         self.held.update(lost)

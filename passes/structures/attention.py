@@ -209,10 +209,10 @@ class _StateProducts:
         if join is None or join.value in self._taken:
             return {}, before
         inner = _Inner(join, value_axis[1])
-        made = self._made(inner)
+        made = self._find_projections(inner)
         return {made: (made[0] == "scores", inner)} if made is not None else {}, before
 
-    def _made(self, inner: _Inner) -> tuple[Hashable, ...] | None:
+    def _find_projections(self, inner: _Inner) -> tuple[Hashable, ...] | None:
         """The projections of the two operands of `inner`, and which ones the operands are; None if there are none.
 
         An axis of features is made by a projection: Q·Kᵀ. An axis of positions is one of the data: Kᵀ·V.

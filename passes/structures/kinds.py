@@ -86,7 +86,7 @@ def _by_shape(
     return kind, Structure(lambda view: find_by_shape(view, kind, what, candidates(view), related), CORES)
 
 
-def _gated(kind: str, what: str, candidates: Callable[[GraphView], Iterable[Candidate]]) -> tuple[str, Structure]:
+def _row_of_gate(kind: str, what: str, candidates: Callable[[GraphView], Iterable[Candidate]]) -> tuple[str, Structure]:
     """A row for a kind with two products, which may be one: then what is found says so too."""
 
     def find(view: GraphView) -> SearchResult:
@@ -119,8 +119,8 @@ STRUCTURES: Final[Mapping[str, Structure]] = {
             _by_shape("rmsnorm", "RMS norm", find_rms_norms, *_NORMS, "ReduceMean", "Sqrt"),
             _by_shape("groupnorm", "group norm", find_group_norms, *_NORMS, "ReduceMean", "Sqrt"),
             _by_shape("gelu", "GELU", find_gelus, *_CURVES),
-            _gated("geglu", "product of gelu(x·W) and x·V", find_geglus),
-            _gated("swiglu", "product of silu(x·W) and x·V", find_swiglus),
+            _row_of_gate("geglu", "product of gelu(x·W) and x·V", find_geglus),
+            _row_of_gate("swiglu", "product of silu(x·W) and x·V", find_swiglus),
             _by_shape(
                 "lora", "product with matrices of low rank next to that of a matrix", find_loras, "MatMul", "Gemm"
             ),

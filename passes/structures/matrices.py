@@ -55,7 +55,7 @@ def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
     nodes = view.ancestors([matrix.value], within=view.folded)
     if not nodes:
         return view.model.array(view.initializers[matrix.value])
-    nodes = [_sized(view, node) for node in nodes]
+    nodes = [_with_sizes(view, node) for node in nodes]
     names = dict.fromkeys(name for node in nodes for name in node.input)
     if not view.folded.issuperset(names):  # a node reads the type of a computed value
         return None
@@ -64,7 +64,7 @@ def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
     return evaluate(part)  # where that is None, a matrix is known by how it is computed alone
 
 
-def _sized(view: GraphView, node: NodeProto) -> NodeProto:
+def _with_sizes(view: GraphView, node: NodeProto) -> NodeProto:
     """`node`, or for the Shape or Size of a computed value a Constant with its known sizes."""
     if node.op_type not in ("Shape", "Size") or node.input[0] in view.folded:
         return node

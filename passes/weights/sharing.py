@@ -104,7 +104,7 @@ class MappedModel:
 
         return Session(self.model(), self.map_weights(), extra_outputs, may_evaluate=may_evaluate)
 
-    def detached(self, known: WeightStore | None = None) -> DetachedModel:
+    def to_detached(self, known: WeightStore | None = None) -> DetachedModel:
         """The model that was sent; weights that are in `known` are taken from there."""
         proto, known, found = self.model(), known or {}, self.map_weights()
         keys = {tensor.name: key_of(tensor) for tensor in proto.graph.initializer if tensor.name in found}

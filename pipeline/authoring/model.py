@@ -100,7 +100,7 @@ class Model:
             UsageError: there is no layer, or one does not fit.
         """
         builder, output = self._emit(self.module, training=training, batch=batch)
-        return _checked(builder.build([output.vid]))
+        return _check(builder.build([output.vid]))
 
     @typed
     def compile(
@@ -239,7 +239,7 @@ class Model:
             raise UsageError(
                 f"the loss is {text_of(value)}, expected a single floating-point number: take its mean or its sum"
             )
-        return _checked(builder.build([*([output.vid] if with_output else []), value.vid]))
+        return _check(builder.build([*([output.vid] if with_output else []), value.vid]))
 
     @property
     def program(self) -> TrainProgram:
@@ -388,7 +388,7 @@ def _as_loss(loss: Loss) -> torch.nn.Module:
     return loss
 
 
-def _checked(graph: Graph) -> Graph:
+def _check(graph: Graph) -> Graph:
     check(graph, read_payloads=False)
     return graph
 

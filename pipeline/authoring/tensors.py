@@ -65,7 +65,7 @@ class EmittingBuilder(Protocol):
     ) -> tuple[IRTensor, ...]: ...
 
 
-def _delegated(name: str) -> Callable[..., Any]:
+def _delegate(name: str) -> Callable[..., Any]:
     """torch's method of this name, such as `__add__`, as one of IR tensors."""
 
     def method(self: IRTensor, *args: Any) -> Any:
@@ -74,7 +74,7 @@ def _delegated(name: str) -> Callable[..., Any]:
     return method
 
 
-def _written(name: str) -> Callable[..., Any]:
+def _write_in_place(name: str) -> Callable[..., Any]:
     """`x += y` and the like, which write to `x` as `x.add_(y)` does: Python alone would give `x` another value."""
     return lambda self, other: self.builder.write(self, getattr(self, f"__{name}__")(other))
 
@@ -178,22 +178,22 @@ class IRTensor:
         )
 
     __add__, __radd__, __sub__, __rsub__, __mul__, __rmul__, __truediv__, __rtruediv__ = (
-        _delegated(f"__{name}__") for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
+        _delegate(f"__{name}__") for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
     )
     __matmul__, __rmatmul__, __pow__, __rpow__, __neg__, __abs__, __getitem__, __len__ = (
-        _delegated(f"__{name}__") for name in ("matmul", "rmatmul", "pow", "rpow", "neg", "abs", "getitem", "len")
+        _delegate(f"__{name}__") for name in ("matmul", "rmatmul", "pow", "rpow", "neg", "abs", "getitem", "len")
     )
     __and__, __rand__, __or__, __ror__, __xor__, __rxor__, __invert__ = (
-        _delegated(f"__{name}__") for name in ("and", "rand", "or", "ror", "xor", "rxor", "invert")
+        _delegate(f"__{name}__") for name in ("and", "rand", "or", "ror", "xor", "rxor", "invert")
     )
     __floordiv__, __rfloordiv__, __mod__, __rmod__ = (
-        _delegated(f"__{name}__") for name in ("floordiv", "rfloordiv", "mod", "rmod")
+        _delegate(f"__{name}__") for name in ("floordiv", "rfloordiv", "mod", "rmod")
     )
     __iadd__, __isub__, __imul__, __itruediv__, __ifloordiv__, __imod__, __ipow__, __iand__, __ior__, __ixor__ = (
-        _written(name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+        _write_in_place(name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
     )
     __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = (
-        _delegated(f"__{name}__") for name in ("lt", "le", "gt", "ge", "eq", "ne")
+        _delegate(f"__{name}__") for name in ("lt", "le", "gt", "ge", "eq", "ne")
     )
     __hash__ = object.__hash__
 

@@ -212,7 +212,7 @@ def _open_dump(
     from pipeline.verify.device_dump import DeviceDump
 
     dump = DeviceDump(subject.model, folder, read_aimet(encodings)[0] if encodings else {}, layout)
-    left = dump.unmatched(shapes_of(feeds))
+    left = dump.find_unmatched(shapes_of(feeds))
     if left:
         more = " …" if len(left) > MOST_FILES else ""
         listed = ", ".join(left[:MOST_FILES]) + more

@@ -17,7 +17,7 @@ from torch.export.graph_signature import OutputKind, OutputSpec
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from passes.provenance.weight_origins import take_name
+from passes.graph.index import take_name
 from passes.suggest import plural
 from pipeline.config import ExportConfig, InputConfig
 from pipeline.errors import ConfigError, Unsupported

@@ -84,7 +84,7 @@ def prove_images(
         observe(name, place, len(names))
         open_step: Any = step_opener(folder, name, config.runtime, optimized=False)
         called = [part for part in models.names if not part.endswith("vae_encoder")]
-        with models.replaced({part: open_step(folder / part / MODEL) for part in called}):
+        with models.replace_models({part: open_step(folder / part / MODEL) for part in called}):
             image = models.make_image()
         worst = float((image - models.image).abs().max())
         is_right = worst <= LIMIT

@@ -160,7 +160,7 @@ class BoundProgram:
             )
             for at, plans in plan.bodies.items()
         }
-        stored = _stored(plan, views, weights)
+        stored = _fixed_tensors(plan, views, weights)
         packed = tuple(_pack(plan, step, stored, memory) for step in steps) if device.is_host else tuple(steps)
         lenders = lenders_of(graph.payloads, weights)
         device.synchronize()  # contexts on other streams read the weights
@@ -228,7 +228,9 @@ def _why_torch_refuses(step: LaunchStep, ins: Sequence[TensorSpec]) -> str:
     return ""
 
 
-def _stored(plan: ExecutionPlan, views: Sequence[View], weights: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+def _fixed_tensors(
+    plan: ExecutionPlan, views: Sequence[View], weights: Mapping[int, torch.Tensor]
+) -> dict[int, torch.Tensor]:
     """vid → tensor for the weights that no run can change, and for views of them."""
     fixed = {
         vid: tensor

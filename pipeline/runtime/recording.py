@@ -197,7 +197,7 @@ class RecordingDevice(Device):
             raise RuntimeError(
                 f"{func}: expected all tensors on the device, found one of {list(strange[0].shape)} on the host"
             )
-        written = _written(func, args, kwargs)
+        written = _writes_of(func, args, kwargs)
         result = func(*args, **kwargs)
         storages = {tensor.untyped_storage().data_ptr() for tensor in here}
         fresh: list[torch.Tensor] = []
@@ -363,7 +363,7 @@ class RecordingLateValue:
         return found
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def _writes_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that `func` writes to, by its schema."""
     found: list[torch.Tensor] = []
     for at, item in enumerate(func._schema.arguments):

@@ -164,7 +164,7 @@ class GraphModule(nn.Module):
             results = apply(op, [slots[vid] for vid in op.inputs], own)
             slots.update(zip(op.outputs, results, strict=True))
         for vid, new in graph.updates.items():
-            self._stored(next(name for name, own in vids.items() if own == vid)).copy_(slots[new].detach())
+            self._find_tensor(next(name for name, own in vids.items() if own == vid)).copy_(slots[new].detach())
         found = tuple(slots[vid] for vid in graph.outputs)
         return found[0] if len(found) == 1 else found
 
@@ -239,16 +239,16 @@ class GraphModule(nn.Module):
         path, _, last = name.rpartition(".")
         return self.get_submodule(path), last
 
-    def _stored(self, name: str) -> torch.Tensor:
+    def _find_tensor(self, name: str) -> torch.Tensor:
         """As `get_parameter`, which refuses the tensors that torch puts in the place of parameters to record a call."""
         holder, own = self._find(name)
         return getattr(holder, own)
 
     def _tensor(self, name: str) -> torch.Tensor:
-        tensor = self._stored(name)
+        tensor = self._find_tensor(name)
         if name not in self._ratios:
             return tensor
-        ratio = self._stored(self._ratios[name])
+        ratio = self._find_tensor(self._ratios[name])
         # SGD changes the scale as LSQ does: the step of the factor, times the first scale, is that of LSQ.
         return (tensor * ratio).detach() + (ratio - ratio.detach()) * (self._factors[name] / tensor)
 

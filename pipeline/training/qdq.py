@@ -190,7 +190,7 @@ class _Widening:
         _, zero = self.zero_point(node)
         precision = weight.encoding.precision
         settings = [entry for entry in node.attribute if entry.name in ("axis", "block_size")]
-        yield from self._rounded(
+        yield from self._add_rounding(
             [weight.name, node.input[1], zero], result, settings, (precision.lowest, precision.highest)
         )
 
@@ -201,9 +201,9 @@ class _Widening:
         source = node.input[0] if narrow is None else sources[narrow.clip]
         settings = [entry for entry in node.attribute if entry.name in ("axis", "block_size")]
         limits = LIMITS.get(data_type) if narrow is None else (narrow.lowest, narrow.highest)
-        yield from self._rounded([source, node.input[1], zero], node.output[0], settings, limits)
+        yield from self._add_rounding([source, node.input[1], zero], node.output[0], settings, limits)
 
-    def _rounded(
+    def _add_rounding(
         self, inputs: list[str], result: str, settings: list[onnx.AttributeProto], limits: tuple[int, int] | None
     ) -> Iterator[NodeProto]:
         zero = self._made.get(inputs[2]) or self._tensors[inputs[2]]

@@ -105,7 +105,7 @@ def record_step(
             lambda: trace_step(module, loss, batch, clips=clips, checks_gradients=check_gradients),
             _describe_trace,
         )
-    stored = _stored(module, traced)
+    stored = _tensors_of(module, traced)
 
     def compile_step() -> tuple[Graph, CompiledProgram]:
         settings = read_optimizer(optimizer, module, traced.params)
@@ -157,7 +157,7 @@ def _capture(compiled: CompiledProgram, feed: Mapping[str, torch.Tensor], record
     return capture
 
 
-def _stored(module: nn.Module, traced: TracedStep) -> dict[str, torch.Tensor]:
+def _tensors_of(module: nn.Module, traced: TracedStep) -> dict[str, torch.Tensor]:
     """Parameters and buffers by the names of their values."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {stored_name(name): tensors[name].detach() for name in traced.placeholders}

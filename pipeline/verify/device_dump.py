@@ -67,7 +67,7 @@ class DeviceDump(Backend):
             if value.name in wanted:
                 yield value.name, self._read(path, value)
 
-    def unmatched(self, shapes: Shapes) -> tuple[str, ...]:
+    def find_unmatched(self, shapes: Shapes) -> tuple[str, ...]:
         """The files that no computed value has the name of."""
         found = {path for _, path in self._find(shapes)}
         return tuple(str(path.relative_to(self._folder)) for path in self._files.values() if path not in found)

@@ -145,7 +145,7 @@ class DiffusionModels:
         return call
 
     @contextmanager
-    def replaced(
+    def replace_models(
         self, steps: Mapping[str, Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]]
     ) -> Iterator[None]:
         """Let the pipeline call `steps` in place of its models in this block: inputs by name → outputs by name."""

@@ -68,7 +68,7 @@ def cast(value: Term, dtype: str) -> Term:
     return Term(TensorSpec(value.spec.shape, dtype), CONVERSION, (value,), {"dtype": TorchConst("dtype", dtype)})
 
 
-def shaped(value: Term, sizes: Sequence[int]) -> Term:
+def reshape(value: Term, sizes: Sequence[int]) -> Term:
     """The elements in their order, in another shape; the value itself where it has this one."""
     sizes = tuple(sizes)
     if value.spec.shape == sizes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.importers.from_onnx.conv import convolution, kernel_of, read_window
-from pipeline.importers.from_onnx.definitions import Term, cast, compute, shaped, term
+from pipeline.importers.from_onnx.definitions import Term, cast, compute, reshape, term
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -65,8 +65,8 @@ def less_zero_point(node: Node, place: int, zero: int, sizes: Sequence[int] | No
 def spread(numbers: Term, sizes: Sequence[int] | None) -> Term:
     """A single value without axes; several values in the shape `sizes`, if given."""
     if numbers.spec.numel == 1:
-        return shaped(numbers, ())
-    return numbers if sizes is None else shaped(numbers, sizes)
+        return reshape(numbers, ())
+    return numbers if sizes is None else reshape(numbers, sizes)
 
 
 def product_of_integers(node: Node, a: tuple[int, int], b: tuple[int, int]) -> Term:
@@ -100,7 +100,7 @@ def q_linear_conv(node: Node) -> None:
     product = convolution_of_integers(node, (0, 2), (3, 5))
     column = (1, product.spec.sizes[1], *(1,) * (product.spec.rank - 2))
     if node.has(8):
-        product = product + shaped(cast(term(node, node.operand(8)), "float64"), column)
+        product = product + reshape(cast(term(node, node.operand(8)), "float64"), column)
     requantize(node, product, column)
 
 
@@ -113,9 +113,9 @@ def requantize(node: Node, product: Term, channels: tuple[int, ...] | None) -> N
     """The product, times the scales of both operands, over that of the result; `channels` shapes the second one."""
     left, right, result = (cast(term(node, node.operand(place)), "float64") for place in (1, 4, 6))
     if channels is not None and right.spec.numel > 1:
-        right = shaped(right, channels)
+        right = reshape(right, channels)
     if left.spec.rank == 1 and left.spec.numel > 1:
-        left = shaped(left, (*left.spec.sizes, 1))
+        left = reshape(left, (*left.spec.sizes, 1))
     operands = [compute(node, product * left * right), compute(node, result), node.operand(7)]
     node.emit("onnxline.quantize.default", operands, {"to": node.output().dtype})
 

@@ -117,14 +117,14 @@ class SignatureArgument:
                 return {name: tuple(int(_is_ref(part)) for part in item)} if right else _refuse()  # type: ignore[union-attr]
             case "T|n":
                 is_tensor = _is_ref(item)
-                return {f"tensor_{name}": is_tensor, name: 0 if is_tensor else _typed("n", item)}
+                return {f"tensor_{name}": is_tensor, name: 0 if is_tensor else _to_field("n", item)}
             case "dtype?":
                 right = item is None or (isinstance(item, TorchConst) and item.kind == "dtype")
                 return {name: item.name if isinstance(item, TorchConst) else ""} if right else _refuse()
         if not self.is_optional:
-            return {name: _typed(code, item)}
+            return {name: _to_field(code, item)}
         absent = EMPTY[self.packed_code]
-        return {f"has_{name}": item is not None, name: absent if item is None else _typed(self.packed_code, item)}
+        return {f"has_{name}": item is not None, name: absent if item is None else _to_field(self.packed_code, item)}
 
     def unpack(self, fields: Mapping[str, Any], operands: Iterator[int]) -> Attr:
         """The argument that `pack` was given; `operands` counts those before it.
@@ -240,14 +240,14 @@ TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
-def _typed(code: str, item: Attr) -> Any:
+def _to_field(code: str, item: Attr) -> Any:
     """`item` for a field of this code. A single number may stand for a list, as in torch for strides and pads.
 
     Raises:
         OtherCallError: it is of another type, or too large for its field.
     """
     if code.endswith("[]"):
-        return tuple(_typed(code[0], part) for part in (item if isinstance(item, tuple) else (item,)))
+        return tuple(_to_field(code[0], part) for part in (item if isinstance(item, tuple) else (item,)))
     if type(item) not in TYPES[code] or (type(item) is int and not -(2**63) <= item < 2**63):
         raise OtherCallError
     return float(item) if code == "f" else item  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ class Captures:
 
     def _capture(self, feed: Feed, policy: CapturePolicy) -> Capture:
         self._use(policy, feed)
-        capture = self._known(feed)
+        capture = self._find_or_none(feed)
         if capture is None:
             return self._add(feed)
         if len(feed) != len(self._names):
@@ -196,14 +196,14 @@ class Captures:
 
     def _replay_new(self, feed: Feed, *, copy: bool, restore: Snapshot | None) -> Mapping[str, torch.Tensor]:
         feed = as_tensors(feed)
-        capture = self._known(feed)
+        capture = self._find_or_none(feed)
         if capture is None:
             with plain_state():
                 capture = self._add(feed)
             feed = {name: feed[name] for name in self._names}  # the capture took the others
         return capture.replay_fitting(feed, copy=copy, restore=restore)
 
-    def _known(self, feed: Feed) -> Capture | None:
+    def _find_or_none(self, feed: Feed) -> Capture | None:
         try:
             return self.find(feed)
         except KeyError:

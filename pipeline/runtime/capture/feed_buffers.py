@@ -166,9 +166,9 @@ class FeedBuffers:
         self._own: list[torch.Tensor] = []
         self._targets = {value.name: self._target_of(value) for value in self._values.values()}
         self.copied: tuple[tuple[str, Write], ...] = tuple(
-            (name, self._writer(name)) for name in self._named(Treatment.COPIED)
+            (name, self._writer(name)) for name in self._names_by_treatment(Treatment.COPIED)
         )
-        self._live = frozenset(self._named(Treatment.LIVE))
+        self._live = frozenset(self._names_by_treatment(Treatment.LIVE))
         self._known_lengths: set[int] = set()
         """Lengths of long feeds whose names were all looked at."""
 
@@ -179,7 +179,7 @@ class FeedBuffers:
     def names(self, treatment: Treatment) -> tuple[str, ...]:
         """The names of the values with this treatment, weights of the program among the static ones."""
         bound = [name for name, role in self._bound_roles.items() if self._policy.treatment(role) is treatment]
-        return (*self._named(treatment), *(name for name in bound if name not in self._values))
+        return (*self._names_by_treatment(treatment), *(name for name in bound if name not in self._values))
 
     def fill(self, feed: Feed) -> None:
         """The first values, from the feed of the capture. What already has a value and is static keeps it.
@@ -274,7 +274,7 @@ class FeedBuffers:
             return value.name in self._session.states.missing
         return value.role is Role.INPUT or value.name not in self._session.filled
 
-    def _named(self, treatment: Treatment) -> Iterator[str]:
+    def _names_by_treatment(self, treatment: Treatment) -> Iterator[str]:
         return (value.name for value in self._values.values() if value.treatment is treatment)
 
     def _refuse_bound(self, policy: CapturePolicy) -> None:

@@ -164,9 +164,9 @@ def launch_convolution(packed: PackedWeight, of: FusedOperands, shape: Convoluti
             begin = out.zero_ if other is None else None if is_same_memory(out, other) else partial(out.copy_, other)
             return in_turn(begin, OverloadCall.bind(add, out, x, packed.tensor, dense, *_onto(shape, after)))
         if other is None:
-            rest = (*_fixed(shape), *post_op(after))
+            rest = (*_settings_of(shape), *post_op(after))
             return copy_result(OverloadCall.bind(convolve, x, packed.tensor, dense, *rest), [out])
-        plain = (*_fixed(shape), "none", (), "")
+        plain = (*_settings_of(shape), "none", (), "")
         return partial(_convolve_and_add, out, other, after.name, x, packed.tensor, dense, *plain)
 
     return _with_dense_bias(bind, bias)
@@ -208,7 +208,7 @@ def launch_pair_onto(
         return None
     convolve, add = torch.ops.mkldnn._convolution_pointwise.default, torch.ops.mkldnn._convolution_pointwise_.binary
     first, second = packed.first.tensor, packed.second.tensor
-    rest = (*_fixed(POINT), *post_op(after))
+    rest = (*_settings_of(POINT), *post_op(after))
     return _with_dense_bias(
         lambda one: _with_dense_bias(
             lambda other: give_result(
@@ -226,13 +226,13 @@ def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
 
 
-def _fixed(shape: Convolution) -> tuple[Any, ...]:
+def _settings_of(shape: Convolution) -> tuple[Any, ...]:
     return (shape.pads, shape.strides, shape.dilations, shape.groups)
 
 
 def _onto(shape: Convolution, after: Activation) -> tuple[Any, ...]:
     """Arguments of oneDNN's convolution that is added to a tensor, after the bias."""
-    return (*_fixed(shape), "add", 1.0, ONTO[after.name], (), None)
+    return (*_settings_of(shape), "add", 1.0, ONTO[after.name], (), None)
 
 
 def post_op(after: Activation) -> tuple[str, tuple[float, ...], str]:

@@ -231,7 +231,7 @@ def test_the_graph_that_passes_get_has_each_body_once() -> None:
     assert ops(laid_out.proto.graph) == [*FOLDED, *BODY]
     assert [info.name for info in laid_out.proto.graph.input] == ["x", "Layer/h", "Layer/up.weight", "Layer/bias"]
     assert [info.name for info in laid_out.proto.graph.output] == ["z", "Layer/v0_y"]
-    assert value_digests(layout.whole(laid_out)).whole == value_digests(detached(layered())).whole
+    assert value_digests(layout.make_whole(laid_out)).whole == value_digests(detached(layered())).whole
 
 
 @pytest.mark.parametrize("step", ["to-fp16", "fix-defaults"])

@@ -60,9 +60,9 @@ def test_the_image_is_the_same_by_calls_that_stand_for_the_models(flux: Any) -> 
         return lambda feeds: {key: array * np.float32(factor) for key, array in run_torch(source, feeds).items()}
 
     steps = {name: stand_in(name) for name in models.names if name != "vae_encoder"}
-    with models.replaced(steps):
+    with models.replace_models(steps):
         assert float((models.make_image() - models.image).abs().max()) < 1e-5  # masks are added in another way
-    with models.replaced({**steps, "transformer": stand_in("transformer", 1.02)}):
+    with models.replace_models({**steps, "transformer": stand_in("transformer", 1.02)}):
         assert float((models.make_image() - models.image).abs().max()) > 1e-3
 
 
