@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 import onnx
-from onnx import NodeProto, TensorProto, ValueInfoProto
+from onnx import ValueInfoProto
 
 from passes.errors import PolicyError
-from passes.graph.index import GraphIndex, computed_values, extract, values_read
+from passes.graph.index import GraphIndex, computed_values
 from passes.graph.traversal import live_nodes, reads_of
 from passes.model.signature import hide_defaults
 from passes.policy.policy import Policy
@@ -59,30 +59,20 @@ class TrackedStructures:
                 instances[kind] = (*(instance for instance in lost if instance.name not in back), *seen)
         return replace(self, instances=instances)
 
-    def pins(self, computed: Set[str]) -> list[ValueInfoProto]:
+    def tight_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
         """The values to hold visible: for each kept value the first of its pins that is still computed and read.
         `computed` holds the names of all such values."""
         return [_first(site, computed) for instance in self._kept_instances() for site in instance.pins]
 
-    def relaxed_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
-        """The pins to try second: empty where they would not give a pass more room than the first ones.
-
-        A boundary has second pins only for the case that its first pins are gone.
-        """
-        return self._further_pins(computed, 1)
-
     def wide_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
-        """The pins for a step without the inner passes that are known to break what is kept; empty where they would
-        not give it more room than the second ones."""
-        return self._further_pins(computed, 2)
-
-    def _further_pins(self, computed: Set[str], at: int) -> list[ValueInfoProto]:
-        movable = [site for instance in self._kept_instances() if instance.boundary is None for site in instance.pins]
-        if not any(_gives_room(site, at, computed) for site in movable):
+        """The last of the pins of each kept value, which leave a pass the most room, also to break the structure; empty
+        where they give no more room than the tight ones. A boundary has tight pins alone, while they are there."""
+        kept = self._kept_instances()
+        movable = [site for instance in kept if instance.boundary is None for site in instance.pins]
+        if not any(_gives_room(site, computed) for site in movable):
             return []
-        firm = [site for instance in self._kept_instances() if instance.boundary is not None for site in instance.pins]
-        further = [(*site[at:], *reversed(site[:at])) for site in movable]
-        return [_first(pins, computed) for pins in (*further, *firm)]
+        firm = [site for instance in kept if instance.boundary is not None for site in instance.pins]
+        return [_first(pins, computed) for pins in (*(site[::-1] for site in movable), *firm)]
 
     def _kept_instances(self) -> list[Instance]:
         return [instance for kind in sorted(self.pinned) for instance in self.instances[kind]]
@@ -114,9 +104,9 @@ def _first(pins: Sequence[ValueInfoProto], computed: Set[str]) -> ValueInfoProto
     return next((pin for pin in pins if pin.name in computed), pins[-1])
 
 
-def _gives_room(site: PinSite, at: int, computed: Set[str]) -> bool:
-    """Whether pinning at `at` frees any node that the next tighter pin would hold."""
-    return {site.tight.name, site[at].name} <= computed and site[at].name != site[at - 1].name
+def _gives_room(site: PinSite, computed: Set[str]) -> bool:
+    """Whether the last pin frees any node that the first one would hold."""
+    return site[0].name != site[-1].name and {site[0].name, site[-1].name} <= computed
 
 
 def find_structures(
@@ -231,47 +221,3 @@ def _nodes_only_for(graph: onnx.GraphProto, pinned: set[str]) -> list[int]:
             freed.append(index)
             pinned.update(reads_of(node))
     return freed
-
-
-def build_pin_probe(
-    model: DetachedModel, first: Sequence[ValueInfoProto], second: Sequence[ValueInfoProto]
-) -> DetachedModel | None:
-    """A model of the nodes that make `first` and `second` pins, and lay out their weights; pinned at the second.
-
-    If a step leaves this probe unchanged, the second pins allow no further change in the whole model. None when
-    a value that is read from outside has no known type; then the step has to be tried.
-    """
-    index = model.index
-    wanted = [index.producers[pin.name] for pin in (*first, *second) if pin.name in index.producers]
-    chosen = {id(node) for node in (*wanted, *_layouts(wanted, index.producers))}
-    nodes = [node for node in index.nodes if id(node) in chosen]
-    read = values_read(nodes)
-    outside = [name for name in read if name not in index.initializers]
-    if any(name not in index.types for name in outside):
-        return None
-    computed = computed_values(nodes)
-    stored = [index.initializers[name] for name in read if name in index.initializers]
-    part = extract(model.proto, [], outputs=[pin for pin in second if pin.name in computed], initializers=stored)
-    for name in outside:
-        _lead_in(part, index.types[name])
-    part.graph.node.extend(nodes)
-    return model.with_proto(part)
-
-
-def _lead_in(part: onnx.ModelProto, info: ValueInfoProto) -> None:
-    """Add an input to `part`, and a node that computes the value `info` from it, as a node did in the source model.
-
-    `info` itself does not become an input: onnxoptimizer's fuse_qkv aborts where three products read one input.
-    """
-    entry = part.graph.input.add()
-    entry.CopyFrom(info)
-    entry.name = f"outside/{info.name}"
-    op = "Not" if info.type.tensor_type.elem_type == TensorProto.BOOL else "Neg"
-    part.graph.node.add(op_type=op, input=[entry.name], output=[info.name])
-    part.graph.value_info.append(info)
-
-
-def _layouts(nodes: Sequence[NodeProto], made_by: dict[str, NodeProto]) -> list[NodeProto]:
-    """The nodes with one input, such as Transpose, that produce the second operands."""
-    before = [made_by[node.input[1]] for node in nodes if len(node.input) > 1 and node.input[1] in made_by]
-    return [node for node in before if len(node.input) == 1]

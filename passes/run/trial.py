@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
-
-from onnx import ValueInfoProto
 
 from passes.context import PassContext
 from passes.errors import InvalidResult, StepFailed
@@ -23,17 +20,11 @@ from passes.run.apply_step import apply_step, keep_ir_version
 from passes.run.growth import compute_again, count_nodes
 from passes.run.narrow import minimal_culprits, primary_culprit
 from passes.run.result import Status
-from passes.run.tracked import Lost, TrackedStructures, build_pin_probe, pin, unpin
+from passes.run.tracked import Lost, TrackedStructures, pin, unpin
 from passes.step import PassResult, Step
 from passes.structures.merges import MergedProducts, find_merged_products, has_siblings
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
-
-PROBES: Final = "pin_probe"
-"""The key of the probes that a context remembers."""
-
-MOST_PROBES: Final = 4
-"""Probes that a context remembers: steps in a row have the same one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,57 +93,17 @@ class Trial:
     # The pinned models stay the same objects, by which steps may know them again.
     @cached_property
     def pinned(self) -> DetachedModel:
-        return pin(self.model, self.watched.pins(self.model.index.live_values))
+        """The model with the tight pins."""
+        return pin(self.model, self.watched.tight_pins(self.model.index.live_values))
 
     @cached_property
-    def with_relaxed_pins(self) -> DetachedModel:
-        """The model with relaxed pins: further on, where a pass has more room."""
-        return pin(self.model, self.relaxed_pins)
+    def with_wide_pins(self) -> DetachedModel | None:
+        """The model with the wide pins; None where they are the tight ones."""
+        return self._pin_wide(self.before)
 
-    @cached_property
-    def relaxed_pins(self) -> list[ValueInfoProto]:
-        """The relaxed pins; empty where there are none."""
-        return self.watched.relaxed_pins(self.model.index.live_values)
-
-    def _relax_pins(self, start: AnalyzedModel) -> DetachedModel | None:
-        if start is self.before:
-            return self.with_relaxed_pins
-        pins = self.watched.relaxed_pins(start.model.index.live_values)
+    def _pin_wide(self, start: AnalyzedModel) -> DetachedModel | None:
+        pins = self.watched.wide_pins(start.model.index.live_values)
         return pin(start.model, pins) if pins else None
-
-    @cached_property
-    def pin_probe(self) -> DetachedModel | None:
-        """The nodes between the first and the relaxed pins, as a model; None where only trying can tell."""
-        return self._build_pin_probe(self.before)
-
-    def _build_pin_probe(self, start: AnalyzedModel) -> DetachedModel | None:
-        """The probe of `start`; equal probes are one object, by which steps recognize them."""
-        probe = build_pin_probe(
-            start.model,
-            self.watched.pins(start.model.index.live_values),
-            self.watched.relaxed_pins(start.model.index.live_values),
-        )
-        if probe is None:
-            return None
-        known: dict[str, DetachedModel] = self.context.cache.setdefault(PROBES, {})
-        digest = canonical_digest(probe)
-        known[digest] = probe = known.pop(digest, probe)  # the last one now
-        for forgotten in list(known)[:-MOST_PROBES]:
-            del known[forgotten]
-        return probe
-
-    def _gains_nothing(self, step: Step, start: AnalyzedModel) -> bool:
-        """Whether `step` is known to do nothing more to `start` with relaxed pins."""
-        # A composite step may change the probe in ways that it does with the first pins as well, so the probe is that
-        # of its result. For each result of onnxoptimizer, that would cost more than it saves.
-        probe = self._build_pin_probe(start) if step.is_composite else self.pin_probe
-        if probe is None:
-            return False
-        try:
-            after = apply_step(step, probe, self.context)
-        except StepFailed:
-            return False
-        return not after.changed or canonical_digest(after.model) == canonical_digest(probe)
 
     def try_step(self, step: Step) -> Attempt:
         """`attempt`, with a step that fails as an attempt too."""
@@ -166,9 +117,9 @@ class Trial:
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by its output values.
 
-        No pass can fuse across a pin. So the pins are as wide as they can be where no merging pass needs a turn of its
-        own. Else, where relaxed pins exist, and the step does something with them, it runs once more on its own result
-        with these, and that attempt counts if it is sound and smaller.
+        No pass can fuse across a pin. So the pins are as wide as they can be, and tight only where the result would not
+        be sound. A merging pass would find its pattern with wide pins. So it has its turn with the tight pins, and then
+        the other passes of the step run once more with the wide ones.
 
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
@@ -176,30 +127,38 @@ class Trial:
         return self._without_growth(step, self._attempt(step))
 
     def _attempt(self, step: Step) -> Attempt:
-        attempt = self._try_wide_pins(step)
+        known = merging(self.watched.enforced)
+        mergers = [name for name in step.inner(self.context) or (step.name,) if name in known]
+        others = step.without(mergers)
+        attempt = self._try_wide_pins(others, self.before) if not mergers or self._merges_only_kept(step) else None
         if attempt is not None:
             return attempt
         first = self._judge(step, self.before, self.pinned)
-        if not first.why and self.relaxed_pins and not self._gains_nothing(step, first.after):
-            for freer, pinned in self._with_more_room(step, first.after):
-                again = self._try_again(freer, first.after, pinned)
-                if again is not None:
-                    return again
-        return self._measure(first)
+        again = self._try_wide_pins(others, first.after, again=True) if step.is_composite and not first.why else None
+        return again or self._measure(first)
 
-    def _try_wide_pins(self, step: Step) -> Attempt | None:
-        """The attempt with wide pins and without the passes that merge products, where these passes could merge nothing
-        but what is kept; None where they could, and where that attempt is not sound. It spares the other two attempts.
+    def _merges_only_kept(self, step: Step) -> bool:
+        """Whether the merging passes of `step` could merge nothing but what is kept."""
+        return (
+            step.merges_siblings
+            and set(self.watched.enforced) == {"qkv"}
+            and not has_siblings(self.model, self._kept_weights("qkv"))
+        )
+
+    def _try_wide_pins(self, step: Step, start: AnalyzedModel, again: bool = False) -> Attempt | None:
+        """The sound attempt on `start` with wide pins; None without one.
+
+        Args:
+            again: `start` is a result of the step, and the attempt has to leave fewer nodes.
         """
-        if not step.merges_siblings or set(self.watched.enforced) != {"qkv"}:
+        pinned = self.with_wide_pins if start is self.before else self._pin_wide(start)
+        if pinned is None:
             return None
-        wide = self.watched.wide_pins(self.model.index.live_values)
-        if not wide or has_siblings(self.model, self._kept_weights("qkv")):
-            return None
-        known = merging(self.watched.enforced)
-        freer = step.without([name for name in step.inner(self.context) if name in known])
         try:
-            attempt = self._measure(self._judge(freer, self.before, pin(self.model, wide)))
+            attempt = self._judge(step, start, pinned)
+            if again and not (attempt.changed and len(attempt.model.index.live) < len(start.model.index.live)):
+                return None
+            attempt = self._measure(attempt)
         except StepFailed:
             return None
         return None if attempt.why else attempt
@@ -236,31 +195,6 @@ class Trial:
         except StepFailed:
             return attempt
         return attempt if smaller.why else smaller
-
-    def _with_more_room(self, step: Step, start: AnalyzedModel) -> Iterator[tuple[Step, DetachedModel]]:
-        """The (step, pinned model) pairs to try next, on the model that the step has made with the first pins.
-
-        With wide pins a merging pass would find its pattern, and its attempt would be rejected with all that the other
-        passes do. It has had its turn, so known merging passes are left out.
-        """
-        wide = self.watched.wide_pins(start.model.index.live_values) if step.is_composite else []
-        if wide:
-            known = merging(self.watched.enforced)
-            yield step.without([name for name in step.inner(self.context) if name in known]), pin(start.model, wide)
-        loose = self._relax_pins(start)
-        if loose is not None:
-            yield step, loose
-
-    def _try_again(self, step: Step, start: AnalyzedModel, pinned: DetachedModel) -> Attempt | None:
-        """Run the step once more; None for an attempt that is not sound, or leaves no fewer nodes."""
-        try:
-            attempt = self._judge(step, start, pinned)
-            if not attempt.changed or len(attempt.model.index.live) >= len(start.model.index.live):
-                return None
-            attempt = self._measure(attempt)
-        except StepFailed:
-            return None
-        return None if attempt.why else attempt
 
     def _judge(self, step: Step, start: AnalyzedModel, pinned: DetachedModel) -> Attempt:
         """Run `step` on `pinned`, a pinned copy of `start`, and judge the structure of the result against the current

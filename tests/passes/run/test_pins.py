@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 import onnxoptimizer
 
-from passes.run.tracked import build_pin_probe, pin, unpin
+from passes.run.tracked import pin, unpin
 from passes.structures import STRUCTURES
-from tests.support.onnx_models import attention, detached, matrix, model_of
+from tests.support.onnx_models import attention, detached, model_of
 
 
 def test_a_pin_holds_a_value_against_a_fusion() -> None:
@@ -54,36 +54,3 @@ def test_a_pinned_value_has_one_type() -> None:
     assert [info.name for info in pinned.proto.graph.value_info] == ["other"]
     after = unpin(pinned, ["y"])
     assert sorted(info.name for info in after.proto.graph.value_info) == ["held", "other"]
-
-
-def test_a_probe_has_what_makes_the_pins_and_nothing_else() -> None:
-    text = """
-    g (float[2, 4] x) => (float[2, 4] y) {
-        h = Relu (x)
-        wt = Transpose <perm = [1, 0]> (w)
-        q0 = MatMul (h, wt)
-        q = Add (q0, b)
-        y = Tanh (q)
-    }
-    """
-    model = detached(model_of(text, w=matrix(4, 4, 0), b=matrix(1, 4, 1)))
-    types = {info.name: info for info in (*model.proto.graph.input, *model.proto.graph.value_info)}
-    probe = build_pin_probe(model, [types["q0"]], [types["q"], types["x"]])
-    assert probe is not None
-    graph = probe.proto.graph
-    assert [(node.op_type, node.output[0]) for node in graph.node[1:]] == [
-        ("Transpose", "wt"),
-        ("MatMul", "q0"),
-        ("Add", "q"),
-    ], "behind what leads h in"
-    assert [entry.name for entry in graph.initializer] == ["w", "b"]
-    assert [info.name for info in graph.output] == ["q"], "x is made by no node, so it needs no pin"
-
-
-def test_there_is_no_probe_where_a_type_is_unknown() -> None:
-    model = detached(model_of("g (float[2] x) => (float[2] y) { h = Relu (x) q = Neg (h) y = Tanh (q) }"))
-    pinned = onnx.helper.make_tensor_value_info("q", 1, [2])
-    assert build_pin_probe(model, [pinned], [pinned]) is not None
-    proto = model.copy_proto()
-    del proto.graph.value_info[:]
-    assert build_pin_probe(model.with_proto(proto), [pinned], [pinned]) is None

@@ -25,7 +25,6 @@ from passes.proof.numeric import NumericProver
 from passes.proof.prover import Measurement
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
-from passes.run.trial import PROBES
 from passes.step import CompositeStep, PassResult, Step
 from passes.weights.detached import DetachedModel
 from tests.support.onnx_models import attention, biased_attention, detached, matrix, model_of
@@ -43,16 +42,6 @@ def test_unchanged_outputs_are_the_reference_for_every_change(context: PassConte
     )
     assert all(row.status is Status.RAN for row in run.rows), [row for row in run.rows if row.reason]
     assert all(errors.ok for row in run.rows for errors in row.errors.values())
-
-
-def test_a_context_remembers_the_pin_probes_of_the_last_models_alone(
-    context: PassContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("passes.run.trial.MOST_PROBES", 2)
-    for width in range(8, 32, 8):
-        run = passes.optimize(biased_attention(width), recipe=["onnxscript"], keep=["qkv"], context=context)
-        assert run.structures[0].kept
-    assert len(context.cache[PROBES]) == 2
 
 
 @pytest.mark.parametrize("recipe", ["default", "onnxsim", "split-qkv"])

@@ -22,7 +22,7 @@ def test_kinds_that_nobody_asked_for_are_not_looked_for() -> None:
     watched = find_structures(detached(attention()), Policy(), ["nop"])
     assert {kind: len(instances) for kind, instances in watched.instances.items()} == {"qkv": 1}
     assert watched.enforced == watched.pinned == frozenset()
-    assert watched.pins(detached(attention()).index.live_values) == []
+    assert watched.tight_pins(detached(attention()).index.live_values) == []
 
 
 def test_what_is_watched_is_enforced_and_not_pinned() -> None:
@@ -35,23 +35,22 @@ def test_what_is_watched_is_enforced_and_not_pinned() -> None:
 def test_kept_values_are_pinned() -> None:
     model = detached(drawn(NORMS))
     watched = find_structures(model, Policy(keep=("layernorm", "residual", "op:MatMul")), [])
-    assert sorted(pin.name for pin in watched.pins(model.index.live_values)) == ["f", "f", "n", "n", "y"]
-    assert watched.relaxed_pins(model.index.live_values) == []
+    assert sorted(pin.name for pin in watched.tight_pins(model.index.live_values)) == ["f", "f", "n", "n", "y"]
+    assert watched.wide_pins(model.index.live_values) == []
 
 
-def test_pins_lie_further_and_further_on() -> None:
-    """The products, their sums with a bias, and those as heads; what is gone is held by the next that is there."""
+def test_wide_pins_lie_downstream_of_tight_pins() -> None:
+    """The products, and their sums with a bias as heads; of values that are gone the next one is pinned."""
     model = detached(biased_attention())
     watched = find_structures(model, Policy(keep=("qkv",)), [])
-    assert [pin.name for pin in watched.pins(model.index.live_values)] == ["q0", "k0", "v0"]
-    assert [pin.name for pin in watched.relaxed_pins(model.index.live_values)] == ["q", "k", "v"]
+    assert [pin.name for pin in watched.tight_pins(model.index.live_values)] == ["q0", "k0", "v0"]
     assert [pin.name for pin in watched.wide_pins(model.index.live_values)] == ["qh", "kh", "vh"]
 
     later = detached(
         drawn("g (float[2] x) => (float[2] y) { qh = Neg (x) k = Abs (x) vh = Exp (x) y = Sum (qh, k, vh) }")
     )
-    assert [pin.name for pin in watched.pins(later.index.live_values)] == ["qh", "k", "vh"]
-    assert watched.relaxed_pins(later.index.live_values) == watched.wide_pins(later.index.live_values) == []
+    assert [pin.name for pin in watched.tight_pins(later.index.live_values)] == ["qh", "k", "vh"]
+    assert watched.wide_pins(later.index.live_values) == []
 
 
 def test_what_is_lost_is_listed_by_kind_and_name() -> None:
