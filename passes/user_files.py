@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from passes.errors import PassError, PolicyError
 from passes.suggest import nearest
@@ -91,7 +91,7 @@ def load_file(path: Path, title: str) -> ModuleType:
             f"{title}: no file {str(path)!r}{nearest(path.name, others)}; in a configuration, relative "
             "paths are relative to its folder"
         )
-    return call_user_code(lambda: _run_file(path.resolve()), f"{title}: loading its file raises", f"{path}:")
+    return call_user_code(lambda: run_file(path.resolve()), f"{title}: loading its file raises", f"{path}:")
 
 
 class UncachedLoader(SourceFileLoader):
@@ -102,13 +102,19 @@ class UncachedLoader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def _run_file(path: Path) -> ModuleType:
+def run_file(path: Path) -> ModuleType:
+    """Run a file as a module of its own; its folder is importable while it runs, as for a script.
+
+    Raises:
+        ImportError: it is no file of Python; and whatever the file raises.
+    """
     name = f"{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, path, loader=UncachedLoader(name, str(path)))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look a class's module up here
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up here
+    _forget_namesakes(path.parent)
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
@@ -118,6 +124,29 @@ def _run_file(path: Path) -> ModuleType:
     finally:
         sys.path.remove(str(path.parent))
     return module
+
+
+def _forget_namesakes(folder: Path) -> None:
+    """Let an import from `folder` find its own file where a file of another folder has left a module of that name.
+
+    Such a module cannot be imported any more: its folder was importable only while that file was loaded.
+    """
+    names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+    stale = {name for name in names if _is_of_elsewhere(sys.modules.get(name), folder)}
+    for name in [name for name in sys.modules if name.partition(".")[0] in stale]:
+        del sys.modules[name]
+
+
+def _is_of_elsewhere(module: ModuleType | None, folder: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None or file.startswith(OURS):
+        return False
+    above = Path(file).parents[1 if Path(file).stem == "__init__" else 0]
+    return above != folder and str(above) not in sys.path
+
+
+OURS: Final = tuple(f"{Path(__file__).parents[1] / name}/" for name in ("passes", "pipeline"))
+"""The beginnings of the paths of our own files."""
 
 
 def files_beside(location: str) -> set[Path]:

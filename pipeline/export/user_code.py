@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 import ast
-import hashlib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from passes.suggest import nearest
+from passes.user_files import OURS, run_file
 from passes.worker.own_names import describe_clash
 from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError
@@ -129,7 +128,6 @@ ON_TENSORS = (
 # Frames of nn.Module around forward, in every call.
 DISPATCH = {"_call_impl", "_wrapped_call_impl"}
 
-OURS = tuple(f"{Path(__file__).parents[2] / name}/" for name in ("passes", "pipeline"))
 STDLIB = tuple(f"{path}/" for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name)))
 
 
@@ -224,47 +222,8 @@ def _import(place: str, title: str) -> ModuleType:
     path = Path(place)
     if not path.is_file():
         raise SourceError(f"{title}: no file {place!r}; paths are relative to the configuration file")
-    return call_user_code(lambda: _import_file(path), _loading(title), f"{place}:")
+    return call_user_code(lambda: run_file(path), _loading(title), f"{place}:")
 
 
 def _loading(title: str) -> str:
     return f"{title}: loading its file raises"
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Run the file as a module of its own; its folder is importable while it loads, as for a script."""
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be loaded as Python")
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # dataclasses and pickle look a class's module up here
-    _forget_namesakes(path.parent)
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(loaded)
-    except BaseException:
-        del sys.modules[spec.name]
-        raise
-    finally:
-        sys.path.remove(str(path.parent))
-    return loaded
-
-
-def _forget_namesakes(folder: Path) -> None:
-    """Let an import from `folder` find its own file where a file of another folder has left a module of that name.
-
-    Such a module cannot be imported any more: its folder was importable only while that file was loaded.
-    """
-    names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
-    stale = {name for name in names if _is_of_elsewhere(sys.modules.get(name), folder)}
-    for name in [name for name in sys.modules if name.partition(".")[0] in stale]:
-        del sys.modules[name]
-
-
-def _is_of_elsewhere(module: ModuleType | None, folder: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    if file is None or file.startswith(OURS):
-        return False
-    above = Path(file).parents[1 if Path(file).stem == "__init__" else 0]
-    return above != folder and str(above) not in sys.path
