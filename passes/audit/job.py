@@ -59,12 +59,12 @@ def open_trial(timeout_s: float, memory_gib: float | None) -> Iterator[AuditTria
 
 def run_job(
     cases: Sequence[str],
-    subjects: Sequence[Mapping[str, Any]],
+    targets: Sequence[Mapping[str, Any]],
     models: str | None = None,
     timeout_s: float = 60.0,
     memory_gib: float | None = 4.0,
 ) -> dict[str, Any]:
-    """Try `subjects` on `cases`, which are named as in `passes.audit.cases`.
+    """Try `targets` on `cases`, which are named as in `passes.audit.cases`.
 
     Args:
         models: the folder of the user's own models.
@@ -75,7 +75,7 @@ def run_job(
         `findings`: lists of name, kind, case and why; `unjudged`: case → why its outputs were not judged; `unread`:
         case → why the model cannot be read.
     """
-    tried = [AuditTarget(**data) for data in subjects]
+    tried = [AuditTarget(**data) for data in targets]
     findings: list[list[str]] = []
     unjudged: dict[str, str] = {}
     unread: dict[str, str] = {}
@@ -95,9 +95,9 @@ def run_job(
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """Try `subjects` on `cases`. `models` is the user's folder; `timeout_s` and `memory_gib` limit each call."""
+    """Try `targets` on `cases`. `models` is the user's folder; `timeout_s` and `memory_gib` limit each call."""
 
-    subjects: Sequence[AuditTarget]
+    targets: Sequence[AuditTarget]
     cases: Sequence[str]
     models: Path | None = None
     timeout_s: float = 60.0
@@ -105,7 +105,7 @@ class AuditPlan:
 
     def jobs(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Key and arguments of `run_job`, for each job."""
-        names = [subject.data() for subject in self.subjects]
+        names = [target.data() for target in self.targets]
         passes = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:12]
         for start in range(0, len(self.cases), CHUNK):
             cases = list(self.cases[start : start + CHUNK])
@@ -113,7 +113,7 @@ class AuditPlan:
                 f"{to_one_line(cases[0])} … {to_one_line(cases[-1])}, {passes}",
                 {
                     "cases": cases,
-                    "subjects": names,
+                    "targets": names,
                     "models": str(self.models.resolve()) if self.models else None,
                     "timeout_s": self.timeout_s,
                     "memory_gib": self.memory_gib,
@@ -128,14 +128,14 @@ class AuditPlan:
         unread = unread_of(done)
         tried = Counter(name.partition("/")[0] for name in self.cases if name not in unread)
         facts = tried, {name: metadata.version(name) for name in JUDGES}, unjudged, unread
-        libraries = sorted({subject.distribution for subject in self.subjects})
+        libraries = sorted({target.distribution for target in self.targets})
         return tuple(
             table_of(library, metadata.version(library), self._names(library), findings, *facts)
             for library in libraries
         )
 
     def _names(self, library: str) -> list[str]:
-        return [subject.name for subject in self.subjects if subject.distribution == library]
+        return [target.name for target in self.targets if target.distribution == library]
 
 
 def unread_of(values: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -144,9 +144,9 @@ def unread_of(values: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def chosen_targets(
-    subjects: Sequence[AuditTarget], only: Sequence[str], missing: Mapping[str, str] | None = None
+    targets: Sequence[AuditTarget], only: Sequence[str], missing: Mapping[str, str] | None = None
 ) -> tuple[AuditTarget, ...]:
-    """Select the subjects that `only` names by library, pass or glob; all if `only` is empty.
+    """Select the targets that `only` names by library, pass or glob; all if `only` is empty.
 
     Args:
         missing: the steps whose library is not installed → the sentence that says so.
@@ -155,21 +155,21 @@ def chosen_targets(
         PolicyError: an entry names nothing, with the nearest, or nothing that is installed.
     """
     for entry in only:
-        if not any(_is_meant(subject, entry) for subject in subjects):
+        if not any(_is_meant(target, entry) for target in targets):
             absent = [why for name, why in (missing or {}).items() if _is_meant(_absent_target(name), entry)]
             if absent:
                 raise PolicyError(f"--only: {'; '.join(absent)}")
-            known = [name for subject in subjects for name in (subject.name, subject.distribution)]
+            known = [name for target in targets for name in (target.name, target.distribution)]
             raise PolicyError(f"--only: no pass and no library named {entry!r}{nearest(entry, known)}")
-    return tuple(subject for subject in subjects if not only or any(_is_meant(subject, entry) for entry in only))
+    return tuple(target for target in targets if not only or any(_is_meant(target, entry) for entry in only))
 
 
 def _absent_target(name: str) -> AuditTarget:
     return AuditTarget(name, OWN_STEPS[name]().source, name)
 
 
-def _is_meant(subject: AuditTarget, entry: str) -> bool:
-    return subject.distribution == entry or fnmatch.fnmatchcase(subject.name, entry)
+def _is_meant(target: AuditTarget, entry: str) -> bool:
+    return target.distribution == entry or fnmatch.fnmatchcase(target.name, entry)
 
 
 KINDS: Final = (*sorted(UNSAFE), "raised")
@@ -178,20 +178,20 @@ BUDGET_S: Final = 30.0
 """Seconds for reducing one model."""
 
 
-def reproductions_of(tables: Iterable[AuditTable], subjects: Iterable[AuditTarget]) -> Iterator[dict[str, Any]]:
+def reproductions_of(tables: Iterable[AuditTable], targets: Iterable[AuditTarget]) -> Iterator[dict[str, Any]]:
     """Arguments of `reproduce`, for each pass and kind of finding in `KINDS`.
 
     Node tests go before whole models, since they are small already.
     """
-    by_name = {subject.name: replace(subject, inner=()) for subject in subjects}
+    by_name = {target.name: replace(target, inner=()) for target in targets}
     cases: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for table in tables:
         for entry in table.entries:
             if entry.kind in KINDS:
                 cases[entry.name, entry.kind] += entry.cases
     for (name, kind), candidates in cases.items():
-        subject = by_name.get(name) or by_name[name.partition("/")[0]]
-        yield {"name": name, "subject": subject.data(), "kind": kind, "case": min(candidates, key=_simplicity)}
+        target = by_name.get(name) or by_name[name.partition("/")[0]]
+        yield {"name": name, "target": target.data(), "kind": kind, "case": min(candidates, key=_simplicity)}
 
 
 def _simplicity(case: str) -> tuple[bool, int, str]:
@@ -200,23 +200,23 @@ def _simplicity(case: str) -> tuple[bool, int, str]:
 
 def reproduce(
     name: str,
-    subject: Mapping[str, Any],
+    target: Mapping[str, Any],
     kind: str,
     case: str,
     models: str | None = None,
     timeout_s: float = 60.0,
     memory_gib: float | None = 4.0,
 ) -> dict[str, str]:
-    """Reduce the model of `case` to the smallest one on which `subject` still shows `kind`.
+    """Reduce the model of `case` to the smallest one on which `target` still shows `kind`.
 
     Args:
-        name: of the pass at fault: that of `subject`, or of a pass inside of it.
+        name: of the pass at fault: that of `target`, or of a pass inside of it.
 
     Returns:
         `name` of the files, the `model` in base64, and a `text` that says what happens, and how. It is the whole model
         if no smaller part shows the finding.
     """
-    tried = AuditTarget(**subject)
+    tried = AuditTarget(**target)
     deadline = time.monotonic() + BUDGET_S
     with open_trial(timeout_s, memory_gib) as trial:
         given = load_case(case, Path(models) if models else None)
@@ -253,6 +253,6 @@ def _with_own_outputs(part: DetachedModel, given: Case) -> Case:
     return replace(given, model=part.proto, feeds=feeds, expected=None, rtol=None, atol=None)
 
 
-def _shows(trial: AuditTrial, case: Case, subject: AuditTarget, kind: str) -> list[str]:
+def _shows(trial: AuditTrial, case: Case, target: AuditTarget, kind: str) -> list[str]:
     """The reasons of the findings of that kind; empty if there are none."""
-    return [finding.why or kind for finding in trial.of(case, [subject]).findings if finding.kind == kind]
+    return [finding.why or kind for finding in trial.of(case, [target]).findings if finding.kind == kind]

@@ -89,16 +89,15 @@ def missing_steps(context: PassContext) -> Mapping[str, str]:
     return missing
 
 
-def with_inner(subjects: Sequence[AuditTarget], context: PassContext) -> tuple[AuditTarget, ...]:
-    """Fill in the inner passes of whole steps. Asking a library takes seconds, so choose `subjects` before."""
+def with_inner(targets: Sequence[AuditTarget], context: PassContext) -> tuple[AuditTarget, ...]:
+    """Fill in the inner passes of whole steps. Asking a library takes seconds, so choose `targets` before."""
     return tuple(
-        replace(subject, inner=_inner(subject, context)) if subject.name in OWN_STEPS else subject
-        for subject in subjects
+        replace(target, inner=_inner(target, context)) if target.name in OWN_STEPS else target for target in targets
     )
 
 
-def _inner(subject: AuditTarget, context: PassContext) -> tuple[str, ...]:
-    step = OWN_STEPS[subject.name]()
+def _inner(target: AuditTarget, context: PassContext) -> tuple[str, ...]:
+    step = OWN_STEPS[target.name]()
     return step.inner(context)
 
 
@@ -117,7 +116,7 @@ LARGEST: Final = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class PassAttempt:
-    """The result of one call of a pass. `index` counts the passes in `subjects`, from 0.
+    """The result of one call of a pass. `index` counts the passes in `targets`, from 0.
 
     `again` marks the second call, on the result of the first. Each call is reported by itself, since either may crash
     the process. The second call is made only if the first changed something; `followed` announces it.
@@ -132,12 +131,12 @@ class PassAttempt:
     followed: bool = False
 
 
-def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) -> Generator[PassAttempt]:
-    """Try `subjects` from `start` on. A pass that does not change what the model computes is not called again."""
+def attempts(model: bytes, targets: Sequence[Mapping[str, Any]], start: int) -> Generator[PassAttempt]:
+    """Try `targets`, beginning with number `start`. A pass that does not change what the model computes is not called again."""
     source = onnx.load_from_string(model)
     digests = _Digests()
     digest = digests.of(model)
-    for index, data in enumerate(subjects):
+    for index, data in enumerate(targets):
         if index < start:
             continue
         step = AuditTarget(**data).make_step()

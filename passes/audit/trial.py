@@ -31,20 +31,18 @@ class AuditTrial:
     libraries: Worker
     judges: Worker
 
-    def of(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
-        """Every finding on `case`, of each of `subjects` alone; a step's are attributed to its inner passes."""
+    def of(self, case: Case, targets: Sequence[AuditTarget]) -> CaseOutcome:
+        """Every finding on `case`, of each of `targets` alone; a step's are attributed to its inner passes."""
         case = replace(case, model=add_marks(case.model))
-        outcome = self._run_case(case, subjects)
-        findings = attribute_to_inner(
-            outcome.findings, subjects, lambda subject: self._run_case(case, [subject]).findings
-        )
+        outcome = self._run_case(case, targets)
+        findings = attribute_to_inner(outcome.findings, targets, lambda target: self._run_case(case, [target]).findings)
         return CaseOutcome(findings, outcome.unjudged)
 
-    def _run_case(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
+    def _run_case(self, case: Case, targets: Sequence[AuditTarget]) -> CaseOutcome:
         findings: list[AuditFinding] = []
         results: dict[Result, list[str]] = {}
-        for attempt, failure in self._attempts(case, subjects):
-            name = subjects[attempt.index].name
+        for attempt, failure in self._attempts(case, targets):
+            name = targets[attempt.index].name
             findings += [
                 AuditFinding(name, kind, case.name, why) for kind, why in _attempt_findings(attempt, failure, case)
             ]
@@ -55,14 +53,14 @@ class AuditTrial:
             findings += [AuditFinding(name, kind, case.name, why) for name in names for kind, why in verdict.items()]
         return CaseOutcome(tuple(dict.fromkeys(findings)), unjudged)
 
-    def _attempts(self, case: Case, subjects: Sequence[AuditTarget]) -> Iterator[tuple[PassAttempt, str]]:
+    def _attempts(self, case: Case, targets: Sequence[AuditTarget]) -> Iterator[tuple[PassAttempt, str]]:
         """Each attempt, with the signal or `timed out` if it crashed the process, else an empty text."""
         model = case.model.SerializeToString()
-        data = [subject.data() for subject in subjects]
+        data = [target.data() for target in targets]
         begun = PassAttempt(-1)
-        while begun.index + 1 < len(subjects):
+        while begun.index + 1 < len(targets):
             try:
-                for item in _stream(self.libraries, attempts, model=model, subjects=data, start=begun.index + 1):
+                for item in _stream(self.libraries, attempts, model=model, targets=data, start=begun.index + 1):
                     yield item, ""
                     begun = item
                 return
@@ -131,7 +129,7 @@ MOST: Final = 3
 
 def attribute_to_inner(
     findings: Sequence[AuditFinding],
-    subjects: Sequence[AuditTarget],
+    targets: Sequence[AuditTarget],
     findings_of: Callable[[AuditTarget], Sequence[AuditFinding]],
 ) -> tuple[AuditFinding, ...]:
     """Attribute a step's findings on one case to the smallest set of inner passes without which they do not occur.
@@ -139,9 +137,9 @@ def attribute_to_inner(
     A finding stays with the step if there is no such set.
 
     Args:
-        findings_of: returns every finding of a subject on the same case.
+        findings_of: returns every finding of a target on the same case.
     """
-    by_name = {subject.name: subject for subject in subjects}
+    by_name = {target.name: target for target in targets}
     bad = [finding for finding in findings if finding.kind in NARROWED]
     round_trip = {(finding.name, finding.kind) for finding in bad}
     at_fault: dict[str, tuple[str, ...]] = {}
@@ -156,11 +154,11 @@ def attribute_to_inner(
     )
 
 
-def _culprits(subject: AuditTarget, findings_of: Callable[[AuditTarget], Sequence[AuditFinding]]) -> tuple[str, ...]:
+def _culprits(target: AuditTarget, findings_of: Callable[[AuditTarget], Sequence[AuditFinding]]) -> tuple[str, ...]:
     def is_good(left_out: tuple[str, ...]) -> bool:
-        return not any(finding.kind in NARROWED for finding in findings_of(replace(subject, left_out=left_out)))
+        return not any(finding.kind in NARROWED for finding in findings_of(replace(target, left_out=left_out)))
 
-    blamed = minimal_culprits(subject.inner, (), is_good) or ()
+    blamed = minimal_culprits(target.inner, (), is_good) or ()
     return blamed if len(blamed) <= MOST else ()
 
 

@@ -60,10 +60,10 @@ def audit(
     with open_context() as context:
         found = targets_of(context, every=every or any("/" in target for target in only or ()))
         missing = missing_steps(context)
-        subjects = with_inner(chosen_targets(found, only or (), missing), context)
+        targets = with_inner(chosen_targets(found, only or (), missing), context)
     for why in () if only else missing.values():
         print_line(why, err=True)
-    plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)
+    plan = AuditPlan(targets, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
     values = _finish_jobs([Job(key, run_job, what) for key, what in plan.jobs()], out, spread, stamps)
     tables, unread = plan.tables(values), unread_of(values)
@@ -102,7 +102,7 @@ def _reproductions(plan: AuditPlan, tables: Sequence[AuditTable]) -> list[Job]:
     settings = {"models": models, "timeout_s": plan.timeout_s, "memory_gib": plan.memory_gib}
     return [
         Job(f"{finding['name']}: {finding['kind']}, {finding['case']}", reproduce, {**finding, **settings})
-        for finding in reproductions_of(tables, plan.subjects)
+        for finding in reproductions_of(tables, plan.targets)
     ]
 
 

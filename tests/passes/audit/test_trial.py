@@ -36,16 +36,16 @@ def trial() -> Iterator[AuditTrial]:
         yield opened
 
 
-def try_case(trial: AuditTrial, case: str, *subjects: AuditTarget) -> list[tuple[str, str, str]]:
+def try_case(trial: AuditTrial, case: str, *targets: AuditTarget) -> list[tuple[str, str, str]]:
     """Without lost metadata, which is almost everywhere."""
-    findings = trial.of(load_case(case), subjects).findings
+    findings = trial.of(load_case(case), targets).findings
     return [(finding.name, finding.kind, finding.why) for finding in findings if finding.kind != "lost-metadata"]
 
 
 @KNOWN
 def test_a_crash_costs_one_pass_and_the_others_go_on(trial: AuditTrial) -> None:
-    subjects = optimizer("nop", "eliminate_shape_op", "rename_input_output")
-    assert try_case(trial, "node/test_shape_start_greater_than_end", *subjects) == [
+    targets = optimizer("nop", "eliminate_shape_op", "rename_input_output")
+    assert try_case(trial, "node/test_shape_start_greater_than_end", *targets) == [
         ("eliminate_shape_op", "crashed", "SIGSEGV"),
         ("rename_input_output", "signature", "other inputs"),
     ]
@@ -53,8 +53,8 @@ def test_a_crash_costs_one_pass_and_the_others_go_on(trial: AuditTrial) -> None:
 
 @KNOWN
 def test_an_if_that_hands_out_an_initializer(trial: AuditTrial) -> None:
-    subjects = optimizer("eliminate_if_with_const_cond")
-    assert try_case(trial, "planted/if_outputs_initializer", *subjects) == [(subjects[0].name, "crashed", "SIGSEGV")]
+    targets = optimizer("eliminate_if_with_const_cond")
+    assert try_case(trial, "planted/if_outputs_initializer", *targets) == [(targets[0].name, "crashed", "SIGSEGV")]
 
 
 @KNOWN
@@ -67,16 +67,16 @@ def test_an_assertion_on_a_shared_graph_input(trial: AuditTrial) -> None:
 @KNOWN
 @pytest.mark.parametrize("case", ["epsilon", "example"])
 def test_wrong_numbers(trial: AuditTrial, case: str) -> None:
-    subjects = optimizer("eliminate_consecutive_idempotent_ops", "eliminate_identity")
-    assert try_case(trial, f"node/test_group_normalization_{case}_expanded", *subjects) == [
+    targets = optimizer("eliminate_consecutive_idempotent_ops", "eliminate_identity")
+    assert try_case(trial, f"node/test_group_normalization_{case}_expanded", *targets) == [
         ("eliminate_consecutive_idempotent_ops", "wrong", "max error 1")
     ]
 
 
 @KNOWN
 def test_the_type_of_a_sequence_is_lost_by_each_pass(trial: AuditTrial) -> None:
-    subjects = optimizer("nop", "eliminate_deadend")
-    assert [(name, kind) for name, kind, _ in try_case(trial, "node/test_identity_sequence", *subjects)] == [
+    targets = optimizer("nop", "eliminate_deadend")
+    assert [(name, kind) for name, kind, _ in try_case(trial, "node/test_identity_sequence", *targets)] == [
         ("nop", "invalid"),
         ("eliminate_deadend", "invalid"),
     ]
