@@ -66,10 +66,26 @@ class Description:
 
 
 def structure(does: str) -> Description:
+    """The description of a pass that reads operators, attributes and shapes alone.
+
+    Args:
+        does: what the pass does, in one sentence without a full stop.
+
+    Returns:
+        The description.
+    """
     return Description(does, "structure")
 
 
 def values(does: str) -> Description:
+    """The description of a pass that reads or computes the elements of weights.
+
+    Args:
+        does: what the pass does, in one sentence without a full stop.
+
+    Returns:
+        The description.
+    """
     return Description(does, "values")
 
 
@@ -173,12 +189,26 @@ class Step:
         return self.limits is None or any(name in self.options for name in self.limits)
 
     def known_to_grow(self, context: PassContext) -> tuple[str, ...]:
-        """Those of `growing` that this step would run."""
+        """Those of `growing` that this step would run.
+
+        Args:
+            context: where the library is asked for its passes.
+
+        Returns:
+            Names of inner passes.
+        """
         inner = self.inner(context) if self.growing else ()
         return tuple(name for name in self.growing if name in inner)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        """Run the pass on `model`, which stays as it is.
+        """Run the pass.
+
+        Args:
+            model: the model, which stays as it is: change `model.copy_proto()`.
+            context: the workers, in which libraries run, and a folder for files.
+
+        Returns:
+            The new model, or `changed=False` and the reason.
 
         Raises:
             StepFailed: the pass raised, crashed or timed out.
@@ -187,15 +217,31 @@ class Step:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """The step with these options of a recipe. A step that hands options on has them in its field `options`."""
+        """The step with the options of a recipe's item.
+
+        Args:
+            options: name → value. A step that hands options on has them in its field `options`; for others they are
+                fields.
+
+        Returns:
+            The step.
+        """
         make: Any = cls  # a dataclass
         return make(options) if cls.hands_on_options else make(**options)
 
     def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """In a worker: run the library on `model` as its users do, without the repairs of `apply`, and return the
-        result. The library may change `model`, and what it raises is passed on.
+        """In a worker: run the library as its users do, without the repairs of `apply`. Our own passes have no repairs:
+        they
+        are applied in this process.
 
-        Our own passes have no repairs: they are applied in this process.
+        Args:
+            model: the whole model, with its weights; the library may change it.
+
+        Returns:
+            The result.
+
+        Raises:
+            Exception: whatever the library raises.
         """
         with open_local_context() as context:
             return attach(self.apply(detach(model), context).model)
@@ -205,38 +251,90 @@ class Step:
         return f"{self.name}, without {', '.join(self.left_out)}" if self.left_out else self.name
 
     def join(self, following: Sequence[Step]) -> Step:
-        """One step that runs this step and the steps `following` it, all of this class, in one call."""
+        """One step that runs this step and those after it in one call.
+
+        Args:
+            following: the steps after this one, all of this class.
+
+        Returns:
+            The joined step.
+        """
         raise NotImplementedError
 
     def check(self, context: PassContext) -> None:
         """Refuse options that the installed release does not take.
+
+        Args:
+            context: where the library is asked for its options.
 
         Raises:
             PolicyError: naming the nearest option or pass.
         """
 
     def inner(self, context: PassContext) -> tuple[str, ...]:
-        """The inner passes that this step would run, in the order in which the library lists them."""
+        """The inner passes that this step would run.
+
+        Args:
+            context: where the library is asked for its passes.
+
+        Returns:
+            Their names, in the order in which the library lists them.
+        """
         return ()
 
     def known_inner(self, context: PassContext) -> tuple[str, ...]:
-        """Every inner pass that a skip list may name."""
+        """Every inner pass that a skip list may name.
+
+        Args:
+            context: where the library is asked for its passes.
+
+        Returns:
+            Their names: what would run, what is left out, and `extras`.
+        """
         return (*self.inner(context), *self.left_out, *self.extras(context))
 
     def extras(self, context: PassContext) -> tuple[str, ...]:
-        """Inner passes that run only where an option of the step names them."""
+        """Inner passes that run only where an option of the step names them.
+
+        Args:
+            context: where the library is asked for its passes.
+
+        Returns:
+            Their names.
+        """
         return ()
 
     def with_extra(self, name: str) -> Step:
-        """The same step, which also runs this one of its `extras`."""
+        """The same step, which also runs one of its `extras`.
+
+        Args:
+            name: the inner pass.
+
+        Returns:
+            The new step.
+        """
         return self
 
     def appliers(self, name: str) -> tuple[str, ...]:
-        """The inner passes without which this one does not run."""
+        """The inner passes without which another one does not run.
+
+        Args:
+            name: the other inner pass.
+
+        Returns:
+            Their names.
+        """
         return ()
 
     def without(self, names: Sequence[str]) -> Step:
-        """The same step, which leaves out these inner passes."""
+        """The same step, without some of its inner passes.
+
+        Args:
+            names: the inner passes to leave out.
+
+        Returns:
+            The new step; a step without inner passes is returned as it is.
+        """
         return self
 
 
@@ -261,5 +359,12 @@ class Repeat:
 
 
 def flatten(recipe: Sequence[Step | Repeat]) -> list[Step]:
-    """The steps of a recipe; the steps of a fixed point count once."""
+    """The steps of a recipe; the steps of a fixed point count once.
+
+    Args:
+        recipe: steps, and groups of steps that repeat.
+
+    Returns:
+        The steps in order.
+    """
     return [step for item in recipe for step in (item.steps if isinstance(item, Repeat) else (item,))]

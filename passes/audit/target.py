@@ -132,7 +132,7 @@ class PassAttempt:
 
 
 def attempts(model: bytes, targets: Sequence[Mapping[str, Any]], start: int) -> Generator[PassAttempt]:
-    """Try `targets`, beginning with number `start`. A pass that does not change what the model computes is not called again."""
+    """Try `targets`, beginning with number `start`. A pass that leaves what the model computes is not called again."""
     source = onnx.load_from_string(model)
     digests = _Digests()
     digest = digests.of(model)

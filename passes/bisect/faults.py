@@ -70,22 +70,57 @@ class Fault(ABC):
 
     @abstractmethod
     def observe(self, outcome: StepOutcome) -> Sighting | None:
-        """How `outcome`, which steps have made of the source, shows the fault; None if it does not."""
+        """How a result shows the fault.
+
+        Args:
+            outcome: what steps have made of the source.
+
+        Returns:
+            What is wrong with the result; None if it does not show the fault.
+        """
 
     @abstractmethod
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
-        """Whether the step that `run` runs shows the fault on `part`, which may be any model."""
+        """Whether a step shows the fault on a part of a model.
+
+        Args:
+            part: any model, such as a few nodes of the source.
+            run: runs the step on a model.
+        """
 
     def measure(self, model: DetachedModel) -> float | None:
-        """The error of `model` against the source; None for a fault that is not measured."""
+        """The error of a model against the source.
+
+        Args:
+            model: a model that steps have made of the source.
+
+        Returns:
+            The largest absolute error of an output; None for a fault that is not measured.
+        """
         return None
 
     def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
-        """The part of the fault that one step shows; `outcome` is the result of the step on `before`."""
+        """The part of the fault that one step shows.
+
+        Args:
+            before: the model before the step.
+            outcome: the result of the step on `before`.
+
+        Returns:
+            The fault to look for in parts of `before`.
+        """
         return self
 
     def locate(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
-        """Values at which the fault shows first; none if that is not known."""
+        """Values at which the fault shows first.
+
+        Args:
+            before: the model before the step.
+            outcome: the result of the step on `before`.
+
+        Returns:
+            Names of values in `before`; none if they are not known.
+        """
         return ()
 
 
@@ -100,7 +135,11 @@ class Loss(Fault):
 
     @classmethod
     def of(cls, kind: str, source: DetachedModel) -> Self:
-        """Every instance in `source`.
+        """The loss of any instance of one kind of structure in a model.
+
+        Args:
+            kind: the name of a structure, such as `qkv`.
+            source: the model that the steps begin with.
 
         Raises:
             PolicyError: the kind is unknown, or the model has none; the message says what it has instead.
@@ -185,8 +224,14 @@ class Breakdown(Fault):
 
     @classmethod
     def of(cls, source: DetachedModel, context: PassContext) -> Self:
-        """A breakdown of a step, or of what it makes of `source` on the draws that `passes.optimize` makes. Nothing
-        runs where the source itself does not."""
+        """A breakdown of a step, or of what it makes of a model. If the source itself does not run, results are not run
+        either.
+
+        Args:
+            source: the model that the steps begin with; results run on the draws that `passes.optimize` makes of its
+                inputs.
+            context: where models run.
+        """
         _check(source, context)
         try:
             return cls(context, _reference(source, context)[0])
@@ -279,9 +324,18 @@ class Deviation(Fault):
 
     @classmethod
     def of(cls, tolerance: float, source: DetachedModel, context: PassContext) -> Self:
-        """A deviation from `source` on the draws that `passes.optimize` makes.
+        """A deviation from a model on the draws that `passes.optimize` makes of its inputs.
+
+        Args:
+            tolerance: the largest absolute error of an output that is no fault, 0 or more.
+            source: the model that the steps begin with.
+            context: where models run.
+
+        Returns:
+            The fault, with the outputs of `source` on each draw.
 
         Raises:
+            UsageError: the tolerance is no number, or negative.
             ModelError: the model does not run, computes NaN, or is random, so it cannot be judged.
         """
         if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not tolerance >= 0:

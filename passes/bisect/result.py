@@ -91,7 +91,15 @@ MOST_FAILED: Final = 3
 
 
 def bisection_text(finding: Bisection, file: str = "") -> str:
-    """The result as text; `file` is where the smallest model was written."""
+    """The result of a bisection as text.
+
+    Args:
+        finding: the result.
+        file: where the smallest model was written; empty if it was not.
+
+    Returns:
+        Lines for a terminal, without control characters.
+    """
     return "\n".join(map(visible_line, _lines(finding, file))) + "\n"
 
 
@@ -150,9 +158,16 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def bisection_as_data(finding: Bisection, file: str = "") -> dict[str, Any]:
-    """The fields of `Bisection`; for the smallest model its `file` and the number of its `nodes`.
+    """The result of a bisection as data for JSON.
 
-    JSON has no infinity: such a number is written as "Infinity".
+    Args:
+        finding: the result.
+        file: where the smallest model was written; empty if it was not.
+
+    Returns:
+        The fields of `Bisection`; for the smallest model its `file` and the number of its `nodes`. JSON has no
+        infinity:
+        such a number is written as "Infinity".
     """
     culprit = None
     if finding.culprit is not None:

@@ -134,7 +134,15 @@ class CustomOp:
     def infer_types(
         self, inputs: Sequence[ArrayType | None], attributes: Mapping[str, Any], outputs: int
     ) -> tuple[ArrayType, ...]:
-        """The types of the outputs, of which a node has `outputs`.
+        """The types of the outputs of a node.
+
+        Args:
+            inputs: the types of the inputs; None for an input that is left out or unknown.
+            attributes: name → value, as the node has them.
+            outputs: how many outputs the node has.
+
+        Returns:
+            A type for each output.
 
         Raises:
             ModelError: `infer` raises, or returns something else than types, or too few.
@@ -153,6 +161,13 @@ class CustomOp:
 
     def run(self, node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray]:
         """Compute a node of the operator by its reference; its results are held to what `infer` says of them.
+
+        Args:
+            node: the node.
+            inputs: an array for each input; None for an input that is left out.
+
+        Returns:
+            An array for each output.
 
         Raises:
             StepFailed: `compute` raises, or returns something else than `infer` says.

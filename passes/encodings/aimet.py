@@ -88,7 +88,13 @@ def aimet_text(encodings: Mapping[str, Encoding], parameters: Collection[str], v
 
 
 def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
-    """The encodings of a file of AIMET's, by tensor.
+    """The encodings of a file of AIMET's.
+
+    Args:
+        data: what the JSON file holds; any version of `AimetVersion`.
+
+    Returns:
+        Name of the tensor → its encoding, with scales in float32.
 
     Raises:
         UsageError: no mapping, another version, or an encoding that is not integers with a scale.

@@ -226,7 +226,14 @@ SHOWN: Final = 8
 
 
 def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> dict[str, Encoding]:
-    """The encodings of a file for `model`, with the axis of channels or blocks that the file does not say.
+    """The encodings of a file for one model, with the axis of channels or blocks that the file does not say.
+
+    Args:
+        encodings: name of the tensor → its encoding, as `from_aimet` or `from_qdq` read it.
+        model: the model whose float tensors they quantize.
+
+    Returns:
+        The same encodings, each with its axis.
 
     Raises:
         UsageError: the model has no such float tensor, or its shape does not suit the scales.

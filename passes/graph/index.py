@@ -161,18 +161,39 @@ class GraphIndex:
         return {info.name: info for info in (*self.inputs.values(), *self.graph.value_info, *self.outputs.values())}
 
     def producer(self, name: str) -> NodeProto | None:
-        """The node that makes a value; None for an input, a stored tensor, and a value that does not exist."""
+        """The node that makes a value.
+
+        Args:
+            name: the value.
+
+        Returns:
+            The node; None for an input, a stored tensor, and a value that does not exist.
+        """
         return self.producers.get(name)
 
     def origin_of(self, name: str, ops: Collection[str]) -> str:
-        """Walk up from `name` through nodes of `ops`, to the first input of each, and return the value where the walk
-        ends: `name` itself if no node of `ops` makes it."""
+        """Walk upstream from a value through nodes of some operators, to the first input of each node.
+
+        Args:
+            name: the value to begin with.
+            ops: the operators to walk through.
+
+        Returns:
+            The value where the walk ends: `name` itself if no node of `ops` makes it.
+        """
         while (node := self.producers.get(name)) is not None and node.op_type in ops and node.output[0] == name:
             name = node.input[0]
         return name
 
     def tensor_at(self, name: str) -> TensorProto | None:
-        """The tensor that `name` is, stored or in a Constant, perhaps in another layout or type; None for others."""
+        """The tensor that a value is, stored or in a Constant, perhaps in another layout or type.
+
+        Args:
+            name: the value.
+
+        Returns:
+            The tensor; None for other values.
+        """
         name = self.origin_of(name, ARRANGING)
         node = self.producers.get(name)
         return self.initializers.get(name) if node is None else constant_of(node)
@@ -215,7 +236,14 @@ def computed_values(nodes: Iterable[NodeProto]) -> dict[str, None]:
 
 
 def values_read(nodes: Sequence[NodeProto]) -> list[str]:
-    """The values that `nodes`, or their bodies, read and do not make, each once, in order."""
+    """The values that some nodes, or their bodies, read and do not make.
+
+    Args:
+        nodes: the nodes.
+
+    Returns:
+        Names, each once, in the order in which they are read.
+    """
     computed = computed_values(nodes)
     return [name for name in dict.fromkeys(name for node in nodes for name in reads_of(node)) if name not in computed]
 
@@ -232,7 +260,16 @@ def value_names(graph: GraphProto) -> set[str]:
 
 
 def free_name(name: str, taken: Collection[str], second: int = 2) -> str:
-    """`name`, or where it is taken the first of `name_2`, `name_3`, … that is free; counted from `second`."""
+    """A name that is not taken.
+
+    Args:
+        name: the name to begin with.
+        taken: the names that are taken; they stay as they are.
+        second: the first number to add.
+
+    Returns:
+        `name`, or where it is taken the first of `name_2`, `name_3`, … that is free.
+    """
     candidate, number = name, second
     while candidate in taken:
         candidate = f"{name}_{number}"
@@ -241,7 +278,16 @@ def free_name(name: str, taken: Collection[str], second: int = 2) -> str:
 
 
 def take_name(name: str, taken: set[str], second: int = 2) -> str:
-    """`free_name`, and add the result to `taken`."""
+    """`free_name`, which is taken then.
+
+    Args:
+        name: the name to begin with.
+        taken: the names that are taken; the result is added.
+        second: the first number to add.
+
+    Returns:
+        The free name.
+    """
     name = free_name(name, taken, second)
     taken.add(name)
     return name
@@ -262,10 +308,15 @@ def constant_of(node: NodeProto) -> TensorProto | None:
 
 
 def replace_all_uses_with(nodes: Iterable[NodeProto], replacements: Mapping[str, str]) -> None:
-    """Let `nodes`, and their bodies, read other values, in place: the old name → the new name.
+    """Let nodes, and their bodies, read other values, in place.
 
     A body that has a value of its own by an old name keeps reading that value. A body may also return a value from
-    outside; the outputs of the graph of `nodes` are left to the caller.
+    outside;
+    the outputs of the graph of `nodes` are left to the caller.
+
+    Args:
+        nodes: the nodes to change.
+        replacements: old name → new name.
     """
     for node in nodes:
         if any(name in replacements for name in node.input):
@@ -315,7 +366,12 @@ def copy_of(message: Entry) -> Entry:
 
 
 def replace_entries(field: RepeatedCompositeFieldContainer[Entry], entries: Iterable[Entry]) -> None:
-    """Make `entries`, which may be some of its own, all that a field such as `graph.node` holds."""
+    """Make some messages all that a repeated field holds.
+
+    Args:
+        field: a field such as `graph.node`.
+        entries: the messages; they may be some of the field's own.
+    """
     copies = [copy_of(entry) for entry in entries]  # first, since clearing the field frees its entries
     del field[:]
     field.extend(copies)

@@ -63,7 +63,15 @@ class CanonicalModel:
         return _mix(self.header, _walk(self.graph, {}, False, _as_it_is))
 
     def value_digests(self, substitute: Substitute = _as_it_is) -> ValueDigests:
-        """The digest of every value; `substitute` may replace a digest by that of a value known to be equal."""
+        """The digest of every value.
+
+        Args:
+            substitute: called with the name and the digest of a value; returns that digest, or the digest of a value
+                that is known to be equal.
+
+        Returns:
+            The digests by name, and the digest of all outputs.
+        """
         digests: dict[str, str] = {}
         whole = _walk(self.graph, digests, True, substitute)
         return ValueDigests(digests, _mix(self.header, whole))
@@ -112,7 +120,14 @@ def _function_digest(function: FunctionProto, body: CanonicalGraph) -> str:
 
 
 def canonical_digest(model: DetachedModel) -> str:
-    """`CanonicalModel.digest` of a model."""
+    """`CanonicalModel.digest` of a model.
+
+    Args:
+        model: the model.
+
+    Returns:
+        Hex digits that are equal for models that differ in names and order alone.
+    """
     return canonicalize(model).digest
 
 
@@ -285,10 +300,14 @@ LENGTH: Final = 12
 
 
 def structure_fingerprint(model: DetachedModel) -> str:
-    """12 hex digits that change when an op, an attribute, an edge, or the shape or dtype of a weight does.
+    """Hex digits that change when an op, an attribute, an edge, or the shape or dtype of a weight does.
 
-    As for `CanonicalModel.digest`, names and the order of independent nodes do not count. Weights count by shape and
-    dtype; tensors of fewer than 16 elements by value.
+    Args:
+        model: the model. As for `CanonicalModel.digest`, names and the order of independent nodes do not count. Weights
+            count by shape and dtype; tensors of fewer than 16 elements by value.
+
+    Returns:
+        12 hex digits.
     """
     return canonicalize(model, _small_values_key).digest[:LENGTH]
 

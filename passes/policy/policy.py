@@ -24,11 +24,16 @@ from passes.suggest import describe_argument, nearest
 
 
 def in_group(group: str, pass_name: str) -> bool:
-    """Whether the pass called `pass_name` (`fuse_qkv` or `onnxsim/fuse_qkv`) belongs to `group`; False where there
-    is no such group.
+    """Whether a pass belongs to a group.
 
-    A glob with a `/` matches the passes inside one step; one without matches the pass of that name anywhere. Case does
-    not count, since some libraries write `FusionConvBN`. `unsafe` holds whole names, as the catalogue has them.
+    Args:
+        group: the name of a group. A glob of the group with a `/` matches the passes inside one step; one without
+            matches the pass of that name anywhere. Case does not count, since some libraries write `FusionConvBN`.
+            `unsafe` holds whole names, as the catalogue has them.
+        pass_name: `fuse_qkv` or `onnxsim/fuse_qkv`.
+
+    Returns:
+        True for a pass of the group; False where there is no such group.
     """
     if pass_name in quarantined_passes(group):
         return True
@@ -38,7 +43,14 @@ def in_group(group: str, pass_name: str) -> bool:
 
 
 def groups_of(pass_name: str) -> tuple[str, ...]:
-    """Every group that `pass_name` belongs to."""
+    """Every group that a pass belongs to.
+
+    Args:
+        pass_name: `fuse_qkv` or `onnxsim/fuse_qkv`.
+
+    Returns:
+        The names of the groups.
+    """
     return tuple(group for group in ALL_GROUPS if in_group(group, pass_name))
 
 
@@ -49,7 +61,14 @@ ALL_GROUPS: Final = (*GROUPS, QUARANTINE)
 
 
 def merging(kinds: Collection[str]) -> frozenset[str]:
-    """The passes that destroy structures of `kinds` wherever they find them."""
+    """The passes that destroy structures of some kinds wherever they find them.
+
+    Args:
+        kinds: kinds of structures, such as `qkv`.
+
+    Returns:
+        Names of passes, without the name of their library.
+    """
     return frozenset(name for name, broken in DESTROYS.items() if not set(broken).isdisjoint(kinds)) - OF_EQUALS
 
 
@@ -107,9 +126,14 @@ class Policy:
     contrib: Literal["keep", "refuse"] = "keep"
 
     def skips(self, name: str) -> Skip | None:
-        """Whether the pass called `name` is to be skipped, and by which entry.
+        """Whether a pass is to be skipped.
 
-        An inner pass is called `onnxsim/fuse_qkv`. An entry without a library means the pass of that name anywhere.
+        Args:
+            name: the pass; an inner pass is called `onnxsim/fuse_qkv`. An entry of `skip` without a library means the
+                pass of that name anywhere.
+
+        Returns:
+            The reason, which names the entry; None for a pass that runs.
         """
         bare = name.rpartition("/")[2]
         for entry in self.skip:
@@ -122,7 +146,14 @@ class Policy:
         return {entry.removesuffix("?"): not entry.endswith("?") for entry in self.keep}
 
     def watched_kinds(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Kinds that are watched because a pass among `names` that destroys them is skipped."""
+        """Kinds that are watched because a pass that destroys them is skipped.
+
+        Args:
+            names: all passes that the policy's skips may mean.
+
+        Returns:
+            Kinds of structures, each once.
+        """
         if not self.watch:
             return ()
         skipped = [name for name in names if self.skips(name)]

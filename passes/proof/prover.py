@@ -123,7 +123,12 @@ class Prover(Protocol):
     def watch(
         self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
     ) -> None:
-        """Take `model` as the exported model, and compare the values at `instances` too.
+        """Take a model as the exported model, and compare values inside of it too.
+
+        Args:
+            model: the exported model.
+            instances: structures whose values are compared, and whose weights have to be seen by the draws.
+            canonical: the canonical form of `model`, where the caller has it.
 
         Raises:
             ModelError: it does not run.
@@ -135,15 +140,45 @@ class Prover(Protocol):
         ...
 
     def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
-        """How far `model` is from the reference."""
+        """How far a model is from the reference.
+
+        Args:
+            model: a model that steps have made of the exported one.
+            canonical: its canonical form, where the caller has it.
+
+        Returns:
+            The errors by output and by inner value; `why` is empty if all are within tolerance.
+
+        Raises:
+            StepFailed: onnxruntime refuses the model, or stops.
+        """
         ...
 
     def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
-        """`measure` by running the whole model; with `hold`, keep values that later proofs compare with."""
+        """`measure` by running the whole model.
+
+        Args:
+            model: a model that steps have made of the exported one.
+            canonical: its canonical form, where the caller has it.
+            hold: keep values that later proofs compare with.
+
+        Returns:
+            As `measure`.
+
+        Raises:
+            StepFailed: onnxruntime refuses the model, or stops.
+        """
         ...
 
     def has_run(self, model: DetachedModel) -> bool:
-        """Whether this object itself was run, and not only a model that computes the same."""
+        """Whether this object itself was run, and not only a model that computes the same.
+
+        Args:
+            model: a model that was proven.
+
+        Returns:
+            True for the model that ran last.
+        """
         ...
 
     def power(self) -> Sensitivity:
@@ -151,7 +186,15 @@ class Prover(Protocol):
         ...
 
     def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
-        """What the proof covered of the exported model; `model` is the final result."""
+        """What the proof covered of the exported model.
+
+        Args:
+            model: the final model.
+            canonical: its canonical form, where the caller has it.
+
+        Returns:
+            The draws, what they reached, and what they missed.
+        """
         ...
 
 

@@ -60,13 +60,22 @@ class Carrier:
 
 
 def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedModel:
-    """Restore the metadata of the nodes of `after` that were in `before`, and annotate the others with `author`.
+    """Restore the metadata of the nodes that a pass left, and annotate the nodes that it made.
 
     A node that survived gets its metadata, its name and its doc string back, and is annotated as changed if the pass
     changed its attributes or constants. A new node is annotated with the pass and the nodes that it replaces. Its
-    module path, in torch's own keys, is the innermost module that holds all replaced nodes; if the new node replaces
-    none, the module that holds the nodes around it. A stored tensor that the pass made is annotated with the
-    initializers of the source that it was made of. Changes `after.proto`.
+    module
+    path, in torch's own keys, is the innermost module that holds all replaced nodes; if the new node replaces none, the
+    module that holds the nodes around it. A stored tensor that the pass made is annotated with the initializers of the
+    source that it was made of.
+
+    Args:
+        before: the model before the pass.
+        after: the result of the pass, whose proto is changed.
+        author: the name of the pass.
+
+    Returns:
+        `after`.
     """
     Carrier().carry(AnalyzedModel(before), AnalyzedModel(after), author)
     return after
@@ -147,6 +156,10 @@ def restore_names(survivors: Iterable[tuple[NodeProto, str]], made: Iterable[Nod
     """Rename nodes in place: survivors get their old names back, and new nodes make way for them.
 
     No name appears twice unless it did before. Nodes without a name stay so.
+
+    Args:
+        survivors: nodes of the new model, with their old names.
+        made: the other nodes of the new model.
     """
     survivors, made = list(survivors), list(made)
     taken: set[str] = set()

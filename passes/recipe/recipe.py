@@ -142,14 +142,16 @@ UNTIL_STABLE: Final = "until-stable"
 def steps_of(recipe: Sequence[RecipeItem], worker: Worker | None = None) -> tuple[Step | Repeat, ...]:
     """The steps of a recipe, in order.
 
-    An item is a name, or a mapping of one name to its options. `default` stands for onnxoptimizer's
-    fuse-and-eliminate set, `clean` for our steps that only remove operators, and `default@0.1` for the default recipe
-    that release 0.1 had for an ONNX file; `file.py:Name` and `module:Name` are passes of the user's own. A name that
-    onnxline has itself is never taken from another package. Every item takes the option `repeat: until-stable`, and
-    `sequence: {steps: […], repeat: until-stable}` gives it to several together.
-
     Args:
+        recipe: items, each a name, or a mapping of one name to its options. `default` stands for onnxoptimizer's
+            fuse-and-eliminate set, `clean` for our steps that only remove operators, and `default@0.1` for the default
+            recipe that release 0.1 had for an ONNX file; `file.py:Name` and `module:Name` are passes of the user's own.
+            A name that onnxline has itself is never taken from another package. Every item takes the option `repeat:
+            until-stable`, and `sequence: {steps: […], repeat: until-stable}` gives it to several together.
         worker: in which passes of the user's own are loaded; by default one that is started for them.
+
+    Returns:
+        The steps; steps that repeat together are one `Repeat`.
 
     Raises:
         PolicyError: no such pass (naming the nearest), or an option that the pass does not take.

@@ -119,6 +119,9 @@ class OptimizeResult(ABC):
     def save(self, path: str | PathLike[str]) -> None:
         """Write the final model; above 100 MB its weights go to a file next to it.
 
+        Args:
+            path: the file to write.
+
         Raises:
             UsageError: the file cannot be written; an existing file is unchanged.
         """
@@ -177,7 +180,14 @@ class PassRun(OptimizeResult):
     def describe_merges(self, keep: Collection[str], recipe: Iterable[object]) -> tuple[str, ...]:
         """A sentence on each step that merged products which no structure holds.
 
-        Without anything to `keep`, a pass that the `recipe` names by itself is left out: its user asked for that.
+        Args:
+            keep: the structures that the run keeps. Without any, a pass that the recipe names by itself is left out:
+                its
+                user asked for that.
+            recipe: the items of the recipe.
+
+        Returns:
+            The sentences, in the order of the steps.
         """
         named = {str(item) for entry in recipe for item in (entry if isinstance(entry, Mapping) else [entry])}
         sentences = []

@@ -44,9 +44,15 @@ class TrackedStructures:
     """Kept kind that the source has only in part → what it has in place of the rest, with advice."""
 
     def with_new(self, kinds: Sequence[str], model: DetachedModel, gone: Collection[tuple[str, str]]) -> Self:
-        """These, with what `model` has of some kinds, if that is more than what it was known to have.
+        """These structures, with those that a step has made, such as Q, K and V that were one matrix in the source.
 
-        A step may make structures, such as Q, K and V that were one matrix in the source. They are measured in `model`.
+        Args:
+            kinds: the kinds that the step makes.
+            model: its result, in which they are measured.
+            gone: (kind, instance) of structures that were lost before.
+
+        Returns:
+            The structures, with what `model` has of each kind if that is more than what it was known to have.
         """
         instances, view = dict(self.instances), GraphView(model)
         for kind in kinds:
@@ -60,13 +66,29 @@ class TrackedStructures:
         return replace(self, instances=instances)
 
     def tight_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
-        """The values to hold visible: for each kept value the first of its pins that is still computed and read.
-        `computed` holds the names of all such values."""
+        """The values to hold visible so that no pass can merge the kept ones: for each kept value the first of its pins
+        that
+        is still computed and read.
+
+        Args:
+            computed: the names of all values of the model that are computed and read.
+
+        Returns:
+            The values, with their types.
+        """
         return [_first(site, computed) for instance in self._kept_instances() for site in instance.pins]
 
     def wide_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
-        """The last of the pins of each kept value, which leave a pass the most room, also to break the structure; empty
-        where they give no more room than the tight ones. A boundary has tight pins alone, while they are there."""
+        """The last of the pins of each kept value, which leave a pass the most room, also to break the structure. A
+        boundary
+        has tight pins alone, while they are there.
+
+        Args:
+            computed: the names of all values of the model that are computed and read.
+
+        Returns:
+            The values, with their types; empty where they give no more room than the tight ones.
+        """
         kept = self._kept_instances()
         movable = [site for instance in kept if instance.boundary is None for site in instance.pins]
         if not any(_gives_room(site, computed) for site in movable):
@@ -87,7 +109,14 @@ class TrackedStructures:
         ]
 
     def find_lost(self, model: DetachedModel) -> Lost:
-        """The structures that `model` no longer has, judged by each structure's own checker."""
+        """The structures that a model no longer has, judged by each structure's own checker.
+
+        Args:
+            model: a later model.
+
+        Returns:
+            (kind, instance) → the reason.
+        """
         lost: dict[tuple[str, str], str] = {}
         for kind, instances in self.instances.items():
             structure = structure_of(kind)
@@ -138,7 +167,12 @@ def find_structures(
 
 
 def refuse_unmatched(tracked: TrackedStructures, policy: Policy, model: DetachedModel) -> None:
-    """Refuse a required `keep` that matches nothing after the steps that could have made it; `model` is the last.
+    """Refuse a required `keep` that matches nothing after the steps that could have made it.
+
+    Args:
+        tracked: the structures that were found.
+        policy: what is to be kept.
+        model: the last model.
 
     Raises:
         PolicyError: the message says what was found instead.
@@ -168,9 +202,16 @@ OBSERVED: Final = ("qkv",)
 
 
 def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
-    """A copy of `model` in which each pinned value that still exists is a graph output, and no input has a default.
+    """A copy of a model in which values are graph outputs, so that no pass can fuse over them, and no input has a
+    default.
 
-    Pins carry types, since onnxsim refuses an output whose shape field is missing.
+    Args:
+        model: the model.
+        pins: the values to hold, with types, since onnxsim refuses an output whose shape field is missing. A value that
+            the model does not have is left out.
+
+    Returns:
+        The copy.
     """
     proto = model.copy_proto()
     graph = proto.graph
@@ -189,9 +230,16 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
 
 
 def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
-    """Take the pins back: only `outputs`, the names of the model's own outputs, stay. Changes `model.proto`.
+    """Take the pins back. Nodes that lived for nothing but a pin go with it; what was dead before stays: to remove it
+    is a
+    pass's work.
 
-    Nodes that lived for nothing but a pin go with it. What was dead before stays: to remove it is a pass's work.
+    Args:
+        model: the result of a pass on a pinned model; its proto is changed.
+        outputs: the names of the model's own outputs, which stay.
+
+    Returns:
+        `model`.
     """
     own = set(outputs)
     graph = model.proto.graph

@@ -106,7 +106,14 @@ class Trial:
         return pin(start.model, pins) if pins else None
 
     def try_step(self, step: Step) -> Attempt:
-        """`attempt`, with a step that fails as an attempt too."""
+        """`attempt`, with a step that fails as an attempt too.
+
+        Args:
+            step: the step to try.
+
+        Returns:
+            The attempt; for a failed step with the model from before, and the reason.
+        """
         try:
             return self.attempt(step)
         except StepFailed as failure:
@@ -115,11 +122,19 @@ class Trial:
             return Attempt(self.before, False, {}, None, why, Status(failure.status))
 
     def attempt(self, step: Step) -> Attempt:
-        """Run `step` with the kept structures pinned, and judge the result by structure and by its output values.
+        """Run a step with the kept structures pinned, and judge the result by structure and by its output values.
 
         No pass can fuse across a pin. So the pins are as wide as they can be, and tight only where the result would not
-        be sound. A merging pass would find its pattern with wide pins. So it has its turn with the tight pins, and then
-        the other passes of the step run once more with the wide ones.
+        be
+        sound. A merging pass would find its pattern with wide pins. So it has its turn with the tight pins, and then
+        the other
+        passes of the step run once more with the wide ones.
+
+        Args:
+            step: the step to try.
+
+        Returns:
+            The attempt, sound or not.
 
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
@@ -240,6 +255,13 @@ class Trial:
     def remove_pins(self, after: DetachedModel, *, narrows: bool = False) -> DetachedModel:
         """Unpin the result of a step, in place, and give it the outputs and the signature of the model.
 
+        Args:
+            after: the result of a step on the pinned model.
+            narrows: whether the step was asked to change the declared shapes of inputs.
+
+        Returns:
+            `after`.
+
         Raises:
             StepFailed: see `keep_signature`.
         """
@@ -249,9 +271,16 @@ class Trial:
         return after
 
     def narrow(self, step: Step, attempt: Attempt) -> NarrowedStep:
-        """Find the inner passes that are at fault for `attempt`.
+        """Find the inner passes that are at fault for an attempt.
 
         Passes that broke a required structure are taken out; passes that only broke an observed structure are named.
+
+        Args:
+            step: the step that was tried.
+            attempt: its attempt, which lost a structure or is not sound.
+
+        Returns:
+            The step without the passes at fault, its attempt, and who broke what.
         """
         # To wait for many more time limits would cost more than the name is worth.
         if not step.is_composite or attempt.status is Status.TIMED_OUT:
@@ -291,14 +320,30 @@ class Trial:
         return NarrowedStep(step.without(culprits), sound, culprits, {**authors, **observed})
 
     def find_merges(self, attempt: Attempt) -> tuple[MergedProducts, ...]:
-        """The products of one input that a sound attempt has merged, of which no structure speaks that is tracked."""
+        """The products of one input that an attempt has merged, of which no tracked structure speaks.
+
+        Args:
+            attempt: a sound attempt.
+
+        Returns:
+            The merged products; none for an attempt that is not sound.
+        """
         if not attempt.changed or attempt.why:
             return ()
         return find_merged_products(self.model, attempt.model, self._kept_weights())
 
     def find_held(self, step: Step, known: Collection[tuple[str, str]]) -> tuple[str, Lost]:
-        """The kept structures, apart from `known`, that `step` breaks when their values are not pinned, and the name of
-        the inner pass that breaks them. Only for a step that is known to merge; its result is never accepted."""
+        """The kept structures that a step breaks when their values are not pinned. Only for a step that is known to
+        merge; its
+        result is never accepted.
+
+        Args:
+            step: the step.
+            known: (kind, instance) of structures to leave out.
+
+        Returns:
+            The name of the inner pass that breaks them, and (kind, instance) → the reason.
+        """
         held = {(kind, instance.name) for kind in self.watched.pinned for instance in self.watched.instances[kind]}
         suspects = merging(self.watched.pinned).intersection(step.inner(self.context) or (step.name,))
         if not suspects or held <= {*known, *self.gone}:
@@ -321,7 +366,14 @@ class Trial:
         return "/".join((step.name, *(culprits or ())[:1])), lost
 
     def find_merger(self, step: Step) -> str:
-        """The name of `step`, which merges products, or of the inner pass that does."""
+        """The pass that merges products.
+
+        Args:
+            step: a step that merges products.
+
+        Returns:
+            The name of the step, or `step/inner` for its inner pass.
+        """
         if not step.is_composite:
             return step.name
 

@@ -46,21 +46,50 @@ class Structure:
     checker: Checker
 
     def find(self, model: DetachedModel) -> SearchResult:
-        """Every instance in the exported model."""
+        """Every instance in a model.
+
+        Args:
+            model: the exported model.
+
+        Returns:
+            The instances; where there are none, what the model has instead.
+        """
         return self.search(GraphView(model))
 
     def search(self, view: GraphView) -> SearchResult:
-        """Like `find`, in the exported model that `view` indexes."""
+        """`find` in a model that is indexed already.
+
+        Args:
+            view: the index of the exported model.
+
+        Returns:
+            As `find`.
+        """
         result = self.finder(view)
         return replace(result, instances=self.checker.measure(result.instances, view.model))
 
     def find_lost(self, instances: Instances, model: DetachedModel) -> dict[str, str]:
-        """Name → reason of each instance that `model` has lost."""
+        """The instances that a later model has lost.
+
+        Args:
+            instances: what `find` has found in the exported model.
+            model: the later model.
+
+        Returns:
+            Name of the instance → the reason.
+        """
         return self.checker.find_lost(instances, model)
 
 
 def structure_of(entry: str) -> Structure | None:
-    """The structure that an entry of `keep`, without its question mark, names; None if it names none."""
+    """The structure that an entry of `keep` names.
+
+    Args:
+        entry: a kind such as `qkv`, or a selector such as `op:Softmax`, without the question mark.
+
+    Returns:
+        The structure; None if the entry names none.
+    """
     prefix, colon, pattern = entry.partition(":")
     if colon:
         return SELECTORS[prefix](entry, pattern) if prefix in SELECTORS and pattern else None

@@ -76,6 +76,14 @@ class DetachedModel:
         return f"DetachedModel({plural(len(self.proto.graph.node), 'node')})"
 
     def with_proto(self, proto: onnx.ModelProto) -> DetachedModel:
+        """Another graph on the weights of this model.
+
+        Args:
+            proto: the graph, with stand-ins of this model.
+
+        Returns:
+            The new model.
+        """
         return DetachedModel(proto, self.weights)
 
     def without_functions(self) -> DetachedModel:
@@ -92,24 +100,54 @@ class DetachedModel:
         return copy
 
     def weight(self, tensor: TensorProto) -> Weight | None:
-        """The detached weight of this initializer; None if it holds its own data."""
+        """The detached weight of an initializer.
+
+        Args:
+            tensor: an initializer of this model.
+
+        Returns:
+            The weight, its bytes mapped from a file; None if the initializer holds its own data.
+        """
         key = key_of(tensor)
         return None if key is None else self.weights.get(key)
 
     def array(self, tensor: TensorProto) -> np.ndarray:
-        """An initializer's values, whether detached or not."""
+        """An initializer's values, whether detached or not.
+
+        Args:
+            tensor: an initializer of this model.
+
+        Returns:
+            An array of the tensor's shape and dtype (bfloat16 as `ml_dtypes.bfloat16`); a detached weight is not
+            copied.
+        """
         weight = self.weight(tensor)
         return onnx.numpy_helper.to_array(tensor) if weight is None else weight.array()
 
     def digest(self, tensor: TensorProto) -> str:
-        """128 bits of an initializer's bytes, the same whether it is detached or not."""
+        """128 bits of an initializer's bytes, the same whether it is detached or not.
+
+        Args:
+            tensor: an initializer of this model.
+
+        Returns:
+            32 hex digits.
+        """
         weight = self.weight(tensor)
         if tensor.data_type == TensorProto.STRING:  # not through numpy, which decodes them as UTF-8
             return digest_of_texts(tensor.string_data)
         return weight.digest if weight else digest_of(onnx.numpy_helper.to_array(tensor))
 
     def transposed_digest(self, tensor: TensorProto, axes: Sequence[int]) -> str:
-        """`digest` of a detached or inline initializer with its axes in another order."""
+        """`digest` of an initializer with its axes in another order.
+
+        Args:
+            tensor: an initializer of this model, detached or inline.
+            axes: the order, as `np.transpose` takes it.
+
+        Returns:
+            32 hex digits.
+        """
         weight, order = self.weight(tensor), tuple(axes)
         if weight is None:
             return digest_of(self.array(tensor).transpose(order))
@@ -238,7 +276,13 @@ def attach(model: DetachedModel, *, limit: int | None = PROTOBUF_LIMIT) -> onnx.
 
 
 def open_model(model: onnx.ModelProto | DetachedModel | str | PathLike[str]) -> DetachedModel:
-    """A detached model as it is; or that of a message, which does not change, or of a file.
+    """Open a model in any form.
+
+    Args:
+        model: a detached model, which is returned as it is; a message, which does not change; or the path of a file.
+
+    Returns:
+        The detached model.
 
     Raises:
         ModelError: it is none of these, or the model is broken.

@@ -173,9 +173,13 @@ def _files_of(ranges: Mapping[str, _DataRange], folder: Path) -> set[Path]:
 
 
 def save_together(models: Mapping[Path, DetachedModel], data: Path) -> None:
-    """Write several models next to `data`, which holds each weight of any of them once.
+    """Write several models with one data file, which holds each weight of any of them once.
 
     Small tensors stay in the models. The old models go first, so that none is ever next to new weights.
+
+    Args:
+        models: path → model; the paths are next to `data`.
+        data: the file of the weights.
 
     Raises:
         OSError: the disk is full or the folder cannot be written.
@@ -208,9 +212,13 @@ def _append(file: BinaryIO, weight: Weight, name: str) -> _DataRange:
 
 @contextlib.contextmanager
 def replace_when_done(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; on success it takes `path`'s place, otherwise it is removed.
+    """Write a file that takes its place when it is complete. Otherwise it is removed, and an old file stays.
 
-    The path is unique to this process and thread. A device or a pipe, such as /dev/stdout, is written as it is.
+    Args:
+        path: the final path. A device or a pipe, such as /dev/stdout, is written as it is.
+
+    Yields:
+        A temporary path in the same folder, unique to this process and thread.
     """
     if path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
         yield path
@@ -227,7 +235,11 @@ def replace_when_done(path: Path) -> Iterator[Path]:
 
 
 def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:
-    """Write `model` to a path that a user has named.
+    """Write a model to a path that a user has named.
+
+    Args:
+        model: the model; above 100 MB its weights go to a file next to it.
+        path: the file to write.
 
     Raises:
         UsageError: it is no path of a file, or nothing can be written there; an existing file is unchanged.
@@ -242,9 +254,15 @@ def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn whatever keeps a file from being written to `path` into a UsageError: a full disk, a folder, no such path.
+    """Turn whatever keeps a file from being written into a UsageError: a full disk, a folder, no such path.
 
     For code that does nothing but write: elsewhere an OSError may be a bug.
+
+    Args:
+        path: the file that is written.
+
+    Raises:
+        UsageError: the block raised an OSError.
     """
     try:
         yield

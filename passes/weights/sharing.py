@@ -35,7 +35,15 @@ class WeightRef:
     unread: bool = False
 
     def weight(self, digest: str = "", *, maps: FileMaps | None = None) -> Weight:
-        """Map the weight; `maps` shares mappings between weights."""
+        """Map the weight.
+
+        Args:
+            digest: its digest, where the reference has none.
+            maps: mappings of files to share with other weights.
+
+        Returns:
+            The weight, as a view of its file.
+        """
         data = (maps or FileMaps()).view(FileRange(self.path, self.offset, self.nbytes))
         return Weight(self.dims, self.data_type, data, digest or self.digest, self.unread)
 
@@ -62,7 +70,17 @@ class WeightFile:
             self._ranges = {}
 
     def store(self, weight: Weight) -> tuple[str, int]:
-        """The file that holds the bytes of `weight`, and their offset in it."""
+        """Find or write the bytes of a weight in a file.
+
+        Args:
+            weight: a weight in memory, or mapped from a file.
+
+        Returns:
+            The path of the file, and the offset in bytes.
+
+        Raises:
+            OSError: the disk is full.
+        """
         file_range = find_file_range(weight.data)
         if file_range is not None:
             return file_range.path, file_range.offset
@@ -95,7 +113,14 @@ class MappedModel:
         return onnx.load_from_string(self.proto)
 
     def session(self, extra_outputs: Sequence[str] = (), *, may_evaluate: bool = False) -> Session:
-        """A session over the mapped weights; for `may_evaluate` see `Session`.
+        """A session of onnxruntime over the mapped weights.
+
+        Args:
+            extra_outputs: values that become outputs too.
+            may_evaluate: see `Session`.
+
+        Returns:
+            The session.
 
         Raises:
             StepFailed: onnxruntime refuses the model.
@@ -105,7 +130,14 @@ class MappedModel:
         return Session(self.model(), self.map_weights(), extra_outputs, may_evaluate=may_evaluate)
 
     def to_detached(self, known: WeightStore | None = None) -> DetachedModel:
-        """The model that was sent; weights that are in `known` are taken from there."""
+        """The model that was sent.
+
+        Args:
+            known: weights to take in place of equal ones that would be mapped anew.
+
+        Returns:
+            The detached model.
+        """
         proto, known, found = self.model(), known or {}, self.map_weights()
         keys = {tensor.name: key_of(tensor) for tensor in proto.graph.initializer if tensor.name in found}
         store = {key: known.get(key, found[name]) for name, key in keys.items() if key is not None}
@@ -117,7 +149,15 @@ class MappedModel:
 
 
 def portable(model: DetachedModel, spill: WeightFile) -> MappedModel:
-    """`model`, with each of its weights in a file."""
+    """A model that can be sent to another process, with each of its weights in a file.
+
+    Args:
+        model: the model.
+        spill: the file for weights that are only in memory.
+
+    Returns:
+        The model as bytes, with the file ranges of its weights.
+    """
     found = []
     for tensor in model.proto.graph.initializer:
         weight = model.weight(tensor)
@@ -129,7 +169,14 @@ def portable(model: DetachedModel, spill: WeightFile) -> MappedModel:
 
 
 def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
-    """`model` detached, with its weights in `spill`'s file; `model` itself does not change.
+    """A detached copy of a message, with its weights in a file.
+
+    Args:
+        model: a message with inline data; it does not change.
+        spill: the file for the weights.
+
+    Returns:
+        The detached model.
 
     Raises:
         ModelError: the model is broken, or its data is external.
