@@ -122,6 +122,8 @@ def limit_runs(
     A time limit above the default one was chosen by the user, and stays.
 
     Args:
+        context: whose proof worker runs the model.
+        model: the model that is run.
         draws: what it runs on, where that is known; by default what its inputs declare.
     """
     proofs, before = context.proofs, context.proofs.timeout_s

@@ -21,6 +21,9 @@ def nearest_names(name: str, known: Iterable[str], count: int, cutoff: float = 0
     """At most `count` known names that are near, the nearest first; case does not count.
 
     Args:
+        name: what was written.
+        known: the names that there are.
+        count: the most names to return.
         cutoff: how near a name has to be: at 1 only the same name is, at 0 every name.
     """
     by_letters = {known_name.lower(): known_name for known_name in known}

@@ -31,6 +31,7 @@ def load_object(reference: str, title: str) -> Any:
     A file is run again each time, as a module of its own; its folder is importable meanwhile, as for a script.
 
     Args:
+        reference: the file or module, a colon, and the name in it.
         title: what messages call it, such as `the pass passes.py:Fuse`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Show the characters that command a terminal, or reorder text, as escapes: `\\x1b`, `\\u202e`.
+r"""Show the characters that command a terminal, or reorder text, as escapes: `\x1b`, `\u202e`.
 
 Names come from models, files and configurations that somebody else may have made. A name can hold the sequence that
 sets a terminal's title, clears it or opens a link, or a mark that shows the text after it backwards.
@@ -84,7 +84,7 @@ def visible_data(data: Any) -> Any:
 
 
 def json_text(data: Any, indent: int | None = 2, **settings: Any) -> str:
-    """JSON that reads back to `data`, with each character of `HIDDEN` as JSON escapes it: `\\u001b`."""
+    r"""JSON that reads back to `data`, with each character of `HIDDEN` as JSON escapes it: `\u001b`."""
     return visible_json(json.dumps(data, indent=indent, ensure_ascii=False, **settings))
 
 

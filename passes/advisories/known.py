@@ -19,6 +19,7 @@ HEAD: Final = TITLE.encode()
 
 
 def file_name(library: str, version: str) -> str:
+    """The name of the file with what the audit of a release has found."""
     return f"{library}-{version}.txt"
 
 
@@ -118,6 +119,7 @@ QUARANTINE: Final = "unsafe"
 
 
 def is_quarantine(entry: str) -> bool:
+    """Whether an entry of a skip list is `unsafe`, or `unsafe:FOLDER`."""
     return entry == QUARANTINE or entry.startswith(f"{QUARANTINE}:")
 
 
@@ -139,6 +141,7 @@ def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, st
     """Refuse passes whose audits are all of other releases than the installed one.
 
     Args:
+        entry: the entry of the skip list, `unsafe` or `unsafe:FOLDER`.
         used: the steps of a recipe, or passes inside of steps.
         installed: library → version; by default the installed libraries.
 

@@ -102,6 +102,7 @@ def table_of(
 
 
 def is_round_trip(name: str) -> bool:
+    """Whether a pass is the library's reading and writing of the model alone."""
     return name.rpartition("/")[2] == ROUND_TRIP
 
 
@@ -111,6 +112,7 @@ def round_trips(name: str) -> tuple[str, ...]:
 
 
 def entry_of(name: str, kind: str, why: str, cases: Sequence[str]) -> AuditEntry:
+    """The entry for one kind of finding of a pass, with the marks of its cases."""
     return AuditEntry(name, kind, why, tuple(sorted(map(mark_of, cases))), tuple(cases))
 
 

@@ -93,10 +93,12 @@ def load_case(name: str, models: Path | None = None) -> Case:
 
 
 def node_names() -> tuple[str, ...]:
+    """The names of ONNX's own test models."""
     return tuple(sorted(_tests()))
 
 
 def load_node(name: str) -> Case:
+    """One of ONNX's own test models, with its inputs, expected outputs and tolerances."""
     test = _tests()[name]
     given, expected = test.data_sets[0]
     feeds = {info.name: value_of(value) for info, value in zip(test.model.graph.input, given, strict=False)}
@@ -139,10 +141,12 @@ def folder_names(folder: Path) -> tuple[str, ...]:
 
 
 def picture_names(source: str) -> tuple[str, ...]:
+    """The names of the models in text of one source."""
     return tuple(sorted(file.stem for file in PICTURES[source].glob("*.onnxtxt")))
 
 
 def load_picture(source: str, name: str) -> Case:
+    """A model in text, with drawn inputs."""
     return _with_drawn_feeds(f"{source}/{name}", read_example(PICTURES[source] / f"{name}.onnxtxt").model)
 
 

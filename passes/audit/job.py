@@ -67,6 +67,8 @@ def run_job(
     """Try `targets` on `cases`, which are named as in `passes.audit.cases`.
 
     Args:
+        cases: names, as in `passes.audit.cases`.
+        targets: what to try, as `AuditTarget.data` gives it.
         models: the folder of the user's own models.
         timeout_s: seconds for one call of one pass.
         memory_gib: memory limit of each of the two workers.
@@ -149,6 +151,8 @@ def chosen_targets(
     """Select the targets that `only` names by library, pass or glob; all if `only` is empty.
 
     Args:
+        targets: what there is to try.
+        only: names of libraries or passes, or globs; empty for all.
         missing: the steps whose library is not installed → the sentence that says so.
 
     Raises:
@@ -211,6 +215,12 @@ def reproduce(
 
     Args:
         name: of the pass at fault: that of `target`, or of a pass inside of it.
+        target: what was tried, as `AuditTarget.data` gives it.
+        kind: the kind of the finding.
+        case: the name of the case.
+        models: the folder of the user's own models.
+        timeout_s: seconds for one call of one pass.
+        memory_gib: memory limit of each of the two workers.
 
     Returns:
         `name` of the files, the `model` in base64, and a `text` that says what happens, and how. It is the whole model

@@ -65,6 +65,7 @@ def targets_of(context: PassContext, *, every: bool = False) -> tuple[AuditTarge
     onnxruntime loads a model before it optimizes it, and may refuse it then: that is `onnxruntime/nop`.
 
     Args:
+        context: where libraries are asked for their passes.
         every: the passes inside of the steps too, each alone. There are hundreds.
     """
     rows = catalog(context, steps=None if every else ())

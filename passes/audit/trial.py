@@ -137,6 +137,8 @@ def attribute_to_inner(
     A finding stays with the step if there is no such set.
 
     Args:
+        findings: what was found on the case.
+        targets: what was tried.
         findings_of: returns every finding of a target on the same case.
     """
     by_name = {target.name: target for target in targets}

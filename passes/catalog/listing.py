@@ -67,6 +67,7 @@ def catalog(context: PassContext, *, steps: Collection[str] | None = None) -> tu
     """All passes: the passes that a recipe names one by one, then each step with its inner passes as `STEP/NAME`.
 
     Args:
+        context: where libraries are asked for their passes.
         steps: whose inner passes to list; None for all. Asking a library starts the worker and takes seconds.
     """
     defaults = set(default_passes())

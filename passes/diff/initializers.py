@@ -25,6 +25,7 @@ def initializer_changes(matched: ModelMatching, differing: Sequence[Stored]) -> 
     """The stored tensors that differ: changed, in another form, added or removed. Copies count, names do not.
 
     Args:
+        matched: the matched nodes and values of the two models.
         differing: ids of values that matched nodes read at the same position and that differ.
     """
     before, after = matched.nodes.before, matched.nodes.after

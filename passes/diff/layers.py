@@ -55,6 +55,9 @@ def compare_layers(
     product), or has the value in another shape.
 
     Args:
+        matched: the matched nodes and values of the two models.
+        draws: inputs for the first model.
+        context: whose proof worker runs the models.
         most: the most values to compare, taken from the outermost layers.
 
     Raises:

@@ -141,6 +141,10 @@ def measure_pairs(
     the second model does not run.
 
     Args:
+        matched: the matched nodes and values of the two models.
+        pairs: values of the two models to compare.
+        draws: inputs for the first model.
+        context: whose proof worker runs the models.
         may_collapse: see `measure_distances`.
 
     Raises:
@@ -217,6 +221,11 @@ def measure_distances(
     Values are judged by the types that the first model computes them in.
 
     Args:
+        before: the first model.
+        after: the second model.
+        pairs: values of the two models to compare.
+        draws: name → array, for each draw.
+        computed_in: value of the first model → the least precise type in its computation.
         may_collapse: treat shapes as equal if one merges neighbouring dims of the other: 16×32 for 2×8×32.
 
     Raises:

@@ -46,6 +46,7 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
     """The quantized tensors of the second model that are in floats in the first.
 
     Args:
+        matched: the matched nodes and values of the two models.
         stored: pairs of ids of constants that matched nodes read, of which one may be computed.
     """
     after, before = matched.nodes.after, matched.nodes.before

@@ -247,6 +247,7 @@ class Diff:
 
 
 def label_of(node: NodeProto) -> NodeLabel:
+    """What reports call a node: its operator, its name, and its innermost torch module."""
     module = module_path_of(node)
     name = node.name or first_output(node)
     return NodeLabel(op_name(node), name, module.paths[-1] if module is not None and module.paths else "")

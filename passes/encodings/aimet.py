@@ -32,7 +32,9 @@ def to_aimet(encodings: Mapping[str, Encoding], parameters: Collection[str], ver
     """The content of a file of AIMET's encodings.
 
     Args:
+        encodings: name of the tensor → its encoding.
         parameters: the tensors that are constants.
+        version: the version of the file.
 
     Raises:
         UsageError: the version cannot express an encoding.
@@ -260,10 +262,12 @@ def _lpbq(
     """Blocks whose scales are integers, each scaled by the scale of its channel.
 
     Args:
+        row: the entry of the file.
         bits: of the weight, and of a weight that has the scales of its channels alone.
         inner: float32, the integers.
         spread: float32, for each integer what scales it, or to be broadcast to it.
         outer: float32, the scale of each channel.
+        axis: the axis of the channels.
 
     Raises:
         UsageError: the integers are not those of 4 bits.

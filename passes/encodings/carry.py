@@ -73,6 +73,7 @@ def carry_encodings(
     """Carry encodings of the first model over to the last one.
 
     Args:
+        versions: the models of a run, in order.
         encodings: each for a float tensor of the first model, as `fit_encodings` returns them.
         context: of the run, whose draws and proof worker are used.
     """

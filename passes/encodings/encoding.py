@@ -179,6 +179,8 @@ def encode_bias(data: Encoding, weight: Encoding, rank: int = 1) -> Encoding:
     """The encoding of a bias of `rank` dims: the scale of the products that it is added to, whose factors have these.
 
     Args:
+        data: the encoding of the activation that the product reads.
+        weight: the encoding of the weight that the product reads.
         rank: a Gemm takes a row, [1, channels], too.
     """
     scale = (data.scale.astype(np.float64) * weight.scale).astype(np.float32)

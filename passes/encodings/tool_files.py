@@ -60,6 +60,7 @@ def to_ai_edge_recipe(encodings: Mapping[str, Encoding], model: DetachedModel) -
     Source: ai_edge_quantizer 0.10, `recipe_manager.py`.
 
     Args:
+        encodings: name of the tensor → its encoding.
         model: the float model of the encodings.
 
     Raises:

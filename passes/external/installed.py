@@ -78,7 +78,10 @@ def refuse_wrong_values(
     """Raises PolicyError for the first option whose value is not of the type that the library declares.
 
     Args:
+        context: where the library is asked.
         hints: a function for the worker that returns option → type.
+        step: the name of the step, for the message.
+        options: name → value, as the user gave them.
     """
     wrong = context.worker.ask(find_wrong_value, within_s=LISTING_S, hints=hints, options=dict(options))
     if wrong:
@@ -111,6 +114,7 @@ def refuse_failing(context: PassContext, function: Callable[..., None], step: st
 
 
 def format_options(options: Mapping[str, Any]) -> str:
+    """Options that have a value, as `name: value`, with commas between."""
     return ", ".join(f"{name}: {value}" for name, value in options.items() if value is not None)
 
 

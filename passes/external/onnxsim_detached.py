@@ -76,6 +76,8 @@ def simplify_detached(
     """Run `onnxsim.simplify` on `model` without sending all the weights.
 
     Args:
+        model: the model, which does not change.
+        context: whose worker runs onnxsim.
         options: arguments of `onnxsim.simplify`.
         skipped: passes of onnxsim to leave out.
         rounds: the most times that onnxsim runs.
@@ -209,6 +211,7 @@ def names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) -> 
     """The initializers whose values a pass of onnxsim may read.
 
     Args:
+        graph: the graph that onnxsim gets.
         attention: whether fuse_attention runs, which joins the weights of three products of one value.
         skips_concat: whether to take a Concat for an operator that reads no weight, since nothing is folded from it.
     """

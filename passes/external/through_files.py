@@ -42,6 +42,10 @@ def through_files(
     weights are memory-mapped, and its file stays until the context is cleared away.
 
     Args:
+        model: the model, which does not change.
+        context: whose folder holds the files.
+        function: what to call; it reads the path `source` and writes the path `target`.
+        options: what `function` gets as `options`.
         worker: the worker that runs `function`; by default the context's worker for libraries.
 
     Raises:

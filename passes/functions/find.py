@@ -103,6 +103,7 @@ def find_equal_layers(graph: GraphProto, *, unread: bool = False) -> list[EqualL
     """The layers of `graph` that are equal to others, those of the outermost lists of modules first.
 
     Args:
+        graph: a graph whose nodes have the module paths of torch's exporter.
         unread: weights are not to be read, so that nothing can be folded from them.
     """
     return list(_LayerFinder(graph, unread).find())

@@ -45,6 +45,7 @@ def _format_dim(dim: TensorShapeProto.Dimension) -> str:
 
 
 def is_unknown_dim(dim: TensorShapeProto.Dimension) -> bool:
+    """Whether a dim has neither a size nor the name of one."""
     return not dim.HasField("dim_value") and not dim.dim_param
 
 

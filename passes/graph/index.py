@@ -202,6 +202,7 @@ class GraphIndex:
         """The nodes that the values `names` are computed from, in the order of the graph.
 
         Args:
+            names: the values to begin with.
             within: the values to go through; by default, all.
         """
         front = list(names)
@@ -341,6 +342,7 @@ def extract(
     """Return `nodes` as a model of their own, with the versions and functions of `source`.
 
     Args:
+        source: the model that the nodes are taken from.
         nodes: in an order in which they can run.
         inputs: typed inputs, or names, which are declared without a type.
         outputs: typed outputs, or names.

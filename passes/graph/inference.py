@@ -42,6 +42,7 @@ def infer_types(model: onnx.ModelProto, *, data_prop: bool = False) -> GraphProt
     `model` with the types that it declares.
 
     Args:
+        model: the model, which does not change.
         data_prop: compute the values of sizes too, so that more shapes are known.
     """
     try:

@@ -198,6 +198,7 @@ def find_moved_constants(
     """Values of `graph` that are a source tensor, or a source tensor followed only by layout operators.
 
     Args:
+        graph: the graph with the layout operators.
         sources: stored tensors with their shapes.
         shapes: of computed values, where they are known; a dim that is open is negative.
     """

@@ -72,6 +72,7 @@ def live_nodes(graph: GraphProto, *, by_values: bool = False) -> list[NodeProto]
     """The nodes that an output depends on, last first. onnxoptimizer's fusions do not remove the others.
 
     Args:
+        graph: the graph, with its outputs.
         by_values: leave out nodes of which only the shape matters, or whose result does not (times zero).
     """
     wanted = {output.name for output in graph.output}

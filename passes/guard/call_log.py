@@ -120,6 +120,7 @@ def _display_path(file: str) -> str:
 
 
 def write_call(call: GuardedCall, guards: Sequence[Settings]) -> None:
+    """Write a guarded call to the log of each guard, and to standard error if a guard is not quiet."""
     _append({"event": "call", **asdict(call)}, guards)
     if not all(settings.quiet for settings in guards):
         say(call.lines())
@@ -138,10 +139,12 @@ def say(lines: Iterable[str]) -> None:
 
 
 def read_calls(path: str) -> tuple[GuardedCall, ...]:
+    """The guarded calls in the log at `path`."""
     return tuple(_call_from_json(event) for event in _read(path) if event["event"] == "call")
 
 
 def read_warnings(path: str) -> tuple[str, ...]:
+    """The warnings in the log at `path`."""
     return tuple(event["text"] for event in _read(path) if event["event"] == "warning")
 
 

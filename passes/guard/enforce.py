@@ -208,7 +208,9 @@ def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], context
     """A prover that compares on the caller's own inputs if there are any, else on drawn inputs of the caller's shapes.
 
     Args:
+        call: the call of the library that was intercepted.
         instances: what the prover watches.
+        context: whose proof worker runs the model.
 
     Raises:
         NotComparable: no inputs can be drawn, the model does not run on them, or its outputs depend on random values

@@ -93,10 +93,12 @@ class CombinedPolicy:
 
 
 def to_text(guards: Sequence[Settings]) -> str:
+    """Guards as JSON, for the environment of a child process."""
     return json.dumps([asdict(settings) for settings in guards])
 
 
 def from_text(text: str) -> tuple[Settings, ...]:
+    """The guards that `to_text` has written."""
     return tuple(_settings(entry) for entry in json.loads(text))
 
 
@@ -157,4 +159,5 @@ def variables_of(guards: Sequence[Settings]) -> dict[str, str]:
 
 
 def guards_in(environment: Mapping[str, str]) -> tuple[Settings, ...]:
+    """The guards that the environment of a process names."""
     return from_text(environment[VARIABLE]) if VARIABLE in environment else ()

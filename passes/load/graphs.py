@@ -49,9 +49,11 @@ class GraphCheck:
         """Check `graph`; returns the names that it reads from outside.
 
         Args:
+            graph: the graph, or the body of a node.
             outer: for each graph around this one, all names that a node in here can read, also those of later nodes.
             taken: for each graph around this one, the names that no node in here may define again: those that are
                 defined before the node with this body. As in ONNX's checker, later names may be used again.
+            where: how messages call the graph.
 
         Raises:
             ModelError: naming the node, the tensor or the value.

@@ -75,6 +75,7 @@ class OperatorScope:
 
 @cache
 def load_schema(op_type: str, version: int, domain: str) -> NodeSchema | None:
+    """ONNX's schema of an operator in one version of its domain; None where it has none, or it is deprecated."""
     try:
         schema = onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
@@ -168,6 +169,7 @@ def bodies_in(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
 
 
 def tensors_in(node: NodeProto) -> Iterator[TensorProto]:
+    """The tensors in the attributes of a node."""
     for attribute in node.attribute:
         if attribute.HasField("t"):
             yield attribute.t
@@ -175,6 +177,7 @@ def tensors_in(node: NodeProto) -> Iterator[TensorProto]:
 
 
 def sparse_in(node: NodeProto) -> Iterator[onnx.SparseTensorProto]:
+    """The sparse tensors in the attributes of a node."""
     for attribute in node.attribute:
         if attribute.HasField("sparse_tensor"):
             yield attribute.sparse_tensor

@@ -39,6 +39,7 @@ def check_payload(tensor: TensorProto, *, may_be_empty: bool = False) -> None:
     External data is checked where it is mapped.
 
     Args:
+        tensor: a tensor with inline data.
         may_be_empty: a tensor without any data is a weight that was left out, and not a mistake.
 
     Raises:
@@ -133,9 +134,10 @@ def check_tensor(
 ) -> None:
     """
     Args:
+        tensor: a stored tensor.
         folder: of its external data; None if it is not known, and then the file is not checked.
-        files: known from other tensors; added to.
         may_be_empty: a tensor without data, or whose file is missing, is a weight that was left out.
+        files: known from other tensors; added to.
 
     Raises:
         ModelError: naming the tensor, what was found and what was expected.

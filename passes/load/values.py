@@ -45,6 +45,8 @@ def check_value(info: ValueInfoProto, what: str, *, typed: bool) -> None:
     """Check name and type of an input, an output or a value between.
 
     Args:
+        info: the declared value.
+        what: how messages call it, such as `input`.
         typed: the type has to be there.
 
     Raises:

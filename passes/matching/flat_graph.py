@@ -116,7 +116,9 @@ def flatten_graph(
     """Index `model`; `table` holds the digests of what its nodes and values compute.
 
     Args:
+        model: the model to index.
         canonical: the canonical form of `model`, whose names and metadata may have changed since.
+        table: holds the digests of what nodes and values compute; shared by the models that are compared.
         called: input → its name in the other model of a comparison, where the names differ.
     """
     flat = FlatGraph(table)
@@ -276,6 +278,7 @@ Handle = Callable[[Item], str]
 
 
 def name_of(item: Item) -> str:
+    """The name of an item's node; empty for none."""
     return item.node.name
 
 

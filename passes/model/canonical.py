@@ -84,6 +84,7 @@ def canonicalize(model: DetachedModel, tensor_key: TensorKey = DetachedModel.dig
     """Read `model`: its attributes and constants, which is most of the work.
 
     Args:
+        model: the model, whose names and order do not count.
         tensor_key: identifies a tensor; by default, its content.
     """
     opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)

@@ -29,6 +29,8 @@ def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool
     Only what `before` leaves out of an output's type is filled in; an input's type does not change.
 
     Args:
+        before: the model with the declared types.
+        after: the model that a step made of it; its proto is changed.
         narrows: the step was asked to give inputs other shapes, so only names have to stay.
 
     Raises:
@@ -120,6 +122,7 @@ class Annotations:
 
 
 def annotations_of(model: ModelProto) -> Annotations:
+    """The types, names, doc strings and metadata of a model, which can be compared."""
     graph = model.graph
     return Annotations(
         {info.name: info.type.SerializeToString(deterministic=True) for info in (*graph.output, *graph.value_info)},

@@ -71,6 +71,8 @@ def make_claims(
     """Claim that every value that is computed in a new way under its old name is still the same value.
 
     Args:
+        before: a model that was proven.
+        after: the model that a step made of it.
         canonical: the canonical form of `after`.
         equal: value digests → the digest of a value that was proven to be equal.
 
@@ -135,6 +137,8 @@ def part_of(before: ProvenModel, claims: Claims, held: frozenset[str]) -> ProofP
     run in pieces.
 
     Args:
+        before: a model that was proven.
+        claims: what has to be equal for the next model to be equal.
         held: the digests of values that are held.
     """
     return _PartBuilder(before, claims, held).build()

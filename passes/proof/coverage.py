@@ -98,8 +98,13 @@ def coverage_of(
     """Coverage from the draws, the readings of the gauges, and the final model's tables.
 
     Args:
+        draws: what was drawn.
+        labels: the names of all draws, also of those that the caller gave.
         inputs: the traits that each input can be drawn with; empty where the caller gave the inputs.
         skipped: sentences on what was not drawn, and why.
+        gauges: what was measured inside of the exported model.
+        readings: what the gauges read.
+        tables: the tables of the exported model, with the number of rows that were read.
         uncovered: sentences on the rows of tables that could not be compared.
         changes: gauges in the nodes that passes have brought into the final model, and their readings.
         ranges: input → the least and the greatest value in any draw.

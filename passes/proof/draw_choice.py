@@ -50,7 +50,9 @@ def choose_draws(
     """Yield the draws on which the reference runs, with the results of `run`.
 
     Args:
+        plan: the draws to choose from.
         run: the reference; it may return more than `outputs`.
+        outputs: the outputs that decide which draws are taken: they have to be finite.
         skipped: a sentence is appended for everything that is not drawn.
         failures: what `run` raises where the reference does not run.
 
@@ -68,6 +70,9 @@ def choose_in_worker(
     The model runs in the proof worker: onnxruntime may crash on it, or never return.
 
     Args:
+        model: the reference.
+        plan: the draws to choose from.
+        context: whose proof worker runs the model.
         random_outputs: outputs that depend on random values, so they do not decide what is drawn.
 
     Raises:

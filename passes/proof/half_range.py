@@ -62,7 +62,11 @@ def measure_halves(
     """In the proof worker: run a model, and the same model with its results rounded.
 
     Args:
+        before: the model in float32.
+        after: the model with rounded results.
         names: float32 values of the model before; a value that is rounded has its name, or that with the type after it.
+        half: the name of the narrow type.
+        draws: name → array, for each draw.
     """
     made = GraphIndex(after.model().graph).producers
     halves = {name: f"{name}_{half}" if f"{name}_{half}" in made else name for name in names}

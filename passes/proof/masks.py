@@ -90,6 +90,11 @@ def mask_of(name: str, dtype: str, rank: int, low: float, high: float, *, is_ass
     """The mask that an input is by its name, or by a range that ends far below zero; None for another input.
 
     Args:
+        name: the name of the input.
+        dtype: its dtype, by numpy's name.
+        rank: the number of its axes.
+        low: the least value to draw.
+        high: the greatest value to draw.
         is_assumed: whether `low` and `high` are defaults, and not given by the caller.
     """
     words, is_float = words_of(name), "float" in dtype

@@ -114,6 +114,7 @@ def draws_numbers(node: NodeProto, false: Iterable[str]) -> bool:
     """Whether `node` draws random values: a Dropout does so in training mode only.
 
     Args:
+        node: a node of the graph.
         false: constants that are False.
     """
     if node.domain not in ONNX_DOMAINS or node.op_type not in RANDOM_OPS:
@@ -172,6 +173,7 @@ class _NoiseWriter:
         """Replace the random nodes of `graph` and its bodies.
 
         Args:
+            graph: the graph, which is changed.
             turns: the iteration counters of the Loops around the graph.
             false: outer constants that are False.
         """

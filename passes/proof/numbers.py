@@ -86,6 +86,10 @@ def compare(
     that masks a logit. Without groups a single -3.4e38 would hide any error in the other values.
 
     Args:
+        expected: the value of the reference.
+        got: the value to judge, of any shape and dtype.
+        tolerances: dtype → tolerance, where the user has set one.
+        computed_in: the least precise type in the computation; None for the value's own dtype.
         share: a factor on `atol`, for values that are as much smaller than those of the rest of the model.
     """
     if computed_in == DRAWN:

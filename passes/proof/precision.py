@@ -37,6 +37,7 @@ def computed_types(
     """The least precise floating type in the computation of each of `names`; no entry where nothing is rounded.
 
     Args:
+        model: the model, with its types as far as they are declared.
         names: values of `model`; by default all values of its graph.
         computed_in: the types that the source of `model` computes in, if they are known. A cast to another type and
             back, which an exporter added, does not count.

@@ -54,6 +54,7 @@ def find_terms(graph: GraphProto, constant: AbstractSet[str], single: Collection
     values each operand is a term. Scores to which a mask is added are no term: the mask is large where it hides them.
 
     Args:
+        graph: the graph with the sums.
         constant: values that depend on no input.
         single: values of one element; a term may be weak next to these too.
     """

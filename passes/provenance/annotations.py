@@ -171,6 +171,7 @@ class ModulePath:
 
 
 def metadata_of(node: NodeProto | TensorProto) -> dict[str, str]:
+    """The metadata of a node or tensor by key."""
     return {entry.key: entry.value for entry in node.metadata_props}
 
 

@@ -53,6 +53,7 @@ FORM_BY_OP: Final = {
 
 
 def form_of(tensor: TensorProto) -> str:
+    """How a stored tensor was made of its weights: one of `FORMS`; empty for the weight itself."""
     return next((entry.value for entry in tensor.metadata_props if entry.key == FORM_KEY), "")
 
 
@@ -70,6 +71,7 @@ def _write_part(tensor: TensorProto, part: str) -> None:
 
 
 def part_of(tensor: TensorProto) -> str:
+    """Which part of a merged weight a stored tensor is, such as `q`; empty for a whole weight."""
     return next((entry.value for entry in tensor.metadata_props if entry.key == PART_KEY), "")
 
 

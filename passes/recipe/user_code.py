@@ -156,11 +156,13 @@ def run_step(step: StepReference, model: MappedModel, folder: str, draws: Draws)
 
 
 def inner_passes(step: StepReference) -> tuple[str, ...]:
+    """In the user's worker: the inner passes that a step of the user's would run."""
     with open_local_context() as context:
         return tuple(step.make().inner(context))
 
 
 def check_options(step: StepReference) -> Refusal | None:
+    """In the user's worker: the refusal of a step's options; None if it takes them."""
     try:
         with open_local_context() as context:
             step.make().check(context)

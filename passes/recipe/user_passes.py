@@ -122,6 +122,8 @@ def user_step(reference: str, options: Mapping[str, Any], worker: Worker) -> Ste
     """The step that `reference` names, made with `options`.
 
     Args:
+        reference: `path/to/file.py:Name`, `package.module:Name`, or the name of an entry point.
+        options: keyword arguments of the class or the function.
         worker: in which the user's code is loaded.
 
     Raises:

@@ -164,6 +164,8 @@ def _separate_heads(
     """Query, key and value of an operator of onnxruntime, which may have them in one input.
 
     Args:
+        writer: writes the nodes in place of the operator.
+        types: the types of the graph's values.
         counts: the number of heads of each.
         merged: whether key and value are [batch, length, heads · size].
     """

@@ -92,6 +92,7 @@ class SoftmaxAttention:
 
 
 def find_attentions(rewriter: Rewriter) -> Iterator[SoftmaxAttention]:
+    """Each attention that is written as Softmax between two products."""
     for softmax in rewriter.by_op("Softmax"):
         contexts = [node for node in rewriter.consumers[softmax.output[0]] if node.op_type == "MatMul"]
         shape = rewriter.shape(softmax.input[0])

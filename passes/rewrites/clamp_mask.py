@@ -103,8 +103,10 @@ def observe(
     """In the worker: run every draw, and compare the rows of each Softmax with what they were without a mask.
 
     Args:
+        model: the model that computes the scores.
         scores: of each Softmax its input, the same with masks of 0, and the axis.
         gap: how far masked scores have to be below the largest one of their row.
+        feeds: name → array, for each draw.
     """
     session = model.session()
     facts = [RowFacts(range_distance=gap)] * len(scores)

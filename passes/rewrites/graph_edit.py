@@ -99,6 +99,8 @@ class GraphEdit(NewTensors):
         has no other consumer.
 
         Args:
+            name: the stored tensor.
+            values: the new values.
             on_the_way: values computed from the tensor before the consumer of the new values.
         """
         view = self.view

@@ -156,6 +156,9 @@ def read_dequantized(
     """The weight of a product by its DequantizeLinear, or why it has none; "" where it is another product.
 
     Args:
+        node: the product.
+        index: the index of its graph.
+        model: the model with the weights.
         channel_block: the block of a weight by channel; 0 for one block of all inputs.
     """
     if node.domain or node.op_type not in ("MatMul", "Gemm") or len(node.input) < 2:

@@ -160,6 +160,7 @@ class NodeWriter:
         """Write the operator that stays, with the name, the domain and the attributes of the node.
 
         Args:
+            op_type: the operator.
             inputs: the operands; trailing operands may be left out ("").
             outputs: the names that the consumers know.
             keep: the attributes that stay; by default, all.

@@ -131,10 +131,13 @@ class Rewriter:
         """Add a node with one output, and return the name of the output.
 
         Args:
+            op: the operator.
+            inputs: the values that it reads.
             like: a node that the new node replaces, after which it is named.
             shape: the shape of the output, as far as it is known.
             dtype: that of the output; by default that of the output of `like`.
             output: the name of the output, where it is known; by default a free name.
+            **attributes: the attributes of the node, by name.
         """
         names = [output or self.free(f"{like.output[0]}/{op.lower()}")]
         self.add_many(op, inputs, like, names, **attributes)

@@ -71,6 +71,8 @@ def smallest(
     make becomes an input, what it makes and does not read an output.
 
     Args:
+        model: a model on which `fails` holds.
+        fails: whether a part of the model shows the failure.
         deadline: a time of `time.monotonic`, at which the result is what was found so far.
         shorten: also take nodes out of the middle, by handing on what they read; the result is then a valid model that
             may compute something else than its place in `model` did.

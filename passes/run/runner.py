@@ -47,6 +47,12 @@ def run_passes(
     """Run `recipe` in order on the exported `model`; every change is proven, and what breaks something is reverted.
 
     Args:
+        model: the exported model.
+        recipe: steps, and groups of steps that repeat.
+        policy: what to skip, and what to keep.
+        prover: compares each changed model with the reference.
+        context: the workers, and a folder for files.
+        observer: called when a step begins, and with its row when it has ended.
         reproducers: the folder in which to save the smallest model that still brings a step down; none by default.
         on_change: is shown each change of the model, also one that is rejected. A row that is judged again in the end
             is shown again, with `changed` false if its step does nothing any more.

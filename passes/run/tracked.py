@@ -144,6 +144,8 @@ def find_structures(
     """Find what is kept or watched in the exported model, and what is observed.
 
     Args:
+        model: the exported model.
+        policy: what is kept, and what is skipped.
         names: all passes that the policy's skips may mean.
         later: kinds that a step of the recipe makes, so that the exported model need not have them.
 

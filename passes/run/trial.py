@@ -164,6 +164,8 @@ class Trial:
         """The sound attempt on `start` with wide pins; None without one.
 
         Args:
+            step: the step to try.
+            start: the model to run it on.
             again: `start` is a result of the step, and the attempt has to leave fewer nodes.
         """
         pinned = self.with_wide_pins if start is self.before else self._pin_wide(start)

@@ -20,6 +20,7 @@ GELU_OPS: Final = (
 
 
 def find_gelus(view: GraphView) -> Iterator[Candidate]:
+    """Each GELU, as one operator or written with Erf, Tanh or Sigmoid."""
     yield from find_fused(view, GELU_OPS)
     for op in ("Erf", "Tanh", "Sigmoid"):
         for node in view.by_op.get(op, ()):
@@ -46,6 +47,9 @@ def _values_at(view: GraphView, name: str, known: Mapping[str, Array], values: d
     """The elements of `name`, computed from the values in `known`; None if `name` depends on any other value.
 
     Args:
+        view: the index of the graph.
+        name: the value to compute.
+        known: value → its elements.
         values: filled in with the elements of all values on the way.
     """
     name = view.source(name)
@@ -122,6 +126,7 @@ def find_swiglus(view: GraphView) -> Iterator[Candidate]:
 
 
 def find_geglus(view: GraphView) -> Iterator[Candidate]:
+    """Each product of a GELU with another projection of the same value."""
     for gelu in find_gelus(view):
         yield from _find_gated(view, view.source(gelu.pins[0]), gelu.nodes)
 

@@ -21,6 +21,7 @@ from passes.structures.view import GraphView, carried_inputs
 
 
 def find_attentions(view: GraphView) -> Iterator[Candidate]:
+    """Each attention, as one operator or as Softmax between two products of computed values."""
     yield from find_fused(view, FUSED_OPS, inputs=3)
     for softmax in view.by_op.get("Softmax", ()):
         scores = next((up for up in view.upstream(softmax.input[0], BEFORE) if _is_joint(view, up)), None)

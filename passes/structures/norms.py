@@ -30,15 +30,18 @@ RMS_NORM_OPS: Final = (
 
 
 def find_batch_norms(view: GraphView) -> Iterator[Candidate]:
+    """Each BatchNormalization."""
     yield from find_fused(view, BATCH_NORM_OPS)
 
 
 def find_layer_norms(view: GraphView) -> Iterator[Candidate]:
+    """Each LayerNormalization, as one operator or written with mean and variance."""
     yield from find_fused(view, LAYER_NORM_OPS)
     yield from _spelled_out(view, centred=True)
 
 
 def find_rms_norms(view: GraphView) -> Iterator[Candidate]:
+    """Each RMSNormalization, as one operator or written with the mean of squares."""
     yield from find_fused(view, RMS_NORM_OPS)
     yield from _spelled_out(view, centred=False)
 
@@ -355,6 +358,7 @@ GROUP_NORM_OPS: Final = ("GroupNormalization", "com.microsoft.GroupNorm", "com.m
 
 
 def find_group_norms(view: GraphView) -> Iterator[Candidate]:
+    """Each GroupNormalization, as one operator or written with reshapes and another norm."""
     yield from find_fused(view, GROUP_NORM_OPS)
     for node in view.by_op.get("InstanceNormalization", ()):
         yield from _between_reshapes(view, node.input[0], (node,))

@@ -306,6 +306,9 @@ def describe_others(
     to do about it; the text is empty if all are apart.
 
     Args:
+        view: the index of the model.
+        apart: names of the instances with separate projections.
+        merged: the products that merge several projections.
         others: how many attention blocks have neither three projections nor merged ones.
     """
     rest = _without_triple(merged, others)

@@ -42,6 +42,7 @@ def find_nodes(view: GraphView, kind: str, pattern: str, label: Callable[[NodePr
 
 
 def name_of(node: NodeProto) -> str:
+    """The name of a node; empty for none."""
     return node.name
 
 

@@ -147,6 +147,7 @@ def _is_table(view: GraphView, name: str) -> bool:
 
 
 def find_rotary_embeddings(view: GraphView) -> Iterator[Candidate]:
+    """Each rotary embedding, as one operator or written with halves that change places."""
     yield from find_fused(view, ("RotaryEmbedding", "com.microsoft.RotaryEmbedding"))
     for turn in view.by_op.get("Neg", ()):
         yield from _find_whole(view, turn)

@@ -30,7 +30,8 @@ def view_models(
     """The page of a model, or of two models with their difference drawn, as HTML.
 
     Args:
-        model, other: paths, messages or DetachedModels.
+        model: a path, a message or a DetachedModel.
+        other: the second model, in any of these forms; None for the page of one model.
         errors: value of `model` → SQNR in dB, such as a comparison or a simulation measures, as a colour.
         titles: of the models.
 

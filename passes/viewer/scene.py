@@ -55,6 +55,8 @@ def scene_of(
     """The scene of one model.
 
     Args:
+        model: the model to draw.
+        title: the heading.
         errors: value → SQNR in dB, for the colour of the node that makes it.
         histograms: of stored tensors that nodes read; not for weights that stay unread.
     """

@@ -257,6 +257,7 @@ def attach(model: DetachedModel, *, limit: int | None = PROTOBUF_LIMIT) -> onnx.
     """The whole model in one message, with its data inline.
 
     Args:
+        model: the model to put together.
         limit: bytes; None for a message that stays in memory, where it may be larger than any file.
 
     Raises:
@@ -308,6 +309,7 @@ def read_model(
     """Read an ONNX file as a detached model. External data is memory-mapped; nodes are sorted.
 
     Args:
+        path: the file.
         known: see `detach`.
         unread: see `detach`; None: as the file's metadata (`UNREAD`) says.
         folder: where its external data lies; its own folder by default.

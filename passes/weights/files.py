@@ -41,6 +41,9 @@ def save(
     a complete, valid model at every moment.
 
     Args:
+        model: the model to write.
+        path: the file of the model.
+        external_from: bytes of the attached model above which its weights go to a data file.
         check: called with the written model before it takes its place; if it raises, the old files do not change.
         referring: weights in files of the model's own folder stay there, and the model points to them. Only other
             weights are written, to the `.data` file; and the model's metadata asks readers to leave its weights unread.
@@ -144,6 +147,9 @@ def _write_data(
     """Write the weights of `proto`'s stand-ins to a file, and point the initializers to it.
 
     Args:
+        model: the model with the weights.
+        proto: a copy of its proto, which is changed.
+        path: the file of the model, after which the data file is named.
         shared: the file ranges of weights that are already in a file, by their digests.
 
     Returns:

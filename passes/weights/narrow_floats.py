@@ -23,6 +23,7 @@ def dequantize_stored(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> 
     """Store in `proto`, in place, what DequantizeLinear makes of such tensors.
 
     Args:
+        proto: the model, which is changed.
         weights: by initializer name, of those that hold no data of their own.
 
     Returns:

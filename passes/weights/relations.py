@@ -77,6 +77,8 @@ def find_relations(array: Array, sources: Sequence[Array], axes: Sequence[int | 
     """How `array` may be made of `sources`, the closest relations first.
 
     Args:
+        array: the tensor to explain.
+        sources: tensors that it may be made of.
         axes: for each source the axis along which factors are looked for first.
     """
     orders = [(index, order) for index, source in enumerate(sources) for order in _every_order(source.ndim)]

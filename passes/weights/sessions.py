@@ -136,6 +136,7 @@ class Session:
         """Outputs by name.
 
         Args:
+            feeds: input → array.
             within_s: seconds after which onnxruntime stops before its next node; None in a worker, whose own limit ends
                 the process.
 

@@ -145,6 +145,7 @@ def derived_digest(source: str, how: str, elements: Iterable[int]) -> str:
 
 
 def digest_of_texts(texts: Iterable[bytes]) -> str:
+    """128 bits, in hex, of texts in UTF-8 and their lengths."""
     return digest_of_bytes(b"".join(len(text).to_bytes(8, "little") + text for text in texts))
 
 

@@ -149,6 +149,7 @@ def available_cores() -> list[int]:
 
 
 def run_on(process: int, cores: Sequence[int]) -> None:
+    """Let a process run on these cores alone, where the system can do that."""
     if cores and hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(ProcessLookupError):  # the first call will tell
             os.sched_setaffinity(process, cores)

@@ -37,6 +37,7 @@ def serve(channel: Channel, *, lifeline: int = -1, alone: bool = False) -> None:
     a generator yields is sent as it comes, but for None: there it can be stopped, and has nothing to say.
 
     Args:
+        channel: the pipe to the other side.
         lifeline: the file descriptor that a fork closes, as well as the pipe.
         alone: make each call in a fork of this process.
     """
@@ -65,6 +66,8 @@ def make_call(
     """Make the call of a pickled request; returns the pickled answer.
 
     Args:
+        content: the pickled request.
+        worker_state: what calls leave for later calls.
         drain: returns what a generator returns, after its items have been sent; None where no call is a generator.
     """
     try:
@@ -126,6 +129,7 @@ def answer_in_fork(make_answer: Callable[[], bytes], handles: Iterable[int]) -> 
     """Call `make_answer` in a fork, and return what it returns; an answer that says how it died if it does not return.
 
     Args:
+        make_answer: makes the pickled answer.
         handles: the file descriptors that the fork must not have.
     """
     Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)  # a pass may have deleted it
