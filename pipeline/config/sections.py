@@ -59,7 +59,10 @@ MOST_DRAWS: Final = 1000
 
 Backend = Literal["torch", "onnxruntime", "plan"]
 
-Fusion = Literal["select", "attention", "rows", "linear", "feed-forward", "residual", "conv", "channels-last"]
+Fusion = Literal[
+    "select", "attention", "small-attention", "epilogues", "rows", "linear", "feed-forward", "residual", "conv",
+    "channels-last",
+]  # fmt: skip
 """A pass of `pipeline.lowering.fusion`."""
 
 DEVICE: Final = re.compile(r"cpu|cuda(:[0-9]+)?")

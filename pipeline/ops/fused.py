@@ -39,6 +39,9 @@ class Activation(NamedTuple):
 
 PLAIN: Final = Activation("none")
 
+ATTENTION_BACKENDS: Final = ("auto", "math", "flash", "efficient", "cudnn")
+"""Kernels of attention, by torch's names; `auto`: torch chooses at each call."""
+
 NORM = 4
 """Operands of a normalisation: scale, bias, mean, variance."""
 
@@ -210,7 +213,15 @@ FEED_FORWARD = signature(
     inputs=(3, 6),
     outputs=2,
 )
-ATTENTION = signature(same_dtype, floating, heads, result_of_heads, operands(3, mask=1), inputs=(3, 4))
+ATTENTION = signature(
+    same_dtype,
+    floating,
+    heads,
+    result_of_heads,
+    operands(3, mask=1),
+    one_of("backend", *ATTENTION_BACKENDS),
+    inputs=(3, 4),
+)
 SMALL_ATTENTION = signature(same_dtype, floating, scores_of_heads, result_of_heads, inputs=(3, 3), outputs=2)
 
 KINDS = (
@@ -228,7 +239,7 @@ KINDS = (
         "trans_first=?,trans_second=?,add=?,bias_first=?,bias_second=?,activation=s,numbers=f[]",
         inplace=(3,),
     ),
-    kind(Kind.ScaledDotProductAttention, ATTENTION, "scale=f,mask=?"),
+    kind(Kind.ScaledDotProductAttention, ATTENTION, "scale=f,mask=?,causal=?,backend=s", version=2),
     kind(Kind.SmallAttention, SMALL_ATTENTION, "scale=f"),
     kind(Kind.ReluProduct, signature(same_dtype, floating, product_with_relu, inputs=(2, 4)), "bias=?,gate=?"),
 )

@@ -27,6 +27,7 @@ from pipeline.ops.aten import is_call
 from pipeline.ops.aten.typed import HIGHER_ORDER
 from pipeline.ops.layout import traced_strides
 from pipeline.planning import ExecutionPlan, FeedSignature, check_against, check_plan, make_plan, refuse_named_dims
+from pipeline.runtime.attention_backends import write_attention_backends
 from pipeline.runtime.call_check import refuse_sizes_of_data, refuse_wrong_calls, refuse_wrong_graph
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
@@ -373,6 +374,8 @@ def bind_graph(
         refuse_wrong_calls(graph)
         folded = fold_constants(to_device(with_weights(graph, weights or {}), CPU.name))
         refuse_sizes_of_data(folded)
+        if not device.is_host:
+            folded = write_attention_backends(folded, device)
         graph = with_kernels(to_device(in_traced_order(folded), device.name))
         plan = make_plan(graph, lower(graph), device.alignment)
         check_plan(plan)

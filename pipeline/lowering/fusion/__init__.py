@@ -21,8 +21,15 @@ from pipeline.lowering.fusion.gradients import (
 )
 from pipeline.lowering.fusion.layout import keep_channels_last, store_as_copied, store_images_by_channel
 from pipeline.lowering.fusion.op_patterns import select_constant_indices
-from pipeline.lowering.fusion.pointwise import add_in_products, fuse_convolutions, fuse_products, join_products
+from pipeline.lowering.fusion.pointwise import (
+    add_in_products,
+    fuse_convolutions,
+    fuse_epilogues,
+    fuse_products,
+    join_products,
+)
 from pipeline.lowering.fusion.rows import fuse_rows
+from pipeline.lowering.fusion.small_attention import keep_scores
 from pipeline.ops.aten import AS_STRIDED
 
 __all__ = ["CPU_FUSIONS", "CUDA_FUSIONS", "FUSIONS", "NATIVE_TRAIN_PASSES", "TRAIN_PASSES", "fuse", "fuse_train_step"]
@@ -30,6 +37,8 @@ __all__ = ["CPU_FUSIONS", "CUDA_FUSIONS", "FUSIONS", "NATIVE_TRAIN_PASSES", "TRA
 FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "select": select_constant_indices,
     "attention": fuse_attention,
+    "small-attention": keep_scores,
+    "epilogues": fuse_epilogues,
     "rows": fuse_rows,
     "linear": fuse_products,
     "feed-forward": join_products,
@@ -39,11 +48,11 @@ FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
 }
 """By name, in the order in which they run."""
 
-CPU_FUSIONS = tuple(name for name in FUSIONS if name != "rows")
-"""What `all` stands for on the CPU, where a row program is one operator of torch after the other."""
+CUDA_FUSIONS = ("select", "attention", "epilogues", "rows")
+"""What `all` stands for on a GPU; the others are for kernels of the CPU, which take packed weights or keep scores."""
 
-CUDA_FUSIONS = ("select", "attention", "rows", "linear")
-"""What `all` stands for on a GPU; the others are for kernels of oneDNN, which take packed weights."""
+CPU_FUSIONS = tuple(name for name in FUSIONS if name not in ("epilogues", "rows"))
+"""What `all` stands for on the CPU, where a row program is one operator of torch after the other."""
 
 TRAIN_PASSES: Mapping[str, Callable[[Graph], Graph]] = {
     "parts": join_parts,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.ir.graph import Graph, Op, Role, TensorSpec
-from pipeline.lowering.fusion.op_patterns import Attention, constant_number, match_attention, match_sum
-from pipeline.lowering.fusion.pointwise import is_float32
+from pipeline.ir.graph import Attr, Graph, Op, Role, TensorSpec
+from pipeline.lowering.fusion.op_patterns import constant_number, match_sum
 from pipeline.lowering.fusion.rewrite import MOVES, Rewrite, only_user, producer
 
 PRODUCTS = frozenset({"aten.matmul.default"})
 
 SCALES = ("aten.mul.Tensor", "aten.div.Tensor")
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""Those of torch's fused kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +32,14 @@ class Scores:
 
 
 def fuse_attention(graph: Graph) -> Graph:
-    """Replace two products, and the scaling, the mask and the softmax between them, by one op.
-
-    Attention that torch wrote as one call becomes `SmallAttention` if it has few scores, and stays otherwise.
-    """
+    """Replace two products, and the scaling, the mask and the softmax between them, by one op."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
-        whole = match_attention(op)
-        if whole is not None:
-            if _is_small(graph, whole):
-                width = graph.values[whole.query].spec.sizes[3]
-                scale = width**-0.5 if whole.scale is None else whole.scale
-                _put_small(rewrite, op, (whole.query, whole.key, whole.value), scale)
-            continue
         axis = op.attrs.get("dim")
         spec = graph.values[op.outputs[0]].spec if op.outputs else None
         if op.kind != "aten.softmax.int" or axis not in (-1, 3) or op.attrs.get("dtype") is not None:
             continue
-        if spec is None or spec.rank != 4 or not is_float32(graph, op):
+        if spec is None or spec.rank != 4 or spec.dtype not in DTYPES:
             continue
         scores = _scores(graph, op.inputs[0])
         weights, zero_rows = _with_zero_rows(graph, op)
@@ -61,32 +54,32 @@ def fuse_attention(graph: Graph) -> Graph:
 
 
 def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
-    """Replace `after`, the second product, by a fused kernel on `scores` and its other operand.
-
-    The kernels store their result as (batch, tokens, heads, width), so that joining the heads needs no copy.
-    """
+    """Replace `after`, the second product, by a fused kernel on `scores` and its other operand."""
     values, groups = rewrite.graph.values, _find_groups(rewrite.graph, scores, after.inputs[1])
     if groups is not None:
         _put_grouped(rewrite, after, scores, groups)
         return
-    batch, heads, width, tokens = values[scores.transposed_key].spec.sizes
-    key = rewrite.declare(
-        f"{values[scores.transposed_key].name} transposed", TensorSpec((batch, heads, tokens, width), "float32")
-    )
+    turned = values[scores.transposed_key]
+    batch, heads, width, tokens = turned.spec.sizes
+    key = rewrite.declare(f"{turned.name} transposed", TensorSpec((batch, heads, tokens, width), turned.spec.dtype))
     rewrite.replace(after, "aten.permute.default", [scores.transposed_key], [key], {"dims": (0, 1, 3, 2)})
-    if scores.mask is None and math.prod(values[scores.query].spec.sizes[:3]) * tokens <= SMALL:
-        _put_small(rewrite, after, (scores.query, key, after.inputs[1]), scores.scale)
-        return
-    stored = _declare_by_token(rewrite, after)
     masks = [] if scores.mask is None else [scores.mask]
-    rewrite.replace(
-        after,
-        "ScaledDotProductAttention",
-        [scores.query, key, after.inputs[1], *masks],
-        [stored],
-        {"scale": scores.scale, "mask": bool(masks)},
-    )
-    rewrite.replace(after, "aten.permute.default", [stored], after.outputs, {"dims": SWAP})
+    put_fused(rewrite, after, [scores.query, key, after.inputs[1], *masks], scores.scale)
+
+
+def put_fused(
+    rewrite: Rewrite, op: Op, operands: Sequence[int], scale: float, *, causal: bool = False, backend: str = "auto"
+) -> None:
+    """Replace `op` by the fused kernel on query, key, value and, where there are four operands, the mask.
+
+    The kernels store their result as (batch, tokens, heads, width), so that joining the heads needs no copy.
+    """
+    out = rewrite.graph.values[op.outputs[0]]
+    by_token = TensorSpec(tuple(out.spec.shape[axis] for axis in SWAP), out.spec.dtype)
+    stored = rewrite.declare(f"{out.name} by token", by_token)
+    attrs: dict[str, Attr] = {"scale": scale, "mask": len(operands) == 4, "causal": causal, "backend": backend}
+    rewrite.replace(op, "ScaledDotProductAttention", operands, [stored], attrs)
+    rewrite.replace(op, "aten.permute.default", [stored], op.outputs, {"dims": SWAP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +142,22 @@ def _put_grouped(rewrite: Rewrite, after: Op, scores: Scores, groups: HeadGroups
         mask = scores.mask
         if rows > 1:
             once = _reshape(rewrite, after, mask, (own, 1, 1, rows, keys), f"{name} mask")
-            many = rewrite.declare(f"{name} masks", TensorSpec((own, 1, groups.size, rows, keys), "float32"))
+            many = rewrite.declare(f"{name} masks", TensorSpec((own, 1, groups.size, rows, keys), spec.dtype))
             rewrite.replace(after, "aten.expand.default", [once], [many], {"size": rewrite.spec(many).shape})
             mask = _reshape(rewrite, after, many, (own, 1, groups.size * rows, keys), f"{name} mask by group")
         masks = [mask]
     wide = rewrite.spec(groups.value).sizes[3]
-    stored = rewrite.declare(f"{name} by token", TensorSpec((batch, together[2], together[1], wide), "float32"))
+    stored = rewrite.declare(f"{name} by token", TensorSpec((batch, together[2], together[1], wide), spec.dtype))
     operands = [query, groups.key, groups.value, *masks]
-    attrs = {"scale": scores.scale, "mask": bool(masks)}
+    attrs: dict[str, Attr] = {"scale": scores.scale, "mask": bool(masks), "causal": False, "backend": "auto"}
     rewrite.replace(after, "ScaledDotProductAttention", operands, [stored], attrs)
-    by_group = rewrite.declare(f"{name} by group", TensorSpec((*together, wide), "float32"))
+    by_group = rewrite.declare(f"{name} by group", TensorSpec((*together, wide), spec.dtype))
     rewrite.replace(after, "aten.permute.default", [stored], [by_group], {"dims": SWAP})
     rewrite.replace(after, "aten.reshape.default", [by_group], after.outputs, {"shape": (batch, heads, tokens, wide)})
 
 
 def _reshape(rewrite: Rewrite, after: Op, vid: int, shape: tuple[int, ...], name: str) -> int:
-    result = rewrite.declare(name, TensorSpec(shape, "float32"))
+    result = rewrite.declare(name, TensorSpec(shape, rewrite.spec(vid).dtype))
     rewrite.replace(after, "aten.reshape.default", [vid], [result], {"shape": shape})
     return result
 
@@ -180,41 +173,14 @@ def _is_finite(graph: Graph, vid: int) -> bool:
     return op.kind in MOVES and _is_finite(graph, op.inputs[0])
 
 
-def _put_small(rewrite: Rewrite, op: Op, operands: tuple[int, int, int], scale: float) -> None:
-    """Replace `op` by the kernel for few scores; its second result is the scores, so that the plan stores them."""
-    query, key = (rewrite.spec(vid).shape for vid in operands[:2])
-    stored, name = _declare_by_token(rewrite, op), rewrite.graph.values[op.outputs[0]].name
-    scores = rewrite.declare(f"{name} scores", TensorSpec((*query[:3], key[2]), "float32"))
-    rewrite.replace(op, "SmallAttention", operands, [stored, scores], {"scale": scale})
-    rewrite.replace(op, "aten.permute.default", [stored], op.outputs, {"dims": SWAP})
-
-
-def _is_small(graph: Graph, attention: Attention) -> bool:
-    """Whether the kernel for few scores takes this attention: static float32 of rank 4, at most `SMALL` scores."""
-    specs = [graph.values[vid].spec for vid in (attention.query, attention.key, attention.value)]
-    if not all(spec.rank == 4 and spec.is_static and spec.dtype == "float32" for spec in specs):
-        return False
-    query, key, value = (spec.sizes for spec in specs)
-    fits = query[:2] == key[:2] and query[3] == key[3] == value[3] and key == value
-    return fits and math.prod(query[:3]) * key[2] <= SMALL
-
-
-def _declare_by_token(rewrite: Rewrite, op: Op) -> int:
-    out = rewrite.graph.values[op.outputs[0]]
-    return rewrite.declare(f"{out.name} by token", TensorSpec(tuple(out.spec.shape[axis] for axis in SWAP), "float32"))
-
-
 SWAP = (0, 2, 1, 3)
 """Swaps heads and tokens."""
-
-SMALL = 2**15
-"""The most scores (128 KiB of float32) for which products and softmax are faster than torch's kernel."""
 
 
 def _fits(graph: Graph, scores: Scores, value: int) -> bool:
     """Whether query, key and value are of one batch, with one number of heads and one width."""
     specs = [graph.values[vid].spec for vid in (scores.query, scores.transposed_key, value)]
-    if not all(spec.rank == 4 and spec.is_static and spec.dtype == "float32" for spec in specs):
+    if not all(spec.rank == 4 and spec.is_static and spec.dtype == specs[0].dtype for spec in specs):
         return False
     query, key, value_spec = (spec.sizes for spec in specs)
     if not (query[:2] == key[:2] == value_spec[:2] and query[3] == key[2] == value_spec[3]):

@@ -83,7 +83,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Torch's scaled dot product attention without mask and dropout.
+    """Torch's scaled dot product attention without dropout, with a head of key and value for each of the query.
 
     `scale`: None stands for torch's default, 1 / sqrt(size of the last axis of the query).
     """
@@ -91,19 +91,29 @@ class Attention:
     query: int
     key: int
     value: int
+    mask: int | None
+    causal: bool
     scale: float | None
+
+    def scale_of(self, graph: Graph) -> float:
+        """The factor of the scores."""
+        return graph.values[self.query].spec.sizes[-1] ** -0.5 if self.scale is None else self.scale
 
 
 def match_attention(op: Op) -> Attention | None:
-    if op.kind != "aten.scaled_dot_product_attention.default" or len(op.inputs) > 3:
+    if op.kind != "aten.scaled_dot_product_attention.default":
         return None
     attrs = op.attrs
-    if attrs.get("dropout_p") or attrs.get("is_causal") or attrs.get("enable_gqa"):
+    if attrs.get("dropout_p") or attrs.get("enable_gqa"):
         return None
-    refs = [attrs[name] for name in ("query", "key", "value")]
-    query, key, value = (op.inputs[ref.index] for ref in refs if isinstance(ref, InputRef))
+    query, key, value, mask = (
+        op.inputs[ref.index] if isinstance(ref, InputRef) else None
+        for ref in (attrs["query"], attrs["key"], attrs["value"], attrs.get("attn_mask"))
+    )
+    assert query is not None and key is not None and value is not None
     scale = attrs.get("scale")
-    return Attention(query, key, value, float(scale) if isinstance(scale, int | float) else None)
+    number = float(scale) if isinstance(scale, int | float) else None
+    return Attention(query, key, value, mask, bool(attrs.get("is_causal")), number)
 
 
 def match_sum(op: Op) -> tuple[int, int] | None:

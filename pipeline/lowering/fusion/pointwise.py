@@ -1,6 +1,7 @@
 """Join products and convolutions with the ops after them: bias, normalisation, sum, activation.
 
 linear, conv    a product or convolution, with its bias, normalisation and activation
+epilogues       a product with its bias, and ReLU or GELU by tanh: what a GPU's library computes in one call
 residual        a product, and the tensor that is added to its result, as around the layers of a transformer
 feed-forward    two products with constant matrices, one after the other, as inside of these layers
 """
@@ -8,7 +9,7 @@ feed-forward    two products with constant matrices, one after the other, as ins
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
 from pipeline.lowering.fusion.op_patterns import (
@@ -32,24 +33,65 @@ def fuse_products(graph: Graph) -> Graph:
     """
     rewrite = Rewrite(graph)
     for op in graph.ops:
-        product = match_product(graph, op)
-        if product is None or not is_float32(graph, op) or not is_constant(graph, product.weight):
-            continue
-        last, bias = op, product.bias
-        if bias is None:
-            last, bias = _add_of_bias(graph, op, product) or (op, None)
-        last, activation = _activation_after(graph, last)
-        if last is op:
-            continue
-        attrs: dict[str, Attr] = {
-            "trans": product.trans,
-            "add": False,
-            "bias": bias is not None,
-            **of_activation(activation),
-        }
-        ins = [product.x, product.weight, *([] if bias is None else [bias])]
-        rewrite.replace(last, "LinearPointwise", ins, last.outputs, attrs)
+        if is_float32(graph, op) and (found := _find_product(graph, op)) is not None:
+            _put_product(rewrite, op, found)
     return rewrite.build()
+
+
+def fuse_epilogues(graph: Graph) -> Graph:
+    """`epilogues`: what cuBLASLt adds to a product in one call, a bias with or without ReLU or GELU by tanh."""
+    rewrite = Rewrite(graph)
+    for op in graph.ops:
+        found = _find_product(graph, op)
+        if found is not None and found.bias is not None and graph.values[found.x].spec.dtype in GPU_DTYPES:
+            is_epilogue = found.activation in EPILOGUES
+            _put_product(rewrite, op, found if is_epilogue else replace(found, last=found.sum, activation=PLAIN))
+    return rewrite.build()
+
+
+EPILOGUES = (Activation("relu"), Activation("gelu_tanh"))
+
+GPU_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class ActivatedProduct:
+    """A product with a constant matrix, and the ops after it that one call computes."""
+
+    x: int
+    weight: int
+    trans: bool
+    bias: int | None
+    activation: Activation
+    sum: Op
+    """The op that makes the product with its bias."""
+    last: Op
+    """The op that makes the result."""
+
+
+def _find_product(graph: Graph, op: Op) -> ActivatedProduct | None:
+    product = match_product(graph, op)
+    if product is None or not is_constant(graph, product.weight):
+        return None
+    total, bias = op, product.bias
+    if bias is None:
+        total, bias = _add_of_bias(graph, op, product) or (op, None)
+    last, activation = _activation_after(graph, total)
+    return ActivatedProduct(product.x, product.weight, product.trans, bias, activation, total, last)
+
+
+def _put_product(rewrite: Rewrite, op: Op, found: ActivatedProduct) -> None:
+    """Replace the ops of `found`, of which `op` is the product; a product alone stays as it is."""
+    if found.last is op:
+        return
+    attrs: dict[str, Attr] = {
+        "trans": found.trans,
+        "add": False,
+        "bias": found.bias is not None,
+        **of_activation(found.activation),
+    }
+    ins = [found.x, found.weight, *([] if found.bias is None else [found.bias])]
+    rewrite.replace(found.last, "LinearPointwise", ins, found.last.outputs, attrs)
 
 
 def match_stored_product(graph: Graph, op: Op) -> MatrixProduct | None:

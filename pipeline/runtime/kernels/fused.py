@@ -11,6 +11,7 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
+from pipeline.runtime.kernels.attention import AttentionCall, attention_call
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, OverloadCall, in_turn
 from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
@@ -37,8 +38,6 @@ from pipeline.runtime.kernels.weight_forms import (
     activation_of,
     launch_in_place,
 )
-
-nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
 
 CHANNELS_FIRST = (0, 3, 1, 2)
 
@@ -214,14 +213,15 @@ def _convolve_in_turn(out: torch.Tensor, of: ConvOperands, attrs: Attrs, after: 
 
 
 def attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    """Torch's kernel makes (batch, tokens, heads, width) in memory, which is how the result is stored."""
+    """Torch's kernels make (batch, tokens, heads, width) in memory, which is how the result is stored."""
     query, key, value = ins[:3]
     mask = ins[3].expand(*query.shape[:3], key.shape[2]) if attrs["mask"] else None
-    return partial(_attend_into, outs[0].permute(0, 2, 1, 3), query, key, value, mask, attrs["scale"])
+    call = attention_call(attrs["backend"], query.device.type)
+    return partial(_attend_into, outs[0].permute(0, 2, 1, 3), call, (query, key, value, mask), attrs)
 
 
-def _attend_into(out: torch.Tensor, query: Any, key: Any, value: Any, mask: Any, scale: float) -> None:
-    out.copy_(nn.scaled_dot_product_attention(query, key, value, mask, 0.0, False, scale=scale))
+def _attend_into(out: torch.Tensor, call: AttentionCall, operands: Sequence[Any], attrs: Attrs) -> None:
+    out.copy_(call(*operands, attrs["causal"], attrs["scale"]))
 
 
 def small_attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:

@@ -84,7 +84,7 @@ def attention(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Lau
     out = outs[0].permute(0, 2, 1, 3)
     if not are_floats(*ins, *outs) or not _fit(query, key, value, out) or value.shape[3] != key.shape[3]:
         return None
-    if not attrs["scale"] >= 0 or not is_for_one_thread(outs[0]):
+    if not attrs["scale"] >= 0 or attrs["causal"] or not is_for_one_thread(outs[0]):
         return None
     mask = ins[3].expand(*query.shape[:3], key.shape[2]) if attrs["mask"] else None
     if mask is not None and mask.stride(3) != 1 and mask.shape[3] > 1:

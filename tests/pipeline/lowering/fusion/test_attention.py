@@ -10,6 +10,7 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.check import check
 from pipeline.ir.parse import from_text
 from pipeline.lowering.fusion.attention import fuse_attention
+from pipeline.lowering.fusion.small_attention import keep_scores
 from pipeline.runtime import compile_graph
 from pipeline.runtime.slots import with_weights
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
@@ -50,7 +51,8 @@ def test_scale_mask_softmax_and_both_products_are_one_call(mask: torch.Tensor) -
           const %5 "mask": float32[1, 1, 1, 5]
 
           %7 "k transposed": float32[1, 2, 5, 4] = aten.permute.default(%1) {self: $0, dims: [0, 1, 3, 2]}
-          %8 "y by token": float32[1, 3, 2, 4] = ScaledDotProductAttention(%0, %7, %2, %5) {scale: 0.5, mask: true}
+          %8 "y by token": float32[1, 3, 2, 4] = ScaledDotProductAttention(%0, %7, %2, %5) {
+            scale: 0.5, mask: true, causal: false, backend: "auto"}
           %6 "y": float32[1, 2, 3, 4] = aten.permute.default(%8) {self: $0, dims: [0, 2, 1, 3]}
 
           return %6
@@ -74,6 +76,16 @@ def test_another_computation_is_left_alone(old: str, new: str) -> None:
     assert_stays(fuse_attention, BEFORE.replace(old, new), HALF)
 
 
+def test_half_precision_is_joined_too() -> None:
+    """For a GPU, where models run in float16."""
+    text = GROUPED.replace("float32", "float16").replace("TOKENS", "3")
+    stored = {"zero": torch.tensor(0.0), "lowest": torch.tensor(torch.finfo(torch.float16).min)}
+    fused = fuse_attention(with_weights(from_text(text), {name: t.half() for name, t in stored.items()}))
+    check(fused)
+    assert [op.kind for op in fused.ops if op.kind == "ScaledDotProductAttention"] == ["ScaledDotProductAttention"]
+    assert {value.spec.dtype for value in fused.values} == {"float16", "bool"}
+
+
 SMALL = """
 graph "small" (%0 "q": float32[1, 2, 3, 4], %1 "k": float32[1, 2, 4, 5], %2 "v": float32[1, 2, 5, 4]) {
   const %3 "two": float32[1]
@@ -89,7 +101,7 @@ graph "small" (%0 "q": float32[1, 2, 3, 4], %1 "k": float32[1, 2, 4, 5], %2 "v":
 
 def test_few_tokens_without_a_mask_keep_their_scores_in_the_plan() -> None:
     assert_becomes(
-        fuse_attention,
+        lambda graph: keep_scores(fuse_attention(graph)),
         """
         graph "small" (%0 "q": float32[1, 2, 3, 4], %1 "k": float32[1, 2, 4, 5], %2 "v": float32[1, 2, 5, 4]) {
           const %3 "two": float32[1]
@@ -129,7 +141,7 @@ def test_the_operator_of_torch_is_joined_where_it_is_small_and_plain(
     module: torch.nn.Module, tokens: int, kinds: list[str]
 ) -> None:
     operands = tuple(torch.randn(1, 2, tokens, 4) for _ in range(3))
-    graph = fuse_attention(from_torch(functionalize_program(torch.export.export(module, operands, strict=True))))
+    graph = keep_scores(from_torch(functionalize_program(torch.export.export(module, operands, strict=True))))
     assert [op.kind for op in graph.ops] == kinds
     feed = {graph.values[vid].name: tensor for vid, tensor in zip(graph.inputs, operands, strict=True)}
     (found,) = compile_graph(graph).run(feed).values()

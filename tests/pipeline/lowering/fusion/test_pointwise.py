@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.lowering.fusion.pointwise import fuse_convolutions, fuse_products
+from pipeline.lowering.fusion.pointwise import fuse_convolutions, fuse_epilogues, fuse_products
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 
@@ -94,6 +94,75 @@ graph "kept" (%0 "x": float32[2, 4]) {
 def test_what_does_not_fit_is_left_alone(old: str, new: str) -> None:
     assert old in PRODUCT
     assert_stays(fuse_products, PRODUCT.replace(old, new))
+
+
+ACTIVATED = """
+graph "mlp" (%0 "x": {dtype}[2, 4]) {{
+  param %1 "w": {dtype}[4, 8]
+  param %2 "b": {dtype}[8]
+
+  %3 "p": {dtype}[2, 8] = aten.matmul.default(%0, %1) {{self: $0, other: $1}}
+  %4 "s": {dtype}[2, 8] = aten.add.Tensor(%3, %2) {{self: $0, other: $1}}
+  %5 "y": {dtype}[2, 8] = {activation}
+
+  return %5
+}}
+"""
+
+EPILOGUE = """
+graph "mlp" (%0 "x": {dtype}[2, 4]) {{
+  param %1 "w": {dtype}[4, 8]
+  param %2 "b": {dtype}[8]
+
+  %3 "y": {dtype}[2, 8] =
+    LinearPointwise(%0, %1, %2) {{trans: false, add: false, bias: true, activation: "{name}", numbers: []}}
+
+  return %3
+}}
+"""
+
+BIAS_ALONE = """
+graph "mlp" (%0 "x": {dtype}[2, 4]) {{
+  param %1 "w": {dtype}[4, 8]
+  param %2 "b": {dtype}[8]
+
+  %3 "s": {dtype}[2, 8] =
+    LinearPointwise(%0, %1, %2) {{trans: false, add: false, bias: true, activation: "none", numbers: []}}
+  %4 "y": {dtype}[2, 8] = {activation}
+
+  return %4
+}}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        ("aten.relu.default(%4) {self: $0}", "relu"),
+        ('aten.gelu.default(%4) {self: $0, approximate: "tanh"}', "gelu_tanh"),
+        ('aten.gelu.default(%4) {self: $0, approximate: "none"}', None),
+        ("aten.silu.default(%4) {self: $0}", None),
+    ],
+)
+def test_an_epilogue_of_a_gpu_is_a_bias_with_relu_or_gelu_by_tanh(
+    dtype: str, activation: str, name: str | None
+) -> None:
+    after = BIAS_ALONE if name is None else EPILOGUE
+    assert_becomes(
+        fuse_epilogues,
+        ACTIVATED.format(dtype=dtype, activation=activation),
+        after.format(dtype=dtype, activation=activation.replace("%4", "%3"), name=name),
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("aten.relu.default(%3) {self: $0}", "aten.neg.default(%3) {self: $0}"), ("float32", "float64")]
+)
+def test_a_product_without_a_bias_has_no_epilogue(old: str, new: str) -> None:
+    assert_stays(fuse_epilogues, PRODUCT)
+    assert old in PRODUCT
+    assert_stays(fuse_epilogues, PRODUCT.replace(old, new))
 
 
 def test_a_convolution_takes_the_norm_the_sum_and_the_activation() -> None:

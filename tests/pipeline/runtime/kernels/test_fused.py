@@ -308,11 +308,31 @@ def test_a_convolution_is_added_in_place_to_what_dies(relu: bool) -> None:
     assert_close(program, {"x": tensors["x"]}, expected.permute(0, 2, 3, 1))
 
 
+PLAIN_ATTENTION = {"mask": False, "causal": False, "backend": "auto"}
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "flash"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_backend_of_the_cpu_computes_attention(backend: str, causal: bool) -> None:
+    fed = [torch.randn(2, 3, 5, 8) for _ in range(3)]
+    attrs = {"scale": 0.3, "mask": False, "causal": causal, "backend": backend}
+    program, feed = compile_one("ScaledDotProductAttention", (2, 5, 3, 8), attrs, fed, {})
+    expected = functional.scaled_dot_product_attention(*fed, is_causal=causal, scale=0.3)
+    assert_close(program, feed, expected.transpose(1, 2))
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    fed = [torch.ones(1, 3, 5, 8) for _ in range(3)]
+    attrs = {"scale": 0.3, **PLAIN_ATTENTION, "backend": "fast"}
+    with pytest.raises(InternalError, match="attr backend='fast'; expected one of"):
+        compile_one("ScaledDotProductAttention", (1, 5, 3, 8), attrs, fed, {})
+
+
 @pytest.mark.parametrize("mask", [None, torch.zeros(1, 1, 1, 7), torch.randn(2, 3, 5, 7)])
 def test_attention_with_and_without_a_mask(mask: torch.Tensor | None) -> None:
     query, key, value = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
     fed = [query, key, value, *([] if mask is None else [mask])]
-    attrs = {"scale": 0.3, "mask": mask is not None}
+    attrs = {"scale": 0.3, "mask": mask is not None, "causal": False, "backend": "auto"}
     program, feed = compile_one("ScaledDotProductAttention", (2, 5, 3, 8), attrs, fed, {})
     scores = query @ key.transpose(2, 3) * 0.3 + (0 if mask is None else mask)
     assert_close(program, feed, (scores.softmax(-1) @ value).transpose(1, 2))
@@ -348,7 +368,7 @@ def test_keys_and_values_fit_each_other(shapes: list[tuple[int, ...]]) -> None:
     """torch's kernel reads beyond values that are fewer than the keys."""
     fed = [torch.ones(shape) for shape in [(1, 3, 5, 8), *shapes]]
     with pytest.raises(InternalError, match="expected as many values as keys, and keys as wide as queries"):
-        compile_one("ScaledDotProductAttention", (1, 5, 3, 8), {"scale": 0.3, "mask": False}, fed, {})
+        compile_one("ScaledDotProductAttention", (1, 5, 3, 8), {"scale": 0.3, **PLAIN_ATTENTION}, fed, {})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -26,11 +26,14 @@ def images(*shape: int, seed: int) -> torch.Tensor:
 
 
 def pack(library: NativeLibrary, x: torch.Tensor, weight: torch.Tensor, shape: Convolution) -> ConvolutionWeight:
-    """Packed for images of one pixel more than the kernel, at which no other kernel is faster."""
-    spec = TensorSpec((1, x.shape[1], *weight.shape[2:]), "float32")
-    packed = pack_native_convolution(library, spec, weight, shape, None)
+    packed = pack_native_convolution(library, small_image(x, weight), weight, shape, None)
     assert packed is not None
     return packed
+
+
+def small_image(x: torch.Tensor, weight: torch.Tensor) -> TensorSpec:
+    """One image of the size of the kernel, at which few other kernels are faster."""
+    return TensorSpec((1, x.shape[1], *weight.shape[2:]), "float32")
 
 
 def launch(packed: ConvolutionWeight, x, bias, other, out, after=PLAIN) -> None:
@@ -125,6 +128,8 @@ def test_few_channels(
     size = (count, columns, (height + 2 * above - tall) // down + 1, (width + 2 * left - wide) // across + 1)
     shape = Convolution((down, across), (above, left), (1, 1), 1)
     x, weight = images(count, inner, height, width, seed=seed), images(columns, inner, tall, wide, seed=seed + 1)
+    # One column of a whole panel is not packed where wide pads give many pixels: oneDNN is faster.
+    assume(pack_native_convolution(library, small_image(x, weight), weight, shape, None) is not None)
     other = None if adds == "none" else images(*size, seed=seed + 2)
     bias = images(columns, 1, 1, 1, seed=seed + 3).flatten() if biased else None
     check(library, x, weight, shape, bias=bias, other=other, after=after, in_place=adds == "in place", roundings=4)

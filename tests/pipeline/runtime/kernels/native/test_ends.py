@@ -76,6 +76,6 @@ def test_attention(library, keys, width):
     attend = torch.nn.functional.scaled_dot_product_attention
     KERNELS[Kind.SmallAttention](library, [query, key, value], [out, scores], {"scale": 0.5})()
     torch.testing.assert_close(out, attend(query, key, value, scale=0.5).transpose(1, 2), atol=1e-4, rtol=1e-4)
-    attrs = {"scale": 0.5, "mask": True}
+    attrs = {"scale": 0.5, "mask": True, "causal": False, "backend": "auto"}
     KERNELS[Kind.ScaledDotProductAttention](library, [query, key, value, mask], [out], attrs)()
     torch.testing.assert_close(out, attend(query, key, value, mask, scale=0.5).transpose(1, 2), atol=1e-4, rtol=1e-4)

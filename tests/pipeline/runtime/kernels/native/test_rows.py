@@ -27,6 +27,8 @@ def bind(kind: Kind | str, ins: list[torch.Tensor], outs: list[torch.Tensor], **
     """A kind of ours, or an operator of torch."""
     if isinstance(kind, str):
         return bind_native(kind, ins, outs, **attrs)
+    if kind is Kind.ScaledDotProductAttention:
+        attrs = {"causal": False, "backend": "auto", **attrs}
     return KERNELS[kind](native_library(), ins, outs, attrs)
 
 
@@ -214,6 +216,8 @@ def test_other_operands_are_left_to_torch() -> None:
     assert bind(Kind.SmallAttention, [heads, heads, heads.bfloat16()], outs, scale=1.0) is None
     assert bind(Kind.SmallAttention, [heads, heads, heads], outs, scale=-1.0) is None
     assert bind(Kind.ScaledDotProductAttention, [heads, heads, heads], outs[:1], scale=-1.0, mask=False) is None
+    causal = {"scale": 1.0, "mask": False, "causal": True}
+    assert bind(Kind.ScaledDotProductAttention, [heads, heads, heads], outs[:1], **causal) is None
     spread = [heads, heads, heads, torch.zeros(1, 1, 5, 1)]
     assert bind(Kind.ScaledDotProductAttention, spread, outs[:1], scale=1.0, mask=True) is None
     assert bind(Kind.SmallAttention, [heads, heads, draw(3, 1, 2, 8, 5).transpose(2, 3)], outs, scale=1.0) is None

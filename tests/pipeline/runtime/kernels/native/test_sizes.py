@@ -22,7 +22,7 @@ CONV = {
     **{"norm": False, "epsilon": 0.0, "channels_last": True, "activation": "none", "numbers": ()},
 }
 SCALE = {"scale": 0.5}
-ATTENTION = {**SCALE, "mask": False}
+ATTENTION = {**SCALE, "mask": False, "causal": False, "backend": "auto"}
 NORM = {"normalized_shape": (8,), "eps": 1e-5}
 
 

@@ -1,0 +1,95 @@
+"""On a device other than the CPU a plan says which kernel of torch computes each attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.ir.graph import Graph
+from pipeline.ops import Kind, unpack
+from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph
+from pipeline.runtime.kernels import attention
+from pipeline.runtime.kernels.attention import find_backend
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *masks: torch.Tensor
+    ) -> torch.Tensor:
+        return scaled_dot_product_attention(query, key, value, *masks, **self.options)  # pyright: ignore[reportArgumentType]
+
+
+def graph_of(module: torch.nn.Module, operands: list[torch.Tensor]) -> Graph:
+    return from_torch(functionalize_program(torch.export.export(module, tuple(operands), strict=False)))
+
+
+def draw(heads: int = 2, tokens: int = 5, width: int = 8) -> torch.Tensor:
+    return torch.randn(1, heads, tokens, width)
+
+
+def backends_of(program: CompiledProgram) -> list[str]:
+    calls = [call for call in program.plan.calls if call.kind_id == Kind.ScaledDotProductAttention]
+    return [unpack(call.attr_schema, call.attr_blob)["backend"] for call in calls]
+
+
+CASES = {
+    "plain": (Attention(), [draw(), draw(), draw()], "flash"),
+    "causal, with a scale": (Attention(is_causal=True, scale=0.7), [draw(), draw(), draw()], "flash"),
+    "a mask": (Attention(), [draw(), draw(), draw(), torch.randn(1, 1, 5, 5)], "flash"),
+    "an empty width": (Attention(scale=1.0), [draw(width=0), draw(width=0), draw()], "math"),
+    "heads by token": (Attention(), [draw(4, 16).transpose(1, 2).contiguous().transpose(1, 2)] * 3, "flash"),
+    "truth values": (Attention(), [draw(), draw(), draw(), torch.ones(1, 1, 5, 5, dtype=torch.bool)], None),
+    "heads that share keys": (Attention(enable_gqa=True), [draw(4), draw(), draw()], None),
+    "three axes": (Attention(), [draw()[0], draw()[0], draw()[0]], None),
+}
+"""Name → module, operands, and the backend that torch chooses on the CPU; None where torch chooses at each call."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_has_torch_s_choice(name: str) -> None:
+    module, operands, backend = CASES[name]
+    graph = graph_of(module, operands)
+    program = compile_graph(graph, device=RecordingDevice())
+    assert backends_of(program) == ([] if backend is None else [backend])
+    feed = {graph.values[vid].name: tensor for vid, tensor in zip(graph.inputs, operands, strict=True)}
+    for run in (program.run, program.replay):
+        (found,) = run(feed).values()
+        torch.testing.assert_close(found, module(*operands))  # float32, by the same kernel
+
+
+def test_the_cpu_keeps_torch_s_operator() -> None:
+    module, operands, _ = CASES["plain"]
+    program = compile_graph(graph_of(module, operands))
+    assert not backends_of(program)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "width", "keys", "backend"),
+    [
+        (1, 64, None, "flash"),
+        (1, 60, None, "auto"),
+        (2, 60, 48, "efficient"),
+        (2, 64, 40, "auto"),
+        (3, 64, 40, "auto"),
+        (3, 64, None, "cudnn"),
+        (0, 60, 40, "math"),
+        (4, 64, None, "auto"),
+    ],
+)
+def test_operands_that_a_kernel_of_a_gpu_needs_padded_stay_with_torch(
+    monkeypatch: pytest.MonkeyPatch, chosen: int, width: int, keys: int | None, backend: str
+) -> None:
+    """On meta, since there is no card: torch has no choice there, so each choice is given."""
+    monkeypatch.setattr(attention.torch, "_fused_sdp_choice", lambda *_, **__: chosen)
+    query = torch.empty(1, 2, 8, width, device="meta")
+    mask = None if keys is None else torch.empty(1, 2, 8, keys, device="meta")
+    assert find_backend(query, query, query, mask, False, 1.0) == backend
