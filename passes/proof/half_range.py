@@ -34,8 +34,10 @@ class ValueRange:
 
     @classmethod
     def of(cls, array: np.ndarray) -> Self:
-        finite = np.abs(array[np.isfinite(array)], dtype=np.float64) if array.size else np.zeros(1)
-        return cls(float(finite.max(initial=0.0)))
+        largest = max(float(array.max(initial=0.0)), -float(array.min(initial=0.0)))
+        if not math.isfinite(largest):
+            largest = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+        return cls(largest)
 
     def describe(self, half: str) -> str:
         """Why the half type cannot hold the value; empty where it can."""
@@ -81,8 +83,8 @@ def measure_halves(
         for feeds in draws:
             old, new = (session.run(feeds) for session in sessions)
             for name in part:
+                ranges[name] = max(ranges.get(name, 0.0), ValueRange.of(old[name]).largest)
                 exact, rounded = old[name].astype(np.float64), new[now[name]].astype(np.float64)
-                ranges[name] = max(ranges.get(name, 0.0), ValueRange.of(exact).largest)
                 ratios[name] = min(ratios.get(name, math.inf), _ratio(exact, rounded))
             for name in outputs if not start else ():
                 why = why or compare(old[name], new[name], computed_in=half).why
@@ -91,8 +93,15 @@ def measure_halves(
 
 def _ratio(exact: np.ndarray, rounded: np.ndarray) -> float:
     """SQNR in dB over the elements that are finite on both sides; -inf where one is finite and the other is not."""
-    both = np.isfinite(exact) & np.isfinite(rounded)
-    if (np.isfinite(exact) & ~np.isfinite(rounded)).any():
-        return -math.inf
-    signal, noise = float((exact[both] ** 2).sum()), float(((exact[both] - rounded[both]) ** 2).sum())
+    exact, rounded = exact.reshape(-1), rounded.reshape(-1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = exact - rounded
+        signal, noise = float(exact @ exact), float(error @ error)
+    if not math.isfinite(signal + noise):
+        finite = np.isfinite(exact)
+        both = finite & np.isfinite(rounded)
+        if not np.array_equal(finite, both):
+            return -math.inf
+        exact, error = exact[both], exact[both] - rounded[both]
+        signal, noise = float(exact @ exact), float(error @ error)
     return math.inf if not noise else -math.inf if not signal else 10 * math.log10(signal / noise)
