@@ -1,20 +1,25 @@
 """`python -m benchmarks.everyday [JOB…]`: each job by each tool that is installed and does it, in turn, in one run.
 
 Files: those of the extra `models` (magika, rapidocr). Peers: onnxsim and onnxslim of the environment; Polygraphy with
-onnx_graphsurgeon, where `polygraphy` is on PATH. Olive needs a configuration and a data set for each of these jobs, and
-Netron shows and changes nothing from a command line, so neither has a time here.
+onnx_graphsurgeon, Olive and Netron where `polygraphy`, `olive` and `netron` are on PATH (Olive with torch of the CPU).
 
-A time is the wall time of the command, as a ratio to onnxline's of the same run, since the machine may be shared.
-Whether a result is right is judged here by onnxruntime: outputs of the file before and after on the same inputs.
+Each command runs once to fill caches, bytecode among them, as after an installation; then in turn with the others. A
+time is the best of `TIMED` runs: the wall time, and the processor time of the command with all its children, each as
+a ratio to onnxline's, since the machine may be shared. Whether a result is right is judged here by onnxruntime:
+outputs of the file before and after on the same inputs.
 """
 
 from __future__ import annotations
 
+import os
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -23,8 +28,9 @@ import numpy as np
 import onnx
 import onnxruntime
 
+TIMED: Final = 2
 SHAPE: Final = {"cls": "x=1,3,48,192", "det": "x=1,3,320,320", "magika": "bytes=1,2048"}
-POLY_SHAPE: Final = {name: "{}:[{}]".format(*text.split("=")) for name, text in SHAPE.items()}
+OLIVE: Final = "olive run-pass --disable_telemetry -m {model} -o {out}.olive --pass-name"
 
 JOBS: Final[dict[str, dict[str, str]]] = {
     "simplify": {
@@ -32,6 +38,7 @@ JOBS: Final[dict[str, dict[str, str]]] = {
         "onnxsim": "onnxsim {model} {out}",
         "onnxslim": "onnxslim {model} {out}",
         "polygraphy": "polygraphy surgeon sanitize {model} --fold-constants -o {out}",
+        "olive": f"{OLIVE} OnnxPeepholeOptimizer",
     },
     "what changed": {"onnxline": "onnxline diff {model} {simplified} --structure-only"},
     "fixed shapes": {
@@ -39,29 +46,49 @@ JOBS: Final[dict[str, dict[str, str]]] = {
         "onnxsim": "onnxsim {model} {out} --overwrite-input-shape {colon}",
         "onnxslim": "onnxslim {model} {out} --input-shapes {colon}",
         "polygraphy": "polygraphy surgeon sanitize {model} --override-input-shapes {poly} -o {out}",
+        "olive": f"{OLIVE} DynamicToFixedShape --pass-config '{{json}}'",
     },
     "subgraph": {
         "onnxline": "onnxline extract {model} -o {out} --to {cut}",
         "polygraphy": "polygraphy surgeon extract {model} --outputs {cut}:auto -o {out}",
     },
-    "opset": {"onnxline": "onnxline convert-opset {model} -o {out} --opset 17"},
+    "opset": {
+        "onnxline": "onnxline convert-opset {model} -o {out} --opset 17",
+        "olive": OLIVE + """ OnnxOpVersionConversion --pass-config '{{"target_opset": 17}}'""",
+    },
     "fp16": {
         "onnxline": "onnxline to-fp16 {model} -o {out}",
         "onnxslim": "onnxslim {model} {out} --dtype fp16",
         "polygraphy": "polygraphy convert {model} --fp-to-fp16 -o {out}",
+        "olive": f"{OLIVE} OnnxFloatToFloat16",
     },
     "compare by layer": {
         "onnxline": "onnxline compare {model} {simplified}",
-        "polygraphy": "polygraphy run {model} --onnxrt --onnx-outputs mark all --save-outputs {out}.json",
+        "polygraphy": "polygraphy run {model} --onnxrt --input-shapes {poly} --onnx-outputs mark all "
+        "--save-outputs {out}.json",
     },
     "count operators, MACs": {
         "onnxline": "onnxline inspect {model} --shape {shape}",
         "onnxslim": "onnxslim --inspect {model}",
         "polygraphy": "polygraphy inspect model {model} --show layers",
     },
-    "look at it": {"onnxline": "onnxline view {model} -o {out}.html"},
-}
-"""Job → tool → command. int8 is in RESULTS.md, since it needs data."""
+    "look at it": {
+        "onnxline": "onnxline view {model} -o {out}.html",
+        "netron": "netron --port 8497 {model}",
+    },
+    "int8": {
+        "onnxline": "onnxline quantsim {config} --out {out}.int8",
+        "quantize_static": "python -m benchmarks.everyday {model} {out} {shape}",
+    },
+}  # fmt: skip
+"""Job → tool → command."""
+
+CONFIG: Final = """name: int8
+model: {{onnx: {model}}}
+passes: {{recipe: []}}
+runtime: {{backends: [onnxruntime]}}
+quantsim: {{profile: ort-cpu, calibration: {{samples: 16}}, sensitivity: false}}
+"""
 
 
 def files() -> dict[str, Path]:
@@ -77,65 +104,122 @@ def files() -> dict[str, Path]:
     return places
 
 
+def draw(entry: onnxruntime.NodeArg, shape_text: str, seed: int = 0) -> np.ndarray:
+    shape = [int(size) for size in shape_text.split("=")[1].split(",")]
+    generator = np.random.default_rng(seed)
+    if "int" in entry.type:
+        return generator.integers(0, 200, shape).astype(entry.type[7:-1])
+    return generator.standard_normal(shape).astype(np.float32)
+
+
 def is_right(before: Path, after: Path, shape_text: str) -> str:
-    """`right`, or how far the outputs of two files are apart on one input."""
+    """How far the outputs of two files are apart on one input, or why that is not known."""
     try:
         sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in (before, after)]
-        feeds = {}
-        for entry in sessions[0].get_inputs():
-            shape = [int(size) for size in shape_text.split("=")[1].split(",")]
-            draw = np.random.default_rng(0)
-            integers = "int" in entry.type
-            array = draw.integers(0, 200, shape) if integers else draw.standard_normal(shape)
-            feeds[entry.name] = array.astype(entry.type[7:-1].replace("float", "float32") if integers else np.float32)
+        feeds = {entry.name: draw(entry, shape_text) for entry in sessions[0].get_inputs()}
         names = [entry.name for entry in sessions[1].get_outputs()]
         if not {*names} <= {entry.name for entry in sessions[0].get_outputs()}:
             return "other outputs"
-        one, other = (session.run(names, feeds) for session in sessions)
-        worst = max(
-            float(np.abs(left.astype(float) - right.astype(float)).max())
-            for left, right in zip(one, other, strict=True)
-        )
-        return f"{worst:.0e}"
+        left, right = (session.run(names, feeds) for session in sessions)
+        pairs = [(np.asarray(a, float), np.asarray(b, float)) for a, b in zip(left, right, strict=True)]
+        return f"{max(float(np.abs(a - b).max()) for a, b in pairs):.0e}"
     except Exception as error:
         return f"does not run: {type(error).__name__}"
 
 
+def quantize_by_onnxruntime(model: str, out: str, shape_text: str) -> None:
+    """What Olive's pass OnnxStaticQuantization calls, on 16 samples."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            (entry,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).get_inputs()
+            self.rows = iter([{entry.name: draw(entry, shape_text, seed)} for seed in range(16)])
+
+        def get_next(self) -> dict[str, np.ndarray]:
+            return next(self.rows, None)  # type: ignore[return-value] # as onnxruntime wants it
+
+    quantize_static(model, out, Reader(), per_channel=True, activation_type=QuantType.QUInt8)
+
+
+def run(tool: str, words: list[str], environment: Mapping[str, str]) -> tuple[int, float, float]:
+    """Exit code, seconds of wall time, and seconds of processor time."""
+    begun, spent = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    if tool == "netron":  # until its page and the model are served; a browser then reads the graph
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        code = wait_for_page("http://127.0.0.1:8497/", process)
+        seconds = time.perf_counter() - begun
+        process.terminate()
+        process.wait()
+    else:
+        code = subprocess.run(words, capture_output=True, text=True, check=False, env=environment).returncode
+        seconds = time.perf_counter() - begun
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return code, seconds, now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime
+
+
+def wait_for_page(address: str, process: subprocess.Popen[bytes]) -> int:
+    while process.poll() is None:
+        try:
+            with urllib.request.urlopen(address) as page:
+                return 0 if page.read() else 1
+        except OSError:
+            time.sleep(0.01)
+    return 1
+
+
+def measure(tool: str, command: str, out: Path, environment: Mapping[str, str]) -> tuple[int, float, float]:
+    """The first run fills caches; then the best of the others."""
+    found = []
+    for _ in range(1 + TIMED):
+        out.unlink(missing_ok=True)
+        for rest in out.parent.glob(f"{out.name}.*"):
+            shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
+        found.append(run(tool, shlex.split(command), environment))
+    return found[0][0], min(row[1] for row in found[1:]), min(row[2] for row in found[1:])
+
+
 def main(chosen: list[str]) -> None:
+    onnxruntime.set_default_logger_severity(3)
     folder = Path("runs/everyday").resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    print(
-        "| job | file | tool | exit | time ÷ onnxline's | nodes | off by |\n| --- | --- | --- | --- | --- | --- | --- |"
-    )
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment.setdefault("PYTHONPYCACHEPREFIX", str(folder / "bytecode"))
+    print("| job | file | tool | exit | wall ÷ onnxline's | processor ÷ onnxline's | nodes | off by |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, model in files().items():
-        simplified = folder / f"{name}.simplified.onnx"
+        simplified, config = folder / f"{name}.simplified.onnx", folder / f"{name}.yaml"
+        config.write_text(CONFIG.format(model=model))
         subprocess.run(["onnxline", "optimize", model, "-o", simplified, "--no-latency", "-q"], check=False)
         cut = next(node.output[0] for node in onnx.load(model).graph.node[20:] if node.op_type in ("Relu", "Add"))
+        entry, sizes = SHAPE[name].split("=")
+        words = {
+            "model": model, "simplified": simplified, "config": config, "cut": cut, "shape": SHAPE[name],
+            "colon": f"{entry}:{sizes}", "poly": f"{entry}:[{sizes}]",
+            "json": f'{{"input_name": ["{entry}"], "input_shape": [[{sizes}]]}}',
+        }  # fmt: skip
         for job, tools in JOBS.items():
-            if chosen and job not in chosen:
+            if (chosen and job not in chosen) or (job == "int8" and name == "magika"):  # whose input is no float
                 continue
-            own = 0.0
+            own = (1.0, 1.0)
             for tool, command in tools.items():
-                if shutil.which(tool) is None:
+                if shutil.which(shlex.split(command)[0]) is None:
                     continue
                 out = folder / f"{name}.{tool}.onnx"
-                out.unlink(missing_ok=True)
-                words = command.format(
-                    model=model, out=out, simplified=simplified, shape=SHAPE[name], cut=cut,
-                    colon=SHAPE[name].replace("=", ":"), poly=POLY_SHAPE[name],
-                )  # fmt: skip
-                begun = time.perf_counter()
-                done = subprocess.run(shlex.split(words), capture_output=True, text=True, check=False)
-                seconds = time.perf_counter() - begun
-                own = own or seconds
-                nodes = len(onnx.load(out).graph.node) if out.is_file() else ""
-                off = is_right(model, out, SHAPE[name]) if out.is_file() and job != "subgraph" else ""
-                print(
-                    f"| {job} | {name} | {tool} | {done.returncode} | {seconds / own:.2f} | {nodes} | {off} |",
-                    flush=True,
-                )
+                code, *times = measure(tool, command.format(out=out, **words), out, environment)
+                own = (times[0], times[1]) if tool == "onnxline" else own
+                inner = sorted(out.parent.glob(f"{out.name}.*/**/model*.onnx"))
+                made = [path for path in (out, *inner) if path.is_file()]
+                nodes = len(onnx.load(made[-1]).graph.node) if made else ""
+                off = is_right(model, made[-1], SHAPE[name]) if made and job != "subgraph" else ""
+                ratios = [f"{mine / first:.2f}" for mine, first in zip(times, own, strict=True)]
+                shown = f"1 ({times[0]:.2f} s) | 1 ({times[1]:.2f} s)" if tool == "onnxline" else " | ".join(ratios)
+                print(f"| {job} | {name} | {tool} | {code} | {shown} | {nodes} | {off} |", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if len(sys.argv) == 4 and sys.argv[1].endswith(".onnx"):
+        quantize_by_onnxruntime(*sys.argv[1:])
+    else:
+        main(sys.argv[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -121,15 +121,28 @@ class CustomOp:
 
     def _infer_node(self, context: onnx.shape_inference.InferenceContext) -> None:
         types = [context.get_input_type(place) for place in range(context.get_num_inputs())]
-        if any(kind is not None and kind.WhichOneof("value") and not _is_known(kind) for kind in types):
-            return
-        found = {name: context.get_attribute(name) for name in self.attributes}
-        given = {name: _value_of(attribute) for name, attribute in found.items() if attribute is not None}
-        inputs = [None if kind is None or not kind.WhichOneof("value") else _array_type(kind) for kind in types]
-        outputs = self.infer_types(inputs, given, context.get_num_outputs())
-        for place, output in enumerate(outputs[: context.get_num_outputs()]):
-            dtype = helper.np_dtype_to_tensor_dtype(np.dtype(output.dtype))
-            context.set_output_type(place, helper.make_tensor_type_proto(dtype, output.shape))
+        attributes = [context.get_attribute(name) for name in self.attributes]
+        given = [attribute for attribute in attributes if attribute is not None]
+        for place, kind in enumerate(self.output_types(types, given, context.get_num_outputs())):
+            context.set_output_type(place, kind)
+
+    def output_types(
+        self, inputs: Sequence[TypeProto | None], attributes: Iterable[onnx.AttributeProto], outputs: int
+    ) -> list[TypeProto]:
+        """ONNX's types of the `outputs` of a node, by `infer`; none where an input has no type yet.
+
+        Raises:
+            ModelError: as `infer_types`.
+        """
+        kinds = [kind if kind is not None and kind.WhichOneof("value") else None for kind in inputs]
+        if any(kind is not None and not _is_known(kind) for kind in kinds):
+            return []
+        given = {attribute.name: _value_of(attribute) for attribute in attributes}
+        found = self.infer_types([kind and _array_type(kind) for kind in kinds], given, outputs)
+        return [
+            helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
+            for kind in found[:outputs]
+        ]
 
     def infer_types(
         self, inputs: Sequence[ArrayType | None], attributes: Mapping[str, Any], outputs: int

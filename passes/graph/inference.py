@@ -16,13 +16,14 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto
 from onnx.shape_inference import InferenceError
 
 from passes.custom_ops.declarations import declared_ops
 from passes.errors import InferenceStopped, ModelError, PolicyError, StepCrashed, StepFailed, StepTimedOut
+from passes.graph.formatting import format_type
 from passes.graph.index import GraphIndex
-from passes.graph.op_facts import LAYOUT_OPS
+from passes.graph.op_facts import LAYOUT_OPS, domain_of
 from passes.graph.traversal import every_graph
 from passes.worker.client import Worker
 from passes.worker.platforms import crowding, memory_limit
@@ -199,6 +200,48 @@ def _process_of(process: int) -> _LimitedProcess:
     limited = _LimitedProcess()
     atexit.register(lambda: limited.close() if os.getpid() == process else None)
     return limited
+
+
+def refuse_contradictions(model: ModelProto) -> None:
+    """Refuse a model that declares another type for what a custom operator makes than the operator's `infer` says.
+
+    Raises:
+        ModelError: naming the node, and both types.
+    """
+    ops = declared_ops()
+    nodes = [node for node in model.graph.node if (domain_of(node), node.op_type) in ops]
+    if not nodes:
+        return
+    declared = {info.name: info.type for info in (*model.graph.value_info, *model.graph.output)}
+    known = types_of(model)
+    for node in nodes:
+        op = ops[domain_of(node), node.op_type]
+        inputs = [
+            known[name].type if name in known else TypeProto(tensor_type={}) if name else None for name in node.input
+        ]
+        for name, kind in zip(node.output, op.output_types(inputs, node.attribute, len(node.output)), strict=False):
+            if name in declared and not _may_be(kind, declared[name]):
+                raise ModelError(
+                    f"node {node.name or name!r} makes {name!r}, which the model declares as "
+                    f"{format_type(declared[name])}, and `infer` of {op.key} says {format_type(kind)}; expected the "
+                    "same dtype and sizes"
+                )
+
+
+def _may_be(found: TypeProto, declared: TypeProto) -> bool:
+    """Whether a tensor can have both types: what one leaves open the other may say."""
+    if not declared.tensor_type.elem_type:
+        return True
+    if found.tensor_type.elem_type != declared.tensor_type.elem_type:
+        return False
+    if not declared.tensor_type.HasField("shape"):
+        return True
+    ours, theirs = found.tensor_type.shape.dim, declared.tensor_type.shape.dim
+    return len(ours) == len(theirs) and all(
+        left.dim_value == right.dim_value
+        for left, right in zip(ours, theirs, strict=True)
+        if left.HasField("dim_value") and right.HasField("dim_value")
+    )
 
 
 def _infer(model: bytes, flags: dict[str, bool]) -> bytes | str:

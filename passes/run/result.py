@@ -21,6 +21,7 @@ import onnx
 from passes.context import PassContext
 from passes.custom_ops.declarations import add_libraries
 from passes.encodings.carry import CarriedEncodings
+from passes.errors import StepFailed
 from passes.graph.op_facts import op_name
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors, only_compared
@@ -284,13 +285,18 @@ def measure_latency(path: str, feeds: Mapping[str, np.ndarray], context: PassCon
 
 def time_runs(path: str, feeds: dict[str, np.ndarray]) -> float:
     """In the worker."""
-    import onnxruntime
+    import onnxruntime  # the worker alone needs it
+
+    from passes.weights.sessions import describe_refusal
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
     add_libraries(options)
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # native code, with classes of its own
+        raise StepFailed(describe_refusal(error)) from error
     known = {entry.name for entry in session.get_inputs()}
     given = {name: array for name, array in feeds.items() if name in known}
     session.run(None, given)

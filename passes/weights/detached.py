@@ -21,6 +21,7 @@ from onnx import TensorProto
 
 from passes.errors import ModelError
 from passes.graph.index import GraphIndex, copy_of
+from passes.graph.inference import refuse_contradictions
 from passes.graph.layer_calls import layer_functions
 from passes.graph.traversal import bodies_of, inline_functions, sort_nodes
 from passes.load import check_model, check_payload, load_model, to_path
@@ -323,6 +324,7 @@ def read_model(
     folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
     model = load_model(path, folder, may_lack_outputs=may_lack_outputs)
     sort_nodes(model.graph)
+    refuse_contradictions(model)
     marked = any(entry.key == UNREAD for entry in model.metadata_props)
     try:
         return detach(model, folder, known, unread=marked if unread is None else unread, checked=True)

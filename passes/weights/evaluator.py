@@ -1,7 +1,8 @@
-"""ONNX's own evaluator, for what onnxruntime has no kernel for: with the user's operators, and a Loop of ours.
+"""ONNX's own evaluator, for what onnxruntime has no kernel for: with the user's operators, and a Loop and a Scan of
+ours.
 
 The Loop of onnx 1.23 joins the items of a scan output along their first axis and not along a new one, never enters a
-body where the condition is left out, and stops where no turn is made.
+body where the condition is left out, and stops where no turn is made. Its Scan knows the first axis alone, forwards.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import ValueInfoProto, helper
+from onnx import NodeProto, ValueInfoProto, helper
 from onnx.inliner import inline_local_functions
 
 from passes.custom_ops.operator import CustomOp
@@ -32,7 +33,7 @@ def open_evaluator(proto: onnx.ModelProto, ops: Iterable[CustomOp] = ()) -> Refe
 
     if proto.functions:
         proto = inline_local_functions(proto)  # the evaluator hands new operators to bodies, and not to functions
-    return ReferenceEvaluator(proto, new_ops=[*map(_adapt, ops), _loop()])
+    return ReferenceEvaluator(proto, new_ops=[*map(_adapt, ops), _loop(), _scan()])
 
 
 def _adapt(op: CustomOp) -> type[OpRun]:
@@ -73,6 +74,61 @@ def _loop() -> type[OpRun]:
             return self._check_and_fix_outputs((*carried, *stacks))
 
     return Loop
+
+
+@cache
+def _scan() -> type[OpRun]:
+    from onnx.reference.op_run import OpRun
+    from onnx.reference.ops.op_scan import Scan as Base
+
+    class Scan(Base):
+        """The Scan of ONNX's standard along any axes, forwards or backwards; the base knows the first axis alone."""
+
+        body: ReferenceEvaluator
+        num_scan_inputs: int
+        scan_input_axes: Sequence[int] | None
+        scan_input_directions: Sequence[int] | None
+        scan_output_axes: Sequence[int] | None
+        scan_output_directions: Sequence[int] | None
+        _run_body: Callable[..., Sequence[Any]]
+
+        def __init__(self, node: NodeProto, parameters: Any) -> None:
+            OpRun.__init__(self, node, parameters)  # that of the base refuses other axes
+
+        def _run(self, *inputs: Any, context: Any = None, **given: Any) -> tuple[Any, ...]:
+            count = self.num_scan_inputs
+            carried, scanned = inputs[:-count], inputs[-count:]
+            places = _places(self.scan_input_axes, self.scan_input_directions, count)
+            turned = [
+                _flip(np.moveaxis(array, axis, 0), back) for array, (axis, back) in zip(scanned, places, strict=True)
+            ]
+            declared = self.body.proto_.output[len(carried) :]
+            made: list[list[np.ndarray]] = [[] for _ in declared]
+            for items in zip(*turned, strict=True):
+                fed = zip(self.body.input_names, (*carried, *items), strict=True)
+                results = self._run_body({**(context or {}), **dict(fed)}, bindings=given.get("bindings"))
+                carried = tuple(results[: len(carried)])
+                for found, item in zip(made, results[len(carried) :], strict=True):
+                    found.append(item)
+            stacks = [
+                np.stack(items) if items else _stack_none(kind) for items, kind in zip(made, declared, strict=True)
+            ]
+            places = _places(self.scan_output_axes, self.scan_output_directions, len(stacks))
+            moved = (
+                np.moveaxis(_flip(stack, back), 0, axis) for stack, (axis, back) in zip(stacks, places, strict=True)
+            )
+            return self._check_and_fix_outputs((*carried, *moved))
+
+    return Scan
+
+
+def _places(axes: Sequence[int] | None, directions: Sequence[int] | None, count: int) -> list[tuple[int, bool]]:
+    """The axis of each scanned input or output, and whether it goes backwards."""
+    return [(axis, bool(back)) for axis, back in zip(axes or [0] * count, directions or [0] * count, strict=True)]
+
+
+def _flip(array: np.ndarray, back: bool) -> np.ndarray:
+    return array[::-1] if back else array
 
 
 def _stack_none(declared: ValueInfoProto) -> np.ndarray:

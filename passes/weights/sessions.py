@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -245,8 +246,20 @@ def _open_session(
 
 
 def first_words(error: Exception) -> str:
-    """What an error of onnxruntime says, without its blocks of context, in one line."""
-    return visible_line(" ".join(str(error).partition("==> Context")[0].split()))
+    """What an error of onnxruntime says, without its blocks of context and our file, in one line."""
+    words = " ".join(str(error).partition("==> Context")[0].split())
+    return visible_line(re.sub(r"Load model from .*? failed: ?(Fatal error: )?", "", words))
+
+
+def describe_refusal(error: Exception) -> str:
+    """Why onnxruntime does not run a model: what it lacks, or else its own words."""
+    words = first_words(error)
+    if (lack := re.search(r"implementation for (\w+)\(\d+\) node with name '(.*)'", words)) is not None:
+        where = f" of node {lack[2]!r}" if lack[2] else ""
+        return f"onnxruntime's CPU provider has no {lack[1]} for the types{where}"
+    if (lack := re.search(rf"(\S+):(\w+)\(-?\d+\) {UNKNOWN}", words)) is not None:
+        return f"onnxruntime has no operator {lack[1]}::{lack[2]}"
+    return words
 
 
 def lacks_kernel(refusal: Exception) -> bool:

@@ -14,18 +14,24 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from passes.bisect import BUDGET_S, Bisection, bisect, bisection_as_data, bisection_text
 from passes.context import open_context
+from passes.custom_ops import declare_ops
 from passes.policy.policy import unknown_structure
 from passes.recipe.recipe import steps_of
 from passes.structures import structure_of
 from passes.weights.detached import read_model
 from passes.weights.files import save
 from passes.why import file_of
-from pipeline.commands.shared import FORMAT_VERSION, add_command, folder_of_part, print_styled
+from pipeline.commands.shared import (
+    CONFIG_SUFFIXES,
+    FORMAT_VERSION,
+    add_command,
+    custom_ops_of,
+    folder_of_part,
+    print_styled,
+)
 from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UsageError
 from pipeline.terminal import ProgressBar, Screen, print_json, print_line
-
-CONFIG_SUFFIXES: Final = (".yaml", ".yml")
 
 STYLES: Final = {"  - ": "red", "  + ": "green", "  ~ ": "yellow", "  ": "", "note": "yellow", "left out": "yellow"}
 """How a line begins → its style on a terminal."""
@@ -71,7 +77,11 @@ def bisect_model(
     steps = steps_of(read_recipe(recipe) if recipe else recipe_of_run(model))
     if not steps:
         raise UsageError("the recipe has no step, so none can be at fault; give --recipe, such as default,onnxsim")
-    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder, _BisectProgress() as progress:
+    with (
+        declare_ops(custom_ops_of(model)),
+        tempfile.TemporaryDirectory(prefix="onnxline-") as folder,
+        _BisectProgress() as progress,
+    ):
         if is_config:
             progress("exporting the model", model.name, 0, 0)
         file = _export(model, Path(folder), part) if is_config else file_of(model)

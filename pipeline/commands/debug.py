@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import typer
 
+from passes.custom_ops import declare_ops
 from passes.errors import StepFailed
 from passes.proof.numbers import TOLERANCES, Tolerance
 from passes.suggest import nearest, plural
 from passes.visible import visible_line
-from pipeline.commands.shared import FORMAT_VERSION, add_command, print_styled
+from pipeline.commands.shared import FORMAT_VERSION, add_command, custom_ops_of, print_styled
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.terminal import print_json, print_line
 from pipeline.workspace import disk_errors
@@ -88,35 +89,17 @@ def compare(
         raise UsageError(
             f"{'--set' if overrides else '--out'} is for a configuration or an ONNX file; an IR runs as it is"
         )
-    subject = (
-        _open_ir(Path(model), weights) if model.endswith(IR_ENDINGS) else _open_model(model, overrides, out, weights)
-    )
-    feeds = subject.feeds(inputs, seed)
-    from pipeline.verify.backends import BACKENDS, shapes_of
-    from pipeline.verify.divergence import compare_backends
-
-    tolerances = {**subject.tolerances, **_tolerances(rtol, atol)}
-    if is_dumped and rtol is None and atol is None:
-        tolerances |= _tolerances(DEVICE_RTOL, 0.0)
-    try:
-        one, other = (
-            _open_dump(subject, Path(name), encodings, layout, feeds)
-            if Path(name).is_dir() and name not in BACKENDS
-            else BACKENDS[name](subject.model, subject.fusions, **subject.options)
-            for name in (first, second)
+    tolerances = _tolerances(rtol, atol)
+    with declare_ops(custom_ops_of(Path(model), overrides or ())):
+        subject = (
+            _open_ir(Path(model), weights)
+            if model.endswith(IR_ENDINGS)
+            else _open_model(model, overrides, out, weights)
         )
-        graph = subject.model.graph_for(shapes_of(feeds))
-        found = compare_backends(one, other, graph, feeds, tolerances, first_only=first_divergence)
-    except StepFailed as failure:
-        raise UsageError(f"onnxruntime does not run the model on these inputs: {failure}") from failure
-    except Unsupported as refusal:
-        if not refusal.operators:
-            raise
-        raise Unsupported(
-            f"{refusal}\nThe values of a model are compared in one graph of the whole of it. `onnxline run` takes a "
-            "model with If, Loop or sequences in segments, and compares its outputs.",
-            refusal.operators,
-        ) from refusal
+        feeds = subject.feeds(inputs, seed)
+        found = _compare_values(
+            subject, (first, second), feeds, tolerances, encodings, layout, first_only=first_divergence
+        )
     if not found.compared:
         raise UsageError(
             f"{model}: {first} and {second} have no value in common, so nothing was compared; expected a model with "
@@ -130,6 +113,43 @@ def compare(
         print_styled(shown + "\n", STYLES)
     if found.divergences:
         raise typer.Exit(DIFFERENT)
+
+
+def _compare_values(
+    subject: Subject,
+    names: tuple[str, str],
+    feeds: Mapping[str, np.ndarray],
+    given: Mapping[str, Tolerance],
+    encodings: Path | None,
+    layout: Literal["nchw", "nhwc"],
+    *,
+    first_only: bool,
+) -> BackendComparison:
+    """Run both backends, or read the dump of one, and compare every value; `given` are the user's tolerances."""
+    from pipeline.verify.backends import BACKENDS, shapes_of
+    from pipeline.verify.divergence import compare_backends
+
+    dumped = [Path(name).is_dir() and name not in BACKENDS for name in names]
+    tolerances = {**subject.tolerances, **(given or (_tolerances(DEVICE_RTOL, 0.0) if any(dumped) else {}))}
+    try:
+        one, other = (
+            _open_dump(subject, Path(name), encodings, layout, feeds)
+            if is_dumped
+            else BACKENDS[name](subject.model, subject.fusions, **subject.options)
+            for name, is_dumped in zip(names, dumped, strict=True)
+        )
+        graph = subject.model.graph_for(shapes_of(feeds))
+        return compare_backends(one, other, graph, feeds, tolerances, first_only=first_only)
+    except StepFailed as failure:
+        raise UsageError(f"onnxruntime does not run the model on these inputs: {failure}") from failure
+    except Unsupported as refusal:
+        if not refusal.operators:
+            raise
+        raise Unsupported(
+            f"{refusal}\nThe values of a model are compared in one graph of the whole of it. `onnxline run` takes a "
+            "model with If, Loop or sequences in segments, and compares its outputs.",
+            refusal.operators,
+        ) from refusal
 
 
 def _compare_step(

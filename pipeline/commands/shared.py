@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pipeline.config import RunConfig
 
 
+CONFIG_SUFFIXES: Final = (".yaml", ".yml")
+
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`; a command whose output changes has one of its own."""
 
@@ -99,6 +101,16 @@ def folder_of_part(path: Path, part: str | None) -> Path:
     if part is not None:
         raise UsageError(f"found --part {part}, but {path} is no folder of a run in parts; leave it out")
     return path
+
+
+def custom_ops_of(path: Path, overrides: Sequence[str] = ()) -> Sequence[str]:
+    """The files of custom operators that a configuration, or the run in a folder, names; none for an ONNX file."""
+    from pipeline.config import RunConfig
+
+    settings = path / "run.yaml" if path.is_dir() else path
+    if settings.suffix not in CONFIG_SUFFIXES or not settings.is_file():
+        return ()
+    return RunConfig.from_source(settings, overrides).custom_ops
 
 
 def check_output(path: Path, source: Path | None = None) -> None:

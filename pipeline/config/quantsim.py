@@ -252,6 +252,7 @@ class QuantSimConfig(Section):
         node:GLOB, tensor:GLOB, or a structure such as qkv.
     unsupported: what happens if the target does not take an operator of the model: a note, or exit code 1.
     evaluation: how many samples the noise is measured on; the first ones of the calibration data.
+    sensitivity: whether the cost of each layer alone is estimated, for which torch is loaded.
     encodings: the version of AIMET's format in which the encodings are written.
     encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
     shard_mib: with `verify.proof: structure`: weights are read and rounded in shards of so many MiB, each by a job of
@@ -272,6 +273,7 @@ class QuantSimConfig(Section):
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
     unsupported: Literal["note", "refuse"] = "note"
     evaluation: Count = 8
+    sensitivity: StrictBool = True
     encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
     encodings_from: Annotated[StrictStr, Field(min_length=1)] | None = None
     shard_mib: Count | None = None
@@ -286,6 +288,8 @@ class QuantSimConfig(Section):
     def _check_consistency(self) -> QuantSimConfig:
         if self.suggest is not None and self.encodings_from is not None:
             raise ValueError("found suggest next to encodings_from, expected one of them: a suggestion needs ranges")
+        if self.suggest is not None and not self.sensitivity:
+            raise ValueError("found suggest next to sensitivity: false, expected true: a suggestion begins with it")
         if self.suggest is not None and self.suggest.metric_drop is not None and self.metric is None:
             raise ValueError("found suggest.metric_drop without metric, expected the metric that may drop")
         readers = {"suggest": self.suggest, "encodings_from": self.encodings_from}

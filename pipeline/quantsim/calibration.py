@@ -17,19 +17,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from zipfile import BadZipFile
 
 import numpy as np
-import onnx
-import onnxruntime
-from onnxruntime.quantization import CalibrationMethod
-from onnxruntime.quantization.calibrate import CalibrationDataReader, HistogramCollector, create_calibrator
+from onnxruntime.quantization.calibrate import (
+    HistogramCollector,
+)
 
 from passes.weights.detached import DetachedModel
-from passes.weights.files import replace_when_done, save
+from passes.weights.files import replace_when_done
 from pipeline.config.quantsim import DEFAULT_PERCENTILE, Precision
-from pipeline.errors import InternalError, OnnxlineError, UsageError
+from pipeline.errors import InternalError, UsageError
+from pipeline.quantsim.calibrators import Feeds, Method, collect, open_calibrator
 from pipeline.quantsim.encodings import Range, encode_range
 from pipeline.quantsim.placement import Placement
 
@@ -171,11 +171,6 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-Method = Literal["minmax", "percentile", "entropy", "mse"]
-
-Feeds = Mapping[str, np.ndarray]
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredRanges:
     """The ranges and histograms after some samples.
@@ -264,7 +259,7 @@ def measure(
     measured = known or MeasuredRanges(0, {})
     done = 0
     with tempfile.TemporaryDirectory(prefix="onnxline-calibration-") as folder:
-        calibrator = _open_calibrator(model, wanted, method, percentile, Path(folder))
+        calibrator = open_calibrator(model, wanted, method, percentile, Path(folder))
         if method != "minmax":
             calibrator.collector = FiniteHistogramCollector(calibrator, measured.histograms, wanted)
         for sample in samples:
@@ -273,7 +268,7 @@ def measure(
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of NaN; `check_finite` names the tensor
-                _collect(calibrator, sample, done)
+                collect(calibrator, sample, done)
                 if method == "minmax":
                     measured = MeasuredRanges(done, _merge(measured.limits, _ranges_of(calibrator.compute_data())))
                 else:
@@ -348,66 +343,6 @@ def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str
     return found
 
 
-def _open_calibrator(
-    model: DetachedModel, tensors: Sequence[str], method: Method, percentile: float, folder: Path
-) -> Any:
-    """One of onnxruntime's calibrators. It measures the float tensors that the model has type information of, and that
-    a node outside of bodies reads or makes. So the model is given to it with the types of `tensors`, and with a node
-    that reads each input that only bodies read."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    outputs = {info.name for info in proto.graph.output}
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-        for name in tensors
-        if name not in outputs
-    )
-    known = {name for node in proto.graph.node for name in (*node.input, *node.output)}
-    unseen = (name for name in tensors if name not in known)
-    proto.graph.node.extend(onnx.helper.make_node("Identity", [name], [f"{name}/measured"]) for name in unseen)
-    path = folder / "model.onnx"
-    save(model.with_proto(proto), path)
-    onnxruntime.set_default_logger_severity(ERRORS_ONLY)  # its calibrators take no options of a session
-    try:
-        return create_calibrator(
-            path,
-            augmented_model_path=str(folder / "augmented.onnx"),
-            calibrate_method=METHODS[method],
-            use_external_data_format=model.nbytes() > EXTERNAL_FROM,
-            extra_options={"percentile": percentile} if method == "percentile" else SETTINGS.get(method, {}),
-        )
-    finally:
-        onnxruntime.set_default_logger_severity(WARNINGS)
-
-
-WARNINGS, ERRORS_ONLY = 2, 3
-"""Severities of onnxruntime's log; 2 is its default."""
-
-
-def _collect(calibrator: Any, sample: Feeds, number: int) -> None:
-    try:
-        calibrator.collect_data(_OneSample(sample))
-    except OnnxlineError:
-        raise
-    except Exception as error:  # native code, with classes of its own
-        shapes = ", ".join(f"{name}: {list(array.shape)}" for name, array in sample.items())
-        raise UsageError(
-            f"calibration: the model does not run on sample {number} ({shapes}): {error}; give samples of other sizes "
-            "(quantsim.calibration.data)"
-        ) from error
-
-
-class _OneSample(CalibrationDataReader):
-    """Hands out one sample, and then nothing."""
-
-    def __init__(self, sample: Feeds) -> None:
-        self._samples = [dict(sample)]
-
-    def get_next(self) -> Any:
-        return self._samples.pop() if self._samples else None
-
-
 def _ranges_of(data: Any) -> dict[str, Range]:
     return {
         name: (float(np.min(entry.range_value[0])), float(np.max(entry.range_value[1]))) for name, entry in data.items()
@@ -427,17 +362,3 @@ EMPTY: Final[Range] = (np.inf, -np.inf)
 
 NO_NUMBERS: Final[Range] = (0.0, 0.0)
 """The range of tensors that have no numbers in any sample."""
-
-METHODS: Final[Mapping[Method, CalibrationMethod]] = {
-    "minmax": CalibrationMethod.MinMax,
-    "percentile": CalibrationMethod.Percentile,
-    "entropy": CalibrationMethod.Entropy,
-    "mse": CalibrationMethod.Percentile,
-}
-
-SETTINGS: Final[Mapping[Method, Mapping[str, object]]] = {"mse": {"symmetric": False}}
-"""onnxruntime counts the values of its percentile without their signs, which an asymmetric range needs."""
-
-
-EXTERNAL_FROM: Final = 2**30
-"""Bytes of a model above which onnxruntime writes the weights of its copies to files of their own."""

@@ -144,10 +144,10 @@ class QuantSim:
             if settings.optimize:
                 self._hold_out(samples, settings, show)
             return simulation.round_in_shards(before.model, samples)
-        for name in names_computed_in_numpy(model.proto):
+        for name in names_computed_in_numpy(model.proto) if settings.optimize else ():
             raise UsageError(
-                f"quantsim: onnxruntime calibrates the model, and {name} has a reference in numpy alone; give its "
-                "CustomOp a `library` with a kernel"
+                f"quantsim.optimize: the algorithms run the model on onnxruntime, and {name} has a reference in numpy "
+                "alone; give its CustomOp a `shared_library` with a kernel, or leave `optimize` out"
             )
         specs = self._read_specs(before.model)
         sampler, source = before.sampler, self._config.model

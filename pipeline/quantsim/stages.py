@@ -346,6 +346,8 @@ class Simulation:
         self, encodings: dict[str, Encoding], tuned: DetachedModel, samples: Samples
     ) -> tuple[dict[str, float], str]:
         """What each layer alone does to the outputs; or why that is not estimated."""
+        if not self._settings.sensitivity:
+            return {}, "quantsim.sensitivity is false"
         with self._stage("sensitivity") as details:
             count = count_needed_samples(self._settings.evaluation, len(find_layers(self._model, encodings)))
 

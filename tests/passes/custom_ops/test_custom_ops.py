@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from onnx.parser import parse_model as parse
 import passes
 from passes.custom_ops import ArrayType, CustomOp, declare_ops, declared_ops
 from passes.diff import compare_models
-from passes.errors import PassError, PolicyError, UsageError
+from passes.errors import ModelError, PassError, PolicyError, UsageError
 from passes.graph.inference import types_of
 from passes.tools import compare, to_fp16
+from passes.weights.detached import read_model
 from passes.weights.sessions import Session
 from passes.weights.split_run import names_computed_in_numpy
 from tests.support.onnx_models import detached
@@ -89,6 +91,27 @@ def test_types_follow_through_custom_operators() -> None:
     dims = [dim.dim_param or dim.dim_value for dim in types["left"].type.tensor_type.shape.dim]
     assert dims == ["N", 2]
     assert types["b"].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize(
+    ("declared", "found"),
+    [
+        ("float[N, 3] y", "float[N,3]"),
+        ("float16[N, 2] y", "float16[N,2]"),
+        ("float[2] y", "float[2]"),
+        ("float[M, 2] y", ""),
+    ],
+)
+def test_a_declared_type_that_infer_contradicts_is_refused(declared: str, found: str, tmp_path: Path) -> None:
+    text = CHAIN.replace("float[N, 2] y", declared).replace("y = Add (left, right)", "")
+    onnx.save(parse(text.replace("left, right", "y, right")), tmp_path / "m.onnx")
+    if not found:
+        assert read_model(tmp_path / "m.onnx")
+        return
+    words = f"makes 'y', which the model declares as {found}, and `infer` of com.acme::Halves says float[N,2]"
+    with pytest.raises(ModelError, match=re.escape(words)):
+        read_model(tmp_path / "m.onnx")
 
 
 @pytest.mark.usefixtures("ops")

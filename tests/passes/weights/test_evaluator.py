@@ -1,4 +1,4 @@
-"""ONNX's evaluator with a Loop of ours, next to onnxruntime."""
+"""ONNX's evaluator with a Loop and a Scan of ours, next to onnxruntime."""
 
 from __future__ import annotations
 
@@ -41,4 +41,37 @@ def test_a_loop_makes_its_turns(call: str, turns: int) -> None:
     results: tuple[Any, ...] = (session.run(None, feeds), open_evaluator(model).run(None, feeds))
     for expected, found in zip(*results, strict=True):
         assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+SCAN = """
+<ir_version: 9, opset_import: ["" : 18]>
+g (float[3, 4] start, float[SHAPE] x, float[1] c) => (float[3, 4] last, float[?, ?, ?] y, float[?, ?, ?] z) {
+    outer = Neg (c)
+    last, y, z = Scan <body = b (float[3, 4] a, float[3, 4] e) => (float[3, 4] f, float[3, 4] g, float[3, 4] h) {
+        f = Sub (a, e)
+        g = Mul (f, outer)
+        h = Abs (f)
+    }, num_scan_inputs = 1 ATTRIBUTES> (start, x)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape"),
+    [
+        ("", (5, 3, 4)),
+        (", scan_input_axes = [1], scan_output_axes = [2, -2]", (3, 5, 4)),
+        (", scan_input_axes = [-1], scan_input_directions = [1]", (3, 4, 5)),
+        (", scan_output_directions = [1, 0], scan_output_axes = [1, 1]", (5, 3, 4)),
+    ],
+)
+def test_a_scan_goes_along_any_axis(attributes: str, shape: tuple[int, ...]) -> None:
+    text = SCAN.replace("ATTRIBUTES", attributes).replace("SHAPE", ", ".join(map(str, shape)))
+    model, draw = parse(text.replace("[?, ?, ?]", "[M, N, K]")), np.random.default_rng(0)
+    feeds = {"start": (3, 4), "x": shape, "c": (1,)}
+    arrays = {name: draw.standard_normal(sizes, np.float32) for name, sizes in feeds.items()}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    results: tuple[Any, ...] = (session.run(None, arrays), open_evaluator(model).run(None, arrays))
+    for expected, found in zip(*results, strict=True):
         np.testing.assert_array_equal(found, expected)
