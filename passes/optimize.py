@@ -19,7 +19,7 @@ from passes.encodings.carry import CarriedEncodings, carry_encodings
 from passes.encodings.encoding import Encoding, fit_encodings
 from passes.encodings.versions import ModelVersion
 from passes.errors import ModelError, PolicyError, UsageError
-from passes.functions import WholeProver, fold_run, lay_out
+from passes.functions import LayoutProver, fold_run, lay_out
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
 from passes.graph.inference import start_process
@@ -213,7 +213,7 @@ class _Stages:
         source, stacks = collapse(stored)
         source, layout = lay_out(source)
         if layout is not None:
-            prover = WholeProver(prover, layout.fold if proof == STRUCTURE else layout.make_whole)
+            prover = LayoutProver(prover, layout.fold if proof == STRUCTURE else layout.make_whole)
         versions = _VersionLog(lambda index, *change: self.on_change(first + index, *change))
         steps = without_weight_readers(steps) if source.unread() else steps
         with limits, context.drawing(prover.feeds):

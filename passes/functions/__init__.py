@@ -4,11 +4,11 @@ body.
     find.py           which layers are equal, by module paths and nodes
     fold.py           functions and calls in place of them, proven
     side_by_side.py   the graph that passes get, and the way back
-    prover.py         the proof of the whole
+    prover.py         the prover for a laid-out model
 """
 
 from passes.functions.fold import describe_layers, fold_layers
-from passes.functions.prover import WholeProver
+from passes.functions.prover import LayoutProver
 from passes.functions.side_by_side import FunctionLayout, fold_run, lay_out
 
-__all__ = ["FunctionLayout", "WholeProver", "describe_layers", "fold_layers", "fold_run", "lay_out"]
+__all__ = ["FunctionLayout", "LayoutProver", "describe_layers", "fold_layers", "fold_run", "lay_out"]

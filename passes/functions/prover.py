@@ -1,4 +1,4 @@
-"""The proof of a model with layer functions: each model that a pass returns is run without functions."""
+"""A prover for passes that run on a laid-out model (`side_by_side.py`): it rebuilds the model, and asks another."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from passes.weights.detached import DetachedModel
 
 
 @dataclass
-class WholeProver:
-    """Asks `prover` about the model that the graph with all bodies stands for.
+class LayoutProver:
+    """A `Prover` that answers for a laid-out graph, which has each body once: it asks `prover` about the rebuilt model.
 
-    A structure of a body is in the whole model once for each call, so the structures are looked for there again.
+    It ignores `canonical`, which is the form of the laid-out graph and not of the rebuilt model.
 
     Args:
-        make_whole: the graph with all bodies → the model that the prover gets. A model that cannot be made is a failure
-            of the step.
+        rebuild: makes the model for `prover` from the laid-out graph: `FunctionLayout.whole` (flat) where models run,
+            `FunctionLayout.fold` (with functions) where only structures are checked. It raises StepFailed where a pass
+            has changed a body so that the body cannot be a function.
     """
 
     prover: Prover
-    make_whole: Callable[[DetachedModel], DetachedModel]
+    rebuild: Callable[[DetachedModel], DetachedModel]
     _latest: tuple[ModelProto | None, DetachedModel | None] = field(default=(None, None), init=False)
 
     def start(self) -> None:
@@ -38,34 +39,37 @@ class WholeProver:
     def watch(
         self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
     ) -> None:
-        whole = self._make_whole_once(model)
-        view = GraphView(whole)
+        """Search the rebuilt model for the kinds of `instances`: a structure in a body is there once for each call."""
+        rebuilt = self._rebuilt(model)
+        view = GraphView(rebuilt)
         searches = {kind: structure_of(kind) for kind in dict.fromkeys(instance.kind for instance in instances)}
         found = {kind: search.search(view).instances for kind, search in searches.items() if search is not None}
-        self.prover.watch(whole, TrackedStructures(found, frozenset(found), frozenset()).must_hold())
+        held = TrackedStructures(found, enforced=frozenset(found), pinned=frozenset())
+        self.prover.watch(rebuilt, held.must_hold())
 
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
         return self.prover.feeds()
 
     def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
-        return self.prover.measure(self._make_whole_once(model))
+        return self.prover.measure(self._rebuilt(model))
 
     def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
-        return self.prover.run(self._make_whole_once(model), hold=hold)
+        return self.prover.run(self._rebuilt(model), hold=hold)
 
     def has_run(self, model: DetachedModel) -> bool:
-        return self.prover.has_run(self._make_whole_once(model))
+        return self.prover.has_run(self._rebuilt(model))
 
     def power(self) -> Sensitivity:
         return self.prover.power()
 
     def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
-        return self.prover.coverage(self._make_whole_once(model))
+        return self.prover.coverage(self._rebuilt(model))
 
-    def _make_whole_once(self, model: DetachedModel) -> DetachedModel:
-        """The whole model; the same object for the same model, by which the prover knows what it has run."""
+    def _rebuilt(self, model: DetachedModel) -> DetachedModel:
+        """The model rebuilt from `model`, kept until another model is asked about: `prover.has_run` compares
+        objects."""
         if self._latest[0] is not model.proto:
-            self._latest = (model.proto, self.make_whole(model))
-        whole = self._latest[1]
-        assert whole is not None
-        return whole
+            self._latest = (model.proto, self.rebuild(model))
+        rebuilt = self._latest[1]
+        assert rebuilt is not None
+        return rebuilt

@@ -1,7 +1,7 @@
-"""Find batch norm, layer norm, RMS norm and group norm: as one op each, the last three also as several ops.
+"""Find batch norms, layer norms, RMS norms and group norms, each as one operator; the last three also as several.
 
-As several ops, both divide by the root of a mean square. A group norm is one op, an InstanceNormalization between two
-Reshapes, or spelled out between them.
+In several operators, a layer norm and an RMS norm divide by the root of a mean square. A group norm is an
+InstanceNormalization, or such a division, between two Reshapes.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ def _spelled_out(view: GraphView, *, centred: bool) -> Iterator[Candidate]:
 
 @dataclass(frozen=True, slots=True)
 class NormPattern:
-    """x / √(mean(x²) + ε) over the last axis, or over the channels; with `centred`, of x - mean(x).
+    """x / √(mean(x²) + ε), where the mean is over the last axes or over the channels; with `centred`, x - mean(x) takes
+    the place of x.
 
-    `nodes` begin with the mean and end with the `last`: the scale and the bias if there are any.
-    """
+    `nodes` has first the nodes up to the one that makes `quotient`, in no fixed order, and then the Mul of the scale
+    and the Add of the bias that come after it: readers rely on this split."""
 
     x: str
     centred: bool
     nodes: tuple[NodeProto, ...]
     quotient: str
-    """The value before the scale, where the scale comes last."""
+    """The result of the division. A scale may come before it or after it, a bias only after it."""
 
     @property
     def last(self) -> NodeProto:
@@ -71,11 +72,11 @@ class NormPattern:
 
 
 def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
-    """Every such division in the graph, in all its forms."""
+    """Every layer norm and RMS norm that the graph has as several operators."""
     for root in (node for op in ROOTS for node in view.by_op.get(op, ())):
         if root.op_type == "Pow" and view.scalar(root.input[1]) not in (0.5, -0.5):
             continue
-        spread = _length(view, root) if root.op_type == "ReduceL2" else _spread(view, root.input[0])
+        spread = _spread_of_length(view, root) if root.op_type == "ReduceL2" else _spread(view, root.input[0])
         if spread is None:
             continue
         for division in _divisions(view, root, spread):
@@ -88,8 +89,11 @@ def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A mean square of x, or with `centred` of x - mean(x), and the nodes that compute it. For a ReduceL2, which is the
-    root of a sum of squares, `size` is the number that the square of the root still has to be divided by."""
+    """A mean square of x, or with `centred` of x - mean(x), and the nodes that compute it.
+
+    A ReduceL2 is the root of a sum, not of a mean: `size` is then the number of elements, and a factor 1 / √size has to
+    follow. Otherwise `size` is 1.
+    """
 
     x: str
     centred: bool
@@ -98,28 +102,32 @@ class Spread:
 
 
 def _spread(view: GraphView, name: str) -> Spread | None:
-    """The mean square that `name` is, up to a small number added and a factor for the number of elements."""
+    """The mean square from which at most `MOST_BETWEEN` operators of `SCALARS` make `name`; None for another value.
+
+    The number that is added and the factor of a mean are not checked. The factor of a sum has to divide it by the
+    number of elements.
+    """
     nodes: list[NodeProto] = []
-    count = 1.0
+    divisor = 1.0
     for _ in range(MOST_BETWEEN):
         node = _producer(view, name)
         if node is None:
             return None
         if node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare"):
-            return _mean_square(view, node, nodes, count)
+            return _mean_square(view, node, nodes, divisor)
         if node.op_type == "Sub":
             return _difference_of_moments(view, node, nodes)
         data = [operand for operand in node.input if operand and operand not in view.folded]
         if node.op_type not in SCALARS or len(data) != 1 or (node.op_type == "Div" and data[0] != node.input[0]):
             return None
         if node.op_type in ("Mul", "Div"):
-            count = count * _factor(view, node)
+            divisor *= _divisor(view, node)
         nodes.insert(0, node)
         name = data[0]
     return None
 
 
-def _factor(view: GraphView, node: NodeProto) -> float:
+def _divisor(view: GraphView, node: NodeProto) -> float:
     """The divisor of a Mul or Div by a constant; 0 where the divisor is computed, for example from sizes."""
     constant = next(name for name in node.input if name in view.folded)
     number = view.scalar(constant)
@@ -128,14 +136,18 @@ def _factor(view: GraphView, node: NodeProto) -> float:
     return number if node.op_type == "Div" else 1.0 / number
 
 
-def _mean_square(view: GraphView, mean: NodeProto, after: list[NodeProto], count: float) -> Spread | None:
-    """The mean of a square, or its sum where `count` is the number of the elements (or one less, or computed)."""
+def _mean_square(view: GraphView, mean: NodeProto, after: list[NodeProto], divisor: float) -> Spread | None:
+    """The mean of a square, or the sum of a square that is divided by the number of elements, by one less (an unbiased
+    variance), or by a number that the graph computes.
+    """
     square = mean if mean.op_type == "ReduceSumSquare" else view.find_producer(mean.input[0], "Mul", "Pow")
     if square is None or not _is_over_features(view, mean):
         return None
-    size = _count(view, mean)
-    if mean.op_type != "ReduceMean" and (count == 1.0 or (count and size and not _is_count(count, size))):
-        return None
+    if mean.op_type != "ReduceMean":
+        size = _reduced_size(view, mean)
+        is_other = divisor and size and not _divides_by_size(divisor, size)
+        if divisor == 1.0 or is_other:
+            return None
     if square is not mean and not _is_square(view, square):
         return None
     base = view.source(square.input[0])
@@ -161,25 +173,25 @@ def _difference_of_moments(view: GraphView, node: NodeProto, after: list[NodePro
     return Spread(of_square.x, True, (*of_square.nodes, *mean[1], square, node, *after))
 
 
-def _length(view: GraphView, root: NodeProto) -> Spread | None:
+def _spread_of_length(view: GraphView, root: NodeProto) -> Spread | None:
     """ReduceL2 of x over its features: the root of a sum of squares."""
-    size = _count(view, root)
+    size = _reduced_size(view, root)
     return Spread(view.source(root.input[0]), False, (), size) if size and _is_over_features(view, root) else None
 
 
-def _count(view: GraphView, node: NodeProto) -> int:
+def _reduced_size(view: GraphView, node: NodeProto) -> int:
     """How many elements a reduction takes together; 0 if that is not known."""
     dims, axes = view.dims(node.input[0]), axes_of(view, node)
     sizes = [dims[axis] for axis in axes if -len(dims) <= axis < len(dims)] if dims is not None else []
     return math.prod(int(size) for size in sizes) if sizes and all(isinstance(size, int) for size in sizes) else 0
 
 
-def _is_count(number: float, size: int) -> bool:
-    return any(math.isclose(number, wanted, rel_tol=1e-3) for wanted in (size, size - 1))
+def _divides_by_size(divisor: float, size: int) -> bool:
+    return any(math.isclose(divisor, wanted, rel_tol=1e-3) for wanted in (size, size - 1))
 
 
 def _producer(view: GraphView, name: str) -> NodeProto | None:
-    """The node that computes a statistic."""
+    """The node that makes a mean or a root, before the operators that only give it another shape or type."""
     return view.producers.get(view.origin_of(name, STATISTIC_OPS, pairs=True))
 
 
@@ -188,13 +200,14 @@ def _mean_of(view: GraphView, name: str) -> tuple[str, tuple[NodeProto, ...]] | 
     node = _producer(view, name)
     last: tuple[NodeProto, ...] = ()
     if node is not None and node.op_type in ("Div", "Mul") and not view.folded.isdisjoint(node.input):
-        count = _factor(view, node)
+        # A sum divided by the number of elements, as torch's var_mean is exported.
+        divisor = _divisor(view, node)
         data = next((operand for operand in node.input if operand not in view.folded), None)
         last, node = (node,), None if data is None else _producer(view, data)
         if node is None or node.op_type != "ReduceSum":
             return None
-        size = _count(view, node)
-        if count and size and not math.isclose(count, size, rel_tol=1e-3):
+        size = _reduced_size(view, node)
+        if divisor and size and not math.isclose(divisor, size, rel_tol=1e-3):
             return None
     if node is None or node.op_type != ("ReduceSum" if last else "ReduceMean") or not _is_over_features(view, node):
         return None
@@ -202,21 +215,25 @@ def _mean_of(view: GraphView, name: str) -> tuple[str, tuple[NodeProto, ...]] | 
 
 
 def _divisions(view: GraphView, root: NodeProto, spread: Spread) -> Iterator[list[NodeProto]]:
-    """The nodes that divide x, or x - mean(x), by a root: Div, or Reciprocal and Mul; after a power of -½ just Mul.
+    """The nodes that divide x, or x - mean(x), by a root: Div, or Reciprocal and Mul; after Pow(-½), which has divided
+    already, just Mul.
 
-    A small number may be added to the root, and x may be scaled before.
+    ε may be added to the root in place of the mean square, and x may be multiplied by the scale before it is divided.
     """
     if root.op_type == "Pow" and view.scalar(root.input[1]) == -0.5:
         yield from _products_with(view, root.output[0], [], spread)
         return
-    for name, between in _sums(view, root.output[0]):
-        scaled = math.prod(_factor(view, node) for node in between if node.op_type in ("Mul", "Div"))
+    for name, between in _adjusted_roots(view, root.output[0]):
+        scaled = math.prod(_divisor(view, node) for node in between if node.op_type in ("Mul", "Div"))
         for node in _consumers(view, name, "Div"):
             numerator = _numerator(view, node.input[0], spread) if _reads(view, node.input[1], name) else None
             if numerator is not None:
-                after = _root_of_size(view, node, spread.size) if scaled == 1.0 else []
-                if after is not None if scaled == 1.0 else math.isclose(scaled**2, spread.size, rel_tol=1e-3):
-                    yield [*numerator, *between, node, *(after or ())]
+                if scaled == 1.0:
+                    after = _root_of_size(view, node, spread.size)
+                else:
+                    after = [] if math.isclose(scaled**2, spread.size, rel_tol=1e-3) else None
+                if after is not None:
+                    yield [*numerator, *between, node, *after]
             elif view.scalar(node.input[0]) == 1.0 and spread.size == 1:
                 yield from _products_with(view, node.output[0], [*between, node], spread)
         for node in _consumers(view, name, "Reciprocal") if spread.size == 1 else ():
@@ -224,7 +241,10 @@ def _divisions(view: GraphView, root: NodeProto, spread: Spread) -> Iterator[lis
 
 
 def _root_of_size(view: GraphView, quotient: NodeProto, size: int) -> list[NodeProto] | None:
-    """The product with √n after a vector was divided by its length; None where that product is needed and missing."""
+    """The Mul by √n that makes a norm of x / length(x), where n is the number of elements.
+
+    Empty where the root is that of a mean already, None where the Mul is missing.
+    """
     if size == 1:
         return []
     for node in view.find_consumers(quotient.output[0], "Mul"):
@@ -234,10 +254,10 @@ def _root_of_size(view: GraphView, quotient: NodeProto, size: int) -> list[NodeP
     return None
 
 
-def _sums(view: GraphView, name: str) -> Iterator[tuple[str, list[NodeProto]]]:
+def _adjusted_roots(view: GraphView, name: str) -> Iterator[tuple[str, list[NodeProto]]]:
     """`name`, and the values made from it by an added number, a bound or a factor; each with the nodes between."""
     front: list[tuple[str, list[NodeProto]]] = [(name, [])]
-    for value, nodes in front:
+    for value, nodes in front:  # which grows meanwhile
         yield value, nodes
         if len(nodes) < 2:
             for node in _consumers(view, value, *SCALARS):
@@ -259,6 +279,7 @@ def _consumers(view: GraphView, name: str, *ops: str) -> list[NodeProto]:
 
 
 def _reads(view: GraphView, read: str, name: str) -> bool:
+    """Whether `read` and `name` are one value, apart from layout and type."""
     return view.origin_of(read, STATISTIC_OPS, pairs=True) == view.origin_of(name, STATISTIC_OPS, pairs=True)
 
 
@@ -297,7 +318,11 @@ def _without_mean(view: GraphView, name: str) -> tuple[str, list[NodeProto]]:
 
 
 def scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
-    """The product with a weight, and then the sum with a weight, each the only consumer of the value before."""
+    """The Mul by a constant of several elements after `last`, and then the Add of such a constant; either may be
+    missing.
+
+    Each has to be the only consumer of the value before it.
+    """
     ends = []
     for op in ("Mul", "Add"):
         consumers = view.find_consumers(last.output[0])
@@ -312,9 +337,10 @@ def scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
 
 
 def reshape_back(view: GraphView, x: str, last: NodeProto) -> NodeProto | None:
-    """The Reshape after the `last` node of a norm that undoes the Reshape before `x`, which put channels into groups.
+    """The Reshape that turns groups back into channels after the `last` node of a norm, where a Reshape before `x` made
+    the groups.
 
-    Axis 1 of `x` has fewer elements than there are channels. None where channels are not grouped.
+    Axis 1 of `x` has fewer elements than there are channels. None for a norm that is no group norm.
     """
     into, consumers = view.find_producer(x, "Reshape"), view.find_consumers(last.output[0])
     if into is None or len(consumers) != 1 or consumers[0].op_type != "Reshape":
@@ -332,17 +358,20 @@ def reshape_back(view: GraphView, x: str, last: NodeProto) -> NodeProto | None:
 ROOTS: Final = ("Sqrt", "Pow", "ReduceL2")
 
 SCALARS: Final = ("Add", "Mul", "Div", "Max", "Clip")
-"""What may treat a mean square, or its root, with a constant: ε, a bound, the number of elements."""
+"""Operators that may change a mean square, or its root, by a constant: they add ε, keep it above a bound, or divide by
+the number of elements."""
 
 STATISTIC_OPS: Final = PASSING_OPS | {"Expand"}
-"""What may be between a statistic and its consumer: torch writes the axis that a mean has taken away, and an Expand."""
+"""Operators that may stand between a mean and its consumer: torch puts the axis back that a mean removed, and
+expands."""
 
 MOST_BETWEEN: Final = 5
 """The most nodes between a root and its mean square."""
 
 
 def _is_over_features(view: GraphView, mean: NodeProto) -> bool:
-    """Whether the mean is over the last axes, or over axis 1, the channels of an image; not as in an instance norm."""
+    """Whether the mean is over the last axes, or over axis 1, the channels of an image; but not over height and width,
+    as in an instance norm."""
     axes = axes_of(view, mean)
     dims = view.dims(mean.input[0])
     if not axes:

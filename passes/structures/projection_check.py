@@ -1,8 +1,9 @@
-"""Check that projections are still separate, by weights alone: names may change, matrices may not.
+"""Check that Q, K and V are still separate products, by the bytes of their matrices: names may change, matrices may
+not.
 
-It shares no code with the finder and does not know attention. For each kept matrix it looks for a product node with
-only that matrix, and counts them, since layers may share a matrix. A product may read its matrix as it is stored,
-through layout ops, or computed from constants.
+It shares no code with the finder (`qkv.py`) and does not look at the attention. For each kept matrix it counts the
+product nodes with an operand that is exactly this matrix: layers that share a matrix need a product each. The operand
+may be the stored tensor, directly or after layout operators and casts, or be computed from constants.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from passes.weights.stand_ins import digest_of
 def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
     """Instance name → why the instance is lost. An instance is kept when each of its matrices has its own product node.
 
-    Layers may share a matrix. If there are fewer products with it than instances, those instances are kept whose pinned
-    value is still such a product.
+    If a matrix has fewer products than instances that need it, an instance is kept only where the value at its pin, the
+    result of its product before the pass, is still the result of such a product.
     """
     products = ProductOperands(model)
     needed = Counter(weight.digests for instance in instances for weight in instance.weights)
     reasons: dict[str, str] = {}
     for instance in instances:
-        values = {weight.role: site.tight.name for weight, site in zip(instance.weights, instance.pins, strict=False)}
+        pinned = {weight.role: site.tight.name for weight, site in zip(instance.weights, instance.pins, strict=False)}
         missing = []
         for weight in instance.weights:
-            products_of_weight = products.values_with(weight)
-            if len(products_of_weight) < needed[weight.digests] and values.get(weight.role) not in products_of_weight:
+            products_of_weight = products.results_with(weight)
+            if len(products_of_weight) < needed[weight.digests] and pinned.get(weight.role) not in products_of_weight:
                 missing.append(f"{weight.role} ({weight.name})")
         if missing:
             reasons[instance.name] = f"no separate product with the matrix of {', '.join(missing)}"
@@ -49,7 +50,10 @@ def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -
 
 @dataclass(frozen=True, slots=True)
 class _GraphScope:
-    """A graph with the index of it and all graphs around it. `path` is empty for the main graph."""
+    """A graph and its `index`, which also knows the values of all graphs around it. `path` is empty for the main graph.
+
+    `live`: the nodes whose elements some output depends on.
+    """
 
     path: str
     live: list[NodeProto]
@@ -58,7 +62,10 @@ class _GraphScope:
 
 @dataclass(frozen=True, slots=True)
 class _ProductOperand:
-    """An operand of the product that makes `value`; `suffix` distinguishes the digests of scaled products."""
+    """The operand `name` of the product that makes `value`.
+
+    `suffix` is what the product adds to the digest of its matrix: the packing of a MatMulNBits, and the factor `alpha`.
+    """
 
     scope: _GraphScope
     value: str
@@ -74,8 +81,11 @@ class ProductOperands:
         scopes = _scopes(self._model.proto.graph, "", None, self._model)
         self._operands = [operand for scope in scopes for operand in _operands(scope, self._model)]
 
-    def values_with(self, weight: KeptWeight) -> set[str]:
-        """The values that are a product with only the matrix of `weight`."""
+    def results_with(self, weight: KeptWeight) -> set[str]:
+        """The results of products that have the matrix of `weight` as an operand.
+
+        A matrix is looked for as a stored tensor, then by how it is computed, then by its elements.
+        """
         values = {value for digest in weight.digests for value in self._stored[digest]}
         if not values:
             values = {value for digest in weight.digests for value in self._computed[digest]}
@@ -83,7 +93,8 @@ class ProductOperands:
 
     @cached_property
     def _stored(self) -> dict[str, set[str]]:
-        """Digest of a stored tensor → the products that read it through layout ops only."""
+        """Digest of a stored tensor → the results of products that read it, directly or after layout operators and
+        casts."""
         values: dict[str, set[str]] = defaultdict(set)
         for operand in self._operands:
             tensor = operand.scope.index.tensor_at(operand.name)
@@ -93,7 +104,8 @@ class ProductOperands:
 
     @cached_property
     def _computed(self) -> dict[str, set[str]]:
-        """Digest of how a matrix is computed from constants → the products that read it."""
+        """Digest of how a matrix is computed from constants → the results of products that read it, in the main
+        graph."""
         digests = value_digests(self._model).values
         values: dict[str, set[str]] = defaultdict(set)
         for operand in self._operands:
@@ -106,20 +118,25 @@ class ProductOperands:
         return values
 
     @cached_property
-    def _values(self) -> list[np.ndarray | None]:
+    def _elements(self) -> list[np.ndarray | None]:
         """The elements of each constant operand, and None for other operands."""
-        return [self._values_of(operand) for operand in self._operands]
+        return [self._elements_of(operand) for operand in self._operands]
 
     def _rounded_products(self, weight: KeptWeight) -> Iterator[str]:
-        """The products with the elements of `weight`, if these were computed and may be rounded in another way."""
-        for operand, values in zip(self._operands, self._values if weight.rounded else [], strict=False):
-            if values is None or weight.rounded is None or values.size != weight.rounded.size:
+        """The results of products whose constant operand has the elements of `weight`.
+
+        For a matrix that the exported model computes: folding may have rounded it otherwise, unless `weight.is_exact`.
+        """
+        if weight.rounded is None:
+            return
+        for operand, elements in zip(self._operands, self._elements, strict=True):
+            if elements is None or elements.size != weight.rounded.size:
                 continue
-            is_same = digest_of(values) + operand.suffix in weight.digests
-            if is_same or (not weight.is_exact and weight.rounded.is_close(sums_of(values))):
+            is_same = digest_of(elements) + operand.suffix in weight.digests
+            if is_same or (not weight.is_exact and weight.rounded.is_close(sums_of(elements))):
                 yield operand.value
 
-    def _values_of(self, operand: _ProductOperand) -> np.ndarray | None:
+    def _elements_of(self, operand: _ProductOperand) -> np.ndarray | None:
         if operand.name not in operand.scope.index.folded:
             return None
         return computed_constant(self._model, operand.name, operand.scope.index)
@@ -136,23 +153,28 @@ def computed_constant(model: DetachedModel, name: str, index: GraphIndex) -> np.
         return model.array(tensors[0])
     whole = [numpy_helper.from_array(model.array(tensor), tensor.name) for tensor in tensors]
     part = extract(model.proto, nodes, outputs=[name], initializers=whole)
-    return evaluate(part)  # if the elements are None, only the digest of its computation identifies the value
+    return evaluate(part)  # None beyond the limits of an evaluation: then only `_computed` can identify the matrix
 
 
 def _scopes(graph: GraphProto, path: str, outer: GraphIndex | None, model: DetachedModel) -> Iterator[_GraphScope]:
-    live = live_nodes(graph, by_values=True)  # a dead product keeps no structure
+    live = live_nodes(
+        graph, by_values=True
+    )  # a product that no output depends on does not count, nor one of which only the shape matters
     index = GraphIndex(graph, outer=outer)
     scope = _GraphScope(path, live, index)
     yield scope
     for node in live:
-        taken = _condition(scope, node, model)
+        runs_then = _condition(scope, node, model)
         for attribute in node.attribute:
-            for body in bodies_of(attribute) if taken is None or attribute.name.startswith(BRANCHES[taken]) else ():
+            if runs_then is not None and not attribute.name.startswith(BRANCHES[runs_then]):
+                continue
+            for body in bodies_of(attribute):
                 yield from _scopes(body, f"{path}{node.output[0]}.{attribute.name}/", index, model)
 
 
 def _condition(scope: _GraphScope, node: NodeProto, model: DetachedModel) -> bool | None:
-    """The constant condition of an If, whose other branch never runs; None for another node."""
+    """The condition of an If where it is constant, so that one branch never runs; None for another node or
+    condition."""
     if node.op_type != "If" or node.input[0] not in scope.index.folded:
         return None
     values = computed_constant(model, node.input[0], scope.index)
@@ -182,7 +204,7 @@ PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {
     "Einsum": (0, 1, 2),
     "MatMulNBits": (1,),
 }
-"""Op → the positions of its operands among its inputs."""
+"""Op → the positions of the inputs that may be the matrix."""
 
 BRANCHES: Final = ("else", "then")
-"""How the attribute with the branch for a false and a true condition begins."""
+"""The names of If's branch attributes begin so: `else_branch` runs for False (0), `then_branch` for True (1)."""

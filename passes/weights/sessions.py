@@ -46,7 +46,7 @@ GIVEN: Final = "given"
 
 
 BEYOND_NUMPY: Final = frozenset({TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2})
-"""The dtypes of weights that numpy does not have, so that onnxruntime has to be told them."""
+"""The dtypes of weights that numpy does not have, so onnxruntime gets them by name."""
 
 
 class Session:

@@ -54,7 +54,7 @@ class EncodingsReport:
         return not (self.missing or self.unknown or self.faults)
 
     def lines(self) -> Iterator[str]:
-        """Sentences: the notes, and under each title the tensors that it is about."""
+        """Sentences: the notes, and under each title its tensors."""
         yield from (f"note: {note}" for note in self.notes)
         for title, found in (
             ("calibrated by the converter itself", self.missing),

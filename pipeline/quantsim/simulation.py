@@ -1,4 +1,7 @@
-"""Runs of the quantized model: by the specification of the operators, or as a device may run them."""
+"""Run the quantized model and compare its outputs with those of the float model.
+
+Without optimizations onnxruntime computes what ONNX specifies; with them, what a device may compute.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class OutputNoise:
 
 @dataclass(frozen=True, slots=True)
 class DroppedOperator:
-    """An operator that sets numbers to a limit, with its result and the dtype of the quantizer after it."""
+    """A Relu that onnxruntime wrongly removed: its result (`tensor`), and the dtype of the quantizer that reads it."""
 
     op: str
     tensor: str
@@ -49,11 +52,12 @@ class DroppedOperator:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLike:
-    """onnxruntime with all its optimizations: `fused` counts the operators of the graph that it runs, and `outputs`
-    are compared with those of the float model. `dropped` are operators that it leaves out and must not.
+    """The quantized model by onnxruntime with its optimizations.
 
-    not_run: why it does not run the model so, though it does without them; then there is nothing else. Empty otherwise.
-    """
+    outputs: the noise of each output. fused: operator → how many nodes of the optimized graph are it, fused ones and
+    all others. has_vnni: whether this processor has instructions for 8-bit products. dropped: operators that the
+    optimizations wrongly removed. not_run: why onnxruntime cannot run the model with its optimizations, though it can
+    without them; `outputs` and `fused` are empty then."""
 
     outputs: dict[str, OutputNoise]
     fused: dict[str, int]
@@ -62,18 +66,18 @@ class DeviceLike:
     not_run: str = ""
 
     def notes(self) -> Iterator[str]:
-        """A sentence where the numbers of this run are wrong or missing by onnxruntime's own fault."""
+        """A sentence for each fault of onnxruntime that makes the values of this run wrong or missing."""
         if self.not_run:
             yield (
-                "with its optimizations onnxruntime does not run the model, so there is no ratio of a device; without "
-                f"them it does: {self.not_run}"
+                "onnxruntime runs the model only without its optimizations, so there is no ratio for a device; with "
+                f"them it says: {self.not_run}"
             )
         if self.dropped:
             first = self.dropped[0]
             yield (
                 f"with its optimizations onnxruntime drops {plural(len(self.dropped), 'operator')} before a "
-                f"quantizer, such as the {first.op} of {first.tensor!r} before {first.dtype}, which has numbers "
-                "below those that it lets through: the ratio with optimizations is wrong, and says nothing of a device"
+                f"quantizer, such as the {first.op} of {first.tensor!r} before {first.dtype}, which has negative "
+                "numbers that the operator would have removed: the ratio with optimizations is wrong"
             )
 
 
@@ -81,7 +85,7 @@ def compare_outputs(model: DetachedModel, quantized: DetachedModel, samples: Ite
     """Run both models on all samples, without graph optimization: so onnxruntime computes what the specification says.
 
     Raises:
-        StepFailed: onnxruntime refuses the quantized model.
+        StepFailed: onnxruntime cannot run one of the models, or an output has another shape.
         UsageError: the float model gives NaN.
     """
     expected, found = Session.of(model), Session.of(quantized)
@@ -95,12 +99,17 @@ def run_device_like(
     folder: Path,
     external_from: int = PROTOBUF_LIMIT,
 ) -> DeviceLike:
-    """Run the quantized model with every optimization of onnxruntime, which has integer kernels and fusions of its own.
-    Where these refuse the model, the reason is the result.
+    """Run the quantized model with onnxruntime's optimizations, which bring integer kernels and fusions.
+
+    Where onnxruntime cannot run that, `not_run` of the result says why.
 
     Args:
         folder: for the quantized model and the optimized graph.
-        external_from: bytes from which weights lie in files next to these.
+        external_from: a model of more bytes than this keeps its weights in files of their own.
+
+    Raises:
+        StepFailed: the float model does not run, or an output has another shape.
+        UsageError: the float model gives NaN.
     """
     path = folder / "device_like.onnx"
     expected = Session.of(model)
@@ -120,14 +129,14 @@ class _NotRun(Exception):
 
 
 class _OptimizedSession:
-    """A model as onnxruntime runs it with all its optimizations, but those that are known to go wrong.
+    """A session with all optimizations of onnxruntime except those that `_misleading_optimizers` names.
 
     Args:
         source: the file of the model, which is written here.
         optimized: the file of the graph that onnxruntime makes of it.
 
     Raises:
-        _NotRun: onnxruntime refuses the graph that it has made.
+        _NotRun: onnxruntime cannot load the model.
     """
 
     def __init__(self, model: DetachedModel, source: Path, optimized: Path, external_from: int) -> None:
@@ -136,11 +145,11 @@ class _OptimizedSession:
         options.log_severity_level = 4
         add_libraries(options)
         if _has_narrow_floats(model):
-            # onnxruntime 1.31 fuses them into QGemm, for which it then has no kernel
+            # onnxruntime 1.31 fuses products of 8-bit floats into QGemm, and has no kernel for that
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         save(model, source, external_from=external_from)
         options.optimized_model_filepath = str(optimized)
-        if model.nbytes() > external_from:  # what it optimizes may be as large
+        if model.nbytes() > external_from:  # the optimized model may be too large for one file too
             key = "session.optimized_model_external_initializers_file_name"
             options.add_session_config_entry(key, f"{optimized.name}.data")
         try:
@@ -182,16 +191,18 @@ def _compare(runs: Iterable[tuple[Outputs, Outputs]]) -> dict[str, OutputNoise]:
                 raise StepFailed(f"output {name!r} has the shape {found[name].shape}, expected {array.shape}")
             known = sums.setdefault(name, [0.0, 0.0, 0.0])
             wanted = array.astype(np.float64)
-            with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers have infinite noise
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # an infinite output overflows here: its noise is infinite
                 difference = found[name].astype(np.float64) - wanted
                 known[0] += float((wanted**2).sum())
                 known[1] += float((difference**2).sum())
-            known[2] = float(np.maximum(known[2], np.abs(difference).max()))  # NaN stays, which `max` passes over
+            known[2] = float(np.maximum(known[2], np.abs(difference).max()))  # keeps NaN, which Python's max may lose
     return {name: OutputNoise(sqnr_db(signal, noise), largest) for name, (signal, noise, largest) in sums.items()}
 
 
 def _has_narrow_floats(model: DetachedModel) -> bool:
-    """Whether values are quantized to floats of 8 bits."""
+    """Whether the model stores floats of 8 bits: weights, or zero points of quantizers."""
     return any(tensor.data_type in NARROW_FLOATS for tensor in model.proto.graph.initializer)
 
 
@@ -199,7 +210,7 @@ NARROW_FLOATS: Final = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
 
 
 def _misleading_optimizers(model: DetachedModel) -> Iterator[str]:
-    """What onnxruntime is not to do, since no device would: the model that it then runs is another."""
+    """The optimizers to switch off: they change what the model computes, which no device does."""
     if _quantizes_to(model, UNKNOWN_LIMITS):
         yield CLIP_FUSION
     if _has_float_weights(model):
@@ -207,11 +218,12 @@ def _misleading_optimizers(model: DetachedModel) -> Iterator[str]:
 
 
 def _has_float_weights(model: DetachedModel) -> bool:
-    """Whether a product of quantized numbers has its weight in float, also one in another layout."""
+    """Whether a Gemm, Conv or ConvTranspose reads quantized values and a weight that stays in float, directly or after
+    nodes such as a Transpose."""
     graph = model.proto.graph
     dequantizers = [node for node in graph.node if node.op_type == "DequantizeLinear"]
-    whole = {name for node in dequantizers for name in node.input}
-    stored = {tensor.name for tensor in graph.initializer} - whole
+    quantized = {name for node in dequantizers for name in node.input}
+    stored = {tensor.name for tensor in graph.initializer} - quantized
     floats = find_fixed_values(graph, stored) | stored
     dequantized = {name for node in dequantizers for name in node.output}
     return any(
@@ -234,8 +246,10 @@ def _quantizers(model: DetachedModel) -> Iterator[tuple[NodeProto, TensorProto]]
 
 
 def _find_dropped(quantized: DetachedModel, optimized: GraphProto) -> Iterator[DroppedOperator]:
-    """The Relu operators that are not in the optimized graph, before a quantizer that has negative numbers. One
-    that is fused into the operator before it still makes the same value."""
+    """The Relus whose result the optimized graph no longer has, although the quantizer after them has negative numbers.
+
+    A Relu that was fused into the operator before it does not count: its result is still there.
+    """
     made = {name for node in optimized.node for name in node.output}
     producers = {name: node for node in quantized.proto.graph.node for name in node.output}
     for quantizer, zero_point in _quantizers(quantized):
@@ -244,7 +258,8 @@ def _find_dropped(quantized: DetachedModel, optimized: GraphProto) -> Iterator[D
         if producer is None or not is_limited or zero_point.data_type not in UNKNOWN_LIMITS:
             continue
         dtype = helper.tensor_dtype_to_np_dtype(zero_point.data_type)
-        limits = ml_dtypes.iinfo(dtype) if zero_point.data_type in WHOLE_TYPES else ml_dtypes.finfo(dtype)
+        limits = ml_dtypes.iinfo(dtype) if zero_point.data_type in INT4_TYPES else ml_dtypes.finfo(dtype)
+        # Above the lowest value, so that some quantized numbers are negative.
         if float(quantized.array(zero_point).min()) > float(limits.min):
             yield DroppedOperator(producer.op_type, producer.output[0], dtype.name)
 
@@ -253,17 +268,18 @@ CLIP_FUSION: Final = "ClipQuantRewrite"
 """onnxruntime's rewrite that leaves out a Clip before a QuantizeLinear."""
 
 WEIGHT_QUANTIZATION: Final = "WeightBiasQuantization"
-"""onnxruntime's rewrite that gives 8 bits and one scale to a weight that stays in float, where products read quantized
-numbers. It gives 32 bits to biases, too, which integer kernels need: so it is on where no weight is in float."""
+"""onnxruntime's rewrite that gives 8 bits and one scale to a weight that stays in float, where a product reads
+quantized values. It also gives biases the 32 bits that integer kernels need, so it is switched off only where a weight
+is in float."""
 
-WHOLE_TYPES: Final = (TensorProto.INT4, TensorProto.UINT4)
+INT4_TYPES: Final = (TensorProto.INT4, TensorProto.UINT4)
 
-UNKNOWN_LIMITS: Final = (*WHOLE_TYPES, *NARROW_FLOATS)
-"""Types whose limits the rewrites of onnxruntime 1.31 do not know. That of Clip refuses the model; that of Relu leaves
-it out, as if no number lay below zero."""
+UNKNOWN_LIMITS: Final = (*INT4_TYPES, *NARROW_FLOATS)
+"""Types whose limits onnxruntime 1.31 does not know. Its rewrite of a Clip before a quantizer fails on them; its
+rewrite of a Relu removes the Relu, as if these types had no negative numbers."""
 
 
 def _has_vnni() -> bool:
-    """Whether the processor has the instructions that sum products of 8 bits in 32."""
+    """Whether the processor has VNNI, instructions that sum 8-bit products in 32 bits."""
     info = Path("/proc/cpuinfo")
     return info.is_file() and "vnni" in info.read_text(errors="replace")
