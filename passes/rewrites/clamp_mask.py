@@ -24,12 +24,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.graph.index import GraphIndex, take_name
+from passes.graph.index import take_name, value_names
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
-from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op, tensor_in
+from passes.rewrites.graph_edit import GraphEdit
+from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op
 from passes.step import Description, PassResult, Step, values
 from passes.suggest import plural
-from passes.weights.detached import DetachedModel, detach
+from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
 LONGEST_ROW: Final = 4096
@@ -135,22 +136,15 @@ def _rows_of(masked: np.ndarray, free: np.ndarray, axis: int, gap: float, known:
 
 def _store_constants(graph: MaskedGraph) -> MaskedGraph:
     """The same model, where the mask constants are initializers."""
-    names, taken = {graph.constant_name(use) for use in graph.all_uses()}, graph.value_names()
-    proto = graph.model.copy_proto()
-    for node in [node for node in proto.graph.node if names.intersection(node.output)]:
-        tensor = tensor_in(node)
-        if tensor is None:
-            continue
-        stored = proto.graph.initializer.add()
-        stored.CopyFrom(tensor)
+    edit = GraphEdit.of(graph.view)
+    for name in sorted({graph.constant_name(use) for use in graph.all_uses()} & graph.view.producers.keys()):
+        node, array = graph.view.producers[name], graph.stored_values(name)
         if is_op(node, "Constant"):
-            stored.name = node.output[0]
-            proto.graph.node.remove(node)
-            continue
-        del stored.dims[:], node.attribute[:]
-        stored.name = take_name(f"{node.output[0]}_value", taken)
-        node.op_type, node.input[:] = "Expand", [stored.name, node.input[0]]
-    return MaskedGraph(graph.model.with_proto(proto))
+            edit.removed.add(id(node))
+            edit.replace_tensor(name, array)
+        else:
+            edit.replace_node(node, "Expand", [edit.store(array.reshape(()), f"{name}_value"), node.input[0]], name)
+    return MaskedGraph(edit.model())
 
 
 def _select_scores(graph: MaskedGraph) -> MaskedGraph:
@@ -158,32 +152,28 @@ def _select_scores(graph: MaskedGraph) -> MaskedGraph:
 
     That keeps the equal weights of a row that is masked as a whole. A causal mask that no input decides masks none.
     """
-    proto, chosen = graph.model.copy_proto(), set[str]()
+    edit = GraphEdit.of(graph.view)
     for use in graph.all_uses():
         select = graph.nodes[use.node]
         if not graph.is_choice_of_zero(use) or not graph.depends_on_input(select.input[0]):
             continue
-        for position in graph.consumers[select.output[0]]:
-            add = proto.graph.node[position]
-            if is_op(add, "Add") and len(set(add.input)) == 2:
+        for add in (graph.nodes[position] for position in sorted(graph.consumers[select.output[0]])):
+            if is_op(add, "Add") and len(set(add.input)) == 2 and id(add) not in edit.removed:
                 scores = next(name for name in add.input if name != select.output[0])
                 branches = [scores, scores]
                 branches[use.slot - 1] = graph.constant_name(use)
-                add.op_type, add.input[:] = "Where", [select.input[0], *branches]
-                chosen.add(select.output[0])
-    read = GraphIndex(proto.graph).reads
-    for node in [node for node in proto.graph.node if chosen.intersection(node.output)]:
-        if node.output[0] not in read:
-            proto.graph.node.remove(node)
-    return MaskedGraph(graph.model.with_proto(proto)) if chosen else graph
+                edit.replace_node(add, "Where", [select.input[0], *branches], add.output[0])
+    return MaskedGraph(edit.model()) if edit.nodes else graph
 
 
 def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str, int]]]:
     """A model that computes the scores with their masks as well as with masks of 0; and the argument for `observe`."""
-    proto, taken = graph.model.copy_proto(), graph.value_names()
+    proto, taken = graph.model.copy_proto(), value_names(graph.model.proto.graph)
     uses = graph.all_uses()
     zero = {name: take_name(f"{name}_zero", taken) for name in sorted({graph.constant_name(use) for use in uses})}
-    proto.graph.initializer.extend(_raise(graph, name, new, 0.0) for name, new in zero.items())
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(_raise(graph.stored_values(name), 0.0), new) for name, new in zero.items()
+    )
     at, renamed = {(use.node, use.slot) for use in uses}, dict[str, str]()
     for position in graph.path_nodes(uses):
         node = proto.graph.node.add()
@@ -218,28 +208,25 @@ def _gap(graph: MaskedGraph) -> float:
 
 def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
     """The model with `bound` for its mask constants; a constant with other consumers stays next to the new one."""
-    proto, taken = graph.model.copy_proto(), graph.value_names()
-    by_name = defaultdict[str, list[MaskUse]](list)
+    edit, by_name = GraphEdit.of(graph.view), defaultdict[str, list[MaskUse]](list)
     for use in graph.all_uses():
         by_name[graph.constant_name(use)].append(use)
+    renamed = defaultdict[int, dict[int, str]](dict)
     for name, uses in by_name.items():
-        spots = {(use.node, use.slot) for use in uses}
-        reads = [(at, slot) for at in graph.consumers[name] for slot in range(len(graph.nodes[at].input))]
-        others = [(at, slot) for at, slot in reads if graph.nodes[at].input[slot] == name]
-        is_shared = name in graph.outputs or not spots.issuperset(others) or graph.is_read_in_bodies(name)
-        new = take_name(f"{name}_clamped", taken) if is_shared else name
-        for position, slot in spots:
-            proto.graph.node[position].input[slot] = new
-        if not is_shared:
-            proto.graph.initializer.remove(next(tensor for tensor in proto.graph.initializer if tensor.name == name))
-        proto.graph.initializer.append(_raise(graph, name, new, bound / min(abs(use.factor) for use in uses)))
-    return detach(proto, known=graph.model.weights)
+        raised = _raise(graph.stored_values(name), bound / min(abs(use.factor) for use in uses))
+        if graph.is_read_elsewhere(name, uses):
+            new = edit.store(raised, f"{name}_clamped")
+            for use in uses:
+                renamed[use.node][use.slot] = new
+        else:
+            edit.replace_tensor(name, raised)
+    for position, names in renamed.items():
+        edit.set_inputs(graph.nodes[position], names)
+    return edit.model()
 
 
-def _raise(graph: MaskedGraph, name: str, new: str, limit: float) -> TensorProto:
-    """The constant `name` under the name `new`, with its masking values at `limit`."""
-    array = graph.stored_values(name)
+def _raise(array: np.ndarray, limit: float) -> np.ndarray:
+    """The elements of a constant, with its masking values at `limit`."""
     wide = array.astype(np.float32)
     low, high = np.asarray(limit, array.dtype), np.asarray(-limit, array.dtype)
-    raised = np.where(wide <= -MASKING, low, np.where(wide >= MASKING, high, array))
-    return numpy_helper.from_array(raised.astype(array.dtype), new)
+    return np.where(wide <= -MASKING, low, np.where(wide >= MASKING, high, array)).astype(array.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -143,6 +143,14 @@ class GraphEdit(NewTensors):
         same.output.append(output)
         self.add(same, node, role)
         return output
+
+    def set_inputs(self, node: NodeProto, names: Mapping[int, str]) -> None:
+        """Let `node` read other values: position of the input → name."""
+        same = copy_of(node)
+        for slot, name in names.items():
+            same.input[slot] = name
+        self.removed.add(id(node))
+        self.nodes.append((self.view.positions[first_output(node)], same))
 
     def replace_node(self, node: NodeProto, op: str, inputs: Sequence[str], output: str) -> None:
         """Put `op` in place of `node`, with its name, its metadata and, for the same operator, its attributes."""

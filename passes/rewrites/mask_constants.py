@@ -14,6 +14,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS
 from passes.graph.traversal import reads_of
+from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
 MASKING: Final = 9000.0
@@ -36,7 +37,7 @@ class MaskedGraph:
 
     def __init__(self, model: DetachedModel) -> None:
         self.model = model
-        index = model.index
+        index = self.view = GraphView(model)
         self.nodes, self.outputs, self._producers = index.nodes, index.outputs, index.positions
         stored = index.initializers.items()
         self._stored = {name: tensor for name, tensor in stored if name not in index.inputs}
@@ -73,12 +74,10 @@ class MaskedGraph:
             raise KeyError(name)
         return array
 
-    def is_read_in_bodies(self, name: str) -> bool:
-        """Whether the body of an If, Loop or Scan reads a value."""
-        return any(
-            reads_of(self.nodes[position]).count(name) > list(self.nodes[position].input).count(name)
-            for position in self.consumers[name]
-        )
+    def is_read_elsewhere(self, name: str, uses: Collection[MaskUse]) -> bool:
+        """Whether anything else than `uses` reads a constant: another input, a body, or the caller."""
+        reads = sum(reads_of(self.nodes[position]).count(name) for position in self.consumers[name])
+        return name in self.outputs or reads > len({(use.node, use.slot) for use in uses})
 
     def _trace(self, value: str) -> Iterator[MaskUse]:
         """The mask constants that a value is computed from, backward through nodes that keep a mask recognizable."""
@@ -157,10 +156,6 @@ class MaskedGraph:
                     return False
                 pending += node.output
         return True
-
-    def value_names(self) -> set[str]:
-        """The names of all values."""
-        return {*self._stored, *self._fed, *self._producers}
 
     def depends_on_input(self, value: str) -> bool:
         """Whether the elements of an input determine `value`, and not only its shape."""
