@@ -24,7 +24,7 @@ from passes.step import Description, PassResult, Step, structure, values
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
-from passes.weights.stand_ins import DETACH_FROM_BYTES, Weight, digest_of, initializer_of
+from passes.weights.stand_ins import DETACH_FROM_BYTES, Weight, initializer_of
 
 KEEP_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 """Folding a dequantization would undo the quantization."""
@@ -117,11 +117,8 @@ def _compute_part(part: MappedModel, wanted: Sequence[str], spill: WeightFile) -
 def _store_value(name: str, array: np.ndarray, spill: WeightFile) -> FoldedValue:
     if array.nbytes < DETACH_FROM_BYTES or array.dtype.kind in "OUS":
         return FoldedValue(name, array.nbytes, array)
-    data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-    data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    weight = Weight(array.shape, data_type, data, digest_of(array))
-    path, offset = spill.store(weight)
-    stored = WeightRef(name, weight.dims, data_type, path, offset, array.nbytes)
+    weight = Weight.of(array)
+    stored = WeightRef(name, weight.dims, weight.data_type, *spill.store(weight), array.nbytes)
     return FoldedValue(name, array.nbytes, None, stored, weight.digest)
 
 

@@ -26,7 +26,7 @@ from passes.provenance.weight_origins import mark_part, part_name
 from passes.rewrites.node_writer import NewTensors, NodeWriter
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
-from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, digest_of, initializer_of
+from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, initializer_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -111,11 +111,9 @@ class GraphEdit(NewTensors):
         return name
 
     def _store_array(self, array: Array, name: str, whole: TensorProto | None, part: str) -> str:
-        data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-        if data_type not in TYPED_FIELDS:
+        if onnx.helper.np_dtype_to_tensor_dtype(array.dtype) not in TYPED_FIELDS:
             return self._add_tensor(numpy_helper.from_array(array, name), whole, part)
-        data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-        return self._store_bytes(Weight(array.shape, data_type, data, digest_of(array)), name, whole, part)
+        return self._store_bytes(Weight.of(array), name, whole, part)
 
     def store_weight(self, weight: Weight, name: str, whole: TensorProto | None, part: str) -> str:
         """Store `weight`, which may be unread."""

@@ -29,7 +29,7 @@ from passes.step import Description, PassResult, Relation, Step, values
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
-from passes.weights.stand_ins import Key, Weight, digest_of, initializer_of
+from passes.weights.stand_ins import Key, Weight, initializer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,10 +347,9 @@ class _HalfWriter:
         tensor = self.index.constants.get(name)
         if tensor is not None:
             self.halves[name] = half = self._free(f"{name}_{self.by.half}")
-            array = self.by.model.array(tensor).astype(NUMPY[self.by.half])  # in range: others stay
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            stored, key = initializer_of(half, Weight(array.shape, self.by.dtype, data, digest_of(array)))
-            self.weights |= {} if key is None else {key: Weight(array.shape, self.by.dtype, data, digest_of(array))}
+            weight = Weight.of(self.by.model.array(tensor).astype(NUMPY[self.by.half]))  # in range: others stay
+            stored, key = initializer_of(half, weight)
+            self.weights |= {} if key is None else {key: weight}
             self.tensors.append(stored)
             return half
         self.halves[name] = half = self._free(f"{name}_{self.by.half}")

@@ -271,8 +271,7 @@ class Rewriter:
         if array.nbytes < DETACH_FROM_BYTES or data_type not in TYPED_FIELDS:
             tensor = onnx.numpy_helper.from_array(array, name)
         else:
-            data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-            weight = Weight(array.shape, data_type, data, digest_of(array))
+            weight = Weight.of(array)
             tensor, key = initializer_of(name, weight)
             self._weights |= {} if key is None else {key: weight}
         self.stored[name] = tensor

@@ -43,6 +43,12 @@ class Weight:
     digests_by_order: dict[tuple[int, ...], str] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Order of axes → the digest of the transposed tensor, where it was asked for."""
 
+    @classmethod
+    def of(cls, array: np.ndarray) -> Weight:
+        """An array of numbers in memory as a weight; elements that lie in their order are not copied."""
+        data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+        return cls(array.shape, helper.np_dtype_to_tensor_dtype(array.dtype), data, digest_of(array))
+
     def array(self) -> np.ndarray:
         """The tensor as numpy, without copying (bfloat16 as `ml_dtypes.bfloat16`)."""
         return self.data.view(helper.tensor_dtype_to_np_dtype(self.data_type)).reshape(self.dims)
