@@ -65,7 +65,7 @@ def declare_ops(references: Sequence[str | Path]) -> Iterator[tuple[CustomOp, ..
 
 
 def declared_ops() -> Mapping[tuple[str, str], CustomOp]:
-    """(domain, type) → the operator, for all operators that are declared in this process; ONNX's inference knows them then.
+    """(domain, type) → the operator, for all operators declared in this process; ONNX's inference knows them then.
 
     Raises:
         PolicyError: as `declare_ops`.

@@ -182,7 +182,7 @@ class FixShapes(Step):
 class ChangeBatch(Step):
     """Let the model take `size` rows at once, a number, or any number, by the name of a dim.
 
-    The first axis of each input is the batch; Reshape nodes that name the old number are told to find it.
+    The first axis of each input is the batch; Reshape nodes that name the old number compute it.
     """
 
     size: int | str = "batch"

@@ -102,7 +102,7 @@ def find_jump(values: Sequence[ComparedValue], expected_db: float = 12.0) -> Com
 class _Shift:
     """The mean difference of a value along the axes of a constant that is added to it.
 
-    axis: of the value, along which a constant of one axis lies; None where it lies as broadcasting has it.
+    axis: of the value, along which a constant of one axis lies; None where broadcasting places it.
     """
 
     constant: str

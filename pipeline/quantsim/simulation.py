@@ -184,7 +184,7 @@ def _compare(runs: Iterable[tuple[Outputs, Outputs]]) -> dict[str, OutputNoise]:
                 continue
             if np.isnan(array).any():
                 raise UsageError(
-                    f"quantsim: output {name!r} of the float model holds NaN on a sample, so no noise can be told; "
+                    f"quantsim: output {name!r} of the float model holds NaN on a sample, so its noise is not known; "
                     "give data like that in use as quantsim.calibration.data"
                 )
             if found[name].shape != array.shape:

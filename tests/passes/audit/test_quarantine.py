@@ -56,7 +56,7 @@ def test_a_folder_of_ones_own_comes_before_ours(tmp_path: Path) -> None:
     assert {name for name in NAMES if policy.skips(name)} == {"eliminate_shape_op", "eliminate_identity", "onnxslim"}
 
 
-def test_of_passes_that_a_table_does_not_speak_of_ours_says_more(tmp_path: Path) -> None:
+def test_of_passes_that_no_table_has_ours_says_more(tmp_path: Path) -> None:
     tried = (*TRIED, "eliminate_shape_op")
     folder = write_table(tmp_path, library_versions()["onnxoptimizer"], tried=tried)
     assert quarantined_passes(f"unsafe:{folder}") == quarantined_passes("unsafe") - {"eliminate_shape_op"}

@@ -96,7 +96,7 @@ def test_states_come_once() -> None:
     assert program.states()["b_a"].tolist() == [0.0, 0.0]
 
 
-def test_an_updated_input_is_told_and_not_touched() -> None:
+def test_an_updated_input_is_reported_and_not_touched() -> None:
     class Add(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x.add_(1)

@@ -379,7 +379,7 @@ def test_a_tensor_inside_of_vmap_is_named() -> None:
         torch.vmap(lambda x: extract_ir(Calls(torch.relu), (x,), strict=False))(X)
 
 
-def test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of() -> None:
+def test_a_warning_points_to_the_line_that_caused_it() -> None:
     """Python shows equal words of one line once; so each of these lines has its own."""
     with torch.device("meta"):
         model, x = MaskedLinear(), torch.ones(1, 4)
@@ -387,5 +387,5 @@ def test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of() -> None
         extract_ir(model, (x,))
         convert_exported_program(export_model(model, (x,)))
         extract_ir(model, (x,), stamp=True, dynamic_shapes={"x": None})
-    start = test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of.__code__.co_firstlineno
+    start = test_a_warning_points_to_the_line_that_caused_it.__code__.co_firstlineno
     assert [(warning.filename, warning.lineno - start) for warning in caught] == [(__file__, at) for at in (5, 6, 7, 7)]

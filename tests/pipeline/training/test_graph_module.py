@@ -157,7 +157,7 @@ def rule_model() -> onnx.ModelProto:
     return model
 
 
-def test_weights_are_told_from_masks_and_numbers() -> None:
+def test_weights_differ_from_masks_and_numbers() -> None:
     module = as_module(rule_model())
     assert sorted(module.trained) == ["b", "scale", "shift", "table", "w"]
     assert as_module(rule_model(), train=["mask", "w*"]).trained == ("w", "mask")
