@@ -218,7 +218,7 @@ def _misleading_optimizers(model: DetachedModel) -> Iterator[str]:
 
 
 def _has_float_weights(model: DetachedModel) -> bool:
-    """Whether a Gemm, Conv or ConvTranspose reads quantized values and a weight that stays in float, directly or after
+    """Whether an operator of `BIASED` reads quantized values and a weight that stays in float, directly or after
     nodes such as a Transpose."""
     graph = model.proto.graph
     dequantizers = [node for node in graph.node if node.op_type == "DequantizeLinear"]
