@@ -9,7 +9,7 @@ no encoding in AIMET, and that of its source in onnxruntime; the bias of a norma
 alone, which makes copies of a bias that several products read. These are left out.
 
 With `--config` the encodings of the final model of a configuration, by `qnn-htp`, are held against the check of
-`onnxline check --encodings` and onnxruntime's configuration for QNN.
+`onnxline check --encodings`, AIMET's strict loader and onnxruntime's configuration for QNN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -98,9 +99,9 @@ def main() -> None:
         folder = options.folder or Path(scratch)
         print(f"{machine()}; {versions_line()}")
         if options.config:
-            print("| configuration | encodings | `check --encodings` | |\n| --- | --- | --- | --- |")
+            print("| configuration | encodings | `check --encodings` | AIMET | |\n| --- | --- | --- | --- | --- |")
             for path in options.config:
-                print(check_config(path, folder / path.stem), flush=True)
+                print(check_config(path, folder / path.stem, options.aimet), flush=True)
             return
         print("| model | profile | tensors | ours alone | the tool alone | |\n| --- | --- | --- | --- | --- | --- |")
         for name in options.models:
@@ -111,7 +112,7 @@ def main() -> None:
                 )
 
 
-def check_config(path: Path, folder: Path) -> str:
+def check_config(path: Path, folder: Path, aimet: str) -> str:
     """A row for the final model of a configuration."""
     settings = ["quantsim.profile=qnn-htp", "quantsim.evaluation=1", "quantsim.calibration.samples=4"]
     config = RunConfig.from_yaml(path, settings)
@@ -119,14 +120,25 @@ def check_config(path: Path, folder: Path) -> str:
         sampler = Pipeline(config, folder, lambda _: None).run().sampler
         QuantSim(config, folder, progress=False).run()
     except OnnxlineError as error:
-        return f"| {path.stem} | refused: {str(error).splitlines()[0]} | | |"
+        return f"| {path.stem} | refused: {str(error).splitlines()[0]} | | | |"
     report = check_encodings(read_model(folder / "model.onnx"), folder / "model.encodings", "qnn-htp")
     checked = "complete" if report.is_complete else "; ".join(report.lines())
     try:
         asked = _ask_qnn(folder, sampler.draw(0)) if sampler else "no sample"
     except Exception as error:  # it raises errors of many types
         asked = f"onnxruntime's quantizer ends with {type(error).__name__}: {' '.join(str(error).split())[:160]}"
-    return f"| {path.stem} | {len(_encoded(folder))} | {checked} | {asked} |"
+    loaded = load_in_aimet(folder, aimet)[1] if aimet else "not asked"
+    return f"| {path.stem} | {len(_encoded(folder))} | {checked} | {loaded} | {asked} |"
+
+
+def load_in_aimet(folder: Path, python: str) -> tuple[set[str], str]:
+    """The tensors that have a quantizer in AIMET's simulation, and what its strict loader says of our encodings."""
+    command = [python, "-c", ASK_AIMET, str(folder / "model.onnx"), str(folder / "model.encodings")]
+    child = subprocess.run(command, capture_output=True, text=True)
+    if child.returncode:
+        return set(), f"AIMET's simulation ends with {child.stderr.strip().splitlines()[-1][:160]}"
+    enabled, remark = json.loads(child.stdout.splitlines()[-1])
+    return set(enabled), remark
 
 
 def compare(name: str, folder: Path, aimet: str) -> Iterator[Row]:
@@ -205,13 +217,11 @@ print(json.dumps([enabled, remark]))
 
 
 def _against_aimet(name: str, folder: Path, sample: dict[str, np.ndarray], python: str) -> Row:
-    command = [python, "-c", ASK_AIMET, str(folder / "model.onnx"), str(folder / "model.encodings")]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    enabled, remark = json.loads(printed.splitlines()[-1])
+    enabled, remark = load_in_aimet(folder, python)
     report = check_encodings(read_model(folder / "model.onnx"), folder / "model.encodings", "qnn-htp")
     checked = "complete for the converter" if report.is_complete else "; ".join(report.lines())
     remark = f"{remark}; {checked}; {_ask_qnn(folder, sample)}"
-    return _row(name, "qnn-htp", _encoded(folder), set(enabled), (), remark)
+    return _row(name, "qnn-htp", _encoded(folder), enabled, (), remark)
 
 
 def _ask_qnn(folder: Path, sample: dict[str, np.ndarray]) -> str:
@@ -232,8 +242,16 @@ def _ask_qnn(folder: Path, sample: dict[str, np.ndarray]) -> str:
     found = {_stem(node.input[0], "_QuantizeLinear_Input"): scales[node.input[1]] for node in quantizers}
     taken = [name for name in found.keys() & overrides if found[name] == overrides[name][0]["scale"]]
     own = sorted(found.keys() - overrides.keys() - stored)
-    first = f" ({', '.join(own[:3])})" if own else ""
-    return f"onnxruntime's QNN takes {len(taken)} of {len(overrides)}, and {len(own)} of its own{first}"
+    source = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    makers = {name: node.op_type for node in source.node for name in node.output}
+    lost = count_operators(overrides.keys() - set(taken), makers)
+    return f"takes {len(taken)} of {len(overrides)}{lost}, and {len(own)} more{count_operators(own, makers)}"
+
+
+def count_operators(names: Iterable[str], makers: Mapping[str, str]) -> str:
+    """How many of the tensors each operator gives, in parentheses; `makers` has the operators."""
+    counts = Counter(makers.get(name, "input") for name in names)
+    return f" ({', '.join(f'{count} of {operator}' for operator, count in counts.most_common())})" if counts else ""
 
 
 def _row(name: str, profile: str, ours: set[str], theirs: set[str], left_out: Iterable[str], remark: str = "") -> Row:

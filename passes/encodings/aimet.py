@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from passes.encodings.encoding import LPBQ_SCALES, UNKNOWN_AXIS, Encoding, Precision
+from passes.encodings.encoding import LPBQ_SCALES, MATRIX, UNKNOWN_AXIS, Encoding, Precision
 from passes.errors import UsageError
 from passes.suggest import describe_argument
 
@@ -248,26 +248,22 @@ def _from_list(row: Data) -> Encoding:
     scale, offset = np.array(row["scale"], np.float32), np.array(row["offset"], np.int64)
     if row["enc_type"] == "LPBQ":
         bits = (row["compressed_bw"], row["bw"])
-        inner = np.array(row["per_block_int_scale"], np.float32).reshape(scale.size, -1)
-        return _lpbq(row, bits, inner.ravel(), np.repeat(scale, inner.shape[1]), scale, UNKNOWN_AXIS)
+        return _lpbq(row, bits, np.array(row["per_block_int_scale"], np.float32), scale, UNKNOWN_AXIS)
     found = _encoding(row["bw"], row["is_sym"], scale, offset, has_axis=row["enc_type"] != "PER_TENSOR")
     if row["enc_type"] != "PER_BLOCK":
         return found
     return replace(found, precision=replace(found.precision, granularity="block", block=int(row["block_size"])))
 
 
-def _lpbq(
-    row: Data, bits: tuple[int, int], inner: np.ndarray, spread: np.ndarray, outer: np.ndarray, axis: int | None
-) -> Encoding:
+def _lpbq(row: Data, bits: tuple[int, int], inner: np.ndarray, outer: np.ndarray, axis: int) -> Encoding:
     """Blocks whose scales are integers, each scaled by the scale of its channel.
 
     Args:
         row: the entry of the file.
         bits: of the weight, and of a weight that has the scales of its channels alone.
         inner: float32, the integers.
-        spread: float32, for each integer what scales it, or to be broadcast to it.
-        outer: float32, the scale of each channel.
-        axis: the axis of the channels.
+        outer: float32, the scale of each channel, which can be broadcast to the integers where the axis is known.
+        axis: that the blocks divide; UNKNOWN_AXIS where the file does not say it.
 
     Raises:
         UsageError: the integers are not those of 4 bits.
@@ -278,12 +274,13 @@ def _lpbq(
             f"scales of blocks; expected 4 bits, 8 with the scales, and integers from 1 to {LPBQ_SCALES}"
         )
     precision = Precision(4, True, True, "block", int(row["block_size"]), scale_type="UINT8")
-    return Encoding(precision, inner * spread, np.zeros(inner.shape, np.int64), axis, outer)
+    scale = inner if axis == UNKNOWN_AXIS else inner * outer
+    return Encoding(precision, scale, np.zeros(inner.shape, np.int64), axis, outer)
 
 
 LIST_TYPES: Final = ("PER_TENSOR", "PER_CHANNEL", "PER_BLOCK", "LPBQ")
-"""What shares a scale in version 1.0.0. Scales of blocks are a flat list there: the blocks of the first channel, then
-those of the second, whatever the layout of the tensor."""
+"""What shares a scale in version 1.0.0. Scales of blocks are a flat list there: for a matrix the blocks of the first
+channel, then those of the second, whatever its layout; for the weight of a convolution in the order of its axes."""
 
 
 def is_listed(encoding: Encoding, version: AimetVersion) -> bool:
@@ -306,12 +303,12 @@ def _channel_axis(encoding: Encoding) -> int | None:
 
 
 def _list_channels(encoding: Encoding) -> Encoding:
-    """`encoding` with the scales of its blocks as rows, one for each channel; as it is where it has no blocks."""
+    """`encoding` with the scales of its blocks in the order of version 1.0.0; as it is where it has no blocks."""
     if encoding.precision.granularity != "block" or encoding.axis is None or encoding.axis == UNKNOWN_AXIS:
         return encoding
     channel = _channel_axis(encoding)
     assert channel is not None
-    axes = (channel, encoding.axis)
+    axes = (channel, encoding.axis) if encoding.scale.ndim == MATRIX else tuple(sorted((channel, encoding.axis)))
 
     def list_rows(array: np.ndarray) -> np.ndarray:
         rows = np.moveaxis(array, axes, (0, 1))
@@ -376,7 +373,7 @@ def _from_onnx_keys(row: Data) -> Encoding:
         if isinstance(scales, Mapping):  # a list of the channels along `axis`
             outer = outer.reshape([-1 if axis == scales["axis"] else 1 for axis in range(inner.ndim)])
         bits = (int(row["output_dtype"].removeprefix("int")), 8)
-        return _lpbq(row, bits, inner, outer, outer, row["axis"])
+        return _lpbq(row, bits, inner, outer, int(row["axis"]))
     number = re.fullmatch(r"(u?)int(\d+)", row["output_dtype"])
     if number is None or not isinstance(row.get("y_scale"), list | float):
         raise UsageError(f"encodings: {row['name']!r} is {row['output_dtype']}; expected integers with a scale")

@@ -134,6 +134,9 @@ BIAS: Final = Precision(32, signed=True, symmetric=True)
 """A bias is added to a sum of products in 32 bits."""
 
 
+MATRIX: Final = 2
+"""Axes of the weight of a MatMul or Gemm, whose blocks AIMET lists otherwise than those of a convolution."""
+
 UNKNOWN_AXIS: Final = -1
 """The axis of an encoding whose file does not say it."""
 
@@ -285,8 +288,9 @@ def _fit(name: str, encoding: Encoding, shape: tuple[int, ...] | None, axes: Axe
 
 
 def _shape_blocks(name: str, encoding: Encoding, shape: tuple[int, ...], axes: Axes) -> Encoding:
-    """The scales of blocks, which AIMET lists channel by channel, in the shape that they have in the tensor. Along
-    other axes, such as those of a kernel, they are the same."""
+    """The scales of blocks in the shape that they have in the tensor: AIMET lists those of a matrix channel by channel,
+    and others in the order of the axes. Along other axes, such as those of a kernel, they are the same. Scales of LPBQ
+    are still integers."""
     channel, axis = (index or 0 for index in axes)
     wanted = _shape_of_blocks(shape, axis, encoding.precision.block)
     if encoding.scale.size != wanted[channel] * wanted[axis]:
@@ -297,13 +301,15 @@ def _shape_blocks(name: str, encoding: Encoding, shape: tuple[int, ...], axes: A
     sizes = [size if at in (channel, axis) else 1 for at, size in enumerate(wanted)]
 
     def spread(array: np.ndarray) -> np.ndarray:
-        listed = array.reshape(wanted[channel], wanted[axis])
-        return np.broadcast_to((listed if channel < axis else listed.T).reshape(sizes), wanted)
+        is_turned = channel > axis and len(wanted) == MATRIX
+        listed = array.reshape(wanted[channel], wanted[axis]).T if is_turned else array
+        return np.broadcast_to(listed.reshape(sizes), wanted)
 
-    if encoding.global_scale is not None:
-        along = [-1 if at == channel else 1 for at in range(len(wanted))]
-        encoding = replace(encoding, global_scale=encoding.global_scale.reshape(along))
-    return encoding.with_arrays(spread)
+    found = encoding.with_arrays(spread)
+    if encoding.global_scale is None:
+        return found
+    outer = encoding.global_scale.reshape([-1 if at == channel else 1 for at in range(len(wanted))])
+    return replace(found, scale=found.scale * outer, global_scale=outer)
 
 
 def _shape_of_blocks(shape: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:
