@@ -137,8 +137,33 @@ def run_seq_mse(job: Job, folder: Path) -> tuple[Arrays, Left]:
     from aimet_onnx import apply_seq_mse
 
     sim, left = quantize_weights(job, folder)
-    apply_seq_mse(sim, list(read_samples(folder)), num_candidates=job["options"]["candidates"])
+    others = [op.name for op in sim.connected_graph.ordered_ops if op.type in PRODUCTS and not reads_enabled(sim, op)]
+    apply_seq_mse(sim, list(read_samples(folder)), num_candidates=job["options"]["candidates"], nodes_to_exclude=others)
     return scales_of(sim, job, left), left
+
+
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def reads_enabled(sim: Any, op: Any) -> bool:
+    """Whether an operator reads no stored tensor, or one that AIMET quantizes."""
+    quantizers = [sim.qc_quantize_op_dict.get(name) for name in op.parameters]
+    return not quantizers or any(quantizer is not None and quantizer.enabled for quantizer in quantizers)
+
+
+def part_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with an Identity between each of its inputs and the products that read it.
+
+    SeqMSE 2.42 does not give the samples to what follows a product that is left out and reads an input of the model.
+    """
+    names = {value.name for value in model.graph.input}
+    parted: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type in PRODUCTS and node.input[0] in names:
+            node.input[0] = parted.setdefault(node.input[0], f"{node.input[0]}/parted")
+    for name, copy in parted.items():
+        model.graph.node.insert(0, onnx.helper.make_node("Identity", [name], [copy], name=copy))
+    return model
 
 
 def run_ada_round(job: Job, folder: Path) -> tuple[Arrays, Left]:
@@ -229,7 +254,8 @@ def quantize_weights(job: Job, folder: Path) -> tuple[Any, Left]:
     """AIMET's simulation with the weights of the job in their formats and everything else in float."""
     from aimet_onnx import QuantizationSimModel, int8, int16
 
-    sim = QuantizationSimModel(onnx.load(folder / "model.onnx"), param_type=int8, activation_type=int16)
+    model = part_inputs(onnx.load(folder / "model.onnx"))
+    sim = QuantizationSimModel(model, param_type=int8, activation_type=int16)
     wanted = {weight["tensor"]: weight for weight in job["weights"]}
     left: Left = dict.fromkeys(wanted.keys() - sim.qc_quantize_op_dict.keys(), "AIMET has no quantizer for it")
     for name, quantizer in sim.qc_quantize_op_dict.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -174,6 +175,26 @@ quantsim:
         np.testing.assert_array_equal(
             again.array(again.index.initializers[name]), quantized.array(quantized.index.initializers[name])
         )
+
+
+@pytest.mark.skipif("AIMET_PYTHON" not in os.environ, reason="AIMET_PYTHON names no interpreter")
+@pytest.mark.parametrize("weight", ["first", "third"])
+def test_seq_mse_takes_one_product_and_leaves_the_others_in_float(tmp_path: Path, weight: str) -> None:
+    """AIMET's own call needs the others named, and then fails where the first product is one of them."""
+    draw = np.random.default_rng(0)
+    shapes = {"first": (32, 24), "second": (24, 16), "third": (16, 8)}
+    constants = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    text = """g (float[16, 32] x) => (float[16, 8] y) {
+        a = MatMul(x, first) b = Relu(a) c = MatMul(b, second) d = Relu(c) y = MatMul(d, third)
+    }"""
+    model = model_of(text, **constants)
+    placement = place(model, [rule("op:*", "float", "float"), rule(f"tensor:{weight}", "int3/channel")])
+    held = samples(2, seed=2)
+    optimization = Optimization(model, placement, encode(placement, {}, model), lambda: held, lambda _: 0.0, tmp_path)
+    steps = optimizers_of([{"seq-mse": {"python": os.environ["AIMET_PYTHON"]}}])
+    chosen, (row,) = optimization.run(steps, samples(4, seed=1))
+    assert (row.status, [layer.weight for layer in row.layers]) == ("ran", [weight])
+    assert not np.array_equal(chosen.encodings[weight].scale, encode(placement, {}, model)[weight].scale)
 
 
 def test_a_library_that_fails_is_a_failed_step_and_no_rounding_under_its_name(tmp_path: Path) -> None:
