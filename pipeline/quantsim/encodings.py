@@ -114,26 +114,38 @@ def find_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel)
 
 def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:
     """A sentence for each tensor that uses few numbers of its format, since it shares a scale with tensors of a far
-    wider range, as class scores do with boxes in one Concat.
+    wider range, as class scores do with boxes in one Concat. A tensor with a range of its own, as of a Sigmoid, is
+    rounded by the scale of the Concat's result all the same.
 
     Args:
         reached: the least and the greatest value of each tensor that is computed.
         ranges: by the name of a group.
     """
-    joins = {placed.site.group: placed.site for placed in placement.quantized() if len(placed.site.shares) > 1}
+    groups = {placed.site.tensor: placed.site.group for placed in placement.sites}
+    joins = {placed.site.group: placed for placed in placement.quantized() if len(placed.site.shares) > 1}
     for placed in placement.quantized():
-        site, precision = placed.site, placed.precision
-        join = joins.get(site.group)
-        if join is None or precision is None or site.moves or site.tensor not in reached:
-            continue
-        scale = float(encode_range(ranges[site.group], precision).scale)
-        steps = (max(reached[site.tensor][1], 0) - min(reached[site.tensor][0], 0)) / scale
-        if steps < FEW_STEPS <= 2**precision.bits:
-            yield (
-                f"{site.tensor} uses {round(steps)} of the {2**precision.bits} numbers of its format, since {join.op} "
-                f"{join.node} gives it one scale with tensors of a wider range; leave that node in float: "
-                f"quantsim.rules, node:{join.node}: {{activations: {FLOAT}}}"
-            )
+        site = placed.site
+        if site.group in joins and not site.moves and site.tensor in reached:
+            yield from _describe_few(site.tensor, reached[site.tensor], joins[site.group], ranges[site.group])
+    for group, join in joins.items():
+        for name in join.site.shares:  # an input with a range of its own, which the scale of the result rounds again
+            source = groups.get(name, group)
+            limits = reached.get(name) or reached.get(source) or ranges.get(source)
+            if source != group and limits is not None:
+                yield from _describe_few(name, limits, join, ranges[group])
+
+
+def _describe_few(tensor: str, limits: Range, join: PlacedSite, joined: Range) -> Iterator[str]:
+    """A sentence if a tensor with these limits uses few numbers of the format that `join` has for a range."""
+    precision, site = join.precision, join.site
+    assert precision is not None
+    steps = (max(limits[1], 0) - min(limits[0], 0)) / float(encode_range(joined, precision).scale)
+    if steps < FEW_STEPS <= 2**precision.bits:
+        yield (
+            f"{tensor} uses {round(steps)} of the {2**precision.bits} numbers of its format, since {site.op} "
+            f"{site.node} gives it one scale with tensors of a wider range; leave that node in float: "
+            f"quantsim.rules, node:{site.node}: {{activations: {FLOAT}}}"
+        )
 
 
 FEW_STEPS: Final = 16

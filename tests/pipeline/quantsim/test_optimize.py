@@ -187,7 +187,7 @@ def test_seq_mse_takes_one_product_and_leaves_the_others_in_float(tmp_path: Path
     text = """g (float[16, 32] x) => (float[16, 8] y) {
         a = MatMul(x, first) b = Relu(a) c = MatMul(b, second) d = Relu(c) y = MatMul(d, third)
     }"""
-    model = model_of(text, **constants)
+    model = model_of(text, 21, **constants)
     placement = place(model, [rule("op:*", "float", "float"), rule(f"tensor:{weight}", "int3/channel")])
     held = samples(2, seed=2)
     optimization = Optimization(model, placement, encode(placement, {}, model), lambda: held, lambda _: 0.0, tmp_path)

@@ -126,3 +126,22 @@ def test_a_tensor_that_a_shared_scale_leaves_few_numbers_is_named(greatest: floa
         ["scores uses 2 of the 256 numbers of its format"] if is_named else []
     )
     assert all("node:y: {activations: float}" in note for note in notes)
+
+
+@pytest.mark.parametrize("moves", ["", "scores = Reshape(first, shape)"])
+def test_a_tensor_with_a_range_of_its_own_is_named_where_a_concat_rounds_it_away(moves: str) -> None:
+    result = "first" if moves else "scores"
+    model = model_of(
+        f"""g (float[2, 4] a, float[2, 4] b) => (float[2, 8] y) {{
+            boxes = Relu(a)
+            {result} = Sigmoid(b)
+            {moves}
+            y = Concat <axis = 1> (boxes, scores)
+        }}""",
+        shape=np.array([2, 4]),
+    )
+    placement = place(model, [rule("op:*", None, "uint8")])
+    reached = {"boxes": (0.0, 640.0), result: (0.0, 0.9), "a": (-640.0, 640.0), "b": (-3.0, 3.0), "y": (0.0, 640.0)}
+    ranges = {placed.site.group: reached[placed.site.group] for placed in placement.sites}
+    (note,) = describe_ties(placement, reached, ranges)
+    assert note.startswith("scores uses 0 of the 256 numbers of its format, since Concat")
