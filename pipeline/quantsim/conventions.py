@@ -212,6 +212,9 @@ class _ConventionReader:
             is_quantized=is_quantized,
             reason=reason,
         )
+        read = {name for node in self._view.own for name in node.input}
+        inner = [name for name in begins if self._sites[name].role == "input" and name not in read]
+        self._change(inner, "model_input", is_quantized=False, reason="only the bodies of If, Loop or Scan read it")
         if self._config.model_output.is_output_quantized:
             self._place = 5
             self._change(self._outputs, "model_output", is_quantized=True, reason="")
@@ -220,8 +223,19 @@ class _ConventionReader:
         listed = self._config.supergroup_pass_list
         for norm in find_norm_patterns(self._view):
             name = "LayerNormalization" if norm.centred else "RMSNormalization"
+            nodes, scale = norm.nodes, self._scale_of(norm)
+            means = [node for node in nodes if node.op_type == "ReduceMean" and node.input[0] == norm.x]
+            if norm.centred and "RMSNormalization" in listed and any(len(node.input) > 1 for node in means):
+                name, nodes = "RMSNormalization", self._without_mean(norm, scale)
             if name in listed:
-                yield _Pattern(name, norm.nodes, self._scale_of(norm))
+                yield _Pattern(name, nodes, scale)
+
+    def _without_mean(self, norm: NormPattern, scale: str) -> tuple[NodeProto, ...]:
+        """What AIMET 2.42 fuses of a norm in parts whose mean has its axes as an input, as it has at opset 18 or later:
+        the division of what the mean was subtracted from, and the scale."""
+        inner = [node for node in norm.nodes if node.op_type != "Sub" and node.input[0] != norm.x]
+        scaled = [index for index, node in enumerate(inner) if scale in node.input]
+        return tuple(inner[: scaled[0] + 1] if scaled else inner)
 
     def _find_biased_products(self) -> Iterator[_Pattern]:
         """MatMul with a constant, and the Add of a constant vector that alone reads it."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from passes.weights.detached import DetachedModel
 from pipeline.config import AimetProfile, QuantSimConfig
 from pipeline.errors import ConfigError, UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, read_aimet_config
@@ -127,8 +128,8 @@ def test_old_hardware_has_no_weights_of_16_bits() -> None:
     assert found["k"] == found["t"] == found["h"] == "int8"
 
 
-def test_a_norm_in_parts_is_one_operator() -> None:
-    model = model_of(
+def norm_in_parts() -> DetachedModel:
+    return model_of(
         """g (float[2, 8] x) => (float[2, 8] y) {
             m = ReduceMean (x, axes)
             d = Sub (x, m)
@@ -145,10 +146,37 @@ def test_a_norm_in_parts_is_one_operator() -> None:
         scale=np.ones(8, np.float32),
         shift=np.ones(8, np.float32),
     )
+
+
+def test_a_norm_in_parts_is_one_operator() -> None:
+    model = norm_in_parts()
     found = formats(place_by(config(supergroup_pass_list=["LayerNormalization"]), model))
     quantized = {name: text for name, text in found.items() if "int" in text.split(":")[0]}
     assert quantized == {"x": "uint16", "scale": "int16", "y": "uint16"}
     assert formats(place_by(config(), model))["d"] == "uint16"
+
+
+def test_a_mean_whose_axes_are_an_input_is_no_part_of_a_norm() -> None:
+    """aimet-onnx 2.42 fuses the division alone where the file lists RMSNormalization, too, as that of V73 does."""
+    found = formats(place_by(config(supergroup_pass_list=["LayerNormalization", "RMSNormalization"]), norm_in_parts()))
+    quantized = {name: text for name, text in found.items() if "int" in text.split(":")[0]}
+    outside = {"x": "uint16", "m": "uint16", "d": "uint16", "w": "uint16", "shift": "uint16", "y": "uint16"}
+    assert quantized == outside | {"scale": "uint16"}
+
+
+def test_an_input_that_bodies_alone_read_is_not_rounded() -> None:
+    model = model_of(
+        """g (bool c, float[2] x, float[2] z) => (float[2] y) {
+            a = Relu (z)
+            b = If (c) <
+                then_branch = t () => (float[2] p) { p = Relu (x) },
+                else_branch = e () => (float[2] q) { q = Neg (x) }
+            >
+            y = Add (a, b)
+        }"""
+    )
+    found = formats(place_by(config(), model))
+    assert (found["z"], found["x"]) == ("uint16", "only the bodies of If, Loop or Scan read it")
 
 
 @pytest.mark.parametrize(
