@@ -147,6 +147,14 @@
         this.cy.pan({ x: this.cy.width() / 2 - 0.6 * (box.x1 + box.x2) / 2, y: 30 - 0.6 * box.y1 });
       }
     }
+    move(change) {
+      /* Cytoscape moves a picture of a large graph while the mouse does; to draw each box anew takes 80 ms. Keys are told to it as a wheel is. */
+      const renderer = this.cy.renderer(), state = renderer.data;
+      state.wheelZooming = true;
+      clearTimeout(state.wheelTimeout);
+      state.wheelTimeout = setTimeout(() => { state.wheelZooming = false; if (!this.cy.destroyed() && this.cy.renderer() === renderer) { renderer.redrawHint("eles", true); renderer.redraw(); } }, 150);
+      change(this.cy);
+    }
     choose(node) {
       this.cy.elements(".chosen").removeClass("chosen");
       node.addClass("chosen");
@@ -307,11 +315,11 @@
   const KEYS = {
     "/": () => field.focus(), "+": () => current().all(true), "=": () => current().all(true), "-": () => current().all(false), "0": () => current().fit(),
     t: theme, n: () => step(1), N: () => step(-1), Escape: close,
-    ArrowUp: () => current().cy.panBy({ x: 0, y: 80 }), ArrowDown: () => current().cy.panBy({ x: 0, y: -80 }),
-    ArrowLeft: () => current().cy.panBy({ x: 80, y: 0 }), ArrowRight: () => current().cy.panBy({ x: -80, y: 0 }),
+    ArrowUp: () => pan(0, 80), ArrowDown: () => pan(0, -80), ArrowLeft: () => pan(80, 0), ArrowRight: () => pan(-80, 0),
     z: () => zoom(1.25), Z: () => zoom(0.8),
   };
-  function zoom(factor) { const cy = current().cy; cy.zoom({ level: cy.zoom() * factor, renderedPosition: { x: cy.width() / 2, y: cy.height() / 2 } }); }
+  const pan = (x, y) => current().move((cy) => cy.panBy({ x, y }));
+  const zoom = (factor) => current().move((cy) => cy.zoom({ level: cy.zoom() * factor, renderedPosition: { x: cy.width() / 2, y: cy.height() / 2 } }));
   document.addEventListener("keydown", (event) => {
     if (/INPUT|SELECT|TEXTAREA/.test(event.target.tagName) || event.ctrlKey || event.metaKey || !KEYS[event.key]) return;
     event.preventDefault();

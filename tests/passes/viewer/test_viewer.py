@@ -64,6 +64,14 @@ class Opened:
         self.page.close()
 
 
+PRESS_DOWN = """() => {
+    const cy = onnxlineViews[0].cy, before = cy.pan().y;
+    document.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowDown", bubbles: true}));
+    return [cy.pan().y - before, cy.renderer().data.wheelZooming];
+}"""
+"""How far a key moves the graph, and whether a picture of the graph moves, until the keys rest."""
+
+
 def test_a_graph_folds_and_is_searched(browser: Browser, tmp_path: Path) -> None:
     opened = Opened(browser, view_models(layers(60, 10)), tmp_path)
     page = opened.page
@@ -78,6 +86,8 @@ def test_a_graph_folds_and_is_searched(browser: Browser, tmp_path: Path) -> None
     page.locator("h1").click()
     page.keyboard.press("+")
     assert len(boxes_of(page)) == 602
+    assert page.evaluate(PRESS_DOWN) == [-80, True]
+    page.wait_for_function("!onnxlineViews[0].cy.renderer().data.wheelZooming")
     page.keyboard.press("-")
     assert len(boxes_of(page)) < 10
     page.keyboard.press("t")
