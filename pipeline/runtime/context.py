@@ -69,7 +69,7 @@ class Context(ProcessBound):
             }
             homes = placeholders(plan, {vid: fed[vid] for vid in pointed}, device)
             self._arena = new_memory(plan, plan.arena_bytes, device) if arena is None else arena
-            self.states.order.keep(self._arena)
+            self.states.order.keep([self._arena])
             places = bind_arena(plan, self._arena, device)
             self.memory = ProgramMemory(bound, self.states, places, runner_of_body)
             self._slots = self.memory.bind_slots({**buffers, **homes})

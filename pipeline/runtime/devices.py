@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import ClassVar, Final, Protocol
@@ -56,8 +56,8 @@ class StreamOrder:
     def enter(self) -> None:
         """Let what is launched next wait for what was launched before, also on another stream."""
 
-    def keep(self, arena: torch.Tensor) -> None:
-        """Let nobody have the memory of `arena` before its launches are done, on whichever stream they are."""
+    def keep(self, memory: Iterable[torch.Tensor]) -> None:
+        """Let nobody have these bytes before the launches that use them are done, on whichever stream they are."""
 
 
 class Device(ABC):
@@ -293,19 +293,20 @@ class CudaOrder(StreamOrder):
     def __init__(self, index: int) -> None:
         self._index, self._last = index, torch.cuda.current_stream(index)
         self._raw = self._last.cuda_stream
-        self._arenas: list[weakref.ref[torch.Tensor]] = []
+        self._kept: list[weakref.ref[torch.Tensor]] = []
 
     def enter(self) -> None:
         if torch._C._cuda_getCurrentRawStream(self._index) != self._raw:
             stream = torch.cuda.current_stream(self._index)
             stream.wait_stream(self._last)
             self._last, self._raw = stream, stream.cuda_stream
-            for reference in self._arenas:
-                if (arena := reference()) is not None:
-                    arena.record_stream(stream)
+            self._kept = [reference for reference in self._kept if reference() is not None]
+            for reference in self._kept:
+                if (memory := reference()) is not None:
+                    memory.record_stream(stream)
 
-    def keep(self, arena: torch.Tensor) -> None:
-        self._arenas = [*(known for known in self._arenas if known() is not None), weakref.ref(arena)]
+    def keep(self, memory: Iterable[torch.Tensor]) -> None:
+        self._kept += map(weakref.ref, memory)
 
 
 class OrderedGuard:

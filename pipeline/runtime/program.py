@@ -337,6 +337,7 @@ class ProgramMemory:
     def bind_slots(self, fed: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The slot table, with `fed` as the storage of what the caller brings: owners of storage, and views of them."""
         owners = {**self.bound.weights, **self.states.tensors, **fed, **self.arena}
+        self.states.order.keep([*self.bound.weights.values(), *owners.values()])  # initial values of states too
         # A slot may be pointed at other memory, so each table has tensors of its own.
         slots = [owners[vid].detach() if vid in owners else UNUSED for vid in range(len(self.bound.plan.slots))]
         for view in self.bound.views:
@@ -348,7 +349,7 @@ class ProgramMemory:
         """Flags for the indices of launches, where kernels do not check them; None where no call may read any."""
         device, slots = self.bound.device, self.bound.plan.slots
         indices = sum("int" in slots[vid].spec.dtype for step in self.bound.steps for vid in step.call.in_vids)
-        return None if device.is_host or not indices else IndexFlags(device, indices)
+        return None if device.is_host or not indices else IndexFlags(device, indices, self.states.order)
 
     def refuse_wrong_indices(self, flags: IndexFlags) -> None:
         """

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -322,8 +322,14 @@ class GraphRecord:
 
 
 class RecordingOrder(StreamOrder):
+    """`kept`: what a device with streams would not give to others while launches use it."""
+
     def __init__(self, device: RecordingDevice) -> None:
         self._device, self._last = device, device.stream
+        self.kept: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(self, memory: Iterable[torch.Tensor]) -> None:
+        self.kept += map(weakref.ref, memory)
 
     def enter(self) -> None:
         if self._device.stream != self._last:

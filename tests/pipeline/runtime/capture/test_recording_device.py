@@ -14,9 +14,9 @@ from torch import nn
 from pipeline.errors import DataError, InternalError, UsageError
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
-from pipeline.runtime import compile_graph, compile_graphs, compile_open_graph
-from pipeline.runtime.devices import GraphFailure
-from pipeline.runtime.recording import RecordingDevice
+from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
+from pipeline.runtime.devices import CUDA_ALIGNMENT, GraphFailure
+from pipeline.runtime.recording import RecordingDevice, RecordingOrder
 from pipeline.training import record_step
 from pipeline.training.program import NotFinite
 from tests.pipeline.runtime.capture.capture_programs import stored, train_graph
@@ -217,6 +217,31 @@ def test_a_replay_runs_on_the_stream_of_its_caller_after_what_ran_on_another(dev
         with device.on_stream(stream):
             program.replay(feed)
     assert program.state("step") == 4
+
+
+@pytest.mark.parametrize("make", [mixed_graph, train_graph])
+def test_no_memory_of_a_program_is_given_away_while_a_stream_uses_it(
+    make: Callable[[], Graph], device: RecordingDevice
+) -> None:
+    """Arena, states, weights, flags of indices and buffers: all that the program has on the device before a run."""
+    program = compile_graph(make(), device=device)
+    gc.collect()
+    before = bytes_kept(program)
+    assert before == device.memory.used
+    feed = FEED if make is mixed_graph else {"x": torch.tensor([1.0, 2.0])}
+    report = program.capture(feed).report
+    assert bytes_kept(program) > before or not report.buffer_bytes
+    program.drop_captures()
+    gc.collect()
+    assert bytes_kept(program) == before
+
+
+def bytes_kept(program: CompiledProgram) -> int:
+    order = program.context.states.order
+    assert isinstance(order, RecordingOrder)
+    kept = [memory for reference in order.kept if (memory := reference()) is not None]
+    blocks = {memory.untyped_storage().data_ptr(): memory.untyped_storage().nbytes() for memory in kept}
+    return sum(max(-(-nbytes // CUDA_ALIGNMENT), 1) * CUDA_ALIGNMENT for nbytes in blocks.values())
 
 
 def test_two_contexts_on_two_streams_share_weights_and_need_no_order(device: RecordingDevice) -> None:
