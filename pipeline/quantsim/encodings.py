@@ -26,6 +26,7 @@ from passes.encodings.encoding import (
     share_by_moves,
 )
 from passes.graph.op_facts import CONVOLUTIONS
+from passes.rewrites.mask_constants import MASKING
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT
@@ -112,6 +113,12 @@ def find_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel)
             yield tensor.name, beyond, array.size
 
 
+def describe_ranges(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:
+    """What `describe_ties` and `describe_masks` say."""
+    yield from describe_ties(placement, reached, ranges)
+    yield from describe_masks(placement, reached)
+
+
 def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:
     """A sentence for each tensor that uses few numbers of its format, since it shares a scale with tensors of a far
     wider range, as class scores do with boxes in one Concat. A tensor with a range of its own, as of a Sigmoid, is
@@ -146,6 +153,27 @@ def _describe_few(tensor: str, limits: Range, join: PlacedSite, joined: Range) -
             f"{site.node} gives it one scale with tensors of a wider range; leave that node in float: "
             f"quantsim.rules, node:{site.node}: {{activations: {FLOAT}}}"
         )
+
+
+def describe_masks(placement: Placement, reached: Mapping[str, Range]) -> Iterator[str]:
+    """A sentence for each input of floats that reaches what masks attention, and so takes all numbers of its format.
+
+    Args:
+        placement: says which inputs are quantized.
+        reached: the least and the greatest value of each tensor.
+
+    Returns:
+        The sentences.
+    """
+    for placed in placement.quantized():
+        name = placed.site.tensor
+        lowest = reached.get(name, (0.0, 0.0))[0]
+        if placed.site.role == "input" and lowest <= -MASKING:
+            yield (
+                f"the input {name} reaches {lowest:g}, as a mask does that is added to scores, so tensors in its range "
+                f"keep no numbers for the scores; feed a bound such as -30 there (clamp-mask raises constants alone), "
+                f"or leave the mask and the sum in float: quantsim.rules, tensor:{name}: {{activations: {FLOAT}}}"
+            )
 
 
 FEW_STEPS: Final = 16

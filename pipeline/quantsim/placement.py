@@ -116,6 +116,13 @@ class Placement:
         for placed in coarser:
             if placed.site.disagreement:
                 yield f"{placed.site.tensor} has one scale: {placed.site.disagreement}"
+        alone = [placed.site for placed in coarser if placed.site.role == "weight" and not placed.site.disagreement]
+        for operator, count in Counter(site.op for site in alone).items():
+            first = next(site.tensor for site in alone if site.op == operator)
+            yield (
+                f"{plural(count, 'weight')} of {operator} ({first}{' …' if count > 1 else ''}) "
+                f"{'has' if count == 1 else 'have'} one scale: the channels lie along no single axis"
+            )
         others = Counter((placed.rule, str(placed.asked)) for placed in coarser if placed.site.role != "weight")
         for (selector, text), count in others.items():
             yield (

@@ -59,12 +59,15 @@ def add_conversion(config: RunConfig, settings: QuantSimConfig) -> tuple[RunConf
 
 
 def describe_run(result: RunResult, config: RunConfig) -> Iterator[str]:
-    """A sentence for each step of the preparation that did not stand, and for each backend that fell short."""
+    """A sentence for each step of the preparation that did not stand or changed nothing, and for each backend that fell
+    short."""
     settings = config.quantsim or QuantSimConfig()
     prepared = {*names_of(settings.prepare), CONVERSION}
     for row in result.passes:
         if row.status.counts_as_reverted and row.name in prepared:
             yield f"quantsim: {row.name} did not stand ({row.status.replace('_', ' ')}): {row.reason}"
+        elif row.name in prepared and not row.changed and row.name != CONVERSION:
+            yield f"quantsim: {row.name} changed nothing: {row.reason or 'it found nothing to change'}"
     for backend in result.runtime.backends:
         if backend.shortfall:
             yield f"backend {backend.name}: {backend.shortfall}"

@@ -29,7 +29,7 @@ from pipeline.quantsim.encodings import (
     Range,
     adopt_encodings,
     describe_limited_biases,
-    describe_ties,
+    describe_ranges,
     encode,
     find_limited_biases,
 )
@@ -136,7 +136,7 @@ class Simulation:
             if self._settings.optimize:
                 chosen, steps = self.optimize(placement, ranges, samples)  # weights otherwise than to the nearest
             encodings = encode(placement, ranges, self._model, chosen.encodings)  # scales and zero points
-            ties = tuple(describe_ties(placement, measured.extents(), ranges))
+            ties = tuple(describe_ranges(placement, measured.extents(), ranges))
         else:  # both as a file has them
             placement, encodings = self.adopt(placement, self._given or {})
         tuned = chosen.tune(self._model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.quantsim.encodings import describe_ties, encode
+from pipeline.quantsim.encodings import describe_masks, describe_ties, encode
 from pipeline.quantsim.placement import place
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, picture, rule
 
@@ -145,3 +145,23 @@ def test_a_tensor_with_a_range_of_its_own_is_named_where_a_concat_rounds_it_away
     ranges = {placed.site.group: reached[placed.site.group] for placed in placement.sites}
     (note,) = describe_ties(placement, reached, ranges)
     assert note.startswith("scores uses 0 of the 256 numbers of its format, since Concat")
+
+
+def test_a_float_mask_that_is_an_input_is_named() -> None:
+    model = model_of("g (float[2, 4] x, float[2, 4] mask) => (float[2, 4] y) { s = Add (x, mask) y = Softmax (s) }")
+    placement = place(model, [rule("op:*", None, "uint16")])
+    reached = {"x": (-3.0, 3.0), "mask": (-1e4, 0.0), "s": (-1e4, 3.0), "y": (0.0, 1.0)}
+    (note,) = describe_masks(placement, reached)
+    assert note.startswith("the input mask reaches -10000, as a mask does that is added to scores")
+    assert not list(describe_masks(placement, reached | {"mask": (-30.0, 0.0)}))
+
+
+def test_a_weight_whose_channels_lie_along_no_axis_has_one_scale_and_is_named() -> None:
+    model = model_of(
+        "g (float[1, 8, 5, 5] x) => (float[1, 8, 7, 7] y) { y = ConvTranspose <group = 2> (x, w) }",
+        w=np.ones((8, 4, 3, 3), np.float32),
+    )
+    placement = place(model, [rule("op:*", "int4/block32", "float")])
+    assert list(placement.notes()) == [
+        "1 weight of ConvTranspose (w) has one scale: the channels lie along no single axis"
+    ]
