@@ -328,7 +328,7 @@ def _itself(names: Iterable[str]) -> dict[str, str]:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    return nearest(name, known) or " (`onnxline inspect` lists values)"
+    return nearest(name, known) or " (`onnxline view` shows all values)"
 
 
 def _is_size(size: object) -> bool:

@@ -20,9 +20,12 @@ from passes.diff.formats import distance_text, layers_as_data, layers_text, numb
 from passes.diff.layers import LayerErrors, compare_layers
 from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.numbers import DrawnInputs, Numbers, compare_numbers, draw_inputs
+from passes.errors import ModelError, StepFailed
 from passes.matching.flat_graph import ABSENT
+from passes.proof.numeric import SPACE
 from passes.visible import html_table, visible_line
 from passes.weights.detached import DetachedModel, open_model
+from passes.worker.messages import REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,7 @@ def compare(
         A ModelComparison, of which `print` shows a table.
 
     Raises:
-        ModelError: a model cannot be read, or they have no output in common.
-        StepFailed: onnxruntime refuses one of them.
+        ModelError: a model cannot be read, onnxruntime refuses one of them, or they have no output in common.
 
     Example:
         >>> import onnxline
@@ -110,7 +112,10 @@ def compare(
     matched = match_models(first, second)
     with nullcontext(context) if context else open_context() as context, limit_runs(context, first, feeds):
         given = [DrawnInputs(f"sample {index}", arrays) for index, arrays in enumerate(feeds)]
-        return compare_matching(matched, given or draw_inputs(matched, context), context)
+        try:
+            return compare_matching(matched, given or draw_inputs(matched, context), context)
+        except StepFailed as failure:
+            raise ModelError(f"{failure}{SPACE if REFUSED in str(failure) else ''}") from failure
 
 
 def compare_matching(

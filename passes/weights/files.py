@@ -280,6 +280,16 @@ def write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         raise UsageError(f"cannot write to {str(path)!r}: the name holds a NUL byte; give another file") from error
 
 
+def write_file(path: Path, text: str) -> None:
+    """Write a text to a path that a user has named; a file that is there stays until the new one is complete.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    with write_errors(path), replace_when_done(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def describe_write_error(path: object, error: OSError) -> str:
     """The sentence for a file that cannot be written."""
     reason = os.strerror(error.errno) if error.errno else str(error)

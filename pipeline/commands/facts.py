@@ -32,7 +32,7 @@ def inspect(
     """Say what an ONNX file is: inputs, outputs, operators, parameters, MACs, memory, structures, targets."""
     from passes.tools import inspect_model
     from passes.weights.detached import read_model
-    from passes.weights.files import write_errors
+    from passes.weights.files import write_file
     from passes.why import file_of
     from pipeline.quantsim.profiles import TARGETS, load_target
     from pipeline.quantsim.target_check import check_targets
@@ -51,8 +51,7 @@ def inspect(
         print_text(f"{facts}{title}\n{text_table(rows)}")
     if html is not None:
         body = facts._repr_html_() + html_table(title, (), rows)
-        with write_errors(html):
-            html.write_text(PAGE.format(title=visible_line(model.name), body=body), encoding="utf-8")
+        write_file(html, PAGE.format(title=visible_line(model.name), body=body))
         if not as_json:
             print_line(f"page: {html}")
 
@@ -151,7 +150,7 @@ def merge(
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.errors import StepFailed
     from passes.tools import merge as merge_models
-    from passes.weights.files import write_errors, write_model
+    from passes.weights.files import write_file, write_model
 
     if len(encodings or (0, 0)) != 2:
         raise UsageError(f"merge: found --encodings {len(encodings or ())} times, expected two files: A's, then B's")
@@ -167,8 +166,7 @@ def merge(
     write_model(model, out)
     if versions:
         path, constants = out.with_suffix(".encodings"), set(model.index.initializers)
-        with write_errors(path):
-            path.write_text(aimet_text(dict(merged.encodings), constants, versions[0]), encoding="utf-8")
+        write_file(path, aimet_text(dict(merged.encodings), constants, versions[0]))
         print_line(f"encodings: {path}")
     worst = max((found.max_abs for found in merged.errors.values()), default=None)
     how = "not proven" if worst is None else f"it computes what A and B do one after the other: max error {worst:.1e}"

@@ -109,13 +109,12 @@ def write_encodings(
     """Write the encodings of the result next to it, and say what became of those of the source."""
     from passes.encodings.aimet import aimet_text
     from passes.encodings.carry import describe_carried, summarize_carried
-    from passes.weights.files import write_errors
+    from passes.weights.files import write_file
 
     assert run.encodings is not None
     path = out.with_suffix(".encodings")
     constants = {tensor.name for tensor in run.model.proto.graph.initializer}
-    with write_errors(path):
-        path.write_text(aimet_text(run.encodings.encodings, constants, version), encoding="utf-8")
+    write_file(path, aimet_text(run.encodings.encodings, constants, version))
     show(f"{summarize_carried(run.encodings)}: {path}")
     lines = list(describe_carried(run.encodings))
     for line in lines if verbose else lines[:MOST_LINES]:

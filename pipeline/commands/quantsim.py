@@ -170,7 +170,7 @@ def encodings(
     from passes.encodings.from_qdq import read_qdq
     from passes.encodings.tool_files import to_ai_edge_recipe, to_tensorrt_cache
     from passes.weights.detached import read_model
-    from passes.weights.files import save, write_errors
+    from passes.weights.files import save, write_errors, write_file
 
     if kind != "aimet" and apply is not None:
         raise UsageError(f"encodings: found --to {kind} with --apply, which writes a model; leave one of them out")
@@ -222,8 +222,7 @@ def encodings(
             text = to_tensorrt_cache(given, constants)
         else:
             text = to_ai_edge_recipe(given, source) if kind == "ai-edge" else aimet_text(given, constants, version)
-        with write_errors(out):
-            out.write_text(text, encoding="utf-8")
+        write_file(out, text)
     print_line(f"{out}: {plural(len(given), 'encoding')}")
 
 

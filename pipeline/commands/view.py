@@ -32,7 +32,7 @@ def view(
     from passes.tools.comparison import compare
     from passes.viewer import render, view_data
     from passes.weights.detached import open_model
-    from passes.weights.files import write_errors
+    from passes.weights.files import write_file
     from passes.why import file_of
 
     if errors and other is None:
@@ -54,8 +54,7 @@ def view(
     shows = out is None
     if out is None:
         out = Path(tempfile.mkdtemp(prefix="onnxline-")) / "view.html"
-    with write_errors(out):
-        out.write_text(render(data), encoding="utf-8")
+    write_file(out, render(data))
     print_line(f"page: {out}")
     if shows:
         webbrowser.open(out.as_uri())

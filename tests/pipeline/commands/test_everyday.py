@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from typer.testing import CliRunner
 
@@ -64,6 +68,25 @@ def test_what_is_not_proven_is_not_written(model: Path) -> None:
 def test_mistakes(words: str, model: Path) -> None:
     name, *options = words.split()
     call(name, model, "-o", model.with_name("out.onnx"), *options, code=2)
+
+
+@pytest.mark.parametrize("words", ["view -o", "inspect --html"])
+def test_a_page_that_cannot_be_written_leaves_the_old_one(words: str, model: Path) -> None:
+    page = model.with_name("page.html")
+    page.write_text("old")
+    command = [sys.executable, "-m", "onnxline", *words.split()[:1], str(model), *words.split()[1:], str(page)]
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "limited", *command]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # Python would write half a file, and fail on it
+    ended = subprocess.run(limited, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "what was there before is unharmed" in ended.stderr
+    assert page.read_text() == "old"
+
+
+def test_models_that_do_not_run_cannot_be_compared(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 20, "a.b" : 1]> g (float[2] x) => (float[2] y) { y = a.b.Foo (x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "foo.onnx")
+    assert "declare the operator" in call("compare", tmp_path / "foo.onnx", tmp_path / "foo.onnx", code=2)
 
 
 def test_inspect(model: Path, tmp_path: Path) -> None:
