@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -42,9 +41,6 @@ from pipeline.stages.source import code_of, fingerprint, open_source, why_not_co
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
 from pipeline.verify.user_inputs import input_files, read_inputs
 from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest, versions
-
-WORTH_COLLECTING: Final = 2**25
-"""Bytes. The weights of a smaller model may stay in memory until Python collects them by itself."""
 
 Record = TypeVar("Record", ExportReport, PassesReport, RuntimeReport)
 
@@ -109,11 +105,7 @@ class ModelRun:
             exported = self.export(source, references, context)  # torch → ONNX, compared with the reference
             references = references.restrict_to(exported.draws, exported.not_covered)
             path = exported_path(self.config, source, self.workspace)
-            # A module that nobody else holds goes, with its weights, which cycles of its parts would keep alive.
-            # ViT-base takes 1,609 MiB at most, and 2,057 with them. A collection costs 0.3 to 1 s, whatever it frees.
-            del source
-            if exported.weight_bytes > WORTH_COLLECTING:
-                gc.collect()
+            del source  # a module that nobody else holds; the weights of a large one have gone by now
             optimized = self.passes(path, references, exported, context)  # each alone, proven after each change
         executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference
         write_settings(self.config, self.versions, self.workspace, is_given=self._source is not None)
@@ -158,7 +150,9 @@ class ModelRun:
             report = self._load_or_make(
                 outcome,
                 ExportReport,
-                lambda: export_and_compare(self.config, source, references, self.workspace, context),
+                lambda: export_and_compare(
+                    self.config, source, references, self.workspace, context, is_own=self._source is None
+                ),
                 refuse=lambda report: refuse_wrong_export(report, path, references),
             )
             size = bytes_text(report.weight_bytes)

@@ -231,9 +231,31 @@ def names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) -> 
     if attention and _has_bare_softmax(graph):
         fusible = _fusible_values(graph)
         for value, siblings in products.items():
-            joined = [node.input[1] for node in siblings if value and node.output[0] in fusible]
+            joined = [
+                node.input[1]
+                for node in siblings
+                if value and node.output[0] in fusible and _reaches_product(index, node.output[0])
+            ]
             read.update(joined if len(joined) >= 3 else ())
     return frozenset(index.origin_of(name, LAYOUT) for name in read)
+
+
+def _reaches_product(index: GraphIndex, name: str) -> bool:
+    """Whether operators that move elements, and sums and products with a constant, are all that lies between a value
+    and a product of it with another: queries and keys that are rotated or normalized are no pattern of fuse_attention.
+    """
+    for node in index.consumers[name]:
+        if node.op_type == "MatMul":
+            return True
+        constant = all(operand == name or operand in index.folded for operand in node.input)
+        if (node.op_type in LAYOUT or (node.op_type in SCALING and constant)) and any(
+            _reaches_product(index, output) for output in node.output
+        ):
+            return True
+    return False
+
+
+SCALING: Final = frozenset({"Add", "Sub", "Mul", "Div"})
 
 
 def _has_bare_softmax(graph: GraphProto) -> bool:

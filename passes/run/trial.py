@@ -332,7 +332,10 @@ class Trial:
         """
         if not attempt.changed or attempt.why:
             return ()
-        return find_merged_products(self.model, attempt.model, self._kept_weights())
+        found = find_merged_products(self.model, attempt.model, self._kept_weights())
+        for model in (self.model, attempt.model):  # whose elements were compared
+            model.release()
+        return found
 
     def find_held(self, step: Step, known: Collection[tuple[str, str]]) -> tuple[str, Lost]:
         """The kept structures that a step breaks when their values are not pinned. Only for a step that is known to

@@ -89,6 +89,7 @@ def scene_of(
         boxes.append({"op": "output", "name": name, "ins": [f"{name} {types.get(name, '')}"]})
         if name in places:
             edges.append((places[name], place, name, types.get(name, "")))
+    whole.release()  # before the weights of another model are read
     return Scene(boxes, edges, title)
 
 

@@ -158,6 +158,7 @@ class DetachedModel:
                 if weight.unread
                 else digest_of(weight.array().transpose(order))
             )
+            release(weight.data)
         return weight.digests_by_order[order]
 
     def is_unread(self, tensor: TensorProto) -> bool:
@@ -167,6 +168,11 @@ class DetachedModel:
     def unread(self) -> list[str]:
         """The names of the unread initializers."""
         return [tensor.name for tensor in self.proto.graph.initializer if self.is_unread(tensor)]
+
+    def release(self) -> None:
+        """Give the memory of weights in files back; the next access reads them again."""
+        for weight in self.weights.values():
+            release(weight.data)
 
     def nbytes(self) -> int:
         """Bytes of the attached model, as one protobuf message would hold it."""

@@ -30,6 +30,8 @@ def dequantize_stored(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> 
         `weights` with those that were made.
     """
     graph = proto.graph
+    if not any(tensor.data_type in WITHOUT_KERNEL for tensor in graph.initializer):
+        return weights
     index = GraphIndex(graph)
     stored: dict[str, TensorProto] = dict(index.initializers)
 

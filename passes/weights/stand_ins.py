@@ -132,7 +132,12 @@ def digest_of(array: np.ndarray) -> str:
     if array.dtype.kind in "OUS":
         items = array.ravel().tolist()
         return digest_of_texts(item if isinstance(item, bytes) else str(item).encode() for item in items)
-    return digest_of_bytes(to_contiguous(array).view(np.uint8).data)
+    if array.ndim != 2 or array.flags.c_contiguous:
+        return digest_of_bytes(np.ascontiguousarray(array).view(np.uint8).data)
+    hasher = blake3()
+    for begin in range(0, len(array), BLOCK):  # a transposed matrix of gigabytes is never copied as a whole
+        hasher.update(np.ascontiguousarray(array[begin : begin + BLOCK]).view(np.uint8).data)
+    return hasher.hexdigest(length=16)
 
 
 def to_contiguous(array: np.ndarray) -> np.ndarray:

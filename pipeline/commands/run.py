@@ -253,6 +253,10 @@ class Starter(StrEnum):
 
     VIT = "vit"
     LLM = "llm"
+    SEQ2SEQ = "seq2seq"
+    SPEECH = "speech"
+    VLM = "vlm"
+    DIFFUSION = "diffusion"
     CNN = "cnn"
     ONNX_FILE = "onnx-file"
 

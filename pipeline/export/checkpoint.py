@@ -191,18 +191,21 @@ PICKLES = (".pt", ".pth", ".bin")
 NAMES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 
 
-def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
+def read_checkpoint(path: Path, read: Callable[[Path], dict[str, Any]] | None = None) -> dict[str, Any]:
     """Read all tensors of a checkpoint, by name.
+
+    Args:
+        read: reads one safetensors file; `read_safetensors` by default.
 
     Raises:
         SourceError: there is no checkpoint, it is broken, or it holds something else than tensors.
     """
     if path.is_dir():
-        return _read_folder(path)
+        return _read_folder(path, read)
     if path.name.endswith(".index.json"):
-        return _read_shards(path)
+        return _read_shards(path, read)
     if path.suffix == ".safetensors":
-        return read_safetensors(path)
+        return (read or read_safetensors)(path)
     if path.suffix in PICKLES:
         return read_pickle(path)
     if path.is_file() and (zipfile.is_zipfile(path) or _begins_as_pickle(path)):
@@ -210,19 +213,19 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     raise SourceError(f"checkpoint {path}: expected a folder, .safetensors, {', '.join(PICKLES)} or .index.json")
 
 
-def _read_folder(folder: Path) -> dict[str, torch.Tensor]:
+def _read_folder(folder: Path, read: Callable[[Path], dict[str, Any]] | None) -> dict[str, Any]:
     for name in NAMES:
         if (folder / name).is_file():
-            return read_checkpoint(folder / name)
+            return read_checkpoint(folder / name, read)
     files = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
     raise SourceError(f"checkpoint {folder}: expected one of {', '.join(NAMES)}; found {files}")
 
 
-def _read_shards(index: Path) -> dict[str, torch.Tensor]:
+def _read_shards(index: Path, read: Callable[[Path], dict[str, Any]] | None) -> dict[str, Any]:
     places = read_index(index)
-    state: dict[str, torch.Tensor] = {}
+    state: dict[str, Any] = {}
     for shard in sorted(set(places.values())):
-        state.update(read_checkpoint(_shard(index, shard)))
+        state.update(read_checkpoint(_shard(index, shard), read))
     missing = [name for name in places if name not in state]
     if missing:
         raise SourceError(f"checkpoint {index}: {missing[0]!r} is in no shard; the index names {places[missing[0]]}")
@@ -236,6 +239,21 @@ def _shard(index: Path, name: str) -> Path:
     if not path.is_file():
         raise SourceError(f"checkpoint {index}: the shard {name!r} is missing; fetch the rest of the checkpoint")
     return path
+
+
+def open_safetensors(path: Path) -> dict[str, Any]:
+    """The tensors of a safetensors file, each of which is read where transformers takes `tensor[...]`.
+
+    They are read and not mapped: pages of a mapped file stay in memory until all of its tensors are gone.
+
+    Raises:
+        SourceError: it is no whole file.
+    """
+    try:
+        file = safetensors.safe_open(path, framework="pt", backend="pread")
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise SourceError(f"checkpoint {path}: not a whole safetensors file: {error}") from error
+    return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118: it is no mapping
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import ModelProto
+import torch
+from onnx import ModelProto, TensorProto
 from onnx_ir.passes.common import NameFixPass
 
 from pipeline.errors import Unsupported, UsageError
@@ -160,6 +162,25 @@ class ExportedModel:
             change: makes the message to write of that of the model; it sees no weights in files.
         """
         save_model(self.ir_model, path, change)
+
+    def move_weights(self, path: Path) -> None:
+        """Let parameters of the module be views of the data file of `path`, which `save` wrote, where it has one.
+
+        Of a large model a copy goes with that, and the module computes what it did before.
+        """
+        data, whole = path.with_name(f"{path.name}.data"), None
+        stored = onnx.load(path, load_external_data=False).graph.initializer if data.exists() else ()
+        known = dict(self.source.module.named_parameters(remove_duplicate=False))
+        for tensor in stored:
+            parameter = known.get(tensor.name)
+            if parameter is None or tensor.data_location != TensorProto.EXTERNAL:
+                continue
+            where = {entry.key: entry.value for entry in tensor.external_data}
+            whole = np.memmap(data, np.uint8, "c") if whole is None else whole
+            begin, size = int(where["offset"]), parameter.numel() * parameter.element_size()
+            if tuple(tensor.dims) == tuple(parameter.shape) and int(where["length"]) == size:
+                flat = torch.frombuffer(whole[begin : begin + size], dtype=parameter.dtype)
+                parameter.data = flat.view(parameter.shape)
 
     def referring_to(self, shards: Shards, pieces: Pieces) -> ExportedModel:
         """The same model, whose weights are now references into `shards`.

@@ -18,7 +18,7 @@ from pipeline.config import ModelConfig, TransformersConfig, is_hub_name, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.call_watch import capture_output
-from pipeline.export.checkpoint import NAMES, read_checkpoint, without_weights
+from pipeline.export.checkpoint import NAMES, open_safetensors, read_checkpoint, without_weights
 from pipeline.export.source import TorchSource, named_dims
 from pipeline.export.transformers_defaults import notes_on_experts, set_experts, sub_configs, with_derived_inputs
 from pipeline.export.user_code import first_line
@@ -189,7 +189,7 @@ def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool)
     Args:
         allow_extra: unknown tensors are a note and no mistake: folders of the hub may hold other heads.
     """
-    state = read_checkpoint(checkpoint)
+    state = read_checkpoint(checkpoint, open_safetensors)
     module, info = _attempt(
         lambda: cls.from_pretrained(
             None, config=config, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True

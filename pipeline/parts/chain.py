@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,7 +62,10 @@ def backends_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def prove_chain(
-    part: TaskPart, models: Path, config: RunConfig, observe: Callable[[str, int, int], object] = lambda *_: None
+    open_part: Callable[[], TaskPart],
+    models: Path,
+    config: RunConfig,
+    observe: Callable[[str, int, int], object] = lambda *_: None,
 ) -> tuple[ChainReport, ...]:
     """Compare the texts of the folder `models` with those of torch, on each backend.
 
@@ -69,10 +73,23 @@ def prove_chain(
     too, and the report says how many tokens are still those of `generate`.
 
     Args:
-        part: the module of any part of `models`.
+        open_part: makes the module of any part of `models`; it goes, with its weights, before a backend is opened.
         observe: called with each backend before it runs, its place and how many there are.
     """
-    names, seed, model = backends_of(config), config.verify.seed, part.held_model
+    names, found = backends_of(config), []
+    texts, judged_as, note = _generate_texts(open_part(), models, config)
+    gc.collect()
+    for place, name in enumerate(names):
+        observe(name, place, len(names))
+        _, reader = open_reader(models, name, config.runtime, optimized=False)
+        report = _compare(texts, reader, name, judged_as)
+        found.append(replace(report, why="; ".join(filter(None, (report.why, note)))))
+    return tuple(found)
+
+
+def _generate_texts(part: TaskPart, models: Path, config: RunConfig) -> tuple[Sequence[TorchText], str, str]:
+    """The texts by torch, the dtype whose tolerance they are compared within, and a note."""
+    seed, model = config.verify.seed, part.held_model
     if models_with(models, image_text.PARTS):
         texts = [generate_after_image(model, length, seed + length) for length in PROMPTS]
     elif models_with(models, PARTS):
@@ -89,13 +106,7 @@ def prove_chain(
         same = sum(_first_difference(text, other.tokens) for text, other in zip(exact, texts, strict=True))
         note = f"{same} of {sum(len(text.tokens) for text in exact)} tokens are those of a cache that is not rounded"
         judged_as = STEPS[KEPT]
-    found = []
-    for place, name in enumerate(names):
-        observe(name, place, len(names))
-        _, reader = open_reader(models, name, config.runtime, optimized=False)
-        report = _compare(texts, reader, name, judged_as)
-        found.append(replace(report, why="; ".join(filter(None, (report.why, note)))))
-    return tuple(found)
+    return texts, judged_as, note
 
 
 def generate_by_torch(model: Any, length: int, seed: int, room: int | None = None) -> TorchText:

@@ -65,7 +65,7 @@ def write_pipeline(finals: Mapping[str, Path], models: DiffusionModels, workspac
 
 
 def prove_images(
-    models: DiffusionModels,
+    open_models: Callable[[], DiffusionModels],
     folder: Path,
     config: RunConfig,
     observe: Callable[[str, int, int], object] = lambda *_: None,
@@ -79,7 +79,7 @@ def prove_images(
     from pipeline.export.parts.diffusion import STEPS  # loads torch
     from pipeline.parts.chain import backends_of
 
-    names, found = backends_of(config), []
+    models, names, found = open_models(), backends_of(config), []
     for place, name in enumerate(names):
         observe(name, place, len(names))
         open_step: Any = step_opener(folder, name, config.runtime, optimized=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -151,7 +151,7 @@ class PartsRun:
             key = key_of(runs, self.config.verify.model_dump(mode="json"), self.config.runtime.model_dump(mode="json"))
             known = self.workspace.load("chain", key, tuple[ChainReport | ImageReport, ...])
             if known is None:
-                self.chain = prove(self._proven(), self.workspace.folder / MODELS, self.config, self._send)
+                self.chain = prove(self._proven, self.workspace.folder / MODELS, self.config, self._send)
             else:
                 self.chain, outcome["cached"] = known, True
             outcome["detail"] = "; ".join(chain.sentence for chain in self.chain)
@@ -192,9 +192,9 @@ class PartsRun:
         self._observer(event)
 
 
-def prove(subject: Any, models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport | ImageReport, ...]:
+def prove(open_subject: Callable[[], Any], models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport | ImageReport, ...]:
     """`prove_chain` or `prove_images`, which load torch, with their progress as events."""
     from pipeline.parts.chain import prove_chain
 
     check = prove_chain if config.model.diffusers is None else prove_images
-    return check(subject, models, config, lambda name, done, total: send(Progress("chain", name, done, total)))
+    return check(open_subject, models, config, lambda name, done, total: send(Progress("chain", name, done, total)))

@@ -211,6 +211,36 @@ class CarriedStates(PartCalls):
         return outputs["logits"]
 
 
+class PaddedStates(CarriedStates):
+    """States with zeros before their first row, up to a multiple of `ROWS`, and a mask that hides them: a backend that
+    compiles the graph for each combination of sizes does so once for `ROWS` tokens, and not for each."""
+
+    def __init__(self, parts: TextParts, open_step: Callable[[Path], Step]) -> None:
+        import pipeline.runtime  # noqa: F401: seconds, for which the first token should not wait
+
+        super().__init__(parts, open_step)
+
+    def call(self, part: str, feeds: Feeds) -> np.ndarray:
+        past = feeds[MASK].shape[1] - feeds["input_ids"].shape[1]
+        hidden = -past % ROWS
+        axes = {slot: slot.shape.index(0) for slot in self._slots if slot.grows}
+        states = dict(self.states)
+        for slot, axis in axes.items():
+            pads = [(hidden * (at == axis), 0) for at in range(len(slot.shape))]
+            states[slot.before] = np.pad(states[slot.before], pads)
+        outputs = self._steps[part]({**feeds, MASK: np.pad(feeds[MASK], ((0, 0), (hidden, 0))), **states})
+        self.states = {slot.before: outputs[slot.after] for slot in self._slots}
+        for slot, axis in axes.items():
+            rows = self.states[slot.before]
+            self.states[slot.before] = rows.take(range(hidden, rows.shape[axis]), axis)
+        return outputs["logits"]
+
+
+MASK: Final = "attention_mask"
+
+ROWS: Final = 64
+
+
 class BoundStates(PartCalls):
     """Memory that onnxruntime reads and writes, with its own optimizations, as an application opens the files.
 
@@ -328,7 +358,9 @@ def open_calls(
         return BoundStates(parts)
     if backend == "plan" and parts.is_static:
         return PlannedStates(parts, _with_fusions(runtime or _runtime_of(parts.folder), optimized=optimized))
-    return CarriedStates(parts, step_opener(parts.folder, backend, runtime, optimized=optimized))
+    is_padded = backend == "plan" and not parts.is_static and MASK in parts.inputs("decoder")
+    kind = PaddedStates if is_padded else CarriedStates
+    return kind(parts, step_opener(parts.folder, backend, runtime, optimized=optimized))
 
 
 def refuse_unknown_backend(backend: str) -> None:

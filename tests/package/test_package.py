@@ -21,6 +21,7 @@ from passes.policy.policy import Policy
 from passes.worker.own_names import ROOT
 from pipeline.baseline import FORMAT_VERSION as BASELINE
 from pipeline.cli import app
+from pipeline.commands.run import Starter
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
 from pipeline.run import Pipeline
@@ -90,7 +91,7 @@ def test_an_old_python_makes_no_venv(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-@pytest.mark.parametrize("kind", ["vit", "llm", "cnn", "onnx-file"])
+@pytest.mark.parametrize("kind", list(Starter))
 def test_a_starter_is_a_configuration(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(app, ["init", kind])

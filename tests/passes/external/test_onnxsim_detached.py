@@ -54,10 +54,22 @@ def guarded_attention() -> onnx.ModelProto:
     return model
 
 
+def rotated_attention() -> onnx.ModelProto:
+    """With queries and keys that depend on positions, as a rotary embedding has them."""
+    model = biased_attention(WIDE)
+    graph = model.graph
+    for name in ("wq", "wk"):
+        at, node = next((at, node) for at, node in enumerate(graph.node) if name in node.input)
+        result, node.output[0] = node.output[0], f"{name} still"
+        graph.node.insert(at + 1, helper.make_node("Mul", [f"{name} still", "h"], [result]))
+    return model
+
+
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "an attention that is merged": lambda: attention(WIDE),
     "an attention that becomes one node": lambda: biased_attention(WIDE),
     "an attention with torch's guard": guarded_attention,
+    "an attention with positions": rotated_attention,
     "transposed weights": lambda: written("t = Transpose <perm = [1, 0]> (a) y = MatMul (x, t)", a=wide(0)),
     "a weight that two transpose": lambda: written(
         "s = Transpose <perm = [1, 0]> (a) t = Transpose <perm = [1, 0]> (a) u = MatMul (x, s) y = MatMul (u, t)",
@@ -172,7 +184,8 @@ def test_weights_that_are_only_multiplied_stay_behind() -> None:
 
 def test_weights_are_sent_where_an_attention_can_become_one_node() -> None:
     weights = {"wq", "wk", "wv"}
-    for make, sent in ((lambda: biased_attention(WIDE), weights), (guarded_attention, set[str]())):
+    plain = (lambda: biased_attention(WIDE), weights)
+    for make, sent in (plain, (guarded_attention, set[str]()), (rotated_attention, set[str]())):
         assert names_to_send(make().graph, attention=True, skips_concat=False) & weights == sent
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -91,6 +92,23 @@ def test_weights_are_torchs_own_memory(factory: Make) -> None:
     assert bias is not None
     parameter = dict(exported.source.module.named_parameters())["a.bias"]
     assert np.shares_memory(bias.numpy(), parameter.detach().numpy())
+
+
+def test_weights_can_move_into_the_saved_file(
+    factory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that those of a large model are in memory once; the module computes what it did before."""
+    monkeypatch.setattr("pipeline.export.exported.EXTERNAL_DATA_BYTES", 0)
+    exported = export(factory("def make(): return nn.Linear(64, 64), (torch.rand(2, 64),)"))
+    module, x, path = exported.source.module, torch.rand(3, 64), tmp_path / "model.onnx"
+    before, place = module(x), module.weight.data_ptr()
+    exported.save(path)
+    exported.move_weights(path)
+    assert module.weight.data_ptr() != place
+    assert torch.equal(module(x), before)
+    with path.with_name("model.onnx.data").open("r+b") as file:  # a view shows what the file holds
+        file.write(bytes(4 * 64 * 64))
+    assert not module.weight.any()
 
 
 def test_names_of_the_settings(factory: Make, assert_agrees: Agrees) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,18 @@ import pytest
 from pipeline.config import RuntimeConfig
 from pipeline.errors import UsageError
 from pipeline.parts.generate import TextGenerator, continue_text, take_largest
-from pipeline.parts.sessions import CarriedStates, PartCalls, PlannedStates, TextParts, TextReader, state_slots
-from pipeline.verify.backends import Feeds
+from pipeline.parts.sessions import (
+    ROWS,
+    CarriedStates,
+    PaddedStates,
+    PartCalls,
+    PlannedStates,
+    Step,
+    TextParts,
+    TextReader,
+    state_slots,
+)
+from pipeline.verify.backends import Feeds, OnnxFile, OnnxRuntime
 
 COUNTER = """
 <ir_version: 10, opset_import: ["": 20]>
@@ -69,6 +80,30 @@ def test_states_are_carried_from_call_to_call(counter: Path, backend: str) -> No
     found = TextGenerator(counter, backend).generate([1, 2, 3], max_new_tokens=5)
     assert found.tokens == by_hand([1, 2, 3], 5)
     assert found.backend == backend and found.tokens_per_second > 0
+
+
+def test_a_cache_is_filled_up_to_a_few_lengths_whose_first_rows_are_hidden(counter: Path) -> None:
+    """A backend that compiles for each combination of sizes meets three in a text of 82 tokens."""
+    parts, met = TextParts.of(counter), set[tuple[int, ...]]()
+
+    def open_step(path: Path) -> Step:
+        run = OnnxRuntime(OnnxFile(path)).run
+
+        def step(feeds: Feeds) -> Mapping[str, np.ndarray]:
+            key, mask = feeds["past_key_values.0.key"], feeds["attention_mask"]
+            assert mask.shape[1] == key.shape[1] + feeds["input_ids"].shape[1]
+            assert not mask[0, : -mask.sum()].any()
+            assert not key[0, : -mask.sum()].any()
+            met.add(key.shape)
+            return run(feeds)
+
+        return step
+
+    calls = PaddedStates(parts, open_step)
+    tokens = tuple(continue_text(TextReader(parts, calls), [1, 2, 3], ROWS + 15, take_largest))
+    assert tokens == by_hand([1, 2, 3], ROWS + 15)
+    assert met == {(1, 0), (1, ROWS), (1, 2 * ROWS)}
+    assert calls.states["past_key_values.0.key"].tolist() == [[1, 2, 3, *tokens[:-1]]]
 
 
 def test_a_token_that_ends_a_text_is_the_last(counter: Path) -> None:
