@@ -164,13 +164,16 @@ def _model_files(config: RunConfig) -> list[str]:
     named = [factory if factory.endswith(".py") else "", model.onnx, model.checkpoint]
     if model.transformers is not None:
         named += [model.transformers.config, model.transformers.checkpoint, *_in_folder(model.transformers.folder)]
+    if model.diffusers is not None:
+        named += _in_folder(model.diffusers.folder)
     with contextlib.suppress(UsageError):  # the run will report it
         named += [str(file or name.rpartition(":")[0]) for name, file in input_files(config.verify.inputs)]
     return [file for file in named if isinstance(file, str) and file]
 
 
 def _in_folder(folder: str | None) -> list[str]:
-    return sorted(map(str, locate(folder).glob("*.*"))) if folder and _is_there(folder) else []
+    """The files below a folder: each model of a pipeline has a folder of its own."""
+    return sorted(map(str, locate(folder).rglob("*.*"))) if folder and _is_there(folder) else []
 
 
 def _is_there(file: str) -> bool:

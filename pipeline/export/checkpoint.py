@@ -18,7 +18,7 @@ import math
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -191,7 +191,11 @@ PICKLES = (".pt", ".pth", ".bin")
 NAMES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 
 
-def read_checkpoint(path: Path, read: Callable[[Path], dict[str, Any]] | None = None) -> dict[str, Any]:
+ShardReader = Callable[[Path], dict[str, Any]]
+"""Reads one safetensors file: its tensors by name."""
+
+
+def read_checkpoint(path: Path, read: ShardReader | None = None) -> dict[str, Any]:
     """Read all tensors of a checkpoint, by name.
 
     Args:
@@ -213,7 +217,7 @@ def read_checkpoint(path: Path, read: Callable[[Path], dict[str, Any]] | None = 
     raise SourceError(f"checkpoint {path}: expected a folder, .safetensors, {', '.join(PICKLES)} or .index.json")
 
 
-def _read_folder(folder: Path, read: Callable[[Path], dict[str, Any]] | None) -> dict[str, Any]:
+def _read_folder(folder: Path, read: ShardReader | None) -> dict[str, Any]:
     for name in NAMES:
         if (folder / name).is_file():
             return read_checkpoint(folder / name, read)
@@ -221,7 +225,7 @@ def _read_folder(folder: Path, read: Callable[[Path], dict[str, Any]] | None) ->
     raise SourceError(f"checkpoint {folder}: expected one of {', '.join(NAMES)}; found {files}")
 
 
-def _read_shards(index: Path, read: Callable[[Path], dict[str, Any]] | None) -> dict[str, Any]:
+def _read_shards(index: Path, read: ShardReader | None) -> dict[str, Any]:
     places = read_index(index)
     state: dict[str, Any] = {}
     for shard in sorted(set(places.values())):
@@ -253,7 +257,8 @@ def open_safetensors(path: Path) -> dict[str, Any]:
         file = safetensors.safe_open(path, framework="pt", backend="pread")
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise SourceError(f"checkpoint {path}: not a whole safetensors file: {error}") from error
-    return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118: it is no mapping
+    names = file.keys()
+    return {name: file.get_slice(name) for name in names}
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:

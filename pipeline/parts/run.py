@@ -192,7 +192,9 @@ class PartsRun:
         self._observer(event)
 
 
-def prove(open_subject: Callable[[], Any], models: Path, config: RunConfig, send: Observer) -> tuple[ChainReport | ImageReport, ...]:
+def prove(
+    open_subject: Callable[[], Any], models: Path, config: RunConfig, send: Observer
+) -> tuple[ChainReport | ImageReport, ...]:
     """`prove_chain` or `prove_images`, which load torch, with their progress as events."""
     from pipeline.parts.chain import prove_chain
 

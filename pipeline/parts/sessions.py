@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -216,8 +217,7 @@ class PaddedStates(CarriedStates):
     compiles the graph for each combination of sizes does so once for `ROWS` tokens, and not for each."""
 
     def __init__(self, parts: TextParts, open_step: Callable[[Path], Step]) -> None:
-        import pipeline.runtime  # noqa: F401: seconds, for which the first token should not wait
-
+        import_module("pipeline.runtime")  # takes seconds, for which the first token should not wait
         super().__init__(parts, open_step)
 
     def call(self, part: str, feeds: Feeds) -> np.ndarray:

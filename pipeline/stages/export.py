@@ -35,7 +35,6 @@ from pipeline.verify.backends import onnxruntime_runner
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
-
 WORTH_COLLECTING: Final = 2**25
 """Bytes. The weights of a smaller model may stay in memory until Python collects them by itself."""
 

@@ -94,13 +94,12 @@ def test_weights_are_torchs_own_memory(factory: Make) -> None:
     assert np.shares_memory(bias.numpy(), parameter.detach().numpy())
 
 
-def test_weights_can_move_into_the_saved_file(
-    factory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_can_move_into_the_saved_file(factory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that those of a large model are in memory once; the module computes what it did before."""
     monkeypatch.setattr("pipeline.export.exported.EXTERNAL_DATA_BYTES", 0)
     exported = export(factory("def make(): return nn.Linear(64, 64), (torch.rand(2, 64),)"))
-    module, x, path = exported.source.module, torch.rand(3, 64), tmp_path / "model.onnx"
+    module: Any = exported.source.module
+    x, path = torch.rand(3, 64), tmp_path / "model.onnx"
     before, place = module(x), module.weight.data_ptr()
     exported.save(path)
     exported.move_weights(path)
