@@ -49,6 +49,7 @@ CASES = {
     "heads by token": (Attention(), [draw(4, 16).transpose(1, 2).contiguous().transpose(1, 2)] * 3, "flash"),
     "truth values": (Attention(), [draw(), draw(), draw(), torch.ones(1, 1, 5, 5, dtype=torch.bool)], None),
     "heads that share keys": (Attention(enable_gqa=True), [draw(4), draw(), draw()], None),
+    "one head of keys for all": (Attention(), [draw(4), draw(1), draw(1)], None),
     "three axes": (Attention(), [draw()[0], draw()[0], draw()[0]], None),
 }
 """Name → module, operands, and the backend that torch chooses on the CPU; None where torch chooses at each call."""

@@ -119,6 +119,22 @@ def test_few_tokens_without_a_mask_keep_their_scores_in_the_plan() -> None:
     )
 
 
+JOINED = """
+graph "joined" (%0 "q": float32[1, 2, 5, 4], %1 "k": float32[1, 2, 5, 4], %2 "v": float32[1, 2, 5, 4]) {
+  %3 "y": float32[1, 5, 2, 4] = ScaledDotProductAttention(%0, %1, %2) {
+    scale: 0.5, mask: false, causal: true, backend: "auto"}
+
+  return %3
+}
+"""
+
+
+def test_only_attention_that_sees_all_keys_keeps_its_scores() -> None:
+    assert_stays(keep_scores, JOINED)
+    fused = keep_scores(from_text(JOINED.replace("causal: true", "causal: false")))
+    assert [op.kind for op in fused.ops] == ["SmallAttention"]
+
+
 class Attention(torch.nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.0)
