@@ -167,6 +167,7 @@ PATTERNS: Final = tuple(
 """How tools call the values around these operators, with the float tensor's name in it."""
 
 FORMATS: Final[Mapping[int, tuple[int, bool]]] = {
+    TensorProto.INT2: (2, True), TensorProto.UINT2: (2, False),
     TensorProto.INT4: (4, True), TensorProto.UINT4: (4, False), TensorProto.INT8: (8, True),
     TensorProto.UINT8: (8, False), TensorProto.INT16: (16, True), TensorProto.UINT16: (16, False),
     TensorProto.INT32: (32, True),

@@ -308,6 +308,8 @@ def _bytes(kind: int, dims: Sequence[int]) -> int:
 
 
 BITS: Final[Mapping[int, int]] = {
+    TensorProto.INT2: 2,
+    TensorProto.UINT2: 2,
     TensorProto.INT4: 4,
     TensorProto.UINT4: 4,
     TensorProto.FLOAT4E2M1: 4,

@@ -88,8 +88,9 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
             continue
         stored = quantize(model.array(tensor), encoding)
         stem = stems[tensor.name]
-        added.append(_stored_numbers(f"{stem}_quantized", stored, encoding))
-        added += _parameters(stem, encoding)
+        kind = _stored_type(encoding.precision, opset_of(proto))
+        added.append(_stored_numbers(f"{stem}_quantized", stored, kind))
+        added += _parameters(stem, encoding, kind)
         proto.graph.node.extend(dequantize_nodes(stem, encoding))
         renamed[tensor.name] = f"{stem}{DEQUANTIZED}"
     for info in graph.input:
@@ -172,7 +173,8 @@ BLOCK_SCALE: Final = "_block_scale"
 GLOBAL_SCALE: Final = "_global_scale"
 
 
-def _parameters(name: str, encoding: Encoding) -> Iterator[TensorProto]:
+def _parameters(name: str, encoding: Encoding, stored_type: str = "") -> Iterator[TensorProto]:
+    """Scales and zero points. `stored_type` is the ONNX dtype of the integers of a constant."""
     if encoding.precision.scale_type:
         kind = TensorProto.DataType.Value(encoding.precision.scale_type)
         dtype = helper.tensor_dtype_to_np_dtype(kind)
@@ -184,7 +186,7 @@ def _parameters(name: str, encoding: Encoding) -> Iterator[TensorProto]:
         yield numpy_helper.from_array(outer.reshape(-1) if outer.ndim else outer, f"{name}{GLOBAL_SCALE}")
         return
     yield numpy_helper.from_array(encoding.scale, f"{name}_scale")
-    yield _stored_numbers(f"{name}_zero_point", encoding.zero_point, encoding)
+    yield _stored_numbers(f"{name}_zero_point", encoding.zero_point, stored_type or encoding.precision.onnx_name)
     precision = encoding.precision
     if encoding.axis is None and not precision.fills_its_type:
         for what, number in (("lowest", precision.lowest), ("highest", precision.highest)):
@@ -192,9 +194,27 @@ def _parameters(name: str, encoding: Encoding) -> Iterator[TensorProto]:
             yield numpy_helper.from_array(np.asarray(limit, np.float32), f"{name}_{what}")
 
 
-def _stored_numbers(name: str, numbers: np.ndarray, encoding: Encoding) -> TensorProto:
-    """Whole numbers as a tensor of the format's ONNX dtype."""
-    data_type = TensorProto.DataType.Value(encoding.precision.onnx_name)
+def stored_bits(precision: Precision, opset: int) -> int:
+    """How many bits an integer or float of a constant has in a file: ONNX has 2 from opset 25 on."""
+    has_two = opset >= FIRST_WITH_TWO_BITS and precision.bits == TWO_BITS
+    return TWO_BITS if has_two else precision.stored_bits
+
+
+def _stored_type(precision: Precision, opset: int) -> str:
+    """The ONNX dtype of a constant."""
+    if stored_bits(precision, opset) == precision.stored_bits:
+        return precision.onnx_name
+    return f"{'' if precision.signed else 'U'}INT{TWO_BITS}"
+
+
+TWO_BITS: Final = 2
+FIRST_WITH_TWO_BITS: Final = 25
+"""The first opset whose DequantizeLinear takes 2 bits; below, and for activations, they lie in 4 bits."""
+
+
+def _stored_numbers(name: str, numbers: np.ndarray, onnx_name: str) -> TensorProto:
+    """Integers as a tensor of an ONNX dtype."""
+    data_type = TensorProto.DataType.Value(onnx_name)
     dtype = helper.tensor_dtype_to_np_dtype(data_type)
     tensor = numpy_helper.from_array(numbers.astype(dtype), name)
     assert tensor.data_type == data_type

@@ -20,6 +20,7 @@ from typing import Final
 import yaml
 from onnx import helper
 
+from passes.graph.op_facts import opset_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import FormatsConfig, SuggestConfig
@@ -27,6 +28,7 @@ from pipeline.config.quantsim import FLOAT
 from pipeline.errors import UsageError
 from pipeline.quantsim.noise import Layer
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, find_matches, place
+from pipeline.quantsim.qdq import stored_bits
 from pipeline.quantsim.sites import find_sites
 
 
@@ -42,7 +44,10 @@ def weight_bytes(model: DetachedModel, placement: Placement) -> tuple[int, int]:
         if found is None or found.precision is None:
             after += size
             continue
-        bits, scales = found.precision.stored_bits, _count_scales(tuple(tensor.dims), found, placed)
+        bits, scales = (
+            stored_bits(found.precision, opset_of(model.proto)),
+            _count_scales(tuple(tensor.dims), found, placed),
+        )
         after += -(-count * bits // 8)
         after += scales if found.precision.scale_type else 4 * scales + -(-scales * bits // 8)
     return before, after

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
+from passes.encodings.from_qdq import read_qdq
 from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import calibrate
-from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.encodings import encode, round_trip
 from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.simulation import compare_outputs, run_device_like
@@ -110,6 +111,25 @@ def test_blocks_are_stored_as_the_standard_has_them() -> None:
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     assert shapes["second_quantized"] == (8, 3)
     assert shapes["second_scale"] == (2, 3)
+
+
+@pytest.mark.parametrize(("opset", "dtype"), [(21, "int4"), (25, "int2")])
+@pytest.mark.parametrize("weights", ["int2/block8", "uint2/channel"])
+def test_weights_of_2_bits_lie_in_onnxs_own_type_where_the_opset_has_it(weights: str, opset: int, dtype: str) -> None:
+    draw = np.random.default_rng(0)
+    weight = draw.normal(size=(32, 4)).astype(np.float32)
+    model = model_of("g (float[2, 32] x) => (float[2, 4] y) { y = MatMul(x, w) }", opset, w=weight)
+    encodings = encode(place(model, [rule("op:*", weights, "float")]), {}, model)
+    quantized = insert_qdq(model, encodings)
+    stored = quantized.array(quantized.index.initializers["w_quantized"])
+    assert str(stored.dtype) == ("u" if weights.startswith("u") else "") + dtype
+    feeds = {"x": draw.normal(size=(2, 32)).astype(np.float32)}
+    expected = feeds["x"] @ round_trip(weight, encodings["w"], is_stored=True)
+    (by_specification,) = ReferenceEvaluator(attach(quantized)).run(None, feeds)
+    np.testing.assert_allclose(by_specification, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(Session.of(quantized).run(feeds)["y"], expected, rtol=1e-5, atol=1e-6)
+    if opset == 25:  # below, a file does not say that only some of the 4 bits are used
+        assert read_qdq(quantized)["w"].precision == encodings["w"].precision
 
 
 def test_bodies_read_the_dequantized_values() -> None:
