@@ -231,8 +231,7 @@ class Step:
 
     def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """In a worker: run the library as its users do, without the repairs of `apply`. Our own passes have no repairs:
-        they
-        are applied in this process.
+        they are applied in this process.
 
         Args:
             model: the whole model, with its weights; the library may change it.

@@ -64,10 +64,9 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
 
     A node that survived gets its metadata, its name and its doc string back, and is annotated as changed if the pass
     changed its attributes or constants. A new node is annotated with the pass and the nodes that it replaces. Its
-    module
-    path, in torch's own keys, is the innermost module that holds all replaced nodes; if the new node replaces none, the
-    module that holds the nodes around it. A stored tensor that the pass made is annotated with the initializers of the
-    source that it was made of.
+    module path, in torch's own keys, is the innermost module that holds all replaced nodes; if the new node replaces
+    none, the module that holds the nodes around it. A stored tensor that the pass made is annotated with the
+    initializers of the source that it was made of.
 
     Args:
         before: the model before the pass.

@@ -183,8 +183,7 @@ class PassRun(OptimizeResult):
 
         Args:
             keep: the structures that the run keeps. Without any, a pass that the recipe names by itself is left out:
-                its
-                user asked for that.
+                its user asked for that.
             recipe: the items of the recipe.
 
         Returns:

@@ -67,8 +67,7 @@ class TrackedStructures:
 
     def tight_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
         """The values to hold visible so that no pass can merge the kept ones: for each kept value the first of its pins
-        that
-        is still computed and read.
+        that is still computed and read.
 
         Args:
             computed: the names of all values of the model that are computed and read.
@@ -80,8 +79,7 @@ class TrackedStructures:
 
     def wide_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
         """The last of the pins of each kept value, which leave a pass the most room, also to break the structure. A
-        boundary
-        has tight pins alone, while they are there.
+        boundary has tight pins alone, while they are there.
 
         Args:
             computed: the names of all values of the model that are computed and read.
@@ -233,8 +231,7 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
 
 def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
     """Take the pins back. Nodes that lived for nothing but a pin go with it; what was dead before stays: to remove it
-    is a
-    pass's work.
+    is a pass's work.
 
     Args:
         model: the result of a pass on a pinned model; its proto is changed.

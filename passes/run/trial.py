@@ -125,10 +125,8 @@ class Trial:
         """Run a step with the kept structures pinned, and judge the result by structure and by its output values.
 
         No pass can fuse across a pin. So the pins are as wide as they can be, and tight only where the result would not
-        be
-        sound. A merging pass would find its pattern with wide pins. So it has its turn with the tight pins, and then
-        the other
-        passes of the step run once more with the wide ones.
+        be sound. A merging pass would find its pattern with wide pins. So it has its turn with the tight pins, and then
+        the other passes of the step run once more with the wide ones.
 
         Args:
             step: the step to try.

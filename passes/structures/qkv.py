@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from passes.graph.op_facts import PASSING_OPS, attribute_of
+from passes.graph.op_facts import PASSING_OPS, RESHAPES, attribute_of
 from passes.graph.traversal import bodies_of
 from passes.model.canonical import ValueDigests, value_digests
 from passes.structures.attention import Operands, attention_operands
@@ -148,7 +148,7 @@ def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], 
     module = module_of([projection.node for projection in triple])
     outputs = [projection.value for projection in triple]
     sums = [_behind_bias(view, name) for name in outputs]
-    heads = [_behind_reshape(view, name) for name in sums]
+    heads = [_behind_reshapes(view, name) for name in sums]
     # A pin needs a type, and a value of the main graph; elsewhere only the checker protects the instance.
     known = all(name in view.types and name in pinnable for name in (*outputs, *sums, *heads))
     sites = zip(outputs, sums, heads, strict=True) if known else ()
@@ -158,22 +158,31 @@ def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], 
 
 def _behind_bias(view: GraphView, name: str) -> str:
     """The sum with a constant that is the only consumer of `name`, else `name`: product and sum may become one node."""
-    consumers = view.consumers.get(name, [])
-    if len(consumers) == 1 and consumers[0].op_type == "Add" and any(map(view.is_constant, consumers[0].input)):
-        return consumers[0].output[0]
-    return name
+    node = _only_consumer(view, name)
+    return node.output[0] if node is not None and _is_bias(view, node) else name
 
 
-def _behind_reshape(view: GraphView, name: str) -> str:
-    """The output of the Reshape that is the only consumer of `name`, else `name`.
+def _behind_reshapes(view: GraphView, name: str) -> str:
+    """The value after the bias and all reshapes of `name`, as far as each is the only consumer of the value before.
 
     A product with a bias takes matrices. For other ranks a pass puts it between two Reshapes, and may merge the second
-    with this Reshape.
+    with those that follow.
     """
-    consumers = view.consumers.get(name, [])
-    if len(consumers) == 1 and consumers[0].op_type == "Reshape" and view.dims(consumers[0].output[0]) is not None:
-        return consumers[0].output[0]
+    while (node := _only_consumer(view, name)) is not None:
+        is_reshape = node.op_type in RESHAPES and node.input[0] == name
+        if not (is_reshape or _is_bias(view, node)) or view.dims(node.output[0]) is None:
+            break
+        name = node.output[0]
     return name
+
+
+def _only_consumer(view: GraphView, name: str) -> NodeProto | None:
+    consumers = view.consumers.get(name, [])
+    return consumers[0] if len(consumers) == 1 and name not in view.outputs else None
+
+
+def _is_bias(view: GraphView, node: NodeProto) -> bool:
+    return node.op_type == "Add" and any(map(view.is_constant, node.input))
 
 
 def _kept_weight(view: GraphView, role: str, projection: Projection, exported: ValueDigests | None) -> KeptWeight:

@@ -120,7 +120,8 @@ class PinSite(NamedTuple):
     after_bias: onnx.ValueInfoProto
     """The second choice: it leaves a pass more room, including room to break the structure."""
     after_reshape: onnx.ValueInfoProto
-    """For a step without the passes that are known to break this kind."""
+    """The last choice, after the bias and all reshapes: for a step without the passes that are known to break this
+    kind."""
 
     @classmethod
     def only(cls, value: onnx.ValueInfoProto) -> Self:

@@ -152,6 +152,37 @@ def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(context: PassContext)
         assert ops(kept) == ops(free)
 
 
+RESHAPED = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y)
+<int64[2] flat = {16, 32}, int64[3] back = {2, 8, 32}, int64[4] heads = {2, 8, 4, 8}> {
+    f = Reshape (x, flat)
+    h = Relu (f)
+    q0 = MatMul (h, wq) q1 = Reshape (q0, back) q2 = Add (q1, bq) q3 = Reshape (q2, heads)
+    k0 = MatMul (h, wk) k1 = Reshape (k0, back) k2 = Add (k1, bk) k3 = Reshape (k2, heads)
+    v0 = MatMul (h, wv) v1 = Reshape (v0, back) v2 = Add (v1, bv) v3 = Reshape (v2, heads)
+    q = Transpose <perm = [0, 2, 1, 3]> (q3)
+    k = Transpose <perm = [0, 2, 3, 1]> (k3)
+    v = Transpose <perm = [0, 2, 1, 3]> (v3)
+    s = MatMul (q, k)
+    p = Softmax <axis = -1> (s)
+    c = MatMul (p, v)
+    ct = Transpose <perm = [0, 2, 1, 3]> (c)
+    y = Reshape (ct, back)
+}
+"""
+
+
+def test_keep_costs_no_reshape_between_product_and_heads(context: PassContext) -> None:
+    weights = {f"w{role}": matrix(32, 32, seed) for seed, role in enumerate("qkv")}
+    biases = {f"b{role}": matrix(1, 32, 9 + seed).ravel() for seed, role in enumerate("qkv")}
+    model = model_of(RESHAPED, **weights, **biases)
+    kept = passes.optimize(model, recipe=["merge-layout"], keep=["qkv"], context=context)
+    free = passes.optimize(model, recipe=["merge-layout"], context=context)
+    assert kept.structures[0].kept
+    assert ops(kept) == ops(free)
+    assert len(kept.model.proto.graph.node) == len(model.graph.node) - 3
+
+
 @pytest.mark.parametrize("shared", ["wq", "all"])
 def test_tied_projections_are_kept_too(shared: str, context: PassContext) -> None:
     model = attention()
