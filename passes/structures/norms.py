@@ -57,7 +57,7 @@ class NormPattern:
     """x / √(mean(x²) + ε), where the mean is over the last axes or over the channels; with `centred`, x - mean(x) takes
     the place of x.
 
-    `nodes` has first the nodes up to the one that makes `quotient`, in no fixed order, and then the Mul of the scale
+    `nodes` begins with the nodes that compute `quotient`, in no fixed order; then come the Mul of the scale
     and the Add of the bias that come after it: readers rely on this split."""
 
     x: str
