@@ -24,10 +24,12 @@ from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.visible import open_standard_handles
 from passes.worker.messages import STOP, CallAnswer, CallOutcome, CallRequest, Channel, Garbage, read_answer
 from passes.worker.own_names import FILE as OWN_NAMES
+from passes.worker.own_names import PREFIX
 from passes.worker.platforms import (
     CAN_FORK,
     KILLED,
     Process,
+    data_bytes,
     fork_process,
     has_one_thread,
     kill,
@@ -42,6 +44,9 @@ Result = TypeVar("Result")
 WORKER: Final = f"{__package__}.server"
 """The module that the process runs. It has the name of this package in our process, so that objects of its classes can
 be pickled both ways."""
+
+IS_PRIVATE: Final = WORKER.startswith(f"{PREFIX}.")
+"""Whether this process is a script's, with modules of its own: a fork of it is none of ours, where our names hold."""
 
 SETTINGS: Final = "ONNXLINE_"
 """How the environment variables begin that a process reads: the files of custom operators, say."""
@@ -271,8 +276,9 @@ class Worker:
         if self.alone:  # the files of its forks; a process that is killed cannot remove them
             self._folder = tempfile.TemporaryDirectory(prefix="onnxline-forks-", ignore_cleanup_errors=True)
             environment["TMPDIR"] = self._folder.name
-        if has_one_thread() and not self.alone and not self.cores:
-            work = partial(run_server, *handles, self.memory_bytes, self.preload)
+        if has_one_thread() and not (self.alone or self.cores or IS_PRIVATE):
+            limit = self.memory_bytes and self.memory_bytes + data_bytes()
+            work = partial(run_server, *handles, limit, self.preload)
             self._process = fork_process(work, handles, environment, self._stderr)
         else:
             self._process = start_process(command, handles, environment, self._stderr)

@@ -177,6 +177,12 @@ def has_one_thread() -> bool:
         return False
 
 
+def data_bytes() -> int:
+    """Bytes of data that this process has, with which a fork of it begins; 0 where that is not known."""
+    words = _read_text(Path("/proc/self/status")).partition("VmData:")[2].split()
+    return int(words[0]) * 1024 if words else 0
+
+
 class ForkedProcess:
     """A fork of this process, with what `subprocess.Popen` has of a child."""
 

@@ -21,6 +21,7 @@ from passes.context import PassContext, open_context
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.weights.sessions import count_threads
 from passes.worker.client import Worker
+from passes.worker.platforms import CAN_FORK
 from tests.support import worker_faults as faults
 from tests.support.onnx_models import attention
 from tests.support.processes import still_running
@@ -88,6 +89,23 @@ def test_a_call_that_asks_for_too_much_memory_costs_one_call() -> None:
         with pytest.raises(StepCrashed, match=r"more memory than the limit of 1 GiB \(memory_gib\)"):
             worker.call(faults.allocate, bytes_wanted=2**31)
         assert worker.call(faults.double, number=21) == 42
+
+
+OWNER_OF_MUCH = """
+import numpy as np
+from passes.worker.client import Worker
+from tests.support import worker_faults as faults
+kept = np.ones(2**28, np.uint8)
+with Worker(memory_bytes=2**27) as worker:
+    print(worker.call(faults.double, number=21), type(worker._process).__name__)
+"""
+
+
+def test_what_our_process_has_is_not_counted_in_its_forks() -> None:
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "-c", OWNER_OF_MUCH], env=environment, capture_output=True, text=True)
+    assert ended.stdout.split() == ["42", "ForkedProcess" if CAN_FORK else "Popen"], ended.stderr
 
 
 def test_mapped_files_do_not_count(tmp_path: Path) -> None:
@@ -221,6 +239,7 @@ def test_what_the_worker_has_started_ends_with_it(tmp_path: Path) -> None:
 ORPHANS = """
 import os, signal
 from passes.worker.client import Worker
+from passes.worker.platforms import CAN_FORK
 from tests.support import worker_faults as faults
 first, worker = Worker(), Worker(cores={cores})
 first.start()
@@ -232,7 +251,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(("cores", "kind"), [([0], "Popen"), ([], "ForkedProcess")])
+@pytest.mark.parametrize(("cores", "kind"), [([0], "Popen"), ([], "ForkedProcess" if CAN_FORK else "Popen")])
 def test_workers_and_what_they_forked_end_when_we_are_killed(cores: list[int], kind: str, tmp_path: Path) -> None:
     """The workers of a process with one thread are forks, and must not hold the pipes of each other open."""
     script = ORPHANS.format(file=str(tmp_path / "child"), cores=cores)
