@@ -26,6 +26,8 @@ Arrays = dict[str, np.ndarray]
 
 INT4 = (-7, 7)
 
+PRODUCTS = ("Conv", "Gemm", "MatMul")
+
 
 def read_seen(folder: Path) -> list[Arrays]:
     return [dict(np.load(path)) for path in sorted((folder / "seen").glob("*.npz"))]
@@ -102,7 +104,7 @@ def simulate(call: Call, folder: Path) -> Any:
 
     sim = QuantizationSimModel(onnx.load(folder / "float.onnx"), param_type=int4, activation_type=int16)
     if call["block"]:
-        set_blockwise_quantization_for_weights(sim, ("Conv", "Gemm", "MatMul"), 4, True, call["block"], strict=True)
+        set_blockwise_quantization_for_weights(sim, PRODUCTS, 4, True, call["block"], strict=True)
     for name, quantizer in sim.qc_quantize_op_dict.items():
         quantizer.enabled = name in call["weights"]
         if quantizer.enabled:
@@ -134,11 +136,10 @@ def call_seq_mse(call: Call, folder: Path) -> Arrays:
     from aimet_onnx import apply_seq_mse
 
     sim = simulate(call, folder)
-    stored = set(stored_in(sim.model.model)).difference(call["weights"])
-    products = [
-        node for node in onnx.load(folder / "float.onnx").graph.node if node.op_type in ("Conv", "Gemm", "MatMul")
-    ]
-    apply_seq_mse(sim, read_seen(folder), nodes_to_exclude=[node.name for node in products if node.input[1] in stored])
+    model = onnx.load(folder / "float.onnx")
+    stored = set(stored_in(model)).difference(call["weights"])
+    others = [node.name for node in model.graph.node if node.op_type in PRODUCTS and node.input[1] in stored]
+    apply_seq_mse(sim, read_seen(folder), nodes_to_exclude=others)
     return read_simulation(sim, call)
 
 

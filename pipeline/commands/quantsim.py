@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 WORST = 12
 """How many rows the table shows without `--verbose`."""
 
+BUDGET = "20m"
+"""The time of the trials of `--best`."""
+
 
 def register(app: typer.Typer) -> None:
     add_command(app, "quantsim", quantsim)
@@ -46,9 +49,11 @@ def quantsim(
     quiet: bool = False,
     as_json: bool = False,
     best: Literal["4bit"] | None = None,
-    budget: str = "20m",
+    budget: str | None = None,
 ) -> None:
     """Prepare the model, quantize it by rules, and say what each step costs."""
+    if budget is not None and best is None:
+        raise UsageError(f"--budget: found {budget!r} without --best, expected --best 4bit, whose trials it limits")
     from pipeline.config import RunConfig
 
     config = RunConfig.from_source(source, overrides or (), wishes_of(recipe, keep, skip))
@@ -68,7 +73,7 @@ def quantsim(
         else:
             from pipeline.quantsim.best import find_best, seconds_of
 
-            found = find_best(config, seconds_of(budget), out, screen.show)
+            found = find_best(config, seconds_of(budget or BUDGET), out, screen.show)
             result = found.result
     parts = result.parts if isinstance(result, PartsQuantSimResult) else {}
     if as_json and isinstance(result, PartsQuantSimResult):

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
+from typer.testing import CliRunner
 
 from passes.weights.detached import attach
+from pipeline.cli import app
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.quantsim import best
@@ -84,6 +86,11 @@ def test_aimet_adds_its_steps() -> None:
 
     assert steps(False) == {"gptq"}
     assert steps(True) == {"gptq", "seq-mse", "ada-round"}
+
+
+def test_a_budget_without_trials_is_refused(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["quantsim", str(tmp_path / "m.onnx"), "--budget", "20m"])
+    assert "--budget: found '20m' without --best, expected --best 4bit" in str(shown.exception)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400)])

@@ -126,7 +126,7 @@ def test_weights_of_2_bits_lie_in_onnxs_own_type_where_the_opset_has_it(weights:
     feeds = {"x": draw.normal(size=(2, 32)).astype(np.float32)}
     expected = feeds["x"] @ round_trip(weight, encodings["w"], is_stored=True)
     (by_specification,) = ReferenceEvaluator(attach(quantized)).run(None, feeds)
-    np.testing.assert_allclose(by_specification, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(by_specification), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(Session.of(quantized).run(feeds)["y"], expected, rtol=1e-5, atol=1e-6)
     if opset == 25:  # below, a file does not say that only some of the 4 bits are used
         assert read_qdq(quantized)["w"].precision == encodings["w"].precision
