@@ -7,7 +7,7 @@ elements in four axes. What other operators read, and what is an output, is made
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -66,18 +66,29 @@ class _FourAxes:
     twins: dict[str, str] = field(default_factory=dict)
 
     def find_nodes(self) -> list[NodeProto]:
-        """The nodes to write, in graph order: a layout operator only where one of its consumers is among them."""
+        """The nodes to write, in graph order: a layout operator only where one of its consumers is among them, or where
+        an operator that is known makes or reads its value of more axes."""
+        known = {id(node): shapes for node in self.rewriter.nodes if (shapes := self._shapes(node)) is not None}
         found: dict[str, NodeProto] = {}
         for node in reversed(self.rewriter.nodes):
-            shapes = self._shapes(node)
+            shapes = known.get(id(node))
             if shapes is None or all(len(shape) == RANK for shape in shapes):
                 continue
-            if node.op_type in RESHAPES and all(len(shape) <= RANK for shape in shapes):
-                shape, consumers = shapes[-1], self.rewriter.consumers[node.output[0]]
-                if len(shape) == RANK or not any(consumer.output[0] in found for consumer in consumers):
-                    continue
+            if node.op_type in RESHAPES and not self._is_needed(node, shapes, found, known):
+                continue
             found[node.output[0]] = node
         return list(found.values())[::-1]
+
+    def _is_needed(
+        self, node: NodeProto, shapes: Sequence[Shape], found: Mapping[str, NodeProto], known: Mapping[int, list[Shape]]
+    ) -> bool:
+        """Whether a layout operator is written. Next to an operator that is not known, it stays as it is."""
+        consumers = self.rewriter.consumers[node.output[0]]
+        if all(len(shape) <= RANK for shape in shapes):
+            return len(shapes[-1]) != RANK and any(consumer.output[0] in found for consumer in consumers)
+        producer = self.rewriter.producer(node.input[0]) if len(shapes[0]) > RANK else None
+        neighbours = [*([] if producer is None else [producer]), *(consumers if len(shapes[-1]) > RANK else [])]
+        return any(id(neighbour) in known for neighbour in neighbours)
 
     def _shapes(self, node: NodeProto) -> list[Shape] | None:
         """The shapes of the computed values of a node that is known; None for others."""

@@ -142,6 +142,16 @@ def test_values_in_another_layout_have_the_same_elements(step: Step, text: str, 
     assert ends[ends["z"].input[0]].op_type == "Mul"
 
 
+def test_a_reshape_at_an_operator_that_is_not_known_stays(context: PassContext) -> None:
+    """Written for a twin, it would be made again each time: heads that are repeated are Expand on five axes."""
+    text = """g (float[1, 2, 3, 4] x) => (float[1, 4, 3, 4] y) {
+        a = Reshape (x, apart) b = Expand (a, repeated) y = Reshape (b, together)
+    }"""
+    shapes = {"apart": [1, 2, 1, 3, 4], "repeated": [1, 2, 2, 3, 4], "together": [1, 4, 3, 4]}
+    model = model_of(text, **{name: np.array(sizes) for name, sizes in shapes.items()})
+    assert not To4d().apply(detached(model), context).changed
+
+
 def test_open_sizes_have_no_four_axes(context: PassContext) -> None:
     text = 'g (float["N", 8] x) => (float["N", 8] y) { a = MatMul (x, w) y = Relu (a) }'
     assert not To4d().apply(detached(model_of(text, w=matrix(8, 8, 0))), context).changed
