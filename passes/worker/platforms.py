@@ -248,8 +248,8 @@ def fork_process(
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
