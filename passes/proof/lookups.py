@@ -241,7 +241,7 @@ def _inputs_behind(name: str, producers: Mapping[str, NodeProto]) -> set[str]:
             sources.add(name)
         elif node.op_type in ("Concat", "Equal"):
             front.extend(node.input)
-        elif node.op_type in PASSED_ON:
+        elif node.op_type in PASSED_ON or (node.op_type == "TopK" and name == node.output[0]):
             front.append(node.input[0])
     return sources
 
@@ -255,5 +255,5 @@ OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compre
 LENGTHS: Final = 4
 """The position of the lengths among the inputs of a recurrent operator."""
 
-PASSED_ON: Final = ARRANGING | {"Slice", "Gather", "Expand", "Tile", "Split", "OneHot", "TopK"}
+PASSED_ON: Final = ARRANGING | {"Slice", "Gather", "Expand", "Tile", "Split", "OneHot"}
 """Ops whose result holds elements of their first input, or encodes them."""
