@@ -136,9 +136,9 @@ def call_seq_mse(call: Call, folder: Path) -> Arrays:
     from aimet_onnx import apply_seq_mse
 
     sim = simulate(call, folder)
-    model = onnx.load(folder / "float.onnx")
-    stored = set(stored_in(model)).difference(call["weights"])
-    others = [node.name for node in model.graph.node if node.op_type in PRODUCTS and node.input[1] in stored]
+    wanted = set(call["weights"])
+    ops = [op for op in sim.connected_graph.ordered_ops if op.type in PRODUCTS]  # with the names that fusions give
+    others = [op.name for op in ops if op.parameters and wanted.isdisjoint(op.parameters)]
     apply_seq_mse(sim, read_seen(folder), nodes_to_exclude=others)
     return read_simulation(sim, call)
 

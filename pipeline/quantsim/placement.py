@@ -341,6 +341,8 @@ def _nothing_matched(rule: PlacementRule, sites: Sequence[Site], model: Detached
         return f"quantsim.rules: {rule.selector!r} matches {len(names)} tensors, and none of them is among the {what}"
     if not colon:
         return f"quantsim.rules: the model has no {kind}; it has {STRUCTURES[kind].find(model).instead or 'none'}"
+    if not sites:
+        return f"quantsim.rules: {rule.selector!r} matches no tensor, as the model has no tensor of floats to quantize"
     known = Counter(name for site in sites for name in SELECTORS[kind](site) if name)
     if not known:
         return f"quantsim.rules: {rule.selector!r} matches no tensor; no {kind} of the model has a name"

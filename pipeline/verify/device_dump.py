@@ -48,9 +48,10 @@ class DeviceDump(Backend):
     ) -> None:
         super().__init__(model)
         self._encodings, self._layout, self._folder = encodings, layout, folder
-        self._files = {
-            path.stem.removesuffix(NATIVE): path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES
-        }
+        paths = [path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES]
+        # by the name of the file, and by its path, which some tools make of the slashes in the name of a tensor
+        inner = {re.sub(r"\W", "_", str(path.relative_to(folder).with_suffix(""))): path for path in paths}
+        self._files = inner | {path.stem.removesuffix(NATIVE): path for path in paths}
         if not self._files:
             raise UsageError(
                 f"{folder}: found no file of a tensor; expected {', '.join(SUFFIXES)}, named after tensors"
@@ -70,7 +71,9 @@ class DeviceDump(Backend):
     def find_unmatched(self, shapes: Shapes) -> tuple[str, ...]:
         """The files that no computed value has the name of."""
         found = {path for _, path in self._find(shapes)}
-        return tuple(str(path.relative_to(self._folder)) for path in self._files.values() if path not in found)
+        return tuple(
+            str(path.relative_to(self._folder)) for path in dict.fromkeys(self._files.values()) if path not in found
+        )
 
     def _find(self, shapes: Shapes) -> list[tuple[Value, Path]]:
         graph = self._model.graph_for(shapes)
@@ -88,7 +91,12 @@ class DeviceDump(Backend):
         encoding = self._encodings.get(value.name)
         wanted = np.dtype(dtype_named(value.spec.dtype))
         if path.suffix == ".npy":
-            array = np.load(path, allow_pickle=False)
+            try:
+                array = np.load(path, allow_pickle=False)
+            except (ValueError, OSError, EOFError) as error:
+                raise UsageError(
+                    f"{path}: found no array of numbers, expected one as numpy.save writes: {error}"
+                ) from error
         else:
             array = np.fromfile(path, _stored_type(path, math.prod(shape), wanted, encoding))
         if array.size != math.prod(shape):
@@ -108,7 +116,7 @@ class DeviceDump(Backend):
         is_first, is_last = (own == tuple(size for size in sizes if size != 1) for sizes in (shape, last))
         if array.ndim == 1 or is_first == is_last:
             is_last = self._layout == "nhwc"
-        return np.moveaxis(array.reshape(last), -1, 1) if is_last and last != shape else array.reshape(shape)
+        return np.moveaxis(array.reshape(last), -1, 1) if is_last and len(shape) > 2 else array.reshape(shape)
 
 
 def _stored_type(path: Path, count: int, wanted: np.dtype, encoding: Encoding | None) -> np.dtype:

@@ -62,6 +62,28 @@ def test_layouts_and_names_of_files(folder: Path) -> None:
     assert compare(folder, "--layout", "nhwc").exit_code == 0
 
 
+def test_folders_stand_for_the_slashes_of_a_name(folder: Path) -> None:
+    (folder / "dump" / "conv").mkdir()
+    np.save(folder / "dump" / "conv" / "out_0.npy", values(folder)[VALUE])
+    result = compare(folder)
+    assert (result.exit_code, "agree on 1 value" in result.stdout) == (0, True), result.output
+
+
+def test_a_layout_is_taken_where_both_have_one_shape(folder: Path) -> None:
+    model = onnx.load(folder / "net.onnx")
+    model.graph.initializer[0].CopyFrom(
+        numpy_helper.from_array(np.eye(4, 3, dtype=np.float32)[..., None, None], "weight")
+    )
+    for value in (*model.graph.input, *model.graph.output):
+        for dim, size in zip(value.type.tensor_type.shape.dim, (1, 3 if value.name == "x" else 4, 4, 4), strict=True):
+            dim.dim_value = size
+    onnx.save(model, folder / "net.onnx")
+    np.savez(folder / "in.npz", x=np.random.default_rng(0).normal(size=(1, 3, 4, 4)).astype(np.float32))
+    np.moveaxis(values(folder)["y"], 1, -1).tofile(folder / "dump" / "y.raw")
+    assert compare(folder).exit_code == 1
+    assert compare(folder, "--layout", "nhwc").exit_code == 0
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_integers_with_their_encodings(folder: Path, signed: bool) -> None:
     known = values(folder)[VALUE]
@@ -89,5 +111,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     assert "found 7 elements, and 'y' has [1, 6, 4, 5]" in str(compare(folder).exception)
     np.save(folder / "dump" / "y.npy", np.zeros((1, 6, 4, 5), np.uint8))
     assert "give its scale with --encodings" in str(compare(folder).exception)
+    (folder / "dump" / "y.npy").write_bytes(b"no array")
+    assert "y.npy: found no array of numbers" in str(compare(folder).exception)
     result = CliRunner().invoke(app, ["debug", "compare", "plan", "torch", "x.onnx", "--layout", "nhwc"])
     assert "give one as A or B" in str(result.exception)
