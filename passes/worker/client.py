@@ -45,9 +45,6 @@ WORKER: Final = f"{__package__}.server"
 """The module that the process runs. It has the name of this package in our process, so that objects of its classes can
 be pickled both ways."""
 
-IS_PRIVATE: Final = WORKER.startswith(f"{PREFIX}.")
-"""Whether this process is a script's, with modules of its own: a fork of it is none of ours, where our names hold."""
-
 SETTINGS: Final = "ONNXLINE_"
 """How the environment variables begin that a process reads: the files of custom operators, say."""
 
@@ -276,7 +273,7 @@ class Worker:
         if self.alone:  # the files of its forks; a process that is killed cannot remove them
             self._folder = tempfile.TemporaryDirectory(prefix="onnxline-forks-", ignore_cleanup_errors=True)
             environment["TMPDIR"] = self._folder.name
-        if has_one_thread() and not (self.alone or self.cores or IS_PRIVATE):
+        if _is_command() and has_one_thread() and not (self.alone or self.cores):
             limit = self.memory_bytes and self.memory_bytes + data_bytes()
             work = partial(run_server, *handles, limit, self.preload)
             self._process = fork_process(work, handles, environment, self._stderr)
@@ -326,6 +323,16 @@ class Worker:
         if not self.memory_bytes:
             return "there is"
         return f"the limit of {self.memory_bytes / 2**30:.3g} GiB (memory_gib)"
+
+
+def _is_command() -> bool:
+    """Whether this process is the command `onnxline`, under its public names. A fork of it is ours alone: one of a
+    script has the script's modules, and libraries that a guard has patched."""
+    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in ("__main__", COMMAND))
+    return any(spec is not None and spec.name == COMMAND for spec in specs) and not WORKER.startswith(f"{PREFIX}.")
+
+
+COMMAND: Final = "onnxline.__main__"
 
 
 def _environment(own: Mapping[str, str], count: int) -> dict[str, str]:

@@ -93,6 +93,7 @@ def test_a_call_that_asks_for_too_much_memory_costs_one_call() -> None:
 
 OWNER_OF_MUCH = """
 import numpy as np
+import onnxline.__main__  # as the command
 from passes.worker.client import Worker
 from tests.support import worker_faults as faults
 kept = np.ones(2**28, np.uint8)
@@ -238,6 +239,7 @@ def test_what_the_worker_has_started_ends_with_it(tmp_path: Path) -> None:
 
 ORPHANS = """
 import os, signal
+import onnxline.__main__  # as the command
 from passes.worker.client import Worker
 from passes.worker.platforms import CAN_FORK
 from tests.support import worker_faults as faults
@@ -253,7 +255,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize(("cores", "kind"), [([0], "Popen"), ([], "ForkedProcess" if CAN_FORK else "Popen")])
 def test_workers_and_what_they_forked_end_when_we_are_killed(cores: list[int], kind: str, tmp_path: Path) -> None:
-    """The workers of a process with one thread are forks, and must not hold the pipes of each other open."""
+    """The workers of a command with one thread are forks, and must not hold the pipes of each other open."""
     script = ORPHANS.format(file=str(tmp_path / "child"), cores=cores)
     paths = os.pathsep.join(path for path in sys.path if path)
     ended = subprocess.run(
