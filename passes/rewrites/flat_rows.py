@@ -8,7 +8,7 @@ it computes with matrices if that removes more Reshapes at its ends than it adds
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -84,13 +84,17 @@ def _trim(flattener: _Flattener) -> tuple[_Flattener, int]:
 
     A sum of three embeddings would be entered by three Reshapes, and its result is entered by one.
     """
-    gain = flattener.gain()
+    gain = flattener.gain(flattener.region.values | flattener.region.reads)
     while True:
-        trimmed = (_Flattener(flattener.rewriter, flattener.region.without(node)) for node in flattener.costly_ends())
-        better = next(((smaller, more) for smaller in trimmed if (more := smaller.gain()) > gain), None)
-        if better is None:
+        for node in flattener.costly_ends():
+            smaller = _Flattener(flattener.rewriter, flattener.region.without(node))
+            touched = frozenset(filter(None, (*node.input, *node.output)))  # no other value has another gain
+            more = smaller.gain(touched) - flattener.gain(touched)
+            if more > 0:
+                flattener, gain = smaller, gain + more
+                break
+        else:
             return flattener, gain
-        flattener, gain = better
 
 
 def _find_regions(rewriter: Rewriter) -> list[_RowRegion]:
@@ -156,9 +160,11 @@ class _Flattener:
     rewriter: Rewriter
     region: _RowRegion
 
-    def gain(self) -> int:
-        """How many nodes fewer there are once the region computes with matrices."""
-        return sum(map(self._entry_gain, self._entries())) + sum(map(self._exit_gain, self.region.values))
+    def gain(self, names: Collection[str]) -> int:
+        """How many nodes fewer there are at values that the region reads or makes, once it computes with matrices."""
+        values = self.region.values
+        exits = sum(self._exit_gain(name) for name in names if name in values)
+        return exits + sum(self._entry_gain(name) for name in names if name not in values and self._is_entry(name))
 
     def _entry_gain(self, name: str) -> int:
         """1 where a Reshape goes that makes `name` of a matrix, -1 where one is added that makes the matrix."""
@@ -187,13 +193,13 @@ class _Flattener:
 
     def _entries(self) -> list[str]:
         """The computed values that the region reads and that have more axes than a matrix."""
-        inside, rewriter = self.region.values, self.rewriter
         names = dict.fromkeys(name for node in self.region.nodes for name in node.input if name)
-        return [
-            name
-            for name in names
-            if name not in inside and rewriter.constant(name) is None and len(rewriter.fixed_shape(name) or ()) > 2
-        ]
+        return [name for name in names if name not in self.region.values and self._is_entry(name)]
+
+    def _is_entry(self, name: str) -> bool:
+        rewriter = self.rewriter
+        is_computed = name in self.region.reads and rewriter.constant(name) is None
+        return is_computed and len(rewriter.fixed_shape(name) or ()) > 2
 
     def _matrix_of(self, name: str) -> str:
         """The matrix that a Reshape turns into `name`; empty where there is none."""

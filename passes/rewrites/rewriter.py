@@ -195,7 +195,7 @@ class Rewriter:
                     self.set_input(node, place, new)
         producer = self.producers[old]
         if old not in self.held:
-            self._forget_unread(producer)
+            self.drop_unread(old)
             return
         made, is_held = self.producers.get(new), new in self.held
         self.held.add(new)  # for now: the old producer may be all that reads it
@@ -226,20 +226,25 @@ class Rewriter:
 
     def remove(self, node: NodeProto) -> None:
         """Take a node out whose outputs nothing reads, with the nodes before it that only it read."""
-        self._nodes.pop(id(node), None)
-        self.changes += 1
-        for name in node.output:
-            self.producers.pop(name, None)
-        for name in dict.fromkeys(node.input):
-            self.consumers[name] = [consumer for consumer in self.consumers[name] if consumer is not node]
-            before = self.producers.get(name)
-            if before is not None:
-                self._forget_unread(before)
+        pending = [node]
+        while pending:  # no recursion: a chain has as many nodes as a model has layers
+            gone = pending.pop()
+            if gone is not node and id(gone) not in self._nodes:
+                continue
+            self._nodes.pop(id(gone), None)
+            self.changes += 1
+            for name in gone.output:
+                self.producers.pop(name, None)
+            for name in dict.fromkeys(gone.input):
+                self.consumers[name] = [consumer for consumer in self.consumers[name] if consumer is not gone]
+                before = self.producers.get(name)
+                if before is not None and self._is_unread(before):
+                    pending.append(before)
 
     def drop_unread(self, name: str) -> None:
         """Take the node out that makes a value which nothing reads any more."""
-        if name in self.producers:
-            self._forget_unread(self.producers[name])
+        if name in self.producers and self._is_unread(self.producers[name]):
+            self.remove(self.producers[name])
 
     def result(self, why: str | None) -> PassResult:
         """The changed model, without the nodes and tensors that nothing reads any more."""
@@ -262,9 +267,8 @@ class Rewriter:
         for name in dict.fromkeys(node.input):
             self.consumers[name].append(node)
 
-    def _forget_unread(self, node: NodeProto) -> None:
-        if id(node) in self._nodes and not any(self.consumers[name] or name in self.held for name in node.output):
-            self.remove(node)
+    def _is_unread(self, node: NodeProto) -> bool:
+        return id(node) in self._nodes and not any(self.consumers[name] or name in self.held for name in node.output)
 
     def _store(self, array: Array, name: str) -> str:
         data_type = helper.np_dtype_to_tensor_dtype(array.dtype)

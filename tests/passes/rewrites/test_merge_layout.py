@@ -220,6 +220,17 @@ def test_a_sum_of_three_is_entered_by_one_reshape(context: PassContext) -> None:
     assert sorted(lines) == sorted(["Add", "Add", flat, "Gemm", "Add", "Gelu", "Gemm", "Mul", "Add", deep])
 
 
+def test_a_region_of_a_thousand_operators_is_written(context: PassContext) -> None:
+    """Taking the operators before it out one within another would exceed Python's recursion limit."""
+    block = "h{0} = Reshape (v{0}, flat) g{0} = Gemm (h{0}, w) d{0} = Reshape (g{0}, deep) r{0} = Relu (d{0}) "
+    block += "s{0} = Tanh (v{0}) t{0} = Relu (s{0}) u{0} = Tanh (t{0}) v{1} = Add (r{0}, u{0}) "
+    blocks = "".join(block.format(number, number + 1) for number in range(160))
+    text = f"g (float[2, 3, 8] x) => (float[2, 3, 8] y) {{ v0 = Abs (x) {blocks} y = Neg (v160) }}"
+    weights = {name: array for name, array in ROW_WEIGHTS.items() if name in ("w", "flat", "deep")}
+    result = MergeLayout().apply(detached(model_of(text, **weights)), context)
+    assert sum(node.op_type == "Reshape" for node in result.model.proto.graph.node) == 2
+
+
 def test_rows_that_are_mixed_keep_their_axes(context: PassContext) -> None:
     """A Softmax along another axis, and a product of whole values, need the axes."""
     text = ROWS.replace("NORM", "Softmax <axis = 1> (d)")
