@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.encodings.encoding import Encoding, Granularity, Precision, is_same_encoding
+from passes.encodings.encoding import LPBQ_SCALES, Encoding, Granularity, Precision, is_same_encoding
 from passes.errors import UsageError
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import attribute_of
@@ -90,8 +91,9 @@ class QdqReader:
     def read_stored(self, node: NodeProto) -> tuple[str, Encoding] | None:
         """The tensor whose stored integers a DequantizeLinear reads; None where the integers are computed."""
         tensor = self._stored.get(node.input[0])
-        if tensor is None:
-            return None
+        readers = self._consumers.get(node.output[0], ())
+        if tensor is None or (readers and all(map(partial(_reads_as_scale, node.output[0]), readers))):
+            return None  # computed, or scales that other scales scale in turn
         encoding = self._encoding(node, tensor.data_type)
         if encoding.precision.symmetric and encoding.precision.signed:
             integers = self._array(node.input[0])
@@ -114,6 +116,9 @@ class QdqReader:
         return self._arrange(node, *FORMATS[data_type])
 
     def _arrange(self, node: NodeProto, bits: int, signed: bool) -> Encoding:
+        scaled = self._producers.get(node.input[1])
+        if scaled is not None and scaled.op_type == "DequantizeLinear" and bits == LPBQ_BITS and signed:
+            return self._arrange_lpbq(node, scaled)
         scale = self._array(node.input[1]).astype(np.float32)
         has_zero = len(node.input) > 2 and node.input[2]
         zero = self._array(node.input[2]).astype(np.int64) if has_zero else np.zeros(scale.shape, np.int64)
@@ -124,6 +129,25 @@ class QdqReader:
         if granularity == "tensor":
             return Encoding(precision, scale.reshape(()), zero.reshape(()))
         return Encoding(precision, scale, zero, attribute_of(node, "axis", 1))
+
+    def _arrange_lpbq(self, node: NodeProto, scaled: NodeProto) -> Encoding:
+        """Blocks whose scales are integers, each scaled by that of its channel, as AIMET's LPBQ is written.
+
+        Raises:
+            UsageError: the scales of blocks are of another type, or not from 1 to 16.
+        """
+        inner, outer = self._array(scaled.input[0]), self._array(scaled.input[1]).astype(np.float32)
+        channel, block = attribute_of(scaled, "axis", 1), attribute_of(node, "block_size", 0)
+        if inner.dtype != np.uint8 or outer.ndim != 1 or not block or inner.min() < 1 or inner.max() > LPBQ_SCALES:
+            raise UsageError(
+                f"encodings: {node.name or node.output[0]!r} has scales that are scaled in turn; expected integers "
+                f"from 1 to {LPBQ_SCALES} for blocks, and a float for each channel"
+            )
+        channel %= inner.ndim
+        outer = outer.reshape([-1 if axis == channel else 1 for axis in range(inner.ndim)])
+        precision = Precision(LPBQ_BITS, True, True, "block", block, scale_type="UINT8")
+        scale = inner.astype(np.float32) * outer
+        return Encoding(precision, scale, np.zeros(scale.shape, np.int64), attribute_of(node, "axis", 1), outer)
 
     def _narrow(self, encoding: Encoding, clip: NodeProto) -> Encoding:
         """The encoding with as many bits as the Clip before the quantizer leaves integers."""
@@ -140,6 +164,10 @@ class QdqReader:
         if tensor is None:
             raise UsageError(f"encodings: the scale or zero point {name!r} is computed; expected a constant")
         return self._model.array(tensor) if self._model.weight(tensor) is not None else numpy_helper.to_array(tensor)
+
+
+def _reads_as_scale(value: str, node: NodeProto) -> bool:
+    return node.op_type == "DequantizeLinear" and node.input[1] == value
 
 
 def _asymmetric(precision: Precision) -> Precision:
@@ -173,6 +201,8 @@ FORMATS: Final[Mapping[int, tuple[int, bool]]] = {
     TensorProto.INT32: (32, True),
 }  # fmt: skip
 """ONNX dtype → bits, and whether it is signed."""
+
+LPBQ_BITS: Final = 4
 
 OPAQUE: Final = frozenset(
     {"MatMulNBits", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger"}

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from passes.encodings.aimet import AimetVersion, from_aimet, to_aimet
 from passes.encodings.encoding import NoEncoding, fit_encodings
+from passes.encodings.from_qdq import read_qdq
 from passes.encodings.stored import EncodedArray, derive_encoding
 from passes.errors import UsageError
 from passes.weights.detached import attach
@@ -150,6 +151,20 @@ def test_lpbq_is_read_back_from_aimets_files(
     assert (found.precision, found.axis) == (encoding.precision, axis)
     np.testing.assert_array_equal(found.scale, encoding.scale)
     np.testing.assert_array_equal(found.global_scale, encoding.global_scale)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_lpbq_is_read_back_from_the_quantized_model(axis: int) -> None:
+    weight = draw_weight(64, 96) if axis else np.ascontiguousarray(draw_weight(64, 96).T)
+    product = "Gemm <transB = 1>(x, w)" if axis else "MatMul(x, w)"
+    model = model_of(f"g (float[2, 96] x) => (float[2, 64] y) {{ y = {product} }}", 21, w=weight)
+    encoding = encode_weight(weight, parse_precision("lpbq32") or pytest.fail("no format"), axis)
+    ((name, found),) = read_qdq(insert_qdq(model, {"w": encoding})).items()
+    assert name == "w"
+    assert (found.precision, found.axis) == (encoding.precision, axis)
+    np.testing.assert_array_equal(found.scale, encoding.scale)
+    np.testing.assert_array_equal(found.global_scale, encoding.global_scale)
+    assert to_aimet({"w": found}, {"w"}) == to_aimet({"w": encoding}, {"w"})
 
 
 @pytest.mark.parametrize(("key", "value"), [("compressed_bw", 2), ("per_block_int_scale", [17, 1])])
