@@ -24,7 +24,7 @@ from passes.graph.op_facts import BIASED
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
-from passes.weights.sessions import Session
+from passes.weights.sessions import Session, describe_refusal
 from pipeline.errors import UsageError
 from pipeline.quantsim.noise import sqnr_db
 from pipeline.quantsim.qdq import find_fixed_values
@@ -160,7 +160,7 @@ class _OptimizedSession:
                 disabled_optimizers=list(_misleading_optimizers(model)) or None,
             )
         except Exception as error:
-            raise _NotRun(" ".join(str(error).split())) from error
+            raise _NotRun(describe_refusal(error)) from error
         self._names = [output.name for output in self._session.get_outputs()]
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:

@@ -74,6 +74,12 @@ def test_commands_take_them_from_a_configuration(tmp_path: Path, capsys: pytest.
     for model in ([str(config), "--out", str(run)], [str(run)]):
         assert command("debug", "compare", "onnxruntime", "plan", *model) == 0
         assert "no difference" in capsys.readouterr().out
+    config.write_text(f"{config.read_text()}quantsim: {{calibration: {{samples: 2}}, sensitivity: false}}\n")
+    assert command("quantsim", str(config), "--out", str(run), "--quiet") == 0
+    text = (run / "quantsim.json").read_text()
+    assert "quantsim.sensitivity is false" in text
+    assert command("quantsim", str(config), "--set", "quantsim.suggest.sqnr_db=20") == 2
+    assert "found suggest next to sensitivity: false" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["minmax", "percentile", "entropy", "mse"])
