@@ -170,7 +170,8 @@ class ExportedModel:
         """
         data, whole = path.with_name(f"{path.name}.data"), None
         stored = onnx.load(path, load_external_data=False).graph.initializer if data.exists() else ()
-        known = dict(self.source.module.named_parameters(remove_duplicate=False))
+        named = self.source.module.named_parameters(remove_duplicate=False)
+        known = {name: own for name, own in named if type(own.data) is torch.Tensor and own.device.type == "cpu"}
         for tensor in stored:
             parameter = known.get(tensor.name)
             if parameter is None or tensor.data_location != TensorProto.EXTERNAL:

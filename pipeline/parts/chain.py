@@ -56,7 +56,7 @@ class TorchText:
 def backends_of(config: RunConfig) -> tuple[str, ...]:
     """The backends that the chain runs on: onnxruntime, and each that somebody named.
 
-    Over a cache that grows `plan` makes a plan for each length, which takes a while for a large model.
+    Over a cache that grows `plan` makes a plan for every `ROWS` lengths, which takes a while for a large model.
     """
     return ("onnxruntime", *(name for name in config.runtime.backends or () if name != "onnxruntime"))
 
