@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,13 @@ from pipeline.export.source import Source, TorchSource
 from pipeline.report import BackendReport, ExportReport, PassesReport, Report, RuntimeReport
 from pipeline.result import RunResult
 from pipeline.stages.check import remember_settings
-from pipeline.stages.export import export_and_compare, exported_files, exported_path, refuse_wrong_export
+from pipeline.stages.export import (
+    WORTH_COLLECTING,
+    export_and_compare,
+    exported_files,
+    exported_path,
+    refuse_wrong_export,
+)
 from pipeline.stages.passes import refuse_reverts, run_passes
 from pipeline.stages.report import (
     Findings,
@@ -105,7 +112,11 @@ class ModelRun:
             exported = self.export(source, references, context)  # torch → ONNX, compared with the reference
             references = references.restrict_to(exported.draws, exported.not_covered)
             path = exported_path(self.config, source, self.workspace)
-            del source  # a module that nobody else holds; the weights of a large one have gone by now
+            # A module that nobody else holds goes, which cycles of its parts would keep alive: that of a model without
+            # weights has a tensor for each of its parameters.
+            del source
+            if exported.weight_bytes > WORTH_COLLECTING:
+                gc.collect()
             optimized = self.passes(path, references, exported, context)  # each alone, proven after each change
         executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference
         write_settings(self.config, self.versions, self.workspace, is_given=self._source is not None)

@@ -83,7 +83,7 @@ def test_a_large_module_that_the_run_made_is_gone_when_the_passes_begin(
         if isinstance(event, StageStarted) and event.name == "passes":
             left.extend(reference() for reference in made)
 
-    monkeypatch.setattr("pipeline.stages.export.WORTH_COLLECTING", 0)  # a small model stands for a large one
+    monkeypatch.setattr("pipeline.model_run.WORTH_COLLECTING", 0)  # a small model stands for a large one
     config = config_in(tmp_path, passes={"recipe": ["eliminate_identity"]}, runtime={"backends": []})
     Pipeline(RunConfig.from_yaml(config), tmp_path / "out", observe).run()
 
