@@ -40,6 +40,7 @@ class Relation:
         rows: the number of rows that the result takes along the first axis of each input, where that is to be another;
             any number for 0. None where the inputs stay as they are.
         runs_as: a model that computes what the result computes, where onnxruntime's CPU provider has no kernel for it.
+        reference: stands for the model before, where the step was asked for other values of weights.
     """
 
     inputs: Mapping[str, str]
@@ -47,6 +48,7 @@ class Relation:
     judged_as: str = ""
     rows: int | None = None
     runs_as: DetachedModel | None = None
+    reference: DetachedModel | None = None
 
 
 Reads = Literal["structure", "values"]

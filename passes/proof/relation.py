@@ -53,7 +53,7 @@ def prove_relation(
         types |= {name: least_precise(types.get(name), relation.judged_as) for name in relation.outputs.values()}
     return context.proofs.ask(
         measure_relation,
-        before=portable(before, context.spill),
+        before=portable(relation.reference or before, context.spill),
         after=portable(relation.runs_as or after, context.spill),
         inputs=dict(relation.inputs),
         outputs=dict(relation.outputs),

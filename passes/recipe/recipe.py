@@ -39,6 +39,7 @@ from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
 from passes.rewrites.smooth_quant import Awq, SmoothQuant
 from passes.rewrites.softmax_guard import DropSoftmaxGuard
 from passes.rewrites.split_merged import SplitGateUp, SplitQkv
+from passes.rewrites.take_weights import TakeWeights
 from passes.rewrites.untie import Tie, Untie
 from passes.step import Repeat, Step
 from passes.suggest import nearest
@@ -89,6 +90,7 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "to-bf16": ToBf16,
     "to-matmul-nbits": ToMatMulNBits,
     "from-matmul-nbits": FromMatMulNBits,
+    "take-weights": TakeWeights,
 }
 
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)

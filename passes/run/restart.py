@@ -94,6 +94,6 @@ def describe_misplaced(step: Step | Repeat) -> str:
         names = ", ".join(inner.name for inner in step.steps if inner.makes_reference)
         return f"repeat: {names} is asked for once; put it before or after those that are repeated"
     return (
-        f"{step.name} changes what the model takes or gives, and this run compares with the outputs of its source; "
-        "run it on the final ONNX file: onnxline optimize MODEL -o OUT --recipe FILE"
+        f"{step.name} changes what the model takes, gives or computes, and this run compares with the outputs of its "
+        "source; run it on the final ONNX file: onnxline optimize MODEL -o OUT --recipe FILE"
     )

@@ -87,6 +87,23 @@ class DetachedModel:
         """
         return DetachedModel(proto, self.weights)
 
+    def with_arrays(self, arrays: Mapping[str, np.ndarray]) -> DetachedModel:
+        """The model with other values of stored tensors.
+
+        Args:
+            arrays: initializer → its values, of its shape.
+
+        Returns:
+            The new model; itself where there are none.
+        """
+        if not arrays:
+            return self
+        proto = self.copy_proto()
+        for tensor in proto.graph.initializer:
+            if tensor.name in arrays:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(arrays[tensor.name], tensor.name))
+        return detach(proto, known=self.weights, checked=True)
+
     def without_functions(self) -> DetachedModel:
         """The model with its functions inlined; itself where it has none. The values of its graph keep their names."""
         return self.with_proto(inline_functions(self.proto)) if self.proto.functions else self

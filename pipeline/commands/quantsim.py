@@ -182,28 +182,21 @@ def encodings(
     if kind == "ai-edge" and of is None:
         raise UsageError("encodings: --to ai-edge names operators of the float model; name it with --of FLOAT.onnx")
     if kind in ("gptq", "gptq_v2", "awq"):
-        from pipeline.quantsim.nibble_files import write_nibbles
+        from passes.rewrites.nibble_files import write_nibbles
 
         with write_errors(out):
             count = write_nibbles(read_model(model), out, kind)
         print_line(f"{out}: {plural(count, 'weight')} of 4 bits")
         return
-    if apply is not None and apply.suffix == ".safetensors":
-        from pipeline.quantsim.nibble_files import quantize_by_file
+    if apply is not None and apply.suffix in (".gguf", ".safetensors"):
+        from passes.rewrites.take_weights import read_weight_file
 
         check_output(out, model)
+        source = read_model(model)
+        found = read_weight_file(source, apply)
         with write_errors(out):
-            save(quantize_by_file(read_model(model), apply), out)
-        print_line(f"{out}: the weights of {apply}")
-        return
-    if apply is not None and apply.suffix == ".gguf":
-        from pipeline.quantsim.gguf_files import quantize_by_gguf
-
-        check_output(out, model)
-        with write_errors(out):
-            quantized, what = quantize_by_gguf(read_model(model), apply)
-            save(quantized, out)
-        print_line(f"{out}: {what}")
+            save(found.store(source), out)
+        print_line(f"{out}: {found.summary}")
         return
     if apply is not None:
         from pipeline.quantsim.qdq import insert_qdq

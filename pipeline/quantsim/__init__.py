@@ -11,8 +11,6 @@ encodings_check.py  what a converter does not find in a file of encodings, or mi
 target_check.py what a target does not take of a model, and the steps that mend it
 calibration.py  ranges of activations, by onnxruntime's calibrators
 encodings.py    ranges and weights → scales and zero points; or the encodings of a file in place of calibrated ones
-nibble_files.py the weights of 4 bits in checkpoints of GPTQ and AWQ
-gguf_files.py   the weights of 4 bits in files of GGUF
 qdq.py          the model with QuantizeLinear and DequantizeLinear
 optimizers.py   the algorithms that round weights, and their options
 optimize.py     weights as algorithms of libraries round them (algorithm.py runs these), kept where that is better

@@ -23,20 +23,13 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
+from passes.encodings.qdq_nodes import DEQUANTIZED, choose_stems, rename_values
 from passes.graph.op_facts import PRODUCTS, RECURRENT
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
-from pipeline.quantsim.qdq import (
-    DEQUANTIZED,
-    choose_stems,
-    drop_unread_nodes,
-    find_fixed_values,
-    insert_qdq,
-    quantize_nodes,
-    rename_values,
-)
+from pipeline.quantsim.qdq import drop_unread_nodes, find_fixed_values, insert_qdq, quantize_nodes
 from pipeline.quantsim.sites import find_sites
 
 Feeds = Mapping[str, np.ndarray]

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import NodeProto, TensorProto
 
 from passes.errors import StepFailed
 from passes.graph.op_facts import BIAS, BIASED, MATRIX_PRODUCTS
 from passes.suggest import plural
-from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import Layer, find_layers, measure_noise, sqnr_db
@@ -98,13 +98,7 @@ class Chosen:
 
     def tune(self, model: DetachedModel) -> DetachedModel:
         """`model` with the chosen numbers; itself where there are none."""
-        if not self.arrays:
-            return model
-        proto = model.copy_proto()
-        for tensor in proto.graph.initializer:
-            if tensor.name in self.arrays:
-                tensor.CopyFrom(numpy_helper.from_array(self.arrays[tensor.name], tensor.name))
-        return detach(proto, known=model.weights, checked=True)
+        return model.with_arrays(self.arrays)
 
     def suit(self, placement: Placement) -> Chosen:
         """What holds for a placement: weights that have other formats there are left out. Then the biases are, too, as

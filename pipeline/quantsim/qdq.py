@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -10,18 +10,21 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.encodings.encoding import Precision
+from passes.encodings.qdq_nodes import (
+    BLOCK_SCALE,
+    DEQUANTIZED,
+    FLOAT_ENDING,
+    GLOBAL_SCALE,
+    choose_stems,
+    dequantize_node,
+    rename_values,
+)
 from passes.graph.op_facts import opset_of
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel, detach
 from pipeline.argument_checks import Check, a, expects
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding, quantize
-
-DEQUANTIZED: Final = "_dequantized"
-"""What follows the name of a tensor in the name of its value after both operators."""
-
-FLOAT_ENDING: Final = "_float"
-"""What follows the name of an output in the name of its value before both operators; the output keeps its own."""
 
 
 def first_opset(precision: Precision) -> tuple[int, str]:
@@ -135,19 +138,6 @@ def quantize_nodes(value: str, result: str, encoding: Encoding, parameters: str,
     yield helper.make_node("DequantizeLinear", [numbers, *scales], [result], name=f"{title}_DequantizeLinear")
 
 
-def dequantize_node(name: str, precision: Precision, axis: int | None) -> NodeProto:
-    """The DequantizeLinear of a stored tensor; `name` is what the names of its tensors begin with."""
-    attributes: dict[str, Any] = {}
-    if axis is not None:
-        attributes["axis"] = axis
-        if precision.granularity == "block":
-            attributes["block_size"] = precision.block
-    reads = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"]
-    return helper.make_node(
-        "DequantizeLinear", reads, [f"{name}{DEQUANTIZED}"], name=f"{name}_DequantizeLinear", **attributes
-    )
-
-
 def dequantize_nodes(name: str, encoding: Encoding) -> Iterator[NodeProto]:
     """The DequantizeLinear of a stored tensor, after that of its scales where these are scaled in turn."""
     if encoding.global_scale is not None:
@@ -167,10 +157,6 @@ def dequantize_nodes(name: str, encoding: Encoding) -> Iterator[NodeProto]:
 def _channel_axis(scale: np.ndarray, block_axis: int | None) -> int:
     """The one axis along which a scale has several values; where it has one alone, one that no blocks divide."""
     return max(range(scale.ndim), key=lambda axis: (scale.shape[axis], axis != block_axis, -axis))
-
-
-BLOCK_SCALE: Final = "_block_scale"
-GLOBAL_SCALE: Final = "_global_scale"
 
 
 def _parameters(name: str, encoding: Encoding, stored_type: str = "") -> Iterator[TensorProto]:
@@ -221,31 +207,6 @@ def _stored_numbers(name: str, numbers: np.ndarray, onnx_name: str) -> TensorPro
     return tensor
 
 
-def rename_values(node: NodeProto, new_name: Callable[[str], str], *, reads_only: bool = False) -> None:
-    """Rename the values that `node` reads and makes, and those that its bodies take from outside."""
-    _rename(node.input, new_name)
-    if not reads_only:
-        _rename(node.output, new_name)
-    for attribute in node.attribute:
-        for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
-            own |= {name for inner in body.node for name in inner.output}
-
-            def outer_name(name: str, own: Collection[str] = own) -> str:
-                return name if name in own else new_name(name)
-
-            for inner in body.node:
-                rename_values(inner, outer_name, reads_only=True)
-            for info in body.output:
-                info.name = outer_name(info.name)
-
-
-def _rename(names: Any, new_name: Callable[[str], str]) -> None:
-    for index, name in enumerate(names):
-        if name:
-            names[index] = new_name(name)
-
-
 def find_fixed_values(graph: onnx.GraphProto, constants: Collection[str]) -> frozenset[str]:
     """The values that are computed from `constants` alone, such as a weight after a Transpose."""
     fixed = set(constants)
@@ -267,26 +228,3 @@ def drop_unread_nodes(graph: onnx.GraphProto) -> None:
     kept.reverse()
     del graph.node[:]
     graph.node.extend(kept)
-
-
-def choose_stems(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
-    """How the names of the new values begin, for each tensor: with its own name, or, where the model has a value of
-    such a name already, as the weight `bn_scale` next to a value `bn`, with `bn_2`."""
-    taken = {tensor.name for tensor in graph.initializer} | {info.name for info in graph.input}
-    taken |= {name for node in graph.node for name in node.output}
-    stems: dict[str, str] = {}
-    for name in names:
-        stem, number = name, 1
-        while any(f"{stem}{ending}" in taken for ending in ENDINGS):
-            number += 1
-            stem = f"{name}_{number}"
-        taken.update(f"{stem}{ending}" for ending in ENDINGS)
-        stems[name] = stem
-    return stems
-
-
-ENDINGS: Final = (
-    "_quantized", DEQUANTIZED, "_scale", "_zero_point", "_clipped", "_lowest", "_highest", FLOAT_ENDING, BLOCK_SCALE,
-    GLOBAL_SCALE,
-)  # fmt: skip
-"""What follows the name of a tensor in the names of new values."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 import onnx
 from onnx import NodeProto, TensorProto, helper
 
+from passes.encodings.qdq_nodes import choose_stems, dequantize_node, rename_values
 from passes.graph.index import replace_entries
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import UNREAD, DetachedModel
@@ -30,7 +31,7 @@ from pipeline.jobs import Job, JobExecutor, Outcome, run_jobs
 from pipeline.quantsim.optimize import OptimizedLayer, OptimizedStep, find_weights
 from pipeline.quantsim.optimizers import Optimizer
 from pipeline.quantsim.placement import PlacedSite, Placement
-from pipeline.quantsim.qdq import check_opset, choose_stems, dequantize_node, rename_values
+from pipeline.quantsim.qdq import check_opset
 from pipeline.quantsim.shard_data import FittingData, PiecewiseRounding
 from pipeline.quantsim.shard_files import WeightFormat, quantize_shard
 from pipeline.workspace import key_of, stamp, versions

@@ -8,12 +8,12 @@ from onnx import numpy_helper
 
 from passes.weights.detached import DetachedModel, detach
 
-HEADER = '<ir_version: 9, opset_import: ["": 20]>\n'
+IR_VERSIONS = {20: 9, 21: 10}
 
 
-def model_of(text: str, **weights: np.ndarray | np.generic) -> onnx.ModelProto:
+def model_of(text: str, opset: int = 20, **weights: np.ndarray | np.generic) -> onnx.ModelProto:
     """A model from a graph in ONNX text; keyword arguments are its initializers."""
-    model = onnx.parser.parse_model(HEADER + text)
+    model = onnx.parser.parse_model(f'<ir_version: {IR_VERSIONS[opset]}, opset_import: ["": {opset}]>\n{text}')
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
     inferred = onnx.shape_inference.infer_shapes(model)
     return inferred

@@ -8,21 +8,18 @@ outputs, in the order of its kernels. Sources: GPTQModel's `qlinear`, AutoAWQ's 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
-import ml_dtypes
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.encodings.encoding import Precision
-from passes.graph.index import GraphIndex, replace_entries
+from passes.errors import UsageError
+from passes.graph.index import GraphIndex
+from passes.rewrites.file_weights import FileWeights
 from passes.rewrites.matmul_nbits import NibbleWeight, read_dequantized
-from passes.weights.detached import DetachedModel, detach
-from pipeline.errors import UsageError
-from pipeline.quantsim.qdq import DEQUANTIZED, check_opset, choose_stems, dequantize_node, rename_values
+from passes.suggest import plural
+from passes.weights.detached import DetachedModel
 
 NibbleLayout = Literal["gptq", "gptq_v2", "awq"]
 
@@ -35,17 +32,23 @@ AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 PARTS: Final = ("qweight", "qzeros", "scales", "g_idx")
 
 
-def quantize_by_file(model: DetachedModel, path: Path) -> DetachedModel:
-    """The float model with the weights of a checkpoint of GPTQ or AWQ, as DequantizeLinear of their integers.
+def read_checkpoint(model: DetachedModel, path: Path) -> FileWeights:
+    """The weights of a checkpoint of GPTQ or AWQ that stand for weights of the float model.
+
+    Args:
+        model: the float model of the checkpoint, whose weights keep their names.
+        path: the safetensors.
+
+    Returns:
+        The weights, by the names of the model.
 
     Raises:
         UsageError: the file is none of these, or the model lacks a weight of it.
     """
-    weights = read_nibbles(path)
     stored = model.index.initializers
     found: dict[str, NibbleWeight] = {}
     turned: set[str] = set()
-    for module, weight in weights.items():
+    for module, weight in read_nibbles(path).items():
         name = next((name for name in (f"{module}.weight", module) if name in stored), None)
         dims = None if name is None else tuple(stored[name].dims)
         if name is None or dims not in (weight.integers.shape, weight.integers.shape[::-1]):
@@ -57,88 +60,13 @@ def quantize_by_file(model: DetachedModel, path: Path) -> DetachedModel:
         found[name] = weight
         if dims != weight.integers.shape or (dims[0] == dims[1] and not _is_first_axis_summed(model, name)):
             turned.add(name)
-    return store_nibbles(model, found, turned)
+    return FileWeights(found, turned, f"{plural(len(found), 'weight')} of 4 bits")
 
 
 def _is_first_axis_summed(model: DetachedModel, name: str) -> bool:
     """Whether a product reads the square weight `name` as [inputs, outputs]."""
     consumer = model.index.consumers[name][0]
     return consumer.op_type == "MatMul"
-
-
-def store_nibbles(
-    model: DetachedModel,
-    weights: Mapping[str, NibbleWeight],
-    turned: Collection[str],
-    minima: Mapping[str, np.ndarray] = MappingProxyType({}),
-) -> DetachedModel:
-    """The model with these very integers, and DequantizeLinear after them, in place of stored tensors.
-
-    Args:
-        turned: the weights that the model stores as [outputs, inputs].
-        minima: weight → float32 [blocks, N], what is taken off each element of a block after it was scaled.
-
-    Raises:
-        UsageError: the model's opset has no blocks of 4 bits.
-    """
-    precisions = {name: Precision(4, False, False, "block", weight.block) for name, weight in weights.items()}
-    check_opset(model.proto, precisions)
-    proto = model.copy_proto()
-    stems = choose_stems(proto.graph, weights)
-    nodes: list[NodeProto] = []
-    tensors: list[TensorProto] = []
-    for name, weight in weights.items():
-        axis = int(name in turned)
-        parts = {
-            "quantized": weight.integers,
-            "scale": weight.scales.astype(np.float32),
-            "zero_point": weight.zero_points,
-        }
-        for part, array in parts.items():
-            dtype = np.float32 if part == "scale" else ml_dtypes.uint4
-            array = np.ascontiguousarray(array.T if axis else array).astype(dtype)
-            tensors.append(numpy_helper.from_array(array, f"{stems[name]}_{part}"))
-        node = dequantize_node(stems[name], precisions[name], axis)
-        nodes.append(node)
-        if name in minima:
-            added, constants = _take_off(node, minima[name], weight, axis)
-            nodes += added
-            tensors += constants
-    renamed = {name: f"{stem}{DEQUANTIZED}" for name, stem in stems.items()}
-    for node in proto.graph.node:
-        rename_values(node, lambda name: renamed.get(name, name), reads_only=True)
-    nodes += proto.graph.node
-    replace_entries(proto.graph.node, nodes)
-    replace_entries(
-        proto.graph.initializer, [tensor for tensor in proto.graph.initializer if tensor.name not in weights]
-    )
-    del proto.graph.value_info[:]
-    proto.graph.initializer.extend(tensors)
-    return detach(proto, known=model.weights)
-
-
-def _take_off(
-    node: NodeProto, minima: np.ndarray, weight: NibbleWeight, axis: int
-) -> tuple[list[NodeProto], list[TensorProto]]:
-    """The nodes that take the minimum of its block off each element of what `node` gives, and their constants."""
-    result, title = node.output[0], node.output[0].removesuffix(DEQUANTIZED)
-    node.output[0] = f"{title}_above_minimum"
-    rows, columns = weight.integers.shape
-    blocked = [len(minima), weight.block, columns] if axis == 0 else [columns, len(minima), weight.block]
-    whole = [rows, columns] if axis == 0 else [columns, rows]
-    array = minima[:, None, :] if axis == 0 else minima.T[:, :, None]
-    constants = [
-        numpy_helper.from_array(np.array(blocked, np.int64), f"{title}_blocks"),
-        numpy_helper.from_array(np.ascontiguousarray(array, np.float32), f"{title}_minimum"),
-        numpy_helper.from_array(np.array(whole, np.int64), f"{title}_shape"),
-    ]
-    first, minimum, last = (tensor.name for tensor in constants)
-    added = [
-        helper.make_node("Reshape", [node.output[0], first], [f"{title}_in_blocks"], name=f"{title}_Reshape"),
-        helper.make_node("Sub", [f"{title}_in_blocks", minimum], [f"{title}_moved"], name=f"{title}_Sub"),
-        helper.make_node("Reshape", [f"{title}_moved", last], [result], name=f"{title}_Reshape_back"),
-    ]
-    return added, constants
 
 
 def read_nibbles(path: Path) -> dict[str, NibbleWeight]:

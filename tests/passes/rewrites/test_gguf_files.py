@@ -11,13 +11,14 @@ import pytest
 from onnx import TensorProto, numpy_helper
 from typer.testing import CliRunner
 
+from passes.errors import UsageError
 from passes.optimize import optimize
+from passes.rewrites.gguf_files import read_gguf, read_q4_0, read_q4_k
+from passes.run.result import Status
 from passes.weights.detached import DetachedModel, attach, read_model
 from passes.weights.sessions import Session
 from pipeline.cli import app
-from pipeline.errors import UsageError
-from pipeline.quantsim.gguf_files import quantize_by_gguf, read_q4_0, read_q4_k
-from tests.pipeline.quantsim.pictures_of_qdq import model_of
+from tests.support.onnx_models import detached, model_of
 
 HEADS, KEY_HEADS, HIDDEN, INNER = 4, 2, 256, 512
 
@@ -114,7 +115,7 @@ def write_file(folder: Path, gguf: Any) -> tuple[Path, DetachedModel, dict[str, 
     source = {name: array + draw.normal(size=array.shape) * array.std() / 10 for name, array in values.items()}
     source = {name: array.T if name in (UP, HEAD) else array for name, array in source.items()}
     short = {Q_PROJ: "q_proj", K_PROJ: "k_proj", UP: "up", TABLE: "table", HEAD: "head"}
-    model = model_of(GRAPH, 21, **{short[name]: array.astype(np.float32) for name, array in source.items()})
+    model = detached(model_of(GRAPH, 21, **{short[name]: array.astype(np.float32) for name, array in source.items()}))
     proto = attach(model)
     for name, brief in short.items():
         for tensor in proto.graph.initializer:
@@ -145,16 +146,22 @@ def test_a_model_has_the_values_of_the_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[f"{name}_dequantized"], values[name])
     np.testing.assert_array_equal(found[f"{UP}_dequantized"], values[UP].T)
     np.testing.assert_array_equal(numpy_helper.to_array(stored[HEAD]), values[HEAD].T)
-    packed = optimize(out, recipe=["to-matmul-nbits"]).model  # which reads the products of Q4_0
+    recipe = [{"take-weights": {"file": str(path)}}, "to-matmul-nbits"]  # which reads the products of Q4_0
+    run = optimize(tmp_path / "net.onnx", recipe=recipe)
+    assert [row.status for row in run.rows] == [Status.RAN, Status.RAN]
+    assert all(errors.ok for errors in run.rows[0].errors.values()) and len(run.rows[0].errors) == 4
+    packed = run.model
     assert [node.op_type for node in packed.proto.graph.node].count("MatMulNBits") == 1
 
 
 def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     path, model, _ = write_file(tmp_path, gguf)
-    other = model_of("g (float[2, 256] x) => (float[2, 512] y) { y = MatMul(x, w) }", w=np.ones((256, 512), np.float32))
+    other = detached(
+        model_of("g (float[2, 256] x) => (float[2, 512] y) { y = MatMul(x, w) }", w=np.ones((256, 512), np.float32))
+    )
     with pytest.raises(UsageError, match="found 5 quantized tensors that the model lacks, such as blk"):
-        quantize_by_gguf(other, path)
+        read_gguf(other, path)
     proto = attach(model)
     for tensor in proto.graph.initializer:
         if tensor.name == UP:
@@ -162,7 +169,7 @@ def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
             tensor.CopyFrom(numpy_helper.from_array(array, UP))
     onnx.save(proto, tmp_path / "other.onnx")
     with pytest.raises(UsageError, match=r"up_proj\.weight: found values \[512, 256\] that are not those of the model"):
-        quantize_by_gguf(read_model(tmp_path / "other.onnx"), path)
+        read_gguf(read_model(tmp_path / "other.onnx"), path)
     path.write_bytes(b"none")
     with pytest.raises(UsageError, match="is no file of GGUF that gguf reads"):
-        quantize_by_gguf(model, path)
+        read_gguf(model, path)

@@ -21,13 +21,11 @@ from typing import Any, Final
 import numpy as np
 from onnx import TensorProto
 
+from passes.errors import OnnxlineError, PolicyError, UsageError
+from passes.rewrites.file_weights import FileWeights, dequantize
 from passes.rewrites.matmul_nbits import NibbleWeight
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
-from pipeline.errors import CheckFailed, MissingExtra, UsageError
-from pipeline.quantsim.nibble_files import store_nibbles
-from pipeline.quantsim.noise import sqnr_db
-from pipeline.quantsim.optimize import Chosen
 
 BLOCK: Final = 32
 MIDDLE: Final = 8
@@ -55,17 +53,24 @@ class GgufWeight:
         return replace(self, values=self.values[order], nibbles=nibbles, minima=minima)
 
 
-def quantize_by_gguf(model: DetachedModel, path: Path) -> tuple[DetachedModel, str]:
-    """The float model with the weights of the file, and a sentence on what was taken.
+def read_gguf(model: DetachedModel, path: Path) -> FileWeights:
+    """The weights of a file of GGUF that stand for weights of the float model.
+
+    Args:
+        model: the float model that the file was quantized from.
+        path: the file.
+
+    Returns:
+        The weights, by the names of the model.
 
     Raises:
         UsageError: the file is no GGUF, or of another network.
-        MissingExtra: gguf is not installed.
+        PolicyError: gguf is not installed.
     """
     reader, gguf = _open(path)
     names = _find_names(reader, gguf, model, path)
     heads = [int(_field(reader, f"attention.{key}", 1)) for key in ("head_count", "head_count_kv")]
-    weights: dict[str, NibbleWeight] = {}
+    nibbles: dict[str, NibbleWeight] = {}
     minima: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     turned: set[str] = set()
@@ -77,22 +82,22 @@ def quantize_by_gguf(model: DetachedModel, path: Path) -> tuple[DetachedModel, s
         if found.nibbles is None:
             floats[name] = found.values if is_turned else np.ascontiguousarray(found.values.T)
             continue
-        weights[name] = found.nibbles
+        nibbles[name] = found.nibbles
         if is_turned:
             turned.add(name)
         if found.minima is not None:
             minima[name] = found.minima
-    source = Chosen(arrays=floats).tune(model)
     listing = ", ".join(f"{plural(count, 'weight')} of {kind}" for kind, count in kinds.items())
     as_floats = f"; those of {' and '.join(sorted(kinds.keys() - READ.keys()))} as floats" if floats else ""
-    return store_nibbles(source, weights, turned, minima), f"{listing}{as_floats}; equal to what gguf dequantizes"
+    return FileWeights(nibbles, turned, f"{listing}{as_floats}; equal to what gguf dequantizes", minima, floats)
 
 
 def _open(path: Path) -> tuple[Any, Any]:
     try:
         import gguf  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        raise MissingExtra("gguf", f"encodings: --apply {path.name}") from error
+        raise PolicyError(f"{path.name} needs gguf, an extra: pip install 'onnxline[gguf]'") from error
+
     try:
         return gguf.GGUFReader(path), gguf
     except (OSError, ValueError, KeyError, IndexError) as error:
@@ -142,7 +147,7 @@ def _read(tensor: Any, gguf: Any) -> GgufWeight:
     """A tensor of the file.
 
     Raises:
-        CheckFailed: its integers do not give what gguf dequantizes.
+        OnnxlineError: its integers do not give what gguf dequantizes.
     """
     kind = tensor.tensor_type.name
     values = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -150,17 +155,11 @@ def _read(tensor: Any, gguf: Any) -> GgufWeight:
         return GgufWeight(kind, values)
     nibbles, minima = READ[kind](np.asarray(tensor.data))
     found = GgufWeight(kind, values, nibbles, minima)
-    if not np.array_equal(_dequantize(nibbles, minima), values):
-        raise CheckFailed(
+    if not np.array_equal(dequantize(nibbles, minima), values):
+        raise OnnxlineError(
             f"{tensor.name}: the integers of {kind} are not those that gguf dequantizes; report it as a bug"
         )
     return found
-
-
-def _dequantize(weight: NibbleWeight, minima: np.ndarray | None) -> np.ndarray:
-    blocks = weight.integers.reshape(len(weight.scales), weight.block, -1).astype(np.float32)
-    scaled = (blocks - weight.zero_points[:, None]) * weight.scales[:, None]
-    return (scaled if minima is None else scaled - minima[:, None]).reshape(weight.integers.shape).T
 
 
 def read_q4_0(rows: np.ndarray) -> tuple[NibbleWeight, None]:
@@ -211,7 +210,8 @@ def _fit(weight: GgufWeight, stored: np.ndarray, heads: list[int], path: Path, n
         ]
         for order in orders:
             noise = float(np.square(weight.values[order] - matrix, dtype=np.float64).sum())
-            found = sqnr_db(float(np.square(matrix, dtype=np.float64).sum()), noise)
+            signal = float(np.square(matrix, dtype=np.float64).sum())
+            found = 10 * math.log10(signal / noise) if signal and noise else math.inf if signal else -math.inf
             if found > ratio:
                 best, ratio, is_turned = weight.select_rows(order), found, matrix is stored
     if ratio < LEAST_DB:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +11,22 @@ import pytest
 import safetensors.numpy
 from onnx import numpy_helper
 
-from passes.weights.detached import DetachedModel, attach
-from passes.weights.sessions import Session
-from pipeline.errors import UsageError
-from pipeline.quantsim.nibble_files import (
+from passes.errors import PolicyError, UsageError
+from passes.optimize import optimize
+from passes.rewrites.file_weights import FileWeights
+from passes.rewrites.nibble_files import (
     AWQ_ORDER,
     IN_ORDER,
     NibbleLayout,
     pack_words,
-    quantize_by_file,
+    read_checkpoint,
     read_nibbles,
     write_nibbles,
 )
-from tests.pipeline.quantsim.pictures_of_qdq import model_of
+from passes.run.result import Status
+from passes.weights.detached import DetachedModel, attach
+from passes.weights.sessions import Session
+from tests.support.onnx_models import detached, model_of
 
 K, N, GROUP = 64, 16, 32
 DRAW = np.random.default_rng(0)
@@ -67,7 +71,7 @@ def float_model(transposed: bool) -> DetachedModel:
     """A product with the weight of torch, [outputs, inputs], or that of a MatMul."""
     weight = np.zeros((N, K) if transposed else (K, N), np.float32)
     op = "Gemm <transB = 1>(x, weight)" if transposed else "MatMul(x, weight)"
-    model = model_of(f"g (float[2, {K}] x) => (float[2, {N}] y) {{ y = {op} }}", weight=weight)
+    model = detached(model_of(f"g (float[2, {K}] x) => (float[2, {N}] y) {{ y = {op} }}", 21, weight=weight))
     model.proto.graph.node[0].input[1] = "net.fc.weight"
     model.proto.graph.initializer[0].name = "net.fc.weight"
     return model
@@ -77,7 +81,8 @@ def float_model(transposed: bool) -> DetachedModel:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_checkpoint_goes_into_a_model_and_out_again(layout: NibbleLayout, transposed: bool, tmp_path: Path) -> None:
     path = checkpoint(tmp_path, layout)
-    quantized = quantize_by_file(float_model(transposed), path)
+    source = float_model(transposed)
+    quantized = read_checkpoint(source, path).store(source)
     integers = numpy_helper.to_array(next(t for t in attach(quantized).graph.initializer if t.data_type == 21))
     np.testing.assert_array_equal(integers.astype(int), INTEGERS.T if transposed else INTEGERS)
     x = DRAW.normal(size=(2, K)).astype(np.float32)
@@ -103,9 +108,37 @@ def test_what_has_no_form_is_refused(tmp_path: Path) -> None:
     tensors["net.fc.qzeros"] = np.zeros_like(tensors["net.fc.qzeros"])
     safetensors.numpy.save_file(tensors, path)
     with pytest.raises(UsageError, match="a zero point of 0, which gptq has no form for"):
-        write_nibbles(quantize_by_file(float_model(False), path), tmp_path / "out.safetensors", "gptq")
+        write_nibbles(
+            read_checkpoint(float_model(False), path).store(float_model(False)), tmp_path / "out.safetensors", "gptq"
+        )
     with pytest.raises(UsageError, match="the model has no such weight"):
-        quantize_by_file(model_of("g (float[2] x) => (float[2] y) { y = Relu(x) }"), path)
+        read_checkpoint(detached(model_of("g (float[2] x) => (float[2] y) { y = Relu(x) }")), path)
+
+
+def test_a_checkpoint_is_taken_by_a_step_with_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof compares with floats of the file, so a model with other integers fails it."""
+    path = checkpoint(tmp_path, "awq")
+    run = optimize(attach(float_model(False)), [{"take-weights": {"file": str(path)}}])
+    assert [row.status for row in run.rows] == [Status.RAN]
+    assert run.rows[0].reason == "1 weight of 4 bits"
+    store = FileWeights.store
+
+    def store_next(self: FileWeights, model: DetachedModel) -> DetachedModel:
+        nibbles = {
+            name: replace(weight, integers=weight.integers ^ 1, zero_points=weight.zero_points)
+            for name, weight in self.nibbles.items()
+        }
+        return store(replace(self, nibbles=nibbles), model)
+
+    monkeypatch.setattr(FileWeights, "store", store_next)
+    run = optimize(attach(float_model(False)), [{"take-weights": {"file": str(path)}}])
+    assert [row.status for row in run.rows] == [Status.REVERTED]
+    with pytest.raises(PolicyError, match=r"file is 'w\.bin'; expected a file \.gguf or \.safetensors"):
+        optimize(attach(float_model(False)), [{"take-weights": {"file": "w.bin"}}])
+    model = attach(float_model(False))
+    model.opset_import[0].version = 20
+    with pytest.raises(UsageError, match="the model has opset 20, and DequantizeLinear has blocks of 4 bits"):
+        optimize(model, [{"take-weights": {"file": str(path)}}])
 
 
 @pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq"])
@@ -132,14 +165,17 @@ def test_padding_of_packed_integers_is_no_weight(layout: NibbleLayout, rows: int
     assert found.block == GROUP
     np.testing.assert_array_equal(found.integers, integers)
     np.testing.assert_array_equal(found.zero_points, zeros)
-    model = model_of(
-        f"g (float[2, {rows}] x) => (float[2, {columns}] y) {{ y = MatMul(x, fc) }}",
-        fc=np.zeros((rows, columns), np.float32),
+    model = detached(
+        model_of(
+            f"g (float[2, {rows}] x) => (float[2, {columns}] y) {{ y = MatMul(x, fc) }}",
+            21,
+            fc=np.zeros((rows, columns), np.float32),
+        )
     )
     spread = np.arange(rows) // GROUP
     expected = (integers.astype(np.float32) - zeros[spread]) * scales.astype(np.float32)[spread]
     x = DRAW.normal(size=(2, rows)).astype(np.float32)
-    quantized = quantize_by_file(model, path)
+    quantized = read_checkpoint(model, path).store(model)
     np.testing.assert_allclose(Session.of(quantized).run({"x": x})["y"], x @ expected, rtol=1e-5, atol=1e-4)
     (tmp_path / "quantize_config.json").write_text(json.dumps({**settings, "group_size": 16}))
     with pytest.raises(UsageError, match="do not fit each other in 4 bits and groups of 16"):

@@ -1,0 +1,71 @@
+"""Take the weights of a file that another tool has quantized: the float model becomes that of the tool, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Final
+
+from passes.context import PassContext
+from passes.errors import PolicyError, UsageError
+from passes.rewrites.file_weights import FileWeights
+from passes.rewrites.gguf_files import read_gguf
+from passes.rewrites.nibble_files import read_checkpoint
+from passes.step import Description, PassResult, Relation, Step, values
+from passes.weights.detached import DetachedModel
+
+
+@dataclass(frozen=True, slots=True)
+class TakeWeights(Step):
+    """Take weights of 4 bits out of a file of GGUF, or out of the safetensors of GPTQ or AWQ.
+
+    The outputs become those of the file's weights, so the proof compares with the float model that has the floats for
+    which the file stands.
+
+    file: its path; `.gguf` or `.safetensors`.
+    """
+
+    file: str = ""
+    name: str = field(default="take-weights", init=False)
+    source: str = field(default="onnxline", init=False)
+    makes_reference: ClassVar[bool] = True
+    description: ClassVar[Description] = values("Take the weights of 4 bits of a file of GGUF, GPTQ or AWQ")
+
+    def check(self, context: PassContext) -> None:
+        if not isinstance(self.file, str) or Path(self.file).suffix not in READERS:
+            raise PolicyError(f"{self.name}: file is {self.file!r}; expected a file {' or '.join(READERS)}")
+        if not Path(self.file).is_file():
+            raise PolicyError(f"{self.name}: there is no file {self.file}")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        found = read_weight_file(model, Path(self.file))
+        outputs = {info.name: info.name for info in model.proto.graph.output}
+        inputs = {name: name for name in model.index.required_inputs}
+        relation = Relation(inputs, outputs, reference=found.store_floats(model))
+        return PassResult(found.store(model), why=found.summary, relation=relation)
+
+
+def read_weight_file(model: DetachedModel, path: Path) -> FileWeights:
+    """The weights of a file that stand for weights of the float model.
+
+    Args:
+        model: the float model.
+        path: the file, whose suffix is one of `READERS`.
+
+    Returns:
+        The weights, by the names of the model.
+
+    Raises:
+        UsageError: the model has no values, or the file cannot be read or is of another network.
+    """
+    if model.unread():
+        raise UsageError(f"{path}: the model's weights are unread, and the order of the file's rows is told by them")
+    return READERS[path.suffix](model, path)
+
+
+READERS: Final[Mapping[str, Callable[[DetachedModel, Path], FileWeights]]] = {
+    ".gguf": read_gguf,
+    ".safetensors": read_checkpoint,
+}
+"""Suffix → the reader of a file."""
