@@ -157,6 +157,11 @@ def heads(call: OpCall) -> str | None:
     return None
 
 
+def one_limit(call: OpCall) -> str | None:
+    """A mask, or scores of the keys up to the query's place: torch takes no more than one of them."""
+    return "a mask, and causal=True; expected one of them" if call.attrs["mask"] and call.attrs["causal"] else None
+
+
 def scores_of_heads(call: OpCall) -> str | None:
     """The second result has a score for each query and key: (batch, heads, queries, keys)."""
     if heads(call):
@@ -219,6 +224,7 @@ ATTENTION = signature(
     heads,
     result_of_heads,
     operands(3, mask=1),
+    one_limit,
     one_of("backend", *ATTENTION_BACKENDS),
     inputs=(3, 4),
 )

@@ -1,7 +1,8 @@
 """The kernels that torch has for attention, called by name.
 
 `torch.nn.functional.scaled_dot_product_attention` chooses among them at each call, by settings of the process that
-other threads may change. A plan holds the choice, so its calls name the kernel.
+other threads may change. A plan holds the choice, so its calls name the kernel. It is made before operands have
+strides, and no kernel but `math` reads a last axis with gaps: such an operand is copied at each call.
 """
 
 from __future__ import annotations
@@ -11,15 +12,35 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from pipeline.errors import Unsupported
+
 AttentionCall: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool, float], torch.Tensor
 ]
 """(query, key, value, mask, causal, scale) → result, all (batch, heads, tokens, width); the mask is added to scores."""
 
 
-def attention_call(backend: str, device: str) -> AttentionCall:
-    """The kernel of a backend of `pipeline.ops.fused.ATTENTION_BACKENDS` on a device of this type, such as "cuda"."""
-    return CALLS_OF_CPU.get(backend, CALLS[backend]) if device == "cpu" else CALLS[backend]
+def attention_call(backend: str, device: str, *, mask: bool) -> AttentionCall:
+    """The kernel of a backend of `pipeline.ops.fused.ATTENTION_BACKENDS` on a device of this type, such as "cuda".
+
+    Args:
+        backend: its name in the attributes of the op.
+        device: the type of the device that the operands lie on.
+        mask: whether there is a mask.
+
+    Raises:
+        Unsupported: the device has no such kernel, or the kernel takes no mask.
+    """
+    calls = CALLS_OF_CPU if device == "cpu" else CALLS
+    if backend not in calls:
+        raise Unsupported(
+            f"attention with backend={backend!r}: {device} has no such kernel; expected one of {', '.join(calls)}"
+        )
+    if mask and calls[backend] is _flash:
+        raise Unsupported(
+            f"attention with backend={backend!r}: its kernel of {device} takes no mask; expected 'auto' or another one"
+        )
+    return calls[backend]
 
 
 def find_backend(
@@ -30,7 +51,9 @@ def find_backend(
     backend = BACKENDS.get(int(chosen), "auto")
     on_card = query.device.type != "cpu"
     is_padded = on_card and backend == "flash" and any(tensor.shape[-1] % 8 for tensor in (query, value))
-    is_padded |= on_card and backend in ("efficient", "cudnn") and mask is not None and mask.shape[-1] % 16 != 0
+    is_padded |= (
+        on_card and backend in ("efficient", "cudnn") and mask is not None and mask.shape[-1] % MASK_ALIGNMENT != 0
+    )
     return "auto" if is_padded else backend
 
 
@@ -44,22 +67,39 @@ def _math(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: floa
 
 def _flash(query: Any, key: Any, value: Any, _: Any, causal: bool, scale: float) -> torch.Tensor:
     """It takes no mask, so torch does not choose it for one."""
-    return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)[0]
+    operands = map(in_rows, (query, key, value))
+    return torch.ops.aten._scaled_dot_product_flash_attention(*operands, 0.0, causal, False, scale=scale)[0]
 
 
 def _flash_of_cpu(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float) -> torch.Tensor:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)[0]
+    return kernel(*map(in_rows, (query, key, value)), 0.0, causal, attn_mask=mask, scale=scale)[0]
 
 
 def _efficient(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float) -> torch.Tensor:
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-    return kernel(query, key, value, mask, False, 0.0, causal, scale=scale)[0]
+    return kernel(*map(in_rows, (query, key, value)), in_aligned_rows(mask), False, 0.0, causal, scale=scale)[0]
 
 
 def _cudnn(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float) -> torch.Tensor:
     kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
-    return kernel(query, key, value, mask, False, 0.0, causal, False, scale=scale)[0]
+    return kernel(*map(in_rows, (query, key, value)), in_aligned_rows(mask), False, 0.0, causal, False, scale=scale)[0]
+
+
+def in_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy of it, whose last axis has no gaps."""
+    return tensor if tensor.stride(-1) == 1 else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def in_aligned_rows(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """`mask`, or a copy of it, each row of which begins at a multiple of `MASK_ALIGNMENT` elements.
+
+    The copy repeats nothing that `mask` only shows several times.
+    """
+    if mask is None or (mask.stride(-1) == 1 and not any(stride % MASK_ALIGNMENT for stride in mask.stride()[:-1])):
+        return mask
+    once = [slice(1) if stride == 0 else slice(None) for stride in mask.stride()[:-1]]
+    return mask[tuple(once)].clone(memory_format=torch.contiguous_format).expand_as(mask)
 
 
 CALLS: Final[Mapping[str, AttentionCall]] = {
@@ -70,7 +110,10 @@ CALLS: Final[Mapping[str, AttentionCall]] = {
     "cudnn": _cudnn,
 }
 
-CALLS_OF_CPU: Final[Mapping[str, AttentionCall]] = {"flash": _flash_of_cpu}
+CALLS_OF_CPU: Final[Mapping[str, AttentionCall]] = {"auto": _auto, "math": _math, "flash": _flash_of_cpu}
+
+MASK_ALIGNMENT: Final = 16
+"""In elements: kernels of a GPU load so many numbers of a mask at once."""
 
 BACKENDS: Final = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
 """Numbers of `torch.nn.attention.SDPBackend`."""

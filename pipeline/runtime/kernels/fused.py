@@ -216,7 +216,7 @@ def attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """Torch's kernels make (batch, tokens, heads, width) in memory, which is how the result is stored."""
     query, key, value = ins[:3]
     mask = ins[3].expand(*query.shape[:3], key.shape[2]) if attrs["mask"] else None
-    call = attention_call(attrs["backend"], query.device.type)
+    call = attention_call(attrs["backend"], query.device.type, mask=attrs["mask"])
     return partial(_attend_into, outs[0].permute(0, 2, 1, 3), call, (query, key, value, mask), attrs)
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from onnxline import Builder
+from pipeline.errors import Unsupported, UsageError
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
-from pipeline.ir.graph import Graph
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import Kind, unpack
 from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph
 from pipeline.runtime.kernels import attention
-from pipeline.runtime.kernels.attention import find_backend
+from pipeline.runtime.kernels.attention import attention_call, find_backend, in_aligned_rows
 
 
 class Attention(torch.nn.Module):
@@ -26,6 +29,20 @@ class Attention(torch.nn.Module):
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *masks: torch.Tensor
     ) -> torch.Tensor:
         return scaled_dot_product_attention(query, key, value, *masks, **self.options)  # pyright: ignore[reportArgumentType]
+
+
+class ByWidth(torch.nn.Module):
+    """The last two axes of keys, and of values and the mask if so, are swapped: views whose last axis has gaps."""
+
+    def __init__(self, *, values: bool = False, mask: bool = False) -> None:
+        super().__init__()
+        self.values, self.mask = values, mask
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *masks: torch.Tensor
+    ) -> torch.Tensor:
+        swapped = [mask.mT if self.mask else mask for mask in masks]
+        return scaled_dot_product_attention(query, key.mT, value.mT if self.values else value, *swapped)
 
 
 def graph_of(module: torch.nn.Module, operands: list[torch.Tensor]) -> Graph:
@@ -47,6 +64,13 @@ CASES = {
     "a mask": (Attention(), [draw(), draw(), draw(), torch.randn(1, 1, 5, 5)], "flash"),
     "an empty width": (Attention(scale=1.0), [draw(width=0), draw(width=0), draw()], "math"),
     "heads by token": (Attention(), [draw(4, 16).transpose(1, 2).contiguous().transpose(1, 2)] * 3, "flash"),
+    "keys by width": (ByWidth(), [draw(), draw().mT.contiguous(), draw()], "flash"),
+    "keys and values by width": (ByWidth(values=True), [draw(), *[draw().mT.contiguous()] * 2], "flash"),
+    "a mask by columns": (
+        ByWidth(mask=True),
+        [draw(), draw().mT.contiguous(), draw(), torch.randn(1, 1, 5, 5)],
+        "flash",
+    ),
     "truth values": (Attention(), [draw(), draw(), draw(), torch.ones(1, 1, 5, 5, dtype=torch.bool)], None),
     "heads that share keys": (Attention(enable_gqa=True), [draw(4), draw(), draw()], None),
     "one head of keys for all": (Attention(), [draw(4), draw(1), draw(1)], None),
@@ -71,6 +95,47 @@ def test_the_cpu_keeps_torch_s_operator() -> None:
     module, operands, _ = CASES["plain"]
     program = compile_graph(graph_of(module, operands))
     assert not backends_of(program)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "mask", "message"),
+    [
+        ("efficient", "cpu", False, "'efficient': cpu has no such kernel; expected one of auto, math, flash"),
+        ("flash", "cuda", True, "'flash': its kernel of cuda takes no mask; expected 'auto' or another one"),
+    ],
+)
+def test_a_kernel_that_cannot_take_a_call_is_refused(backend: str, device: str, mask: bool, message: str) -> None:
+    with pytest.raises(Unsupported, match=re.escape(message)):
+        attention_call(backend, device, mask=mask)
+
+
+def test_a_backend_that_the_device_lacks_is_refused_and_no_bug_of_ours() -> None:
+    builder, spec = Builder("g"), TensorSpec((1, 2, 5, 8), "float32")
+    operands = [builder.input(name, spec) for name in ("query", "key", "value")]
+    attrs: dict[str, Any] = {"scale": 1.0, "mask": False, "causal": False, "backend": "cudnn"}
+    out = builder.emit("ScaledDotProductAttention", operands, [("y", TensorSpec((1, 5, 2, 8), "float32"))], attrs)
+    with pytest.raises(Unsupported, match="cpu has no such kernel"):
+        compile_graph(builder.build(out)).run({name: draw() for name in ("query", "key", "value")})
+    mask = builder.input("mask", TensorSpec((1, 1, 5, 5), "float32"))
+    with pytest.raises(UsageError, match="a mask, and causal=True; expected one of them"):
+        attrs |= {"mask": True, "causal": True, "backend": "auto"}
+        builder.emit(
+            "ScaledDotProductAttention", [*operands, mask], [("z", TensorSpec((1, 5, 2, 8), "float32"))], attrs
+        )
+
+
+def test_masks_of_a_gpu_s_kernels_have_aligned_rows() -> None:
+    whole = torch.randn(1, 1, 3, 32)
+    assert in_aligned_rows(None) is None and in_aligned_rows(whole) is whole
+    for mask in (
+        torch.randn(1, 1, 3, 33)[..., 1:].expand(2, 4, 3, 32),
+        torch.randn(1, 1, 32, 3).mT,
+        whole[..., :1].expand(1, 1, 3, 32),
+    ):
+        found = in_aligned_rows(mask)
+        assert found is not None and torch.equal(found, mask)
+        assert found.stride(-1) == 1 and not any(stride % 16 for stride in found.stride()[:-1])
+        assert found.untyped_storage().nbytes() == 3 * 32 * 4, "what is repeated is not copied"
 
 
 @pytest.mark.parametrize(
