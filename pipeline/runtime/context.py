@@ -17,14 +17,13 @@ from pipeline.runtime.feeding import (
     PointedSlot,
     SlotPointer,
     operands,
-    storage_id,
     tensors_by_storage,
 )
 from pipeline.runtime.kernels import has_native
 from pipeline.runtime.program import LAUNCH_ERRORS, BoundProgram, ProcessBound, ProgramMemory, RunBody
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
-from pipeline.runtime.tensors import torch_dtype
+from pipeline.runtime.tensors import storage_id, torch_dtype
 from pipeline.runtime.torch_state import plain_state
 
 Tensors = dict[str, torch.Tensor]
@@ -76,6 +75,7 @@ class Context(ProcessBound):
             self._steps = bound.steps
             self._flags = self.memory.new_flags()
             self._launches = [self.memory.bind_step(step, self._slots, self._flags) for step in bound.steps]
+            self.memory.keep(self._launches, self._flags)
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
             CopiedSlot(entry, device, buffers[vid])

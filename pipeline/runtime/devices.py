@@ -10,12 +10,12 @@ No program has run on a CUDA device yet: `CudaDevice` is untested there. The rul
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import ClassVar, Final, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -24,7 +24,7 @@ from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.devices import devices_of
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.planning.arena import ALIGNMENT
-from pipeline.runtime.tensors import torch_dtype, with_strides
+from pipeline.runtime.tensors import storage_id, torch_dtype, with_strides
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
 Launches = Sequence[Callable[[], object]]
@@ -293,20 +293,18 @@ class CudaOrder(StreamOrder):
     def __init__(self, index: int) -> None:
         self._index, self._last = index, torch.cuda.current_stream(index)
         self._raw = self._last.cuda_stream
-        self._kept: list[weakref.ref[torch.Tensor]] = []
+        self._kept = WeakValueDictionary[int, torch.Tensor]()
 
     def enter(self) -> None:
         if torch._C._cuda_getCurrentRawStream(self._index) != self._raw:
             stream = torch.cuda.current_stream(self._index)
             stream.wait_stream(self._last)
             self._last, self._raw = stream, stream.cuda_stream
-            self._kept = [reference for reference in self._kept if reference() is not None]
-            for reference in self._kept:
-                if (memory := reference()) is not None:
-                    memory.record_stream(stream)
+            for memory in {storage_id(memory): memory for memory in self._kept.values()}.values():
+                memory.record_stream(stream)
 
     def keep(self, memory: Iterable[torch.Tensor]) -> None:
-        self._kept += map(weakref.ref, memory)
+        self._kept.update((id(tensor), tensor) for tensor in memory)
 
 
 class OrderedGuard:

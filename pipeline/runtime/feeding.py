@@ -24,7 +24,7 @@ from pipeline.errors import InternalError
 from pipeline.planning import FeedEntry
 from pipeline.runtime.devices import Device
 from pipeline.runtime.slots import accept_tensor
-from pipeline.runtime.tensors import is_functional, torch_dtype
+from pipeline.runtime.tensors import is_functional, storage_id, torch_dtype
 
 
 def operands(launch: object) -> Iterator[torch.Tensor]:
@@ -62,11 +62,6 @@ def tensors_by_storage(tensors: Iterable[torch.Tensor], storages: Collection[int
         if on_storage is not None:
             on_storage[id(tensor)] = tensor
     return {storage: list(by_id.values()) for storage, by_id in found.items()}
-
-
-def storage_id(tensor: torch.Tensor) -> int:
-    """A number for the storage of `tensor`, the same for all its views."""
-    return tensor.untyped_storage()._cdata
 
 
 class SlotPointer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import ClassVar, NoReturn, SupportsIndex
 
 import torch
@@ -22,6 +23,7 @@ from pipeline.ops.aten import TYPED, is_call, takes_any_order, untyped_call
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.call_check import why_refused
 from pipeline.runtime.devices import CPU, TARGET, Device, device_of
+from pipeline.runtime.feeding import operands
 from pipeline.runtime.kernels import (
     KERNELS,
     PACKERS,
@@ -349,7 +351,11 @@ class ProgramMemory:
         """Flags for the indices of launches, where kernels do not check them; None where no call may read any."""
         device, slots = self.bound.device, self.bound.plan.slots
         indices = sum("int" in slots[vid].spec.dtype for step in self.bound.steps for vid in step.call.in_vids)
-        return None if device.is_host or not indices else IndexFlags(device, indices, self.states.order)
+        return None if device.is_host or not indices else IndexFlags(device, indices)
+
+    def keep(self, launches: Sequence[Launch], flags: IndexFlags | None) -> None:
+        """Let nobody have what these launches read and write before they are done, on whichever stream they are."""
+        self.states.order.keep(chain(operands(launches), [] if flags is None else [flags.memory]))
 
     def refuse_wrong_indices(self, flags: IndexFlags) -> None:
         """

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -326,10 +327,10 @@ class RecordingOrder(StreamOrder):
 
     def __init__(self, device: RecordingDevice) -> None:
         self._device, self._last = device, device.stream
-        self.kept: list[weakref.ref[torch.Tensor]] = []
+        self.kept = WeakValueDictionary[int, torch.Tensor]()
 
     def keep(self, memory: Iterable[torch.Tensor]) -> None:
-        self.kept += map(weakref.ref, memory)
+        self.kept.update((id(tensor), tensor) for tensor in memory)
 
     def enter(self) -> None:
         if self._device.stream != self._last:

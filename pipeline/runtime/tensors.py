@@ -132,3 +132,8 @@ class _Unlocked:
         self.array = array  # numpy keeps this object, and so the bytes, as the base of what it makes
         pointer, _ = array.__array_interface__["data"]
         self.__array_interface__ = {**array.__array_interface__, "data": (pointer, False)}
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number for the storage of `tensor`, the same for all its views."""
+    return tensor.untyped_storage()._cdata

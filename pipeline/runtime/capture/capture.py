@@ -97,6 +97,7 @@ class Capture(ProcessBound):
             launches = [memory.bind_step(step, self._slots, self.flags) for step in steps]
             outputs, save_outputs = self._bind_outputs()
             further = [*save_outputs, *self._bind_updates()]
+            memory.keep([*launches, *further], self.flags)
         # A caller may point an output at other memory, so outputs are tensors of their own and no operand of a launch.
         self._views = OutputViews({name: tensor.detach() for name, tensor in outputs.items()})
         self._clones = [(name, _clone_of(tensor)) for name, tensor in outputs.items()]

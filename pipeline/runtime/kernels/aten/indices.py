@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from pipeline.ir import InputRef
-from pipeline.runtime.devices import Device, StreamOrder
+from pipeline.runtime.devices import Device
 from pipeline.runtime.kernels.aten.call import CallTemplate
 from pipeline.runtime.kernels.base import Ins, Launch
 
@@ -39,23 +39,15 @@ LISTS: Final = ("aten.index.Tensor", "aten.index_put.default")
 class IndexFlags:
     """A flag for each tensor of indices that the launches of one program read."""
 
-    def __init__(self, device: Device, most: int, order: StreamOrder) -> None:
-        self._flags = device.empty((most,), None, torch.bool).zero_()
-        self._order = order
-        order.keep([self._flags])
+    def __init__(self, device: Device, most: int) -> None:
+        self.memory = device.empty((most,), None, torch.bool).zero_()
         self.owners: list[int] = []
         """By flag, the index of its call in the plan."""
-        self._device, self._late = device, device.late_value(self._flags)
+        self._device, self._late = device, device.late_value(self.memory)
 
     def new_flag(self, call: int) -> torch.Tensor:
         self.owners.append(call)
-        return self._flags[len(self.owners) - 1]
-
-    def empty_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Dense memory of the shape of `tensor` for the launches that check it."""
-        made = torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
-        self._order.keep([made])
-        return made
+        return self.memory[len(self.owners) - 1]
 
     def start(self) -> None:
         """After launches: look at the flags when the device is done."""
@@ -73,7 +65,7 @@ class IndexFlags:
         found = self._late.poll()
         if found is None or not found.any():
             return None
-        self._flags.zero_()
+        self.memory.zero_()
         return self.owners[int(found.nonzero()[0])]
 
 
@@ -90,11 +82,11 @@ def check_indices(template: CallTemplate, ins: Ins) -> tuple[Sequence[torch.Tens
     checked, launches = list(ins), list[Launch]()
     for at, low, high, ignored in _ranges(template, ins):
         index, flag = ins[at], flags.new_flag(call)
-        checked[at] = safe = flags.empty_like(index)
-        differs, wrong = flags.empty_like(safe, torch.bool), flags.empty_like(flag)
+        checked[at] = safe = torch.empty_like(index, memory_format=torch.contiguous_format)
+        differs, wrong = torch.empty_like(safe, dtype=torch.bool), torch.empty_like(flag)
         launches.append(partial(torch.clamp, index, low, high, out=safe))
         if ignored is not None:
-            is_ignored = flags.empty_like(differs)
+            is_ignored = torch.empty_like(differs)
             launches += [
                 partial(torch.eq, index, ignored, out=is_ignored),
                 partial(safe.masked_fill_, is_ignored, ignored),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipeline.errors import DataError, InternalError, UsageError
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
-from pipeline.runtime.devices import CUDA_ALIGNMENT, GraphFailure
+from pipeline.runtime.devices import GraphFailure
 from pipeline.runtime.recording import RecordingDevice, RecordingOrder
 from pipeline.training import record_step
 from pipeline.training.program import NotFinite
@@ -219,29 +220,63 @@ def test_a_replay_runs_on_the_stream_of_its_caller_after_what_ran_on_another(dev
     assert program.state("step") == 4
 
 
-@pytest.mark.parametrize("make", [mixed_graph, train_graph])
+def views_graph() -> Graph:
+    """`y`: x by columns; w ← the old w by columns. A capture copies both before they change."""
+    builder = GraphBuilder("views")
+    x, w = builder.input("x", SQUARE), builder.state("w", SQUARE, stored([[1.0] * 4] * 4))
+    (y,) = builder.emit("aten.permute.default", [x], [("y", SQUARE)], {"dims": (1, 0)})
+    (after,) = builder.emit("aten.permute.default", [w], [("after", SQUARE)], {"dims": (1, 0)})
+    return replace(builder.build([y]), updates={w: after})
+
+
+def finite_graph() -> Graph:
+    """A kernel that has memory of its own between its two launches."""
+    builder = GraphBuilder("finite")
+    x = builder.input("x", TensorSpec((), "float32"))
+    return builder.build(builder.emit("NotFinite", [x], [("y", TensorSpec((), "float32"))]))
+
+
+@pytest.mark.parametrize("make", [mixed_graph, train_graph, views_graph, finite_graph])
 def test_no_memory_of_a_program_is_given_away_while_a_stream_uses_it(
     make: Callable[[], Graph], device: RecordingDevice
 ) -> None:
     """Arena, states, weights, flags of indices and buffers: all that the program has on the device before a run."""
     program = compile_graph(make(), device=device)
     gc.collect()
-    before = bytes_kept(program)
-    assert before == device.memory.used
-    feed = FEED if make is mixed_graph else {"x": torch.tensor([1.0, 2.0])}
-    report = program.capture(feed).report
-    assert bytes_kept(program) > before or not report.buffer_bytes
+    before = kept_blocks(program, device)
+    assert before == live_blocks(device)
+    feeds = {mixed_graph: FEED, train_graph: {"x": torch.tensor([1.0, 2.0])}, views_graph: {"x": FEED["x"]}}
+    program.capture(feeds.get(make, {"x": torch.tensor(1.0)}))
+    gc.collect()
+    assert kept_blocks(program, device) == live_blocks(device) > before
     program.drop_captures()
     gc.collect()
-    assert bytes_kept(program) == before
+    assert kept_blocks(program, device) == before
 
 
-def bytes_kept(program: CompiledProgram) -> int:
+def kept_blocks(program: CompiledProgram, device: RecordingDevice) -> set[int]:
+    """The first bytes of the blocks that a stream keeps, but for those of graphs, which their pools keep."""
     order = program.context.states.order
     assert isinstance(order, RecordingOrder)
-    kept = [memory for reference in order.kept if (memory := reference()) is not None]
-    blocks = {memory.untyped_storage().data_ptr(): memory.untyped_storage().nbytes() for memory in kept}
-    return sum(max(-(-nbytes // CUDA_ALIGNMENT), 1) * CUDA_ALIGNMENT for nbytes in blocks.values())
+    blocks = [device.memory.block_of(memory) for memory in order.kept.values()]
+    return {block.first for block in blocks if block is not None and block.pool is None}
+
+
+def live_blocks(device: RecordingDevice) -> set[int]:
+    blocks = device.memory._blocks.values()
+    return {block.first for block in blocks if block.is_live and block.pool is None}
+
+
+def test_what_is_kept_is_forgotten_with_its_capture(device: RecordingDevice) -> None:
+    program = compile_graph(mixed_graph(), device=device)
+    order = program.context.states.order
+    assert isinstance(order, RecordingOrder)
+    before = len(order.kept)
+    for _ in range(3):
+        program.capture(FEED)
+        program.drop_captures()
+    gc.collect()
+    assert len(order.kept) == before
 
 
 def test_two_contexts_on_two_streams_share_weights_and_need_no_order(device: RecordingDevice) -> None:

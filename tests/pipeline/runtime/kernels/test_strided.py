@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from pipeline.ops import Kind, unpack
-from pipeline.runtime.feeding import SlotPointer, operands, storage_id, tensors_by_storage
+from pipeline.runtime.feeding import SlotPointer, operands, tensors_by_storage
 from pipeline.runtime.kernels import prepare_kernel
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.aten.fast_paths import matmul as multiply
 from pipeline.runtime.kernels.base import Launch, in_turn
-from pipeline.runtime.tensors import as_tensor, to_numpy, torch_dtype
+from pipeline.runtime.tensors import as_tensor, storage_id, to_numpy, torch_dtype
 from tests.pipeline.runtime.kernels import test_elementwise as elementwise
 from tests.pipeline.runtime.kernels import test_linear_conv as linear_conv
 from tests.pipeline.runtime.kernels import test_norm_reduce as norm_reduce
