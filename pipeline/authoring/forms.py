@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch.nn import functional as torch_functional
@@ -152,6 +152,17 @@ def new_tensor(
     return torch.tensor(data, dtype=dtype or x.dtype)
 
 
+def refuse_values(name: str, builder: EmittingBuilder, x: IRTensor, *_: object, **__: object) -> NoReturn:
+    """
+    Raises:
+        UsageError: always; torch's own words for a tensor on the device meta advise the user to copy it.
+    """
+    raise builder.refusal(
+        f"{name} found {text_of(x)}: it asks for values of tensors, and a graph has none while it is built; expected "
+        "operators of torch"
+    )
+
+
 def check_device(builder: EmittingBuilder, x: IRTensor, place: object) -> None:
     """
     Raises:
@@ -202,6 +213,8 @@ FORMS: Final[Mapping[Any, Callable[..., Any]]] = {
     },
     torch.Tensor.__getitem__: emit_item,
     torch.Tensor.to: emit_conversion,
+    torch.Tensor.cpu: lambda builder, x, **named: emit_conversion(builder, x, "cpu", **named),
+    **{getattr(torch.Tensor, name): partial(refuse_values, name) for name in ("tolist", "numpy")},
     torch.Tensor.new_tensor: new_tensor,
     torch_functional.linear: emit_linear,
     torch.conv2d: emit_conv2d,

@@ -186,8 +186,8 @@ class IRTensor:
     __and__, __rand__, __or__, __ror__, __xor__, __rxor__, __invert__ = (
         _delegate(f"__{name}__") for name in ("and", "rand", "or", "ror", "xor", "rxor", "invert")
     )
-    __floordiv__, __rfloordiv__, __mod__, __rmod__ = (
-        _delegate(f"__{name}__") for name in ("floordiv", "rfloordiv", "mod", "rmod")
+    __floordiv__, __rfloordiv__, __mod__, __rmod__, __lshift__, __rshift__ = (
+        _delegate(f"__{name}__") for name in ("floordiv", "rfloordiv", "mod", "rmod", "lshift", "rshift")
     )
     __iadd__, __isub__, __imul__, __itruediv__, __ifloordiv__, __imod__, __ipow__, __iand__, __ior__, __ixor__ = (
         _write_in_place(name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")

@@ -108,10 +108,12 @@ FORWARDS = {
     "another dtype": lambda x: x.to("cpu", torch.float64),
     "the dtype of another": lambda x: x.to(x.double()),
     "no other device": lambda x: x.to(x.device),
+    "the host": lambda x: x.cpu(),
     "a new tensor": lambda x: x + x.new_tensor([1.0, 2.0, 3.0]),
     "a tensor like it": lambda x: torch.zeros_like(x) + torch.arange(3.0, device=x.device),
     "equal elements": lambda x: (x == 1) & (x != 2) | ~(x >= 0),
     "integers": lambda x: x // 1 + x % 2 + 1 // (x + 2),
+    "bits": lambda x: (x.to(torch.int64) << 3) >> 1,
 }
 
 
@@ -124,6 +126,16 @@ def test_the_same_forward_computes_and_is_recorded(name: str) -> None:
     x = torch.tensor([[0.0, 1.0, 2.0], [-1.0, 1.5, 3.0]])
     (found,) = compile_graph(graph_of(Does(), [x], training=False)).run({"x0": x}).values()
     assert torch.equal(found, Does()(x))
+
+
+@pytest.mark.parametrize("name", ["tolist", "numpy"])
+def test_values_for_python_are_refused(name: str) -> None:
+    class Reads(Module):
+        def forward(self, x: Any) -> Any:
+            return getattr(x, name)()
+
+    with pytest.raises(UsageError, match=rf"Reads\(\): {name} found float32\[2\]: it asks for values of tensors"):
+        graph_of(Reads(), [torch.ones(2)], training=False)
 
 
 TRAINED = ("BCEWithLogitsLoss", "KLDivLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "PoissonNLLLoss")

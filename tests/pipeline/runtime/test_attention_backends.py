@@ -39,10 +39,10 @@ class ByWidth(torch.nn.Module):
         self.values, self.mask = values, mask
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *masks: torch.Tensor
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        swapped = [mask.mT if self.mask else mask for mask in masks]
-        return scaled_dot_product_attention(query, key.mT, value.mT if self.values else value, *swapped)
+        swapped = mask.mT if self.mask and mask is not None else mask
+        return scaled_dot_product_attention(query, key.mT, value.mT if self.values else value, swapped)
 
 
 def graph_of(module: torch.nn.Module, operands: list[torch.Tensor]) -> Graph:
