@@ -59,7 +59,7 @@ class ClampMask(Step):
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         graph = MaskedGraph(model)
         if not graph.uses:
-            return PassResult(model, changed=False, why="no stored constant masks a Softmax")
+            return PassResult(model, changed=False, why=f"no stored constant masks a Softmax{_name_inputs(graph)}")
         graph = _select_scores(_store_constants(graph))
         bound, seen = self.bound, ""
         if bound is None:
@@ -80,6 +80,15 @@ class ClampMask(Step):
         if graph.changes_whole_rows():
             words += f"; a row that is masked as a whole gets other weights{seen}"
         return PassResult(_clamp(graph, bound), why=words)
+
+
+def _name_inputs(graph: MaskedGraph) -> str:
+    """Which inputs may mask in place of a constant."""
+    names = graph.added_inputs()
+    if not names:
+        return ""
+    which = f"the input {names[0]!r} is" if len(names) == 1 else f"the inputs {' and '.join(map(repr, names))} are"
+    return f"; {which} added before it: where the caller makes a mask, give it a finite bound, such as -30"
 
 
 @dataclass(frozen=True, slots=True)

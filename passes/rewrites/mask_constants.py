@@ -96,6 +96,25 @@ class MaskedGraph:
                 elif _is_mask(array, scale):
                     yield MaskUse(position, slot, scale)
 
+    def added_inputs(self) -> list[str]:
+        """The float inputs of the model that are added before a Softmax, such as a mask that the caller makes."""
+        found: dict[str, None] = {}
+        pending = [(self.nodes[position].input[0], False) for position in self._softmaxes]
+        seen = set(pending)
+        while pending:
+            value, is_added = pending.pop()
+            entry = self._fed.get(value)
+            if entry is not None and is_added and entry.type.tensor_type.elem_type in FLOATS:
+                found[value] = None
+            if value not in self._producers:
+                continue
+            node = self.nodes[self._producers[value]]
+            is_added = is_added or node.op_type in SUMS
+            states = {(node.input[slot], is_added) for slot, _ in self._inputs_to_follow(node, 1.0)}
+            pending += sorted(states - seen)
+            seen |= states
+        return sorted(found)
+
     def _inputs_to_follow(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
         """The inputs of `node` that may bring a mask, each with the factor between that input and Softmax."""
         if node.domain not in ONNX_DOMAINS:

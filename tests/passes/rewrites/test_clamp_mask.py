@@ -126,6 +126,17 @@ def test_what_stays(name: str, context: PassContext) -> None:
     assert (result.model, result.changed) == (model, False)
 
 
+def test_a_mask_that_is_an_input_is_named(context: PassContext) -> None:
+    head = "g (float[2, 4, 8] q, float[2, 8, 4] k, float[2, 1, 4] mask, float[2, 4, 4] other) => (float[2, 4, 4] y)"
+    text = "s = MatMul (q, k) m = Unsqueeze (mask, last) w = Squeeze (m, last) x = Add (s, w) z = Softmax (x) "
+    model = model_of(f"{head} {{ {text} y = Add (z, other) }}", last=np.array([3]))
+    result = ClampMask(bound=-30).apply(detached(model), context)
+    assert result.why == (
+        "no stored constant masks a Softmax; the input 'mask' is added before it: where the caller makes a mask, give "
+        "it a finite bound, such as -30"
+    )
+
+
 def test_a_constant_that_others_read_keeps_its_value_beside_the_new_one(clamped: Clamp) -> None:
     model = model_of(
         f"{HEAD} {{ m = Where (kept, scores, c) s = Softmax <axis = -1> (m) y = Max (s, c) }}",
