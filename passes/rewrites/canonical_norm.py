@@ -6,6 +6,7 @@ A norm in parts divides by the root of the mean square; torch writes Reciprocal 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -73,7 +74,10 @@ class CanonicalNorm(Step):
         shape = rewriter.shape(pattern.x)
         inputs = [rewriter.constant_of(array, f"{pattern.last.output[0]}/{label}") for array, label in
                   ((scale, "scale"), *(((bias, "bias"),) if bias is not None else ()))]  # fmt: skip
-        name = rewriter.add(op, [pattern.x, *inputs], pattern.last, shape, axis=-1, epsilon=epsilon)
+        own = inputs if op == "LayerNormalization" else inputs[:1]  # RMSNormalization has no bias
+        name = rewriter.add(op, [pattern.x, *own], pattern.last, shape, axis=-1, epsilon=epsilon)
+        if own != inputs:
+            name = rewriter.add("Add", [name, inputs[1]], pattern.last, shape)
         rewriter.replace(pattern.last.output[0], name)
         return True
 
@@ -92,29 +96,50 @@ def _read_norm(rewriter: Rewriter, pattern: NormPattern) -> tuple[float, Array, 
     wanted.update({"Add": 1, "Sqrt": 1})
     inner.subtract({"Pow": 1} if count["Pow"] else {"Mul": 1})
     inner.subtract({"Div": 1} if count["Div"] else {"Reciprocal": 1, "Mul": 1})
-    if not isinstance(width, int) or +inner != wanted or any(number < 0 for number in inner.values()):
+    if shape is None or not isinstance(width, int) or +inner != wanted or any(number < 0 for number in inner.values()):
         return None
     if any(node.output[0] in rewriter.held for node in nodes[:-1]):
         return None
     axes = [rewriter.ints(input_of(node, 1)) for node in nodes if node.op_type == "ReduceMean"]
-    if any(found not in ([-1], [len(shape or ()) - 1]) for found in axes):
+    if any(found not in ([-1], [len(shape) - 1]) for found in axes):
         return None
-    sums = [node for node in nodes if node.op_type == "Add" and node not in after]
-    epsilon = next((number for name in sums[0].input if (number := rewriter.scalar(name)) is not None), None)
-    ends = {node.op_type: _vector(rewriter, node, width) for node in after}
+    root = next(node for node in nodes if node.op_type == "Sqrt")
+    total = rewriter.producer(root.input[0], "Add")  # an epsilon added to the root is another norm
+    epsilon = None if total is None else next(
+        (number for name in total.input if (number := rewriter.scalar(name)) is not None), None
+    )  # fmt: skip
+    ends = {node.op_type: _vector(rewriter, node, len(shape), width) for node in after}
     if epsilon is None or any(array is None for array in ends.values()) or not set(ends) <= {"Mul", "Add"}:
+        return None
+    if not _is_by_row(rewriter, [node for node in nodes if node not in after], shape):
         return None
     dtype = helper.tensor_dtype_to_np_dtype(rewriter.dtype(pattern.x))
     scale, bias = ends.get("Mul"), ends.get("Add")
+    if any(array is not None and array.dtype != dtype for array in (scale, bias)):
+        return None  # the norm is in another dtype than its data
     return epsilon, np.ones(width, dtype) if scale is None else scale, bias
 
 
-def _vector(rewriter: Rewriter, node: NodeProto, width: int) -> Array | None:
+def _is_by_row(rewriter: Rewriter, nodes: Sequence[NodeProto], shape: tuple[Dim, ...]) -> bool:
+    """Whether a mean or a root has its row's axis of size 1, or is expanded, wherever the data meets it.
+
+    A mean without that axis is broadcast over the columns of a square matrix.
+    """
+    met = [name for node in nodes if node.op_type in ("Sub", "Div", "Mul") for name in node.input]
+    return all(rewriter.shape(name) in (shape, (*shape[:-1], 1), ()) for name in met)
+
+
+def _vector(rewriter: Rewriter, node: NodeProto, rank: int, width: int) -> Array | None:
     """The stored operand of a Mul or an Add with one element for each feature."""
     arrays = [array for name in node.input if (array := rewriter.constant(name)) is not None]
-    if len(arrays) != 1 or arrays[0].shape[-1:] not in ((), (1,), (width,)) or arrays[0].size not in (1, width):
+    if len(arrays) != 1 or not is_feature_vector(arrays[0], rank, width):
         return None
     return np.broadcast_to(arrays[0].reshape(-1), (width,)).copy()
+
+
+def is_feature_vector(array: Array, rank: int, width: int) -> bool:
+    """Whether an operand of data with `width` features has an element for each feature, or one, and adds no axis."""
+    return array.ndim <= rank and (array.size == 1 or array.shape[-1] == array.size == width)
 
 
 def _join_groups(rewriter: Rewriter, node: NodeProto) -> bool:

@@ -25,7 +25,8 @@ from passes.weights.detached import DetachedModel
 
 @dataclass(frozen=True, slots=True)
 class FoldScale(Step):
-    """Fold scalar factors around a product into one, and remove sums with zeros and products with ones.
+    """Fold scalar factors around a product into one, and remove sums with zeros, products with ones and bounds at
+    infinity.
 
     Args:
         into: `product` leaves one factor around each product of two computed values; `weight` puts the factor into the
@@ -53,14 +54,14 @@ class FoldScale(Step):
         folder.fold_around_products()
         if self.into == "weight":
             folder.fold_into_weights()
-        said = [f"{plural(folder.units, 'sum')} with zeros or products with ones removed"] if folder.units else []
+        said = [f"{plural(folder.units, 'operator')} without effect removed"] if folder.units else []
         said += [f"{plural(folder.folded, 'factor')} folded"] if folder.folded else []
         return rewriter.result("; ".join(said) or "no two factors belong to one product")
 
 
 PLACES: Final = ("product", "weight")
 
-UNITS: Final = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
+UNITS: Final = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0, "Max": -math.inf, "Min": math.inf}
 """Operator → the number that changes nothing."""
 
 
@@ -82,13 +83,18 @@ class ScaleFolder:
     folded: int = 0
 
     def remove_units(self) -> None:
-        """Remove sums with zeros, and products with ones, whose result has the shape of the other operand.
+        """Remove sums with zeros, products with ones and bounds at infinity, whose result has the shape of the other
+        operand.
+
+        jax writes a maximum with -inf before each softmax.
 
         A product with ones may be the scale of a norm that somebody keeps.
         """
         for node in self.rewriter.by_op(*UNITS):
             if node.op_type == "Mul" and self.rewriter.is_kept(node.output[0]):
                 continue
+            if len(node.input) != 2:
+                continue  # a Max of more values
             places = (1,) if node.op_type in ("Sub", "Div") else (1, 0)
             for position in places:
                 data, unit = node.input[1 - position], self.rewriter.constant(node.input[position])

@@ -16,6 +16,7 @@ from onnx import NodeProto, TensorProto
 from passes.context import PassContext
 from passes.graph.op_facts import attribute_of, input_of
 from passes.rewrites.canonical_attention import SoftmaxAttention, find_attentions
+from passes.rewrites.canonical_norm import is_feature_vector
 from passes.rewrites.node_writer import Dim
 from passes.rewrites.rewriter import Array, Rewriter
 from passes.step import Description, PassResult, Step, structure, values
@@ -62,7 +63,9 @@ def _write_conv(rewriter: Rewriter, node: NodeProto) -> str:
     ):
         return f"{label}: it scales or transposes its data"
     matrix = weight if attribute_of(node, "transB", 0) else weight.T
-    end, bias = _bias_of(rewriter, node, matrix.shape[0])
+    if rewriter.dtype(node.output[0]) not in NARROW_FLOATS:
+        return f"{label}: its data is no float of 16 or 32 bits"
+    end, bias = _bias_of(rewriter, node, (*shape[:-1], matrix.shape[0]))
     if bias is None and input_of(node, 2):
         return f"{label}: its bias is no stored vector"
     rows, width, count = math.prod(shape[:-1]), shape[-1], matrix.shape[0]
@@ -81,24 +84,27 @@ def _reshape(rewriter: Rewriter, node: NodeProto, name: str, shape: Sequence[int
     return rewriter.add("Reshape", [name, sizes], node, shape)
 
 
-def _bias_of(rewriter: Rewriter, node: NodeProto, count: int) -> tuple[str, Array | None]:
+def _bias_of(rewriter: Rewriter, node: NodeProto, shape: Sequence[int]) -> tuple[str, Array | None]:
     """The value with the bias, and the bias: that of a Gemm, or that of the Add which alone reads a MatMul."""
     if node.op_type == "Gemm":
-        return node.output[0], _vector(rewriter, input_of(node, 2), count)
+        return node.output[0], _vector(rewriter, input_of(node, 2), shape)
     readers = rewriter.consumers[node.output[0]]
     if not rewriter.is_shared(node.output[0]) and readers and readers[0].op_type == "Add":
         other = next((name for name in readers[0].input if name != node.output[0]), "")
-        bias = _vector(rewriter, other, count)
+        bias = _vector(rewriter, other, shape)
         if bias is not None:
             return readers[0].output[0], bias
     return node.output[0], None
 
 
-def _vector(rewriter: Rewriter, name: str, count: int) -> Array | None:
+def _vector(rewriter: Rewriter, name: str, shape: Sequence[int]) -> Array | None:
     array = rewriter.constant(name) if name else None
-    if array is None or array.size not in (1, count) or array.shape[-1:] not in ((), (1,), (count,)):
+    if array is None or not is_feature_vector(array, len(shape), shape[-1]):
         return None
-    return np.broadcast_to(array.reshape(-1), (count,)).copy()
+    return np.broadcast_to(array.reshape(-1), shape[-1:]).copy()
+
+
+NARROW_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,12 @@ class MhaToSha(Step):
                 found = "open sizes" if shape is None else "one head" if shape[1:2] == (1,) else f"{len(shape)} dims"
                 reasons.append(f"{label}: its scores have {found}")
                 continue
-            _HeadWriter(rewriter, attention, shape[1]).write()
+            writer = _HeadWriter(rewriter, attention, shape[1])
+            open_operand = writer.find_open_operand()
+            if open_operand:
+                reasons.append(f"{open_operand}: how many heads it has is not known")
+                continue
+            writer.write()
             heads += shape[1]
         said = f"{plural(heads, 'head')} by {'themselves' if heads > 1 else 'itself'}" if heads else ""
         left = f"{plural(len(reasons), 'attention')} left, {reasons[0]}" if reasons else ""
@@ -138,6 +149,18 @@ class _HeadWriter:
     attention: SoftmaxAttention
     count: int
     pieces: dict[str, list[str]] = field(default_factory=dict)
+
+    def find_open_operand(self) -> str:
+        """An operand that may have an axis of heads, of a size that is not known; empty where there is none."""
+        product = self.rewriter.producers[self.attention.scores]
+        names = [
+            *product.input,
+            *(name for node in self._path() for name in node.input),
+            self.attention.context.input[1],
+        ]
+        shapes = {name: self.rewriter.shape(name) for name in names if name}
+        heads = ((), (1,), (self.count,))
+        return next((name for name, shape in shapes.items() if shape is None or shape[-3:-2] not in heads), "")
 
     def write(self) -> None:
         rewriter, attention = self.rewriter, self.attention
@@ -178,22 +201,24 @@ class _HeadWriter:
     def _piece(self, name: str, head: int) -> str:
         """The part of an operand for one head; the operand itself where all heads share it."""
         shape = self.rewriter.shape(name)
-        if shape is None or len(shape) < 4 or shape[1] != self.count:
+        if shape is None or shape[-3:-2] != (self.count,):
             return name
         if name not in self.pieces:
             self.pieces[name] = self._split(name, shape)
         return self.pieces[name][head]
 
     def _split(self, name: str, shape: Sequence[Dim]) -> list[str]:
-        rewriter, one = self.rewriter, (shape[0], 1, *shape[2:])
+        rewriter, axis = self.rewriter, len(shape) - 3  # a mask or a bias may have no axis of the batch
+        one = (*shape[:axis], 1, *shape[axis + 1 :])
         array = rewriter.constant(name)
         if array is not None:
-            return [
-                rewriter.constant_of(array[:, head : head + 1], f"{name}_head_{head}") for head in range(self.count)
-            ]
+            pieces = np.split(array, self.count, axis)
+            return [rewriter.constant_of(piece.copy(), f"{name}_head_{head}") for head, piece in enumerate(pieces)]
         names = [rewriter.free(f"{name}/head_{head}") for head in range(self.count)]
         sizes = rewriter.constant_of(np.ones(self.count, np.int64), "one_each")
-        rewriter.add_many("Split", [name, sizes], rewriter.producers.get(name, self.attention.softmax), names, axis=1)
+        rewriter.add_many(
+            "Split", [name, sizes], rewriter.producers.get(name, self.attention.softmax), names, axis=axis
+        )
         for piece in names:
             rewriter.declare(piece, rewriter.dtype(name), one)
         return names
@@ -219,6 +244,8 @@ class NoInt64(Step):
         rewriter = Rewriter(model, context)
         narrow: dict[str, str] = {}
         for node in rewriter.by_op(*TAKES_INT32):
+            if node.op_type == "OneHot" and rewriter.dtype(node.input[2]) not in NARROW_FLOATS:
+                continue  # onnxruntime has no kernel
             places = [position for position in TAKES_INT32[node.op_type] if input_of(node, position)]
             names = [node.input[position] for position in places]
             if all(rewriter.dtype(name) == TensorProto.INT64 and self._fits(rewriter, name) for name in names):
@@ -250,6 +277,6 @@ def _narrow(rewriter: Rewriter, node: NodeProto, name: str) -> str:
 TAKES_INT32: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("Gather", "GatherElements", "ScatterElements"), (1,)),
     "Slice": (1, 2, 3, 4),
-    "OneHot": (0,),
+    "OneHot": (0, 1),
 }
 """Operator → its inputs of indices, which are of one type."""

@@ -81,8 +81,9 @@ Found = tuple[Range, str]
 class ScoreRanges:
     """What the operands of Softmaxes may contain, judged by the operators that compute them."""
 
-    def __init__(self, rewriter: Rewriter) -> None:
-        self._rewriter = rewriter
+    def __init__(self, rewriter: Rewriter, largest: float | None = None) -> None:
+        """`largest` takes the place of `TO_LARGE`, where a narrower dtype follows."""
+        self._rewriter, self._largest = rewriter, largest
         self._known: dict[str, Found] = {}
 
     def why_masked_whole(self, softmax: NodeProto) -> str:
@@ -106,11 +107,13 @@ class ScoreRanges:
     def _find_range(self, name: str) -> Found:
         array = self._rewriter.constant(name)
         if array is not None:
-            return _range_of_constant(array, name)
+            return _range_of_constant(array, name, self._largest)
         node = self._rewriter.producer(name)
         if node is None:
             return Range.ANY, f"what it is masked with comes from {name}, which may mask a row whole"
         op = op_of(node)
+        if op == "Clip":
+            return self._of_bounded(node)
         if op in BOUNDED:
             return Range.FINITE, ""
         if op in KEEPING:
@@ -126,6 +129,13 @@ class ScoreRanges:
         if op == "Trilu":
             return self._of_triangle(node)
         return Range.ANY, f"{op} {name} may make a row of -inf"
+
+    def _of_bounded(self, node: NodeProto) -> Found:
+        """Of a Clip: its least value, where that is finite; else what it reads."""
+        low = self._rewriter.constant(input_of(node, 1))
+        given = np.array(attribute_of(node, "min", -np.inf), np.float32) if low is None else low
+        kind, reason = _range_of_constant(given, node.output[0])
+        return self._range_of(node.input[0]) if kind > Range.LARGE else (kind, reason)
 
     def _of_sum(self, node: NodeProto) -> Found:
         found = [self._range_of(name) for name in node.input]
@@ -144,11 +154,13 @@ class ScoreRanges:
     def _of_moved(self, node: NodeProto) -> Found:
         """What a node moves or converts: finite elements stay finite, and rows stay rows if the last axis does."""
         sources = node.input if node.op_type == "Concat" else node.input[:1]
-        worst = max(self._range_of(name) for name in sources)
+        narrows = self._rewriter.dtype(node.input[0]) != self._rewriter.dtype(node.output[0]) == TensorProto.FLOAT16
+        ranges = ScoreRanges(self._rewriter, LARGE_IN_HALF) if narrows else self
+        worst = max(ranges._range_of(name) for name in sources)
         if worst[0] is Range.FINITE or worst[0] is Range.ANY:
             return worst
         if worst[0] is Range.LARGE:
-            fits = node.op_type != "Cast" or attribute_of(node, "to") != TensorProto.FLOAT16
+            fits = node.op_type not in ("Cast", "CastLike") or self._rewriter.dtype(node.output[0]) in WIDE
             return worst if fits else (Range.ANY, f"{node.output[0]} rounds a mask to -inf")
         if _keeps_rows(self._rewriter, node):
             return worst
@@ -199,7 +211,8 @@ class ScoreRanges:
             return any(self._has_in_every_row(name, truth) for name in node.input)
         if op == "Trilu" and truth and not attribute_of(node, "upper", 1):
             ones = self._rewriter.constant(node.input[0])
-            return ones is not None and bool(ones.all()) and (self._offset_of(node) or 0) >= 0
+            offset = self._offset_of(node)
+            return ones is not None and bool(ones.all()) and offset is not None and offset >= 0
         return op in COMPARISONS and truth and self._is_causal(*(node.input[place] for place in COMPARISONS[op]))
 
     def _is_causal(self, keys: str, queries: str) -> bool:
@@ -235,7 +248,7 @@ def _keeps_rows(rewriter: Rewriter, node: NodeProto) -> bool:
     return True
 
 
-def _range_of_constant(array: Array, name: str) -> Found:
+def _range_of_constant(array: Array, name: str, largest: float | None = None) -> Found:
     if not is_float(array):
         return Range.FINITE, ""
     wide = array.astype(np.float64)
@@ -244,7 +257,7 @@ def _range_of_constant(array: Array, name: str) -> Found:
     if np.isinf(wide).any():
         has_open_rows = wide.ndim > 0 and np.isfinite(wide).any(axis=-1).all()
         return (Range.OPEN, "") if has_open_rows else (Range.ANY, f"{name} masks a row whole")
-    largest = TO_LARGE.get(array.dtype.name, 1e37)
+    largest = largest or TO_LARGE.get(array.dtype.name, 1e18)
     return (Range.LARGE if wide.size and np.abs(wide).max() > largest else Range.FINITE), ""
 
 
@@ -254,11 +267,16 @@ def _is_mask(array: Array) -> bool:
     return not np.isnan(wide).any() and not (wide == np.inf).any()
 
 
-TO_LARGE: Final = {"float16": 1e4, "float64": 1e300}
-"""The absolute value above which a number masks; 1e37 in the other dtypes."""
+LARGE_IN_HALF: Final = 1e4
+
+TO_LARGE: Final = {"float16": LARGE_IN_HALF}
+"""The absolute value above which a number masks; 1e18 in the other dtypes, whose product with itself is finite."""
+
+WIDE: Final = (TensorProto.DOUBLE,)
+"""Dtypes that have every finite number of the others: the lowest float32 is -inf as bfloat16."""
 
 BOUNDED: Final = PRODUCTS | {
-    *("Einsum", "Softmax", "Tanh", "Sigmoid", "Erf", "Sin", "Cos", "Clip", "HardSigmoid", "Shape", "Size"),
+    *("Einsum", "Softmax", "Tanh", "Sigmoid", "Erf", "Sin", "Cos", "HardSigmoid", "Shape", "Size"),
     *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"),
 }
 """Operators whose results are no masks: products and norms of hidden states, and curves with bounds."""

@@ -74,6 +74,39 @@ def test_norms_in_parts_become_one_operator(context: PassContext) -> None:
     assert written(CanonicalNorm("parts"), LAYER_NORM_OF, context, 20)[0].total() == 9
 
 
+SQUARE_NORM = """g ({data}[8, 8] x) => ({result} y) {{
+    h = Cast <to = 1> (x) m = ReduceMean <keepdims = {kept}> (h, axis) d = Sub (h, m) s = Mul (d, d)
+    v = ReduceMean <keepdims = {kept}> (s, axis) {end}
+}}"""
+ROOT_END = "e = Add (v, epsilon) r = Sqrt (e) n = Div (d, r) y = Mul (n, gain)"
+
+
+@pytest.mark.parametrize(
+    ("end", "gain", "changes"),
+    [
+        ("r = Sqrt (v) e = Add (r, epsilon) n = Div (d, e) y = Mul (n, gain)", vector(8, 0), {}),
+        (ROOT_END, vector(8, 0)[:, None], {}),
+        (ROOT_END, vector(8, 0)[None, None], {"result": "float[1, 8, 8]"}),
+        (ROOT_END, vector(8, 0), {"kept": 0}),
+        (ROOT_END, vector(8, 0), {"data": "float16"}),
+    ],
+    ids=["epsilon after the root", "a gain by row", "one more axis", "means of columns", "two dtypes"],
+)
+def test_what_layer_normalization_does_not_say_stays_in_parts(
+    end: str, gain: np.ndarray, changes: dict[str, object], context: PassContext
+) -> None:
+    text = SQUARE_NORM.format(**{"data": "float", "result": "float[8, 8]", "kept": 1, "end": end} | changes)
+    model = model_of(text, gain=gain, axis=WEIGHTS["axis"], epsilon=np.float32(0.5))
+    assert not CanonicalNorm().apply(detached(model), context).changed
+    assert CanonicalNorm().apply(detached(model_of(LAYER_NORM, **WEIGHTS, **NUMBERS)), context).changed
+
+
+def test_a_bias_after_an_rms_norm_is_a_sum(context: PassContext) -> None:
+    ops, _ = written(CanonicalNorm(newer=True), RMS_NORM.replace("y = Mul", "p = Mul").replace(
+        "\n}", " y = Add (p, bias)\n}"), context, 23)  # fmt: skip
+    assert ops == {"RMSNormalization": 1, "Add": 1}
+
+
 LAYER_NORM_OF = """g (float[2, 3, 8] x) => (float[2, 3, 8] y) {
     y = LayerNormalization <axis = 2, epsilon = 0.001> (x, scale, bias)
 }"""

@@ -63,6 +63,13 @@ def test_zeros_that_broadcast_a_value_stay(context: PassContext) -> None:
     assert folded(text, context, **weights) == ["Add", "Relu"]
 
 
+def test_a_bound_at_infinity_goes(context: PassContext) -> None:
+    text = """g (float[2, 4, 8] x) => (float[2, 4, 8] y, float[2, 4, 8] z) {
+        a = Max (low, x) b = Min (a, high) y = Sub (x, b) z = Max (x, low, y)
+    }"""
+    assert folded(text, context, low=np.float32(-np.inf), high=np.float32(np.inf)) == ["Sub", "Max -inf"]
+
+
 def test_a_factor_that_the_dtype_cannot_hold_stays(context: PassContext) -> None:
     text = "g (float[2, 4, 8] x) => (float[2, 4, 8] y) { a = Mul (x, tiny) y = Mul (a, tiny) }"
     assert folded(text, context, tiny=np.float32(1e-30)) == ["Mul 1e-30", "Mul 1e-30"]

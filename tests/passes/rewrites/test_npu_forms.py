@@ -83,6 +83,45 @@ def test_heads_compute_the_same_bits_and_share_what_they_shared(context: PassCon
     assert [node.input[0] for node in nodes if node.op_type == "Where"] == ["seen", "seen"]
 
 
+@pytest.mark.parametrize("bias", ["float[2, 3, 3]", "float[3, 3]"])
+def test_a_bias_without_the_axis_of_the_batch_is_split_by_head(bias: str, context: PassContext) -> None:
+    text = HEADS.replace("bool[1, 1, 3, 3] seen", bias + " by_head").replace("m = Where (seen, b, low)", "m = Relu (b)")
+    _, errors = written(MhaToSha(), text.replace("m = Relu (b) p = Softmax (m)", "p = Softmax (b)"), context)
+    assert errors["y"] == 0.0
+
+
+def test_a_mask_of_an_open_number_of_heads_is_named(context: PassContext) -> None:
+    text = HEADS.replace("bool[1, 1, 3, 3]", 'bool[1, "H", 3, 3]')
+    result = MhaToSha().apply(detached(model_of(text, low=np.float32(-1e9), by_head=matrix(3, 3, 0))), context)
+    assert not result.changed and "seen: how many heads it has is not known" in (result.why or "")
+
+
+@pytest.mark.parametrize("bias", [vector(8, 1)[:, None], vector(8, 1)[None, None]], ids=["by row", "one more axis"])
+def test_a_sum_that_is_no_bias_of_a_conv_stays(bias: np.ndarray, context: PassContext) -> None:
+    shape = "1, 8, 8" if bias.ndim == 3 else "8, 8"
+    text = f"g (float[8, 8] x) => (float[{shape}] y) {{ a = MatMul (x, w) y = Add (a, bias) }}"
+    model, errors = written(LinearToConv(), text, context, w=matrix(8, 8, 0), bias=bias)
+    assert errors["y"] < 1e-5  # sums of 8 in another order
+    assert [node.op_type for node in model.proto.graph.node][-1] == "Add"
+
+
+def test_a_product_of_integers_is_no_conv(context: PassContext) -> None:
+    text = "g (int64[8, 8] x) => (int64[8, 8] y) { y = MatMul (x, w) }"
+    result = LinearToConv().apply(detached(model_of(text, w=np.ones((8, 8), np.int64))), context)
+    assert result.why == "1 product left, y: its data is no float of 16 or 32 bits"
+
+
+def test_one_hot_reads_index_and_depth_of_int32(context: PassContext) -> None:
+    text = "g (int64[3] x) => (float[3, 4] y) { y = OneHot (x, depth, values) }"
+    values = np.array([0, 1], np.float32)
+    model, errors = written(NoInt64(), text, context, depth=np.array(4), values=values)
+    assert errors["y"] == 0.0
+    assert "depth_int32" in model.proto.graph.node[-1].input
+    text = text.replace("float[3, 4]", "int64[3, 4]")
+    whole = model_of(text, depth=np.array(4), values=values.astype(np.int64))  # onnxruntime has no kernel
+    assert not NoInt64().apply(detached(whole), context).changed
+
+
 @pytest.mark.parametrize("shape", ["1, 1, 3, 4", "3, 4"])
 def test_one_head_is_left_as_it_is(shape: str, context: PassContext) -> None:
     text = f"""g (float[{shape}] q, float[{shape}] v) => (float[{shape}] y) {{

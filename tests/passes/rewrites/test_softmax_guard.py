@@ -47,13 +47,25 @@ FLOAT, BOOL = "float[2, 4, 4] fed", "bool[2, 4, 4] fed"
         ("masked = Add (scores, column)", FLOAT, "column masks a row whole"),
         ("turned = Transpose <perm = [1, 0]> (bias) bias = Expand (causal, size) masked = Add (scores, turned)",
          FLOAT, "cuts the rows of a mask"),
+        ("whole_mask = Add (scores, strict) masked = Clip (whole_mask, lowest, zero)", FLOAT, ""),
+        ("whole_mask = Add (scores, strict) masked = Clip (whole_mask, , zero)", FLOAT, "strict masks a row whole"),
+        ("large = Where (fed, zero, big) bias = Mul (large, minus_big) masked = Add (scores, bias)", BOOL,
+         "may make a row of -inf"),
+        ("first = Neg (by) seen = Trilu <upper = 0> (true, first) masked = Where (seen, scores, minus)",
+         FLOAT, "chosen by seen"),
+        ("far = Where (fed, scores, far_low) half_far = Cast <to = 10> (far) masked = Cast <to = 1> (half_far)", BOOL,
+         "rounds a mask to -inf"),
+        ("far = Where (fed, scores, lowest) half_far = Cast <to = 16> (far) masked = Cast <to = 1> (half_far)", BOOL,
+         "rounds a mask to -inf"),
         ("logs = Log (fed) masked = Add (scores, logs)", FLOAT, "may make a row of -inf"),
     ],
 )  # fmt: skip
 def test_a_guard_goes_only_where_each_row_sees_a_key(mask: str, more: str, stays: str, context: PassContext) -> None:
     weights = {"causal": CAUSAL, "strict": STRICT, "sees": SEES, "column": CAUSAL[:, 3:]}
     scalars = {"zero": np.float32(0), "half": np.float32(0.5), "minus": -INF, "lowest": LOWEST}
+    scalars |= {"big": np.float32(1e30), "minus_big": np.float32(-1e30), "far_low": np.float32(-1e9)}
     ints = {"size": np.array([4, 4]), "from": np.array(0), "to": np.array(4), "by": np.array(1), "last": np.array([1])}
+    weights["true"] = np.ones((4, 4), bool)
     weights["whole"] = np.full((4, 4), -INF, np.float32)
     model = model_of(GUARDED.format(mask=mask, more=more), **weights, **scalars, **ints)
     result = DropSoftmaxGuard().apply(detached(model), context)
