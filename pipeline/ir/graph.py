@@ -233,7 +233,8 @@ class Op:
     outputs: tuple[int, ...]
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     kernel: KernelSpec | None = None
-    """None while no emitter knows the kind; lowering lists such ops."""
+    """None in a graph of an importer until it is compiled, since a named dim or an order in memory may still be chosen;
+    and where no emitter knows the kind: lowering lists such ops."""
     constraints: Mapping[str, Plain] = field(default_factory=dict)
     """Facts for the planner, e.g. `inplace: (0,)`: output 0 may reuse the storage of input 0."""
     hints: Mapping[str, Plain] = field(default_factory=dict)

@@ -114,7 +114,7 @@ class Site:
     bias_of: tuple[str, str] | None = None
     """Of a bias: the data and the weight whose products it is added to."""
     bias_rank: int = 1
-    """Of a bias: how many dims it has. A Gemm takes a row, [1, channels], too."""
+    """Of a bias: how many dims it has. A product takes a row, [1, channels], too."""
     parameter: str = ""
     """What a constant is to its operator in AIMET's words: weight, bias, running_mean …; empty for other constants."""
     moved_to: tuple[str, ...] = ()
