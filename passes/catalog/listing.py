@@ -257,6 +257,7 @@ def _draw_weight(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:
 UNPICTURED: Final[Mapping[str, str]] = {
     "nop": "it does nothing, on purpose",
     "take-weights": "it takes a file of weights",
+    "lora-inputs": "it declares inputs, and leaves every operator as it is",
     "clamp-mask": "its bound comes from the scores on the draws of a run",
     "smooth-quant": "its factors come from the activations on the draws of a run",
     "awq": "its factors come from the activations on the draws of a run",

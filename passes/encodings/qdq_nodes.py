@@ -46,15 +46,17 @@ ENDINGS: Final = (
 
 def dequantize_node(name: str, precision: Precision, axis: int | None) -> NodeProto:
     """The DequantizeLinear of a stored tensor; `name` is what the names of its tensors begin with."""
-    attributes: dict[str, Any] = {}
-    if axis is not None:
-        attributes["axis"] = axis
-        if precision.granularity == "block":
-            attributes["block_size"] = precision.block
-    reads = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"]
+    reads, title = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"], f"{name}_DequantizeLinear"
     return helper.make_node(
-        "DequantizeLinear", reads, [f"{name}{DEQUANTIZED}"], name=f"{name}_DequantizeLinear", **attributes
+        "DequantizeLinear", reads, [f"{name}{DEQUANTIZED}"], name=title, **block_axes(precision, axis)
     )
+
+
+def block_axes(precision: Precision, axis: int | None) -> dict[str, Any]:
+    """The attributes that say along which axis the scales lie, and how large a block is."""
+    if axis is None:
+        return {}
+    return {"axis": axis} | ({"block_size": precision.block} if precision.granularity == "block" else {})
 
 
 def rename_values(node: NodeProto, new_name: Callable[[str], str], *, reads_only: bool = False) -> None:

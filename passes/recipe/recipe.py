@@ -33,6 +33,7 @@ from passes.rewrites.fold_shape import FoldShape
 from passes.rewrites.four_axes import To4d
 from passes.rewrites.half_precision import ToBf16, ToFp16
 from passes.rewrites.interface import ChangeBatch, ChangeOutputs, Extract, FixShapes, Rename
+from passes.rewrites.lora_inputs import LoraInputs
 from passes.rewrites.matmul_nbits import FromMatMulNBits, ToMatMulNBits
 from passes.rewrites.merge_layout import MergeLayout
 from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
@@ -91,6 +92,7 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "to-matmul-nbits": ToMatMulNBits,
     "from-matmul-nbits": FromMatMulNBits,
     "take-weights": TakeWeights,
+    "lora-inputs": LoraInputs,
 }
 
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)

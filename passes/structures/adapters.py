@@ -13,6 +13,30 @@ from passes.structures.view import GraphView
 
 def find_loras(view: GraphView) -> Iterator[Candidate]:
     """(x·A)·B, perhaps scaled, that is added to x·W, where A has half as many columns as x and B, or fewer."""
+    for down, up, _ in _find_adapters(view):
+        yield Candidate(up, (down, up), (down.output[0], up.output[0]), allow_gaps=True)
+
+
+def find_adapted(view: GraphView) -> dict[str, str]:
+    """The weights of adapters, each with the weight that it adapts.
+
+    Args:
+        view: of the model.
+
+    Returns:
+        Stored tensor A or B → stored tensor W.
+    """
+    found: dict[str, str] = {}
+    for *products, base in _find_adapters(view):
+        adapted = view.weight_behind(base.input[1])
+        weights = [view.weight_behind(product.input[1]) for product in products]
+        if adapted is not None:
+            found |= {weight.name: adapted.name for weight in weights if weight is not None}
+    return found
+
+
+def _find_adapters(view: GraphView) -> Iterator[tuple[NodeProto, NodeProto, NodeProto]]:
+    """The products with A, B and W of each adapter."""
     for up in view.nodes:
         if not _has_matrix(view, up):
             continue
@@ -20,8 +44,9 @@ def find_loras(view: GraphView) -> Iterator[Candidate]:
         if down is None or not _is_low(view, down, up):
             continue
         for total, value in view.downstream(up.output[0], SCALING):
-            if op_of(total) == "Add" and _adapts(view, view.other_operand(total, value), down):
-                yield Candidate(up, (down, up), (down.output[0], up.output[0]), allow_gaps=True)
+            base = _find_base(view, view.other_operand(total, value), down) if op_of(total) == "Add" else None
+            if base is not None:
+                yield down, up, base
                 break
 
 
@@ -43,10 +68,12 @@ def _is_low(view: GraphView, down: NodeProto, up: NodeProto) -> bool:
     return 0 < 2 * rank <= min(inputs, outputs)
 
 
-def _adapts(view: GraphView, name: str, down: NodeProto) -> bool:
-    """Whether `name` is a product of the same value, perhaps with a bias."""
+def _find_base(view: GraphView, name: str, down: NodeProto) -> NodeProto | None:
+    """The product that makes `name`, perhaps with a bias, if it is one of the same value."""
     base = view.find_producer(name, "Add", *MATRIX_PRODUCTS)
     if base is not None and op_of(base) == "Add":
         computed = [read for read in base.input if read not in view.folded]
         base = view.find_producer(computed[0], *MATRIX_PRODUCTS) if len(computed) == 1 else None
-    return base is not None and _has_matrix(view, base) and view.source(base.input[0]) == view.source(down.input[0])
+    if base is None or not _has_matrix(view, base) or view.source(base.input[0]) != view.source(down.input[0]):
+        return None
+    return base

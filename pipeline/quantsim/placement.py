@@ -18,6 +18,8 @@ from passes.graph.traversal import every_node
 from passes.provenance.annotations import annotations_of
 from passes.rewrites.attention_operators import is_attention
 from passes.structures import STRUCTURES
+from passes.structures.adapters import find_adapted
+from passes.structures.view import GraphView
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, Precision
@@ -148,7 +150,7 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule], dtypes: Collecti
         has_format = any(rule.format_for(site.role) is not None for site in matches)
         if not has_format and rule.tensors is None:
             raise UsageError(_nothing_matched(rule, sites, model, names))
-    chosen = _choose_rules(sites, rules, matched)
+    chosen = _choose_rules(sites, rules, matched, find_adapted(GraphView(model)))
     infinite = {site.group: site.tensor for site in _constants_without_range(sites, model)}
     graph = model.proto.graph
     handed_out = {tensor.name for tensor in graph.initializer} & {info.name for info in graph.output}
@@ -225,9 +227,13 @@ UNIT_RANGE: Final = (0.0, 1.0)
 
 
 def _choose_rules(
-    sites: Iterable[Site], rules: Sequence[PlacementRule], matched: Sequence[frozenset[str]]
+    sites: Iterable[Site],
+    rules: Sequence[PlacementRule],
+    matched: Sequence[frozenset[str]],
+    adapted: Mapping[str, str],
 ) -> dict[str, int | None]:
-    """The number of the rule that decides each tensor: the last that has a format for it, or for one of its group."""
+    """The number of the rule that decides each tensor: the last that has a format for it, for one of its group, or, of
+    a weight of an adapter, for the weight that it adapts."""
     last: dict[str, int] = {}
     for site in sites:
         key = _key(site)
@@ -237,6 +243,10 @@ def _choose_rules(
             if site.tensor in matched[index] and rule.format_for(site.role) is not None
         )
         last[key] = max(last.get(key, -1), *numbers, -1)
+    for name, base in adapted.items():
+        own, other = f"weight {name}", f"weight {base}"
+        if own in last:
+            last[own] = max(last[own], last.get(other, -1))
     return {site.tensor: last[_key(site)] if last[_key(site)] >= 0 else None for site in sites}
 
 

@@ -15,6 +15,7 @@ from passes.encodings.qdq_nodes import (
     DEQUANTIZED,
     FLOAT_ENDING,
     GLOBAL_SCALE,
+    block_axes,
     choose_stems,
     dequantize_node,
     rename_values,
@@ -69,7 +70,8 @@ def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision]) -> Non
 def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> DetachedModel:
     """`model` with every tensor of `encodings` quantized and dequantized where it is made.
 
-    A constant is stored as integers, with a DequantizeLinear after it. Inputs and outputs keep their names. Where
+    A constant is stored as integers, with a DequantizeLinear after it; one that is an input, too, stays the default of
+    that input, which is quantized when the model runs. Inputs and outputs keep their names. Where
     a format has fewer bits than its ONNX dtype, a Clip in front keeps an activation within its numbers.
 
     Raises:
@@ -84,9 +86,10 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
     del proto.graph.node[:], proto.graph.initializer[:], proto.graph.value_info[:]
     added: list[TensorProto] = []
     renamed: dict[str, str] = {}
+    inputs = {info.name for info in graph.input}
     for tensor in graph.initializer:
         encoding = encodings.get(tensor.name)
-        if encoding is None:
+        if encoding is None or tensor.name in inputs:
             proto.graph.initializer.append(tensor)
             continue
         stored = quantize(model.array(tensor), encoding)
@@ -99,6 +102,7 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
     for info in graph.input:
         if info.name in encodings:
             name, encoding, stem = info.name, encodings[info.name], stems[info.name]
+            _check_input(name, encoding)
             renamed[name] = f"{stem}{DEQUANTIZED}"
             proto.graph.node.extend(quantize_nodes(name, renamed[name], encoding, stem, stem))
             added += _parameters(stem, encoding)
@@ -134,8 +138,23 @@ def quantize_nodes(value: str, result: str, encoding: Encoding, parameters: str,
         limits = [f"{parameters}_lowest", f"{parameters}_highest"]
         yield helper.make_node("Clip", [value, *limits], [source], name=f"{title}_Clip")
     numbers, scales = f"{title}_quantized", [f"{parameters}_scale", f"{parameters}_zero_point"]
-    yield helper.make_node("QuantizeLinear", [source, *scales], [numbers], name=f"{title}_QuantizeLinear")
-    yield helper.make_node("DequantizeLinear", [numbers, *scales], [result], name=f"{title}_DequantizeLinear")
+    axes = block_axes(encoding.precision, encoding.axis)
+    yield helper.make_node("QuantizeLinear", [source, *scales], [numbers], name=f"{title}_QuantizeLinear", **axes)
+    yield helper.make_node("DequantizeLinear", [numbers, *scales], [result], name=f"{title}_DequantizeLinear", **axes)
+
+
+def _check_input(name: str, encoding: Encoding) -> None:
+    """Refuse an input with a default, such as an adapter, in a format that nodes do not compute from floats.
+
+    Raises:
+        UsageError: it has such a format.
+    """
+    precision = encoding.precision
+    if encoding.axis is not None and (precision.scale_type or not precision.fills_its_type):
+        raise UsageError(
+            f"quantsim: the input {name!r} has a default and is to be {precision}; expected 4 or 8 bits with scales in "
+            "float for a weight that callers may feed"
+        )
 
 
 def dequantize_nodes(name: str, encoding: Encoding) -> Iterator[NodeProto]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 from passes.context import PassContext
-from passes.optimize import draw_feeds
+from passes.optimize import draw_feeds, optimize
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.run.result import Status
@@ -89,3 +91,26 @@ def test_an_adapter_that_a_step_merges_stays_where_it_is_kept(context: PassConte
     assert [row.status for row in kept.rows] == [Status.REVERTED]
     assert [verdict.kept for verdict in kept.structures] == [True]
     assert {"a", "b"} <= {tensor.name for tensor in kept.model.proto.graph.initializer}
+
+
+def test_adapters_become_inputs_whose_defaults_they_stay(context: PassContext) -> None:
+    source = drawn(f"{HEAD} {{ {FORMS['as PEFT has it']} }}")
+    run = optimize(source, ["lora-inputs"], context=context)
+    (row,) = run.rows
+    assert row.status == Status.RAN
+    assert row.reason == "2 inputs of 1 adapter, with their values as defaults: a float[32, 4], b float[4, 24]"
+    assert all(errors.ok for errors in row.errors.values())
+    model = attach(run.model)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
+    x = np.random.default_rng(0).normal(size=(2, 4, 32)).astype(np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    base, delta = x @ stored["w"], 2 * (x @ stored["a"]) @ stored["b"]
+    for feeds, factor in (({}, 1), ({"b": -3 * stored["b"]}, -3)):
+        results: Any = session.run(None, {"x": x, **feeds})
+        np.testing.assert_allclose(
+            results[0], base + factor * delta, rtol=1e-4, atol=1e-5
+        )  # sums of 32 products of float32
+    again = optimize(model, ["lora-inputs"], context=context)
+    assert (again.rows[0].changed, again.rows[0].reason) == (False, "the adapters are inputs already")
+    none = optimize(drawn(f"{HEAD} {{ {OTHERS['full rank']} }}"), ["lora-inputs"], context=context)
+    assert none.rows[0].reason == "no product with matrices of low rank is added to another"

@@ -1,0 +1,72 @@
+"""Adapters that are inputs: formats of what they adapt, integers of their defaults, and another adapter fed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from passes.optimize import optimize
+from passes.weights.detached import DetachedModel, attach
+from pipeline.errors import UsageError
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.placement import place
+from pipeline.quantsim.qdq import insert_qdq
+from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
+
+GRAPH = """g (float[2, 4, 32] x) => (float[2, 4, 24] y) {
+    base = MatMul (x, w) h = MatMul (x, a) d = MatMul (h, b) y = Add (base, d)
+}"""
+DRAW = np.random.default_rng(0)
+WEIGHTS = {
+    name: DRAW.normal(size=size).astype(np.float32)
+    for name, size in {"w": (32, 24), "a": (32, 4), "b": (4, 24)}.items()
+}
+X = DRAW.normal(size=(2, 4, 32)).astype(np.float32)
+
+
+def with_inputs() -> DetachedModel:
+    return optimize(attach(model_of(GRAPH, 21, **WEIGHTS)), ["lora-inputs"]).model
+
+
+def quantized(model: DetachedModel, weights: str) -> onnx.ModelProto:
+    placement = place(model, [rule("op:*", weights, "float")])
+    proto = attach(insert_qdq(model, encode(placement, {}, model)))
+    onnx.checker.check_model(proto)
+    return proto
+
+
+def run(model: onnx.ModelProto, **adapters: np.ndarray) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found: Any = session.run(None, {"x": X, **adapters})
+    return found[0]
+
+
+@pytest.mark.parametrize("weights", ["int8/channel", "int4/block16", "uint4/channel"])
+def test_inputs_are_quantized_as_stored_adapters_are(weights: str) -> None:
+    model = quantized(with_inputs(), weights)
+    np.testing.assert_array_equal(run(model), run(quantized(model_of(GRAPH, 21, **WEIGHTS), weights)))
+    none = run(model, b=np.zeros_like(WEIGHTS["b"]))
+    base = model_of("g (float[2, 4, 32] x) => (float[2, 4, 24] y) { y = MatMul (x, w) }", w=WEIGHTS["w"])
+    np.testing.assert_array_equal(none, run(quantized(base, weights)))
+    assert [info.name for info in model.graph.input] == ["x", "a", "b"]
+
+
+def test_adapters_have_the_format_of_what_they_adapt() -> None:
+    rules = [rule("op:*", "int8/channel", "float"), rule("tensor:w", "int4/channel")]
+    for model in (with_inputs(), model_of(GRAPH, 21, **WEIGHTS)):
+        formats = place(model, rules).formats()
+        assert {name: str(formats[name]) for name in "wab"} == dict.fromkeys("wab", "int4/channel")
+        formats = place(model, [*rules, rule("tensor:b", "int8/channel")]).formats()
+        assert {name: str(formats[name]) for name in "ab"} == {"a": "int4/channel", "b": "int8/channel"}
+
+
+def test_a_format_that_no_node_makes_of_floats_is_refused() -> None:
+    with pytest.raises(UsageError, match="the input 'a' has a default and is to be int3/channel; expected 4 or 8 bits"):
+        quantized(with_inputs(), "int3/channel")
