@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import onnx
@@ -60,22 +60,33 @@ def fix_input_shapes(steps: Sequence[Step], model: onnx.ModelProto) -> onnx.Mode
     Raises:
         PolicyError: there is no such input, or its declared shape contradicts the requested shape.
     """
-    asked = {name: (step, shape) for step in steps for name, shape in step.input_shapes.items()}
-    if not asked:
-        return None
+    asked = {name: (step.name, shape) for step in steps for name, shape in step.input_shapes.items()}
+    return with_input_shapes(asked, model) if asked else None
+
+
+def with_input_shapes(asked: Mapping[str, tuple[str, Sequence[int]]], model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with other input shapes.
+
+    Args:
+        asked: input → who asks for a shape, for the message of a refusal, and the shape.
+        model: stays as it is.
+
+    Raises:
+        PolicyError: there is no such input, or its declared shape contradicts the requested shape.
+    """
     fixed = copy_of(model)
     inputs = {info.name: info.type.tensor_type.shape.dim for info in fixed.graph.input}
     sizes: dict[str, int] = {}
-    for name, (step, shape) in asked.items():
+    for name, (asker, shape) in asked.items():
         if name not in inputs:
             hint = nearest(name, inputs) or f"; it has: {', '.join(inputs)}"
-            raise PolicyError(f"{step.name}: the model has no input {name!r}{hint}")
+            raise PolicyError(f"{asker}: the model has no input {name!r}{hint}")
         dims = inputs[name]
         if len(dims) != len(shape) or any(
             dim.HasField("dim_value") and dim.dim_value != size for dim, size in zip(dims, shape, strict=False)
         ):
             declared = [dim.dim_param or dim.dim_value or "?" for dim in dims]
-            raise PolicyError(f"{step.name}: {name} is to be {list(shape)}, and the model declares {declared}")
+            raise PolicyError(f"{asker}: {name} is to be {list(shape)}, and the model declares {declared}")
         for dim, size in zip(dims, shape, strict=True):
             sizes |= {dim.dim_param: size} if dim.dim_param else {}
             dim.dim_value = size

@@ -128,10 +128,9 @@ def inspect_model(
     opened = open_model(model)
     proto = opened.without_functions().proto
     if shapes:
-        from passes.rewrites.interface import FixShapes  # these load every step
-        from passes.run.apply_step import fix_input_shapes
+        from passes.run.apply_step import with_input_shapes  # it loads every step
 
-        proto = fix_input_shapes([FixShapes(shapes)], proto) or proto
+        proto = with_input_shapes({name: ("inspect", shape) for name, shape in shapes.items()}, proto)
     proto, sizes = _with_sizes(proto)
     types = GraphIndex(infer_types(proto, data_prop=True)).types
     index = GraphIndex(proto.graph)

@@ -62,6 +62,7 @@ def merge(
         PolicyError: no such output or input, or two types that do not fit; or a value has one encoding in the first
             model and another in the second.
         UsageError: encodings of a tensor that a model does not have.
+        ModelError: the merged model does not run, so that it cannot be proven.
         StepFailed: the merged model computes something else, or is not valid.
 
     Example:

@@ -18,11 +18,12 @@ from passes.context import PassContext, limit_runs, open_context
 from passes.diff import match_models
 from passes.diff.numbers import draw_inputs
 from passes.encodings.encoding import Encoding, fit_encodings
-from passes.errors import PolicyError, StepFailed
+from passes.errors import ModelError, PassError, PolicyError, StepFailed
 from passes.graph.index import GraphIndex, computed_values, values_read
 from passes.graph.traversal import reads_of
 from passes.model.analysis import what_is_invalid
 from passes.proof.numbers import Errors, compare
+from passes.proof.numeric import SPACE
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.prover import worst_errors
 from passes.provenance.annotations import module_path_of
@@ -32,6 +33,7 @@ from passes.visible import html_table, text_table
 from passes.weights.detached import DetachedModel, open_model
 from passes.weights.files import write_model
 from passes.weights.sharing import MappedModel, portable
+from passes.worker.messages import REFUSED
 
 MANIFEST: Final = "manifest.json"
 
@@ -143,6 +145,7 @@ def split(
     Raises:
         PolicyError: no such value or module, or not exactly one way.
         UsageError: encodings of a tensor that the model does not have.
+        ModelError: the model does not run, so that its parts cannot be proven.
         StepFailed: the chain computes something else, or a part is not valid.
 
     Example:
@@ -273,22 +276,52 @@ def prove_chain(
     """The errors of `whole` against the chain of `parts`; both run on the draws of a proof.
 
     Raises:
-        StepFailed: an output is out of tolerance.
+        ModelError: the whole does not run, or the system has no space for a run.
+        StepFailed: a part does not run, or an output is out of tolerance.
     """
     with nullcontext(context) if context else open_context() as context, limit_runs(context, whole):
-        draws = [draw.feeds for draw in draw_inputs(match_models(whole, whole), context)]
-        errors = context.proofs.ask(
-            measure_chain,
-            whole=portable(whole, context.spill),
-            parts=[portable(part, context.spill) for part in parts],
-            joined={key: dict(names) for key, names in joined.items()},
-            draws=draws,
-            computed_in=computed_types(whole, whole.index.outputs),
-        )
+        draws: list[Mapping[str, np.ndarray]] = []
+        try:
+            draws += [draw.feeds for draw in draw_inputs(match_models(whole, whole), context)]
+            errors = context.proofs.ask(
+                measure_chain,
+                whole=portable(whole, context.spill),
+                parts=[portable(part, context.spill) for part in parts],
+                joined={key: dict(names) for key, names in joined.items()},
+                draws=draws,
+                computed_in=computed_types(whole, whole.index.outputs),
+            )
+        except StepFailed as failure:
+            raise _blame(failure, whole, draws, context) from failure
     bad = [f"{name}: {found.why}" for name, found in errors.items() if not found.ok]
     if bad:
         raise StepFailed(f"the parts compute something else than the whole: {'; '.join(bad[:3])}")
     return errors
+
+
+def _blame(
+    failure: StepFailed, whole: DetachedModel, draws: Sequence[Mapping[str, np.ndarray]], context: PassContext
+) -> PassError:
+    """`failure` of a run, where the whole runs; a ModelError where it does not, or where the system has no space."""
+    if REFUSED in str(failure):
+        return ModelError(f"the proof cannot be run: {failure}{SPACE}")
+    try:
+        if draws:
+            context.proofs.ask(run_model, model=portable(whole, context.spill), draws=draws)
+            return failure
+    except StepFailed as own:
+        failure = own
+    return ModelError(f"the model does not run as it is: {failure}; if nothing here can run it, {UNPROVEN}")
+
+
+UNPROVEN: Final = "leave the proof out: --no-proof (proof=False)"
+
+
+def run_model(model: MappedModel, draws: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """In the proof worker: run a model, for whether it runs."""
+    session = model.session()
+    for feeds in draws:
+        session.run(feeds)
 
 
 def measure_chain(

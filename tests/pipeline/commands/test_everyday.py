@@ -94,6 +94,7 @@ def test_inspect(model: Path, tmp_path: Path) -> None:
     assert "structures   1 qkv, 1 attention" in said
     assert "rknn           opset 20" in said
     assert "<td style='text-align:left'>MatMul</td>" in (tmp_path / "page.html").read_text()
+    assert "inspect: x is to be [1, 3]" in call("inspect", model, "--shape", "x=1,3", code=2)
     data = json.loads(call("inspect", model, "--json", "--target", "rknn"))
     assert (data["total_macs"], data["refused"]) == (73_728, {"rknn": ["opset 20"]})
 
@@ -109,6 +110,39 @@ def test_split_and_merge(model: Path, tmp_path: Path) -> None:
     call("split", model, "-o", tmp_path / "other", "--max-size", "huge", code=2)
     assert "part" in call("split", model, "-o", tmp_path / "small", "--max-size", "9kB")
     call("split", model, "-o", tmp_path / "target", "--target", "coreml")
+
+
+def test_a_model_that_does_not_run_is_a_mistake_of_its_user(model: Path, tmp_path: Path) -> None:
+    """Its parts are not wrong, so the exit code is not that of a failed check."""
+    strange = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17, "com.example" : 1]>
+        g (float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = com.example.Strange(a) y = Relu(b) }"""
+    )
+    onnx.save(strange, tmp_path / "strange.onnx")
+    split = ("split", tmp_path / "strange.onnx", "-o", tmp_path / "parts", "--at", "a")
+    assert "does not run as it is" in call(*split, code=2)
+    assert "2 parts" in call(*split, "--no-proof")
+    merge = ("merge", tmp_path / "strange.onnx", tmp_path / "strange.onnx", "-o", tmp_path / "all.onnx", "--map", "y=x")
+    assert "does not run as it is" in call(*merge, code=2)
+    assert not (tmp_path / "all.onnx").exists()
+
+
+def test_a_full_folder_of_temporary_files(model: Path, tmp_path: Path) -> None:
+    """No part is at fault; a limit on the size of files stands for a full disk."""
+    large = onnx.load(model)
+    large.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((64, 1024), np.float32), "large"))
+    large.graph.node.append(onnx.helper.make_node("ReduceSum", ["large"], ["extra"]))
+    large.graph.output.append(onnx.helper.make_tensor_value_info("extra", onnx.TensorProto.FLOAT, [1, 1]))
+    onnx.save(large, tmp_path / "large.onnx")
+    words = ["split", str(tmp_path / "large.onnx"), "-o", str(tmp_path / "parts"), "--at", "scores"]
+    script = (
+        "import resource, sys; from pipeline import cli; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+        f"sys.argv = ['onnxline', *{words!r}]; cli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "the system refused to go on" in ended.stderr and "TMPDIR" in ended.stderr
 
 
 def test_compare_on_data_of_the_user(model: Path, tmp_path: Path) -> None:
