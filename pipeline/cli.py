@@ -135,6 +135,7 @@ def load_command(name: str) -> Any:
     """The command as its module registers it."""
     commands = typer.Typer(callback=lambda: None)  # with a callback it is a group, however many commands it has
     importlib.import_module(f".commands.{COMMANDS[name][0]}", __package__).register(commands)
+    commands.registered_commands = [found for found in commands.registered_commands if found.name == name]
     return get_command(commands).commands[name]  # type: ignore[attr-defined]
 
 

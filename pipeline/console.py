@@ -19,7 +19,6 @@ from passes.suggest import bytes_text, milliseconds_text, plural
 from passes.visible import visible_line
 from pipeline import events
 from pipeline.events import StageBar, line_of
-from pipeline.parts.result import PartsResult
 from pipeline.terminal import Screen
 from pipeline.workspace import REPRODUCERS
 
@@ -118,6 +117,8 @@ class RunConsole:
 
     def conclude(self, result: RunResult) -> None:
         """Print what the passes did, how the final model runs, and where the files are."""
+        from pipeline.parts.result import PartsResult  # with the models of a report, which `optimize` needs none of
+
         if isinstance(result, PartsResult):
             for name, part in result.parts.items():
                 self.line(f"part {name}", "bold")

@@ -4,6 +4,7 @@ and options in `passes.recipe` of a configuration."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final, get_type_hints
@@ -127,10 +128,19 @@ def library_versions(more: Sequence[str] = ()) -> dict[str, str]:
     versions = {}
     for name in names:
         try:
-            versions[name] = metadata.version(name)
+            versions[name] = _version_of(metadata.distribution(name))
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def _version_of(found: metadata.Distribution) -> str:
+    """Its version by one line of its metadata; `Distribution.version` parses all of it, 3 ms each."""
+    line = VERSION.search(found.read_text("METADATA") or "")
+    return found.version if line is None else line[1]
+
+
+VERSION: Final = re.compile(r"^Version: *(\S+)$", re.MULTILINE)
 
 
 RecipeItem = str | Mapping[str, Mapping[str, Any] | None]

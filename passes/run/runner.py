@@ -300,11 +300,11 @@ class _PassLoop:
 
 def _closing_remarks(rows: Sequence[PassRow], before: DetachedModel, after: DetachedModel) -> Iterator[str]:
     """What the rows say of nodes of zeros and ones, and of growth that is still there in the end."""
-    grown = describe_growth(before, after)
-    for row in rows:
-        for remark in row.remarks:
-            if grown or " grew " not in remark:
-                yield f"{row.name}: {remark}"
+    remarks = [(row.name, remark) for row in rows for remark in row.remarks]
+    grew = any(" grew " in remark for _, remark in remarks) and describe_growth(before, after)
+    for name, remark in remarks:
+        if grew or " grew " not in remark:
+            yield f"{name}: {remark}"
 
 
 def _reason(step: Step, attempt: Attempt) -> str:

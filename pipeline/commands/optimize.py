@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from passes import PassRun
     from passes.context import PassContext
     from passes.encodings.aimet import AimetVersion
+    from passes.recipe.recipe import RecipeItem
 
 MOST_LINES = 12
 """How many encodings that were not carried are listed without `--verbose`."""
@@ -47,7 +48,6 @@ def optimize(
     from passes.provenance.annotations import strip_metadata
     from passes.recipe import DEFAULT_RECIPE
     from passes.weights.files import save, write_errors
-    from pipeline.config import read_recipe
     from pipeline.console import RunConsole
     from pipeline.events import PassEnded, PassesEnded, Progress, StageStarted
 
@@ -58,7 +58,7 @@ def optimize(
     encodings_out = out.with_suffix(".encodings")
     if encodings is not None and encodings_out.exists() and encodings_out.samefile(encodings):
         raise UsageError(f"--encodings {encodings} is where the result's are written; name OUT.onnx otherwise")
-    steps = DEFAULT_RECIPE if recipe is None else read_recipe(recipe)
+    steps = DEFAULT_RECIPE if recipe is None else _read_recipe(recipe)
     screen = RunConsole(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))
 
     def observe(name: str, index: int, total: int, row: passes.PassRow | None) -> None:
@@ -101,6 +101,12 @@ def optimize(
     if strict and run.reverted:
         were = "was" if len(run.reverted) == 1 else "were"
         raise CheckFailed(f"--strict: {plural(len(run.reverted), 'step')} {were} reverted or failed, as shown above")
+
+
+def _read_recipe(texts: list[str]) -> tuple[RecipeItem, ...]:
+    from pipeline.config import read_recipe  # the classes of a configuration take a tenth of a second to make
+
+    return read_recipe(texts)
 
 
 def write_encodings(
