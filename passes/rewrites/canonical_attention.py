@@ -65,14 +65,14 @@ class CanonicalAttention(Step):
             _write_mask_as_sum(rewriter, attention.softmax)
         if self.fused:
             fused = [_fuse(rewriter, attention) for attention in find_attentions(rewriter)]
-            notes.append(f"{plural(sum(fused), 'attention')} as one operator" if fused else "no attention is in parts")
+            notes += [f"{plural(sum(fused), 'attention')} as one operator"] if fused else []
             if rewriter.opset < SINCE:
-                notes[-1] = f"opset {rewriter.opset} has no Attention, opset {SINCE} has"
+                notes += [f"opset {rewriter.opset} has no Attention, opset {SINCE} has"]
         current = rewriter.result(None).model
         if self.fused and rewriter.changes:
             current = MergeLayout().apply(current, context).model
         current = _name_projections(current, context)
-        said = f"{plural(len(attentions), 'attention')} in one form" if attentions else "no attention is in parts"
+        said = f"{plural(len(attentions), 'attention')} in one form" if attentions else why_no_attention(rewriter)
         return PassResult(current, current is not model, "; ".join([said, *notes]))
 
 
@@ -117,6 +117,15 @@ def find_attentions(rewriter: Rewriter) -> Iterator[SoftmaxAttention]:
         if rewriter.producer(name, "MatMul") is not None:
             mask = masks[0] if len(masks) == 1 else ""
             yield SoftmaxAttention(name, softmax, contexts[0], scale, mask if len(masks) < 2 else "?")
+
+
+def why_no_attention(rewriter: Rewriter) -> str:
+    """Why `find_attentions` finds none."""
+    softmax = next(rewriter.by_op("Softmax"), None)
+    if softmax is None:
+        return "no attention is in parts"
+    label = softmax.name or softmax.output[0]
+    return f"no attention is in parts, {label}: more than a scale and a mask is between it and two products"
 
 
 def _leads_to_product(rewriter: Rewriter, name: str) -> bool:

@@ -56,7 +56,9 @@ class FoldScale(Step):
             folder.fold_into_weights()
         said = [f"{plural(folder.units, 'operator')} without effect removed"] if folder.units else []
         said += [f"{plural(folder.folded, 'factor')} folded"] if folder.folded else []
-        return rewriter.result("; ".join(said) or "no two factors belong to one product")
+        none = "no two factors belong to one product"
+        none += ", and none follows a stored weight alone" if self.into == "weight" else ""
+        return rewriter.result("; ".join(said) or none)
 
 
 PLACES: Final = ("product", "weight")

@@ -15,7 +15,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
 from passes.graph.op_facts import attribute_of, input_of
-from passes.rewrites.canonical_attention import SoftmaxAttention, find_attentions
+from passes.rewrites.canonical_attention import SoftmaxAttention, find_attentions, why_no_attention
 from passes.rewrites.canonical_norm import is_feature_vector
 from passes.rewrites.node_writer import Dim
 from passes.rewrites.rewriter import Array, Rewriter
@@ -138,7 +138,7 @@ class MhaToSha(Step):
             heads += shape[1]
         said = f"{plural(heads, 'head')} by {'themselves' if heads > 1 else 'itself'}" if heads else ""
         left = f"{plural(len(reasons), 'attention')} left, {reasons[0]}" if reasons else ""
-        return rewriter.result("; ".join(filter(None, (said, left))) or "no attention is in parts")
+        return rewriter.result("; ".join(filter(None, (said, left))) or why_no_attention(rewriter))
 
 
 @dataclass(slots=True)

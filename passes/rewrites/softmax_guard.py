@@ -258,7 +258,11 @@ def _range_of_constant(array: Array, name: str, largest: float | None = None) ->
         has_open_rows = wide.ndim > 0 and np.isfinite(wide).any(axis=-1).all()
         return (Range.OPEN, "") if has_open_rows else (Range.ANY, f"{name} masks a row whole")
     largest = largest or TO_LARGE.get(array.dtype.name, 1e18)
-    return (Range.LARGE if wide.size and np.abs(wide).max() > largest else Range.FINITE), ""
+    if not wide.size or np.abs(wide).max() <= largest:
+        return Range.FINITE, ""
+    # In half precision a sum with a large number may be -inf, but not the sum with its neighbour.
+    is_open = largest == LARGE_IN_HALF and wide.ndim and wide.max() <= largest
+    return (Range.OPEN if is_open and (wide >= -largest).any(axis=-1).all() else Range.LARGE), ""
 
 
 def _is_mask(array: Array) -> bool:

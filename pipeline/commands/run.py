@@ -194,7 +194,9 @@ def write_fix(source: str, table: TargetTable, found: Sequence[Obstruction], pat
         recipe = [step for step in recipe if (step if isinstance(step, str) else next(iter(step))) in changed]
         left = examine(run.model, table, refused).obstructions
     if not recipe:
-        print_line("no step of onnxline mends any of it, so no recipe is written")
+        steps = ", ".join(step if isinstance(step, str) else next(iter(step)) for step in tried)
+        effect = f"{steps} changed nothing of this model" if steps else "no step of onnxline mends any of it"
+        print_line(f"{effect}, so no recipe is written")
         return True
     title = (
         f"# Mends what {table.title} does not take of {source}; run it with: onnxline optimize MODEL --recipe {path}"

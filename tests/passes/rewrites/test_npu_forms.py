@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 import passes
 from passes.context import PassContext
+from passes.rewrites.canonical_attention import CanonicalAttention
 from passes.rewrites.channels_last import ToNhwc
 from passes.rewrites.four_axes import To4d
 from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
@@ -88,6 +89,13 @@ def test_a_bias_without_the_axis_of_the_batch_is_split_by_head(bias: str, contex
     text = HEADS.replace("bool[1, 1, 3, 3] seen", bias + " by_head").replace("m = Where (seen, b, low)", "m = Relu (b)")
     _, errors = written(MhaToSha(), text.replace("m = Relu (b) p = Softmax (m)", "p = Softmax (b)"), context)
     assert errors["y"] == 0.0
+
+
+def test_an_attention_with_more_between_its_products_is_named(context: PassContext) -> None:
+    text = HEADS.replace("s = MatMul (q, k)", "a = MatMul (q, k) s = Tanh (a)")
+    model = detached(model_of(text, low=np.float32(-1e9), by_head=matrix(3, 3, 0)))
+    for step in (MhaToSha(), CanonicalAttention()):
+        assert "p: more than a scale and a mask is between it" in (step.apply(model, context).why or "")
 
 
 def test_a_mask_of_an_open_number_of_heads_is_named(context: PassContext) -> None:

@@ -83,6 +83,19 @@ def test_a_mask_in_half_precision_may_round_to_infinity(context: PassContext) ->
     assert not result.changed and "adds a mask that may reach -inf" in (result.why or "")
 
 
+def test_a_causal_mask_in_half_precision_leaves_a_score_in_each_row(context: PassContext) -> None:
+    text = GUARDED.format(mask="masked = Add (scores, mask)", more=FLOAT).replace("float[", "float16[")
+    lowest = np.finfo(np.float16).min
+    causal = np.triu(np.full((4, 4), lowest, np.float16), 1)
+    zero, masks = (
+        np.float16(0),
+        {"causal": causal, "strict": np.triu(np.full((4, 4), lowest, np.float16)), "high": -causal},
+    )
+    for name, mask in masks.items():
+        result = DropSoftmaxGuard().apply(detached(model_of(text, zero=zero, mask=mask)), context)
+        assert result.changed == (name == "causal"), name
+
+
 def test_other_choices_stay(context: PassContext) -> None:
     """A Where that replaces NaN of something else, or by a computed value, is no guard."""
     text = """g (float[2, 4] x) => (float[2, 4] y, float[2, 4] z) {
