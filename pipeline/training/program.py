@@ -21,7 +21,7 @@ from pipeline.events import Observer, PhaseEnded, Progress
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
-from pipeline.runtime.devices import Device
+from pipeline.runtime.devices import Device, StreamOrder
 from pipeline.runtime.program import ProcessBound
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.batch import Arguments, Batch, BatchLayout, check_limit
@@ -87,7 +87,7 @@ class TrainProgram(ProcessBound):
         self._randomness = randomness if randomness.draws else None
         self._checked = more[0] if more else self._loss
         """The output that is finite only if the step is valid."""
-        self._late = LateSum(compiled.device) if not compiled.device.is_host else None
+        self._late = LateSum(compiled.device, compiled.context.states.order) if not compiled.device.is_host else None
         self._warned: set[str] = set()
         vars(sources.optimizer)["_opt_called"] = True  # else torch's schedulers warn that no step was done
 
@@ -347,9 +347,10 @@ class TrainProgram(ProcessBound):
 class LateSum:
     """The sum of a number of each step, which is finite as long as all of them are; the host reads it late."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, order: StreamOrder) -> None:
         with device.scope():
             self._sum = device.empty((), None, torch.float32).zero_()
+        order.keep([self._sum])
         self._value = device.late_value(self._sum)
 
     def add(self, number: torch.Tensor) -> None:

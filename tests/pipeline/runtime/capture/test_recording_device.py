@@ -350,6 +350,9 @@ def test_a_recorded_step_is_that_of_torch(optimizer: Any, device: RecordingDevic
     for _ in range(5):
         torch.testing.assert_close(program.step(batch), plain.step(batch))
     assert device.synchronizations == waited
+    assert program._late is not None
+    sum_of_losses = device.memory.block_of(program._late._sum)
+    assert sum_of_losses is not None and sum_of_losses.first in kept_blocks(program._compiled, device)
     broken = (torch.full((5, 6), torch.nan), batch[1])
     program.step(broken)
     with pytest.raises(NotFinite, match="which cuda:0 shows after the step"):
