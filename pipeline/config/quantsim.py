@@ -298,6 +298,9 @@ class QuantSimConfig(Section):
         steps = [step if isinstance(step, str) else next(iter(step)) for step in self.optimize]
         if self.shard_mib and steps not in ([], ["gptq"]):
             raise ValueError("found other steps than gptq in optimize next to shard_mib, expected [gptq] or none")
+        options = [step.get("gptq") or {} for step in self.optimize if not isinstance(step, str)]
+        if not self.shard_mib and any(found.get("sequential") for found in options):
+            raise ValueError("found sequential of gptq without shard_mib, expected shard_mib, which cuts the model")
         if not self.shard_mib and (self.shard_jobs or self.shard_ray):
             raise ValueError("found shard_jobs or shard_ray without shard_mib, expected shard_mib to cut the weights")
         if self.shard_jobs and self.shard_ray:

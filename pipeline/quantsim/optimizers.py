@@ -79,6 +79,8 @@ class Gptq(Optimizer):
     Args:
         percdamp: what is added to the diagonal of the Hessian, as a part of its mean.
         proc_block_size: columns whose errors are handed on together; it decides speed, and no number.
+        sequential: with `quantsim.shard_mib`: each piece of the model reads what the rounded pieces before it give, and
+            not what the float model gives there.
     """
 
     name: ClassVar[str] = "gptq"
@@ -87,6 +89,7 @@ class Gptq(Optimizer):
     products: ClassVar[bool] = True
     percdamp: int | float = 0.01
     proc_block_size: int = 128
+    sequential: bool = False
 
 
 AIMET: Final = "an extra: pip install 'onnxline[aimet]', or name an interpreter that has it: {{{}: {{python: PATH}}}}"

@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import shutil
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.quantsim.qdq import drop_unread_nodes
-from pipeline.quantsim.shard_files import open_source
+from pipeline.quantsim.shard_files import WeightFormat, open_source, read_dequantized
 
 HALVES: Final = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -86,7 +87,14 @@ def _describe_piece(index: GraphIndex, first: int, last: int) -> ModelPiece:
     return ModelPiece(first, last, tuple(reads), tuple(sorted(later & (made | own))))
 
 
-def run_piece(path: str, piece: dict[str, Any], keeps: Sequence[str], source: str, result: str) -> dict[str, Any]:
+def run_piece(
+    path: str,
+    piece: dict[str, Any],
+    keeps: Sequence[str],
+    source: str,
+    result: str,
+    rounded: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The job of one piece: run it on each sample in the folder `source`, and write to the folder `result`.
 
     Args:
@@ -95,6 +103,7 @@ def run_piece(path: str, piece: dict[str, Any], keeps: Sequence[str], source: st
         keeps: values that are written for others than the next piece.
         source: a file .npz for each sample, which has what the piece reads.
         result: gets a file for each sample, with what the piece makes and `keeps`.
+        rounded: weight → its `format` and its `places` in files of shards, whose values replace the stored ones.
 
     Returns:
         The folder that was written.
@@ -104,6 +113,12 @@ def run_piece(path: str, piece: dict[str, Any], keeps: Sequence[str], source: st
     """
     model, part = open_source(path), ModelPiece(**piece)
     wanted = sorted({*part.makes, *keeps})
+    read = set(values_read(model.index.nodes[part.first : part.last]))
+    arrays = {
+        name: read_dequantized(WeightFormat(**entry["format"]), entry["places"])
+        for name, entry in rounded.items()
+        if name in read
+    }
     runner: PieceRunner | None = None
     temporary = Path(f"{result}.part")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -111,7 +126,7 @@ def run_piece(path: str, piece: dict[str, Any], keeps: Sequence[str], source: st
     for file in sorted(Path(source).glob("*.npz")):
         with np.load(file) as archive:
             known = {name: archive[name] for name in archive.files if name in {*part.reads, *wanted}}
-        runner = runner or PieceRunner(model, part, [name for name in wanted if name not in known], known)
+        runner = runner or PieceRunner(model, part, [name for name in wanted if name not in known], known, arrays)
         found = {**known, **runner.run(known)}
         broken = next((name for name in keeps if not np.isfinite(found[name]).all()), None)
         if broken is not None:
@@ -128,10 +143,16 @@ class PieceRunner:
     Args:
         wanted: the values to compute.
         example: what it reads, of one sample: its types are those of all.
+        arrays: stored tensor → float32 values in place of its own.
     """
 
     def __init__(
-        self, model: DetachedModel, piece: ModelPiece, wanted: Sequence[str], example: dict[str, np.ndarray]
+        self,
+        model: DetachedModel,
+        piece: ModelPiece,
+        wanted: Sequence[str],
+        example: dict[str, np.ndarray],
+        arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self._session: Session | None = None
         if not wanted:
@@ -146,7 +167,7 @@ class PieceRunner:
         widened = list(widen(proto.graph.node, model.index.initializers))
         del proto.graph.node[:]
         proto.graph.node.extend(widened)
-        self._session = Session.of(DetachedModel(proto, model.weights))
+        self._session = Session.of(DetachedModel(proto, model.weights).with_arrays(arrays))
 
     def run(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return self._session.run({name: as_float(array) for name, array in values.items()}) if self._session else {}

@@ -5,6 +5,9 @@ round the weights whose products read what piece k - 1 has made. Then the files 
 disk holds the values of two pieces. As in `quantsim.optimize` the values are those of the float model, the last samples
 are held out, and a weight keeps its rounding to the nearest where GPTQ does not lessen the error on these.
 
+With the option `sequential` each piece runs twice: with float weights, for what GPTQ reads, and then with its rounded
+weights, for the piece after it.
+
 A run that was killed goes on with the first step that is not done, whose files are there until it is.
 """
 
@@ -19,12 +22,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from passes.graph.op_facts import ARRANGING, op_of
 from passes.weights.detached import DetachedModel
 from pipeline.jobs import Job, JobExecutor, JobProgress, Outcome, run_jobs
 from pipeline.jobs.run import OutcomeTable
 from pipeline.quantsim.algorithm import round_by_gptq
 from pipeline.quantsim.noise import sqnr_db
-from pipeline.quantsim.optimizers import Optimizer
+from pipeline.quantsim.optimizers import Gptq, Optimizer
 from pipeline.quantsim.pieces import cut_pieces, run_piece
 from pipeline.quantsim.shard_files import (
     RoundedWeight,
@@ -59,6 +63,22 @@ class FittingData:
     identity: Sequence[object]
 
 
+@dataclass(frozen=True, slots=True)
+class FittingStep:
+    """Jobs that may run at a time.
+
+    Args:
+        needs: folders of values that these jobs and later ones read.
+        frees: folders that no later job reads.
+        reads_rounded: whether the jobs run with the weights that are rounded before them.
+    """
+
+    jobs: Sequence[Job]
+    needs: Sequence[Path]
+    frees: Sequence[Path]
+    reads_rounded: bool = False
+
+
 class PiecewiseRounding:
     """The steps in which GPTQ rounds `entries`, each a list of jobs that may run at a time.
 
@@ -81,38 +101,69 @@ class PiecewiseRounding:
         most: int,
     ) -> None:
         self._data, self._folder = data, folder / DATA
+        is_sequential = isinstance(data.step, Gptq) and data.step.sequential
         pieces = cut_pieces(model, most)
         starts = [piece.first for piece in pieces]
         groups: dict[tuple[int, tuple[str, ...]], list[Entry]] = {}
         for entry in entries:
-            made = [bisect_right(starts, model.index.positions.get(name, 0)) - 1 for name in entry["data"]]
-            groups.setdefault((max(made), tuple(entry["data"])), []).append(entry)
+            places = [model.index.positions.get(name, 0) for name in entry["data"]]
+            if is_sequential:  # with its product, whose data from pieces before has their rounded weights
+                places.append(self._find_product(model, entry["tensor"]))
+            group = max(bisect_right(starts, place) - 1 for place in places)
+            groups.setdefault((group, tuple(entry["data"])), []).append(entry)
         last = max(number for number, _ in groups)
         keeps = [
             sorted({name for (number, names) in groups if number == place for name in names})
             for place in range(last + 1)
         ]
+        self._formats = formats
         key = [identity, data.identity, data.fitted, asdict(data.step)]
-        self.steps: list[list[Job]] = [[] for _ in range(last + 2)]
+        if is_sequential:  # then values depend on how weights before them are rounded
+            key.append([asdict(form) for form in formats.values()])
+        runs: list[Job] = []
+        again: list[Job] = []
+        seen = self._float_values if is_sequential else self._values
         for place, piece in enumerate(pieces[: last + 1]):
-            part = asdict(piece if place < last else replace(piece, makes=()))
-            folders = {"source": str(self._values(place)), "result": str(self._values(place + 1))}
-            name = f"piece-{place:04}-{key_of(key, part, keeps[place])[:16]}"
-            self.steps[place].append(
-                Job(name, run_piece, {"path": str(path), "piece": part, "keeps": keeps[place], **folders})
-            )
+            part = asdict(piece if place < last and not is_sequential else replace(piece, makes=()))
+            common = {"path": str(path), "source": str(self._values(place))}
+            name = f"{place:04}-{key_of(key, part, keeps[place])[:16]}"
+            arguments = {**common, "piece": part, "keeps": keeps[place], "result": str(seen(place + 1))}
+            runs.append(Job(f"piece-{name}", run_piece, arguments))
+            arguments = {**common, "piece": asdict(piece), "keeps": [], "result": str(self._values(place + 1))}
+            again.append(Job(f"rounded-piece-{name}", run_piece, arguments))
+        fits: list[list[Job]] = [[] for _ in range(last + 1)]
         for number, ((place, _), group) in enumerate(sorted(groups.items())):
             own = [asdict(formats[entry["tensor"]]) for entry in group]
             arguments = {
                 "path": str(path),
                 "entries": group,
                 "formats": own,
-                "folder": str(self._values(place + 1)),
+                "folder": str(seen(place + 1)),
                 "fitted": data.fitted,
                 "options": asdict(data.step),
                 "file": str(folder / f"fitted-{number:04}.data"),
             }
-            self.steps[place + 1].append(Job(key_of(key, group, own)[:16], round_by_data, arguments))
+            fits[place].append(Job(key_of(key, group, own)[:16], round_by_data, arguments))
+        if is_sequential:
+            self.steps = list(self._plan_sequence(runs, fits, again))
+        else:
+            joined = zip((*([job] for job in runs), []), ([], *fits), strict=True)
+            self.steps = [
+                FittingStep([*first, *then], (folder := self._values(place),), (folder,))
+                for place, (first, then) in enumerate(joined)
+            ]
+
+    def _plan_sequence(
+        self, runs: Sequence[Job], fits: Sequence[Sequence[Job]], again: Sequence[Job]
+    ) -> Iterator[FittingStep]:
+        """Each piece runs with float weights, its weights are rounded, and it runs with these for the next piece."""
+        for place, (run, fit) in enumerate(zip(runs, fits, strict=True)):
+            values, floats = self._values(place), self._float_values(place + 1)
+            if fit:
+                yield FittingStep([run], (values,), ())
+                yield FittingStep(fit, (values, floats), (floats,))
+            if place < len(runs) - 1:
+                yield FittingStep([again[place]], (values,), (values,), reads_rounded=True)
 
     def run(
         self,
@@ -120,40 +171,80 @@ class PiecewiseRounding:
         table: Path,
         observer: Callable[[JobProgress], None],
         has_file: Callable[[Outcome], bool],
+        known: Sequence[Outcome] = (),
     ) -> list[Outcome]:
         """Run the steps in order, starting at the first one that is not done, or whose values are gone.
+
+        Args:
+            known: of the jobs that have rounded other weights.
 
         Returns:
             The outcomes of the jobs that write weights; it ends with the first step of which a job fails.
         """
-        begin = self._find_begin(table, has_file)
+        begin = self._find_begin(table, has_file, known)
         if begin == 0 and not self._values(0).is_dir():
             self._write_samples()
         outcomes: list[Outcome] = []
-        for place, jobs in enumerate(self.steps):
+        for place, step in enumerate(self.steps):
 
             def is_current(outcome: Outcome, place: int = place) -> bool:
                 is_piece = "folder" in outcome.value
                 return place < begin or Path(outcome.value["folder"]).is_dir() if is_piece else has_file(outcome)
 
-            outcomes += run_jobs(jobs, executor, table, versions(), observer, is_current)
+            outcomes += run_jobs(
+                self._jobs_of(step, (*known, *outcomes)), executor, table, versions(), observer, is_current
+            )
             if any(outcome.value is None for outcome in outcomes):
                 return outcomes
-            shutil.rmtree(self._values(place), ignore_errors=True)
+            for folder in step.frees:
+                shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(self._folder, ignore_errors=True)
         return [outcome for outcome in outcomes if "folder" not in outcome.value]
 
-    def _find_begin(self, table: Path, has_file: Callable[[Outcome], bool]) -> int:
-        with OutcomeTable(table, versions()).open() as known:
-            for place, jobs in enumerate(self.steps):
-                found = [known.find(job) for job in jobs]
+    def _find_begin(self, table: Path, has_file: Callable[[Outcome], bool], known: Sequence[Outcome]) -> int:
+        outcomes = [*known]
+        with OutcomeTable(table, versions()).open() as recorded:
+            for place, step in enumerate(self.steps):
+                found = [recorded.find(job) for job in self._jobs_of(step, outcomes)]
+                outcomes += filter(None, found)
                 if not all(outcome and ("folder" in outcome.value or has_file(outcome)) for outcome in found):
-                    return place if self._values(place).is_dir() else 0
+                    return place if all(folder.is_dir() for folder in step.needs) else 0
         return len(self.steps)
 
+    @staticmethod
+    def _find_product(model: DetachedModel, weight: str) -> int:
+        """The place of the first node after those that only move a weight."""
+        index, values = model.index, [weight]
+        for value in values:
+            values += [node.output[0] for node in index.consumers.get(value, ()) if op_of(node) in ARRANGING]
+        products = [node for value in values for node in index.consumers.get(value, ()) if op_of(node) not in ARRANGING]
+        return min((index.positions[node.output[0]] for node in products), default=0)
+
+    def _jobs_of(self, step: FittingStep, outcomes: Sequence[Outcome]) -> Sequence[Job]:
+        """The jobs of a step; `outcomes` are those of the steps before it."""
+        if not step.reads_rounded:
+            return step.jobs
+        rounded = self._find_rounded(outcomes)
+        return [replace(job, arguments={**job.arguments, "rounded": rounded}) for job in step.jobs]
+
+    def _find_rounded(self, outcomes: Iterable[Outcome]) -> dict[str, Any]:
+        """Weight → its format, and its places in files, as `run_piece` takes it."""
+        found: dict[str, Any] = {}
+        for outcome in outcomes:
+            for place in outcome.value.get("places", ()):
+                form = self._formats.get(place["name"])
+                if form is not None:
+                    entry = found.setdefault(form.name, {"format": asdict(form), "places": []})
+                    entry["places"].append({**place, "file": outcome.value["file"]})
+        return found
+
     def _values(self, place: int) -> Path:
-        """The folder of the values that step `place` reads, a file for each sample."""
+        """The folder of the values that piece `place` reads, a file for each sample."""
         return self._folder / f"{place:04}"
+
+    def _float_values(self, place: int) -> Path:
+        """The folder of what the piece before `place` makes with float weights, of values of rounded pieces."""
+        return self._folder / f"{place:04}-float"
 
     def _write_samples(self) -> None:
         temporary = self._folder / "samples"

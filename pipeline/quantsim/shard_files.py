@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from passes.encodings.encoding import Encoding, Precision
 from passes.weights.detached import DetachedModel, read_model
@@ -150,7 +150,7 @@ def round_to_nearest(array: np.ndarray, form: WeightFormat) -> tuple[RoundedWeig
         CheckFailed: torch finds an element off by more than half a step.
     """
     precision, channel = form.precision, form.channel_axis
-    dtype = np.dtype(f"{'i' if precision.signed else 'u'}{max(precision.stored_bits, 8) // 8}")
+    dtype = dtype_of(precision)
     integers = np.empty(array.shape, dtype)
     scales, zeros = [], []
     signal = noise = 0.0
@@ -210,6 +210,30 @@ def dequantize(found: RoundedWeight, form: WeightFormat) -> tuple[torch.Tensor, 
         shape = [-1 if axis == form.axis else 1 for axis in range(numbers.ndim)]
         steps, middle = steps.reshape(shape), middle.reshape(shape)
     return numbers.sub_(middle).mul_(steps), steps
+
+
+def read_dequantized(form: WeightFormat, places: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """The floats for which a written weight stands, in float32.
+
+    Args:
+        places: of its integers, scales and zero points, as `ShardFile.places`, each with its `file`.
+    """
+    parts: dict[str, np.ndarray] = {}
+    for place in places:
+        with Path(place["file"]).open("rb") as file:
+            file.seek(place["offset"])
+            data = file.read(place["length"])
+        parts[place["kind"]] = numpy_helper.to_array(
+            TensorProto(data_type=place["type"], dims=place["dims"], raw_data=data)
+        )
+    dtype, scales = dtype_of(form.precision), parts["scale"]
+    zeros = parts["zero_point"].astype(dtype) if "zero_point" in parts else np.zeros(scales.shape, dtype)
+    return dequantize(RoundedWeight(parts["quantized"].astype(dtype), scales, zeros), form)[0].numpy()
+
+
+def dtype_of(precision: Precision) -> np.dtype:
+    """The dtype of integers in memory, whole bytes each."""
+    return np.dtype(f"{'i' if precision.signed else 'u'}{max(precision.stored_bits, 8) // 8}")
 
 
 def _unpack(array: np.ndarray, precision: Precision) -> torch.Tensor:

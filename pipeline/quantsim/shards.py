@@ -130,7 +130,7 @@ def quantize_in_shards(
     rounding = None
     if data and entries:
         rounding = PiecewiseRounding(model, path, identity, entries, formats, data, folder, shard_mib * MIB)
-    done, count = 0, len(planned) + sum(map(len, rounding.steps if rounding else ()))
+    done, count = 0, len(planned) + sum(len(step.jobs) for step in (rounding.steps if rounding else ()))
 
     def note(_: object) -> None:
         nonlocal done
@@ -139,7 +139,7 @@ def quantize_in_shards(
 
     outcomes = [*run_jobs(planned, executor, folder / TABLE, versions(), note, _has_file)]
     if rounding and all(outcome.value is not None for outcome in outcomes):
-        outcomes += rounding.run(executor, folder / TABLE, note, _has_file)
+        outcomes += rounding.run(executor, folder / TABLE, note, _has_file, outcomes)
     failed = next((outcome for outcome in outcomes if outcome.value is None), None)
     if failed is not None:
         raise CheckFailed(f"quantsim.shard_mib: a shard failed, those that are done stay: {failed.why}")

@@ -93,11 +93,13 @@ class ThisProcess:
             yield outcome
 
 
-def round_shards(path: Path, out: Path, weights: str, executor: ThisProcess | None = None) -> ShardResult:
+def round_shards(
+    path: Path, out: Path, weights: str, executor: ThisProcess | None = None, *, sequential: bool = False
+) -> ShardResult:
     shards.MIB = 1  # type: ignore[misc]  # so that bytes can be asked for
     model = read_model(path, unread=True)
     placement = place(model, [rule("op:*", weights, "float")], shards.WEIGHT_TYPES)
-    data = FittingData(Gptq(), samples, FITTED, ["samples"])
+    data = FittingData(Gptq(sequential=sequential), samples, FITTED, ["samples"])
     return quantize_in_shards(model, path, placement, out, MOST_BYTES, executor or ThisProcess(), data=data)
 
 
@@ -142,20 +144,50 @@ def test_shards_hold_what_gptq_in_memory_gives(weights: str, tmp_path: Path, mon
     assert not (tmp_path / "out" / shard_data.DATA).exists()
 
 
-def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def stored_in(path: Path) -> dict[str, np.ndarray]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+
+
+def test_in_sequence_pieces_read_what_rounded_ones_give(tmp_path: Path) -> None:
+    """As if the model had the rounded weights of the pieces before in place of its own."""
+    path = write_source(tmp_path)
+    found = round_shards(path, tmp_path / "out", "int3/channel", sequential=True).file
+    ours, apart = stored_in(found), stored_in(round_shards(path, tmp_path / "apart", "int3/channel").file)
+    pieces = (("first", "second"), ("third", "fourth"), ("last",))
+    for number, names in enumerate(pieces[1:], 1):
+        before = [name for piece in pieces[:number] for name in piece]
+        results = Session.of(read_model(found), [f"{name}_dequantized" for name in before]).run(dict(samples(1)[0]))
+        arrays = {name: results[f"{name}_dequantized"] for name in before}
+        folder = tmp_path / names[0]
+        folder.mkdir()
+        replaced = attach(read_model(path).with_arrays(arrays))
+        onnx.save(replaced, folder / "net.onnx", save_as_external_data=True, location="net.data", size_threshold=64)
+        expected = stored_in(round_shards(folder / "net.onnx", folder / "out", "int3/channel").file)
+        for name in names:
+            np.testing.assert_array_equal(ours[f"{name}_quantized"], expected[f"{name}_quantized"], name)
+            assert (ours[f"{name}_quantized"] != apart[f"{name}_quantized"]).any(), name
+    np.testing.assert_array_equal(ours["first_quantized"], apart["first_quantized"])
+    assert not (tmp_path / "out" / shard_data.DATA).exists()
+    with pytest.raises(ValueError, match="found sequential of gptq without shard_mib"):
+        QuantSimConfig.model_validate({"optimize": [{"gptq": {"sequential": True}}]})
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_a_run_that_is_killed_goes_on_where_it_stopped(sequential: bool, tmp_path: Path) -> None:
     path = write_source(tmp_path)
     whole = ThisProcess()
-    round_shards(path, tmp_path / "whole", "int4/block16", whole)
+    round_shards(path, tmp_path / "whole", "int4/block16", whole, sequential=sequential)
     out = tmp_path / "out"
     for last in (3, 2):  # the second process goes on with what the first has recorded
         script = (
             "import sys; from pathlib import Path; from tests.pipeline.quantsim.test_shard_data import *; "
-            "round_shards(Path(sys.argv[1]), Path(sys.argv[2]), 'int4/block16', ThisProcess(int(sys.argv[3])))"
+            "round_shards(Path(sys.argv[1]), Path(sys.argv[2]), 'int4/block16', ThisProcess(int(sys.argv[3])), "
+            f"sequential={sequential})"
         )
         child = subprocess.run([sys.executable, "-c", script, str(path), str(out), str(last)], capture_output=True)
         assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     rest = ThisProcess()
-    round_shards(path, out, "int4/block16", rest)
+    round_shards(path, out, "int4/block16", rest, sequential=sequential)
     assert rest.run_jobs == whole.run_jobs[3:]  # two outcomes of the first, one of the second
     names = sorted(file.name for file in out.iterdir() if file.suffix != ".jsonl")
     assert names == sorted(file.name for file in (tmp_path / "whole").iterdir() if file.suffix != ".jsonl")
