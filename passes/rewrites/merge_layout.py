@@ -71,6 +71,8 @@ class MergeLayout(Step):
             return PassResult(model, changed=False, why="nothing moves elements")
         rewriter = Rewriter(model, context)
         before, merger = len(rewriter.nodes), _ChainMerger(rewriter)
+        for node in rewriter.nodes:
+            rewriter.drop_unread(node.output[0])  # a dead consumer would make its operand look shared
         while merger.run() or flatten_rows(rewriter):
             pass
         gone = before - len(rewriter.nodes)

@@ -237,3 +237,14 @@ def test_rows_that_are_mixed_keep_their_axes(context: PassContext) -> None:
     weights = {name: array for name, array in ROW_WEIGHTS.items() if name != "scale"}
     result = MergeLayout().apply(detached(model_of(text, **weights)), context)
     assert (result.changed, result.why) == (False, "every chain is in its shortest form")
+
+
+def test_a_dead_consumer_does_not_hold_a_chain(context: PassContext) -> None:
+    text = """g (float[4, 6] x) => (float[1, 1, 8, 3] y) {
+        a = Reshape (x, rows) b = Unsqueeze (a, first) c = Add (b, b) d = Neg (c) e = Transpose <perm = [2, 1, 0]> (d)
+        y = Unsqueeze (b, first)
+    }"""
+    sizes = {"rows": np.array([8, 3]), "first": np.array([0])}
+    result = MergeLayout().apply(detached(model_of(text, **sizes)), context)
+    assert [node.op_type for node in result.model.proto.graph.node] == ["Reshape"]
+    assert not MergeLayout().apply(result.model, context).changed
