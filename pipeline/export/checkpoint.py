@@ -261,6 +261,21 @@ def open_safetensors(path: Path) -> dict[str, Any]:
     return {name: file.get_slice(name) for name in names}
 
 
+def float_dtype_of(state: Mapping[str, Any]) -> torch.dtype:
+    """The dtype of the first floats in a checkpoint, tensors or what `open_safetensors` gives; float32 without any."""
+    for value in state.values():
+        dtype = value.dtype if isinstance(value, torch.Tensor) else FLOATS.get(value.get_dtype())
+        if dtype in FLOATS.values():
+            return dtype
+    return torch.float32
+
+
+FLOATS: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+}  # fmt: skip
+"""Names of safetensors → torch's dtypes, of those in which a model computes."""
+
+
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of one safetensors file.
 

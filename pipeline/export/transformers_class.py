@@ -18,7 +18,7 @@ from pipeline.config import ModelConfig, TransformersConfig, is_hub_name, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.call_watch import capture_output
-from pipeline.export.checkpoint import NAMES, open_safetensors, read_checkpoint, without_weights
+from pipeline.export.checkpoint import NAMES, float_dtype_of, open_safetensors, read_checkpoint, without_weights
 from pipeline.export.source import TorchSource, named_dims
 from pipeline.export.transformers_defaults import notes_on_experts, set_experts, sub_configs, with_derived_inputs
 from pipeline.export.user_code import first_line
@@ -190,9 +190,11 @@ def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool)
         allow_extra: unknown tensors are a note and no mistake: folders of the hub may hold other heads.
     """
     state = read_checkpoint(checkpoint, open_safetensors)
+    # Without a dtype in its configuration transformers asks each tensor, and these are not read yet.
+    dtype = "auto" if config.dtype is not None else float_dtype_of(state)
     module, info = _attempt(
         lambda: cls.from_pretrained(
-            None, config=config, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         ),
         f"checkpoint {checkpoint} does not load",
     )

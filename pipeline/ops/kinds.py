@@ -195,8 +195,8 @@ OPERATORS: Final = read_rows("""
 1899 OnesLike: ones_like.default(T self, dtype? dtype, - layout=None, - device=None, - pin_memory=None,
     - memory_format=None)
 """)
-"""One row for each operator. A new one takes the number after the highest of these rows: 2113, and so on; a hundred belongs
-to one family, so numbers from 2200 on are of others."""
+"""One row for each operator. A new one takes the number after the highest of these rows: 2113, and so on; a hundred
+belongs to one family, so numbers from 2200 on are of others."""
 
 
 class Kind(IntEnum):

@@ -92,6 +92,21 @@ def test_shards_pickles_and_a_wider_dtype(configured: Configured, tmp_path: Path
     assert len(source.outputs) == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_configuration_without_a_dtype_takes_that_of_the_weights(
+    configured: Configured, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """As old folders of the hub have it, MiniLM's among them."""
+    model = save_tiny("BertForMaskedLM", tmp_path / "old", dtype=dtype)
+    config = json.loads((tmp_path / "old/config.json").read_text())
+    config.pop("dtype")
+    (tmp_path / "old/config.json").write_text(json.dumps(config))
+    source = open_source(configured, "old")
+    stored = model.state_dict()
+    for name, tensor in source.module.state_dict().items():
+        assert tensor.dtype == dtype and torch.equal(tensor, stored[name]), name
+
+
 def test_declared_inputs_refine_or_replace_what_is_derived(configured: Configured, folder: Path) -> None:
     source = open_source(configured, folder, inputs={"input_ids": {"range": [3, 5]}}, dims={"batch": [4]})
     assert len(source.inputs) == 3
