@@ -80,13 +80,13 @@ def targets_of(context: PassContext, *, every: bool = False) -> tuple[AuditTarge
 
 
 def missing_steps(context: PassContext) -> Mapping[str, str]:
-    """Name → why, for each step of a recipe whose library, an extra, is not installed."""
+    """Name → why, for each step of a recipe whose library is not installed, or that asks for a file."""
     missing = {}
     for name, make in OWN_STEPS.items():
         try:
             make().check(context)
         except PolicyError as error:
-            missing[name] = f"{name} is not installed, so it is not tried: {error}"
+            missing[name] = f"{name} is not tried: {error}"
     return missing
 
 

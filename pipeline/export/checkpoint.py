@@ -265,7 +265,7 @@ def float_dtype_of(state: Mapping[str, Any]) -> torch.dtype:
     """The dtype of the first floats in a checkpoint, tensors or what `open_safetensors` gives; float32 without any."""
     for value in state.values():
         dtype = value.dtype if isinstance(value, torch.Tensor) else FLOATS.get(value.get_dtype())
-        if dtype in FLOATS.values():
+        if dtype is not None and dtype in FLOATS.values():
             return dtype
     return torch.float32
 

@@ -19,6 +19,9 @@ AttentionCall: TypeAlias = Callable[
 ]
 """(query, key, value, mask, causal, scale) → result, all (batch, heads, tokens, width); the mask is added to scores."""
 
+AttentionOperands: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Query, key, value and mask."""
+
 
 def attention_call(backend: str, device: str, *, mask: bool) -> AttentionCall:
     """The kernel of a backend of `pipeline.ops.fused.ATTENTION_BACKENDS` on a device of this type, such as "cuda".
@@ -47,7 +50,7 @@ def find_backend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
 ) -> str:
     """The backend that torch chooses for such operands; "auto" where its kernel needs them padded, which torch does."""
-    chosen = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale)  # pyright: ignore[reportAttributeAccessIssue]
+    chosen = torch.ops.aten._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale)
     backend = BACKENDS.get(int(chosen), "auto")
     on_card = query.device.type != "cpu"
     is_padded = on_card and backend == "flash" and any(tensor.shape[-1] % 8 for tensor in (query, value))

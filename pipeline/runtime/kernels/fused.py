@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
-from pipeline.runtime.kernels.attention import AttentionCall, attention_call
+from pipeline.runtime.kernels.attention import AttentionCall, AttentionOperands, attention_call
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, OverloadCall, in_turn
 from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
@@ -220,8 +220,9 @@ def attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     return partial(_attend_into, outs[0].permute(0, 2, 1, 3), call, (query, key, value, mask), attrs)
 
 
-def _attend_into(out: torch.Tensor, call: AttentionCall, operands: Sequence[Any], attrs: Attrs) -> None:
-    out.copy_(call(*operands, attrs["causal"], attrs["scale"]))
+def _attend_into(out: torch.Tensor, call: AttentionCall, operands: AttentionOperands, attrs: Attrs) -> None:
+    query, key, value, mask = operands
+    out.copy_(call(query, key, value, mask, attrs["causal"], attrs["scale"]))
 
 
 def small_attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:

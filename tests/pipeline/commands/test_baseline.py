@@ -134,15 +134,14 @@ def test_a_baseline_may_lie_in_a_folder_that_is_yet_to_be_made(config_file, tmp_
 
 
 def test_where_files_lie_is_not_in_it(config_file, tmp_path: Path) -> None:
-    """A pass that makes an operator which nobody knows: onnxruntime's complaint names a file."""
+    """A pass that makes an operator which nobody knows: onnxruntime's complaint would name a file."""
     (tmp_path / "ghost.py").write_text(GHOST, encoding="utf-8")
     config = config_file(passes={"recipe": ["ghost.py:Ghost"]}, runtime={"backends": []})
     assert ask("accept", config, "--out", tmp_path / "one").exit_code == 0
     text = config.with_suffix(".baseline").read_text(encoding="utf-8")
     assert "status: reverted" in text or "status: failed" in text
     assert "onnxruntime refuses the model: " in text
-    assert "onnxline-" not in text
-    assert "model.onnx" in text
+    assert "onnxline-" not in text and str(tmp_path) not in text
     assert ask("check", config, "--out", tmp_path / "two").exit_code == 0
 
 

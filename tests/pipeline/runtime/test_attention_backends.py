@@ -16,7 +16,6 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import Kind, unpack
 from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph
-from pipeline.runtime.kernels import attention
 from pipeline.runtime.kernels.attention import attention_call, find_backend, in_aligned_rows
 
 
@@ -155,7 +154,7 @@ def test_operands_that_a_kernel_of_a_gpu_needs_padded_stay_with_torch(
     monkeypatch: pytest.MonkeyPatch, chosen: int, width: int, keys: int | None, backend: str
 ) -> None:
     """On meta, since there is no card: torch has no choice there, so each choice is given."""
-    monkeypatch.setattr(attention.torch, "_fused_sdp_choice", lambda *_, **__: chosen)
+    monkeypatch.setattr(torch.ops.aten, "_fused_sdp_choice", lambda *_, **__: chosen)
     query = torch.empty(1, 2, 8, width, device="meta")
     mask = None if keys is None else torch.empty(1, 2, 8, keys, device="meta")
     assert find_backend(query, query, query, mask, False, 1.0) == backend
