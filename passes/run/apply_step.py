@@ -68,7 +68,7 @@ def with_input_shapes(asked: Mapping[str, tuple[str, Sequence[int]]], model: onn
     """`model` with other input shapes.
 
     Args:
-        asked: input → who asks for a shape, for the message of a refusal, and the shape.
+        asked: input → the step or command that asks for a shape, which a refusal names, and the shape.
         model: stays as it is.
 
     Raises:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any, Final, TypeGuard
+from typing import IO, Any, Final, NoReturn, TypeGuard
 
 from passes.errors import UsageError
 from passes.suggest import describe_argument
@@ -251,11 +251,7 @@ def fork_process(
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            flush_native()
-        os._exit(code & 0xFF)
+        end_fork(code)
 
 
 def _close_all_but(handles: Sequence[int]) -> None:
@@ -350,6 +346,19 @@ def _end_when_closed(lifeline: connection.Connection) -> None:
     with contextlib.suppress(OSError):
         lifeline.poll(None)
     os._exit(1)
+
+
+def end_fork(code: int) -> NoReturn:
+    """End a fork, without what its owner would do at its end; what was printed is written out.
+
+    Args:
+        code: the exit code, of which the lowest 8 bits count.
+    """
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        flush_native()
+    os._exit(code & 0xFF)
 
 
 def flush_native() -> None:

@@ -27,7 +27,15 @@ from typing import Any, Never
 
 from passes.errors import PassError
 from passes.worker.messages import REFUSALS, REFUSED, STOP, CallAnswer, CallOutcome, Channel
-from passes.worker.platforms import adopt_orphans, connection_of, end_descendants, end_with, flush_native, limit_memory
+from passes.worker.platforms import (
+    adopt_orphans,
+    connection_of,
+    end_descendants,
+    end_fork,
+    end_with,
+    flush_native,
+    limit_memory,
+)
 
 
 def serve(channel: Channel, *, lifeline: int = -1, alone: bool = False) -> None:
@@ -166,11 +174,7 @@ def _answer(make_answer: Callable[[], bytes], handles: Iterable[int], path: Path
         with contextlib.suppress(BaseException):
             traceback.print_exc()
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            flush_native()
-        os._exit(code & 0xFF)
+        end_fork(code)
 
 
 def _write(answer: bytes, path: Path) -> None:

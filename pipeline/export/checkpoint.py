@@ -262,7 +262,11 @@ def open_safetensors(path: Path) -> dict[str, Any]:
 
 
 def float_dtype_of(state: Mapping[str, Any]) -> torch.dtype:
-    """The dtype of the first floats in a checkpoint, tensors or what `open_safetensors` gives; float32 without any."""
+    """The dtype of the first floats in a checkpoint; float32 where it has none.
+
+    Args:
+        state: by name, tensors or what `open_safetensors` gives.
+    """
     for value in state.values():
         dtype = value.dtype if isinstance(value, torch.Tensor) else FLOATS.get(value.get_dtype())
         if dtype is not None and dtype in FLOATS.values():

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.ir.graph import Attr, Graph, Op, Role, TensorSpec
-from pipeline.lowering.fusion.op_patterns import constant_number, match_sum
+from pipeline.lowering.fusion.op_patterns import FLOATS, constant_number, match_sum
 from pipeline.lowering.fusion.rewrite import MOVES, Rewrite, only_user, producer
 
 PRODUCTS = frozenset({"aten.matmul.default"})
 
 SCALES = ("aten.mul.Tensor", "aten.div.Tensor")
-
-DTYPES = ("float32", "float16", "bfloat16")
-"""Those of torch's fused kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ def fuse_attention(graph: Graph) -> Graph:
         spec = graph.values[op.outputs[0]].spec if op.outputs else None
         if op.kind != "aten.softmax.int" or axis not in (-1, 3) or op.attrs.get("dtype") is not None:
             continue
-        if spec is None or spec.rank != 4 or spec.dtype not in DTYPES:
+        if spec is None or spec.rank != 4 or spec.dtype not in FLOATS:
             continue
         scores = _scores(graph, op.inputs[0])
         weights, zero_rows = _with_zero_rows(graph, op)
@@ -74,12 +71,17 @@ def put_fused(
 
     The kernels store their result as (batch, tokens, heads, width), so that joining the heads needs no copy.
     """
-    out = rewrite.graph.values[op.outputs[0]]
-    by_token = TensorSpec(tuple(out.spec.shape[axis] for axis in SWAP), out.spec.dtype)
-    stored = rewrite.declare(f"{out.name} by token", by_token)
+    stored = declare_by_token(rewrite, op)
     attrs: dict[str, Attr] = {"scale": scale, "mask": len(operands) == 4, "causal": causal, "backend": backend}
     rewrite.replace(op, "ScaledDotProductAttention", operands, [stored], attrs)
     rewrite.replace(op, "aten.permute.default", [stored], op.outputs, {"dims": SWAP})
+
+
+def declare_by_token(rewrite: Rewrite, op: Op) -> int:
+    """The vid of a new value, the result of the attention `op` as kernels store it."""
+    out = rewrite.graph.values[op.outputs[0]]
+    spec = TensorSpec(tuple(out.spec.shape[axis] for axis in SWAP), out.spec.dtype)
+    return rewrite.declare(f"{out.name} by token", spec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from pipeline.ir.graph import Attr, Graph, InputRef, Op, Role
 from pipeline.lowering.fusion.rewrite import Rewrite
 from pipeline.ops.fused import Activation
+
+FLOATS: Final = frozenset({"float32", "float16", "bfloat16"})
+"""The dtypes of kernels for a GPU: row programs, attention, products with an epilogue."""
 
 
 def constant_number(graph: Graph, vid: int) -> float | int | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
 from pipeline.lowering.fusion.op_patterns import (
+    FLOATS,
     Convolution2d,
     MatrixProduct,
     Norm,
@@ -43,15 +44,13 @@ def fuse_epilogues(graph: Graph) -> Graph:
     rewrite = Rewrite(graph)
     for op in graph.ops:
         found = _find_product(graph, op)
-        if found is not None and found.bias is not None and graph.values[found.x].spec.dtype in GPU_DTYPES:
+        if found is not None and found.bias is not None and graph.values[found.x].spec.dtype in FLOATS:
             is_epilogue = found.activation in EPILOGUES
             _put_product(rewrite, op, found if is_epilogue else replace(found, last=found.sum, activation=PLAIN))
     return rewrite.build()
 
 
 EPILOGUES = (Activation("relu"), Activation("gelu_tanh"))
-
-GPU_DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from pipeline.ir.graph import Graph, InputRef, Op, TensorSpec
-from pipeline.lowering.fusion.op_patterns import constant_number
+from pipeline.lowering.fusion.op_patterns import FLOATS, constant_number
 from pipeline.lowering.fusion.rewrite import only_user
 from pipeline.ops.row_programs import COMPARISONS, Computed, Input, Instruction, Operand
 
-DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
 LONGEST_ROW: Final = 16384
 """Elements of a row that a block of a GPU holds in registers; a longer row is left to torch."""
 MOST_OPERANDS: Final = 12
@@ -60,7 +59,7 @@ class RowChain:
             return False
         spec = self.graph.values[op.outputs[0]].spec
         shapes = (self.space.shape, (*self.space.shape[:-1], 1))
-        return spec.shape in shapes and (spec.dtype in DTYPES or (spec.dtype == "bool" and _is_comparison(op)))
+        return spec.shape in shapes and (spec.dtype in FLOATS or (spec.dtype == "bool" and _is_comparison(op)))
 
     def call(self, name: str, *operands: Operand) -> Operand:
         """A further instruction."""
@@ -93,7 +92,7 @@ class RowChain:
         fits = len(padded) == self.space.rank and all(
             size in (1, wanted) for size, wanted in zip(padded, self.space.shape, strict=True)
         )
-        if not fits or (spec.dtype not in DTYPES and spec.dtype != "bool"):
+        if not fits or (spec.dtype not in FLOATS and spec.dtype != "bool"):
             return None
         if vid not in self.inputs:
             self.inputs.append(vid)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from pipeline.ir.graph import InputRef, Op
-from pipeline.lowering.fusion.op_patterns import constant_number
+from pipeline.lowering.fusion.op_patterns import FLOATS, constant_number
 from pipeline.lowering.fusion.rewrite import producer
-from pipeline.lowering.fusion.row_chain import DTYPES, RowChain, Translate
+from pipeline.lowering.fusion.row_chain import RowChain, Translate
 from pipeline.ops.row_programs import COMPARISONS, Operand
 
 
@@ -73,7 +73,7 @@ def _masked_fill(chain: RowChain, op: Op) -> Operand | None:
 def _cast(chain: RowChain, op: Op) -> Operand | None:
     """A cast between floats: a program computes in float32, and rounds its result alone."""
     source = chain.graph.values[op.inputs[0]].spec.dtype
-    return chain.value(op.inputs[0]) if source in DTYPES and len(op.inputs) == 1 else None
+    return chain.value(op.inputs[0]) if source in FLOATS and len(op.inputs) == 1 else None
 
 
 def _softmax(chain: RowChain, op: Op) -> Operand | None:

@@ -7,8 +7,9 @@ program has one result, and no value is computed twice.
 from __future__ import annotations
 
 from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
+from pipeline.lowering.fusion.op_patterns import FLOATS
 from pipeline.lowering.fusion.rewrite import Rewrite
-from pipeline.lowering.fusion.row_chain import DTYPES, MOST_OPERANDS, RowChain
+from pipeline.lowering.fusion.row_chain import MOST_OPERANDS, RowChain
 from pipeline.lowering.fusion.row_operators import TRANSLATIONS
 from pipeline.lowering.lower import memory_order
 from pipeline.ops.row_programs import Computed, Input, Instruction, write_program
@@ -31,18 +32,18 @@ def fuse_rows(graph: Graph) -> Graph:
         if not numbers or inputs is None:
             continue
         taken.update(chain.ops)
-        _put(rewrite, op, chain, numbers, inputs, order)
+        _put_program(rewrite, op, chain, numbers, inputs, order)
     return rewrite.build()
 
 
 def _can_end(graph: Graph, op: Op) -> bool:
-    """Whether the result of `op` can be that of a program: rows lie in one piece, in a dtype of `DTYPES`."""
+    """Whether the result of `op` can be that of a program: rows lie in one piece, in a dtype of `FLOATS`."""
     if op.kind not in TRANSLATIONS or len(op.outputs) != 1:
         return False
     value = graph.values[op.outputs[0]]
     is_stored = value.spec.is_static and value.spec.rank > 0 and value.spec.numel > 0
     order = memory_order(value)
-    return is_stored and value.spec.dtype in DTYPES and (order is None or order[-1] == value.spec.rank - 1)
+    return is_stored and value.spec.dtype in FLOATS and (order is None or order[-1] == value.spec.rank - 1)
 
 
 def _in_memory_order(rewrite: Rewrite, inputs: list[int], order: tuple[int, ...] | None) -> list[int] | None:
@@ -65,7 +66,7 @@ def _in_memory_order(rewrite: Rewrite, inputs: list[int], order: tuple[int, ...]
     return found
 
 
-def _put(
+def _put_program(
     rewrite: Rewrite, op: Op, chain: RowChain, numbers: list[int], inputs: list[int], order: tuple[int, ...] | None
 ) -> None:
     """The program in the place of `op`, between views where the result lies in another order than that of its axes."""
@@ -93,7 +94,7 @@ def _order_operands(chain: RowChain) -> list[int]:
 
     def rank(number: int) -> tuple[bool, bool, bool]:
         spec = chain.graph.values[chain.inputs[number]].spec
-        return Input(number) in rotated, spec.dtype not in DTYPES, spec.shape != chain.space.shape
+        return Input(number) in rotated, spec.dtype not in FLOATS, spec.shape != chain.space.shape
 
     order = sorted(range(len(chain.inputs)), key=rank)
     return order if order and not any(rank(order[0])[:2]) else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pipeline.ir.graph import Graph, Op, TensorSpec
-from pipeline.lowering.fusion.attention import SWAP
+from pipeline.lowering.fusion.attention import SWAP, declare_by_token
 from pipeline.lowering.fusion.op_patterns import match_attention
 from pipeline.lowering.fusion.rewrite import Rewrite
 
@@ -18,9 +18,7 @@ def keep_scores(graph: Graph) -> Graph:
         if whole is not None:
             if whole.mask is not None or whole.causal or not _is_small(graph, (whole.query, whole.key, whole.value)):
                 continue
-            out = graph.values[op.outputs[0]]
-            by_token = TensorSpec(tuple(out.spec.shape[axis] for axis in SWAP), out.spec.dtype)
-            stored = rewrite.declare(f"{out.name} by token", by_token)
+            stored = declare_by_token(rewrite, op)
             _put_small(rewrite, op, (whole.query, whole.key, whole.value), stored, whole.scale_of(graph))
             rewrite.replace(op, "aten.permute.default", [stored], op.outputs, {"dims": SWAP})
         elif op.kind == "ScaledDotProductAttention" and not op.attrs["mask"] and not op.attrs["causal"]:

@@ -49,7 +49,16 @@ def attention_call(backend: str, device: str, *, mask: bool) -> AttentionCall:
 def find_backend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
 ) -> str:
-    """The backend that torch chooses for such operands; "auto" where its kernel needs them padded, which torch does."""
+    """The backend that torch chooses for such operands; "auto" where its kernel needs them padded, which torch does.
+
+    Args:
+        query: floats (batch, heads, queries, width), whose elements are not read; so are the others.
+        key: (batch, heads, keys, width).
+        value: (batch, heads, keys, width of the result).
+        mask: (batch, heads, queries, keys), which is added to the scores.
+        causal: whether a query sees only keys up to its own position.
+        scale: the factor of the scores.
+    """
     chosen = torch.ops.aten._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale)
     backend = BACKENDS.get(int(chosen), "auto")
     on_card = query.device.type != "cpu"
