@@ -1,7 +1,9 @@
-"""How much memory a process may have: of the machine, of the process itself, and of the container that it is in."""
+"""How much memory a process may have, of the machine, of itself and of its container; and how a fork ends."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,28 @@ def _write(system: Path, groups: str, files: dict[str, str]) -> None:
         path = system / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+FORK = """
+import sys, tempfile
+from passes.worker.platforms import fork_process
+
+with tempfile.TemporaryFile() as output:
+    def work():
+        sys.stdout.write("not written out yet")
+        {end}
+
+    process = fork_process(work, [], {{}}, output)
+    code = process.wait()
+    output.seek(0)
+    print(code, output.read().decode())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no forks")
+@pytest.mark.parametrize(("end", "code"), [("pass", 0), ("sys.exit(7)", 7), ("sys.exit('a reason')", 1), ("1 / 0", 1)])
+def test_a_fork_ends_with_the_code_of_its_work_and_loses_no_output(end: str, code: int) -> None:
+    """In a process with one thread, as that of the command."""
+    done = subprocess.run([sys.executable, "-c", FORK.format(end=end)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(f"{code} "), done.stderr
+    assert "not written out yet" in done.stdout
