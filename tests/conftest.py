@@ -54,8 +54,10 @@ def running_workers(context: PassContext) -> Iterator[None]:
             with open_context(timeout_s, memory_gib, folder) as opened:
                 yield opened
             return
-        limits = context.worker.timeout_s, context.proofs.timeout_s
-        context.worker.timeout_s, context.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
+        workers = (context.worker, context.user_code, context.proofs)
+        limits = [worker.timeout_s for worker in workers]
+        context.worker.timeout_s = context.user_code.timeout_s = timeout_s
+        context.proofs.timeout_s = max(timeout_s, context.proofs.timeout_s)
         try:
             own = (
                 Worker(timeout_s, preload=USER_CODE, alone=True)
@@ -65,7 +67,8 @@ def running_workers(context: PassContext) -> Iterator[None]:
             with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place, own as user_code:
                 yield PassContext(context.worker, Path(place).resolve(), context.proofs, user_code)
         finally:
-            context.worker.timeout_s, context.proofs.timeout_s = limits
+            for worker, limit in zip(workers, limits, strict=True):
+                worker.timeout_s = limit
             lending.release()
 
     with pytest.MonkeyPatch.context() as patch:
