@@ -165,7 +165,18 @@ class IRTensor:
             "an IR tensor has no elements, so Python cannot decide by it; expected a decision by shapes or settings"
         )
 
-    __float__ = __int__ = __bool__
+    __float__ = __int__ = __complex__ = __bool__
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self.builder.refusal(
+                f"forward writes an IR tensor as {spec!r}, and it has no elements; expected no format: dtype and shape"
+            )
+        return repr(self)
+
+    def __reduce_ex__(self, _: object) -> Any:
+        """Refuse to be copied or pickled: a copy would be a value of a copy of the graph."""
+        raise self.builder.refusal("forward copies or pickles an IR tensor; expected its clone(), or the tensor itself")
 
     def __iter__(self) -> Iterator[IRTensor]:
         """The slices along the first axis."""

@@ -64,6 +64,8 @@ def compare_step(
 ) -> StepComparison:
     """Do the program's next step, and the same step by eager torch from the same states.
 
+    The program is one step further after it: call it in place of `program.step(batch)`.
+
     loss, max_norm, max_value: as they were given to `record_step`.
     tolerances: by dtype, in place of the documented ones.
 

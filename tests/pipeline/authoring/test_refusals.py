@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +57,18 @@ class Misplaced(Module):
 class Undecided(Module):
     def forward(self, x: IRTensor) -> IRTensor:
         return x if x else -x
+
+
+class Printing(Module):
+    def forward(self, x: IRTensor) -> IRTensor:
+        assert f"{x}" == "IRTensor(float32[2, 4])"
+        print(f"{x:.2f}")
+        return x
+
+
+class Copying(Module):
+    def forward(self, x: IRTensor) -> IRTensor:
+        return copy.deepcopy(x)
 
 
 class Forgetful(Module):
@@ -264,6 +277,14 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Model((2, 4), module=Undecided()).graph(),
         "Undecided(): an IR tensor has no elements, so Python cannot decide by it; expected a decision by shapes or "
         "settings",
+    ),
+    "elements printed": (
+        lambda: Model((2, 4), module=Printing()).graph(),
+        "Printing(): forward writes an IR tensor as '.2f', and it has no elements; expected no format: dtype and shape",
+    ),
+    "a copy": (
+        lambda: Model((2, 4), module=Copying()).graph(),
+        "Copying(): forward copies or pickles an IR tensor; expected its clone(), or the tensor itself",
     ),
     "a shape returned": (
         lambda: Model((2, 4), module=Forgetful()).graph(),  # type: ignore[arg-type]
