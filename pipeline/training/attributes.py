@@ -4,7 +4,7 @@
 would otherwise stay as the recording made them, and the module could not be called any more. So would a tensor in a
 dict or a cache of the user's files: `MASKS = {}`, `@functools.cache`. The files that define the classes of the modules
 and the loss are searched, and the files that these import, but no installed library. Defaults and closures of functions
-are searched too.
+are searched too, and so are the functions in them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sysconfig
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -316,8 +316,12 @@ def find_caches(module: nn.Module, loss: object) -> UserCaches:
                 functions.append(value)
             elif isinstance(value, type) and value.__module__ == file.__name__:
                 functions += _functions_of(value, f"{title}.{key}", found)
-    for function in functions:
-        _add_own_values(function, found)
+    searched = set[FunctionType]()
+    while functions:
+        function = functions.pop()
+        if function not in searched:
+            searched.add(function)
+            functions += _add_own_values(function, found)
     return found
 
 
@@ -357,16 +361,22 @@ def _functions_of(cls: type, title: str, found: UserCaches) -> list[FunctionType
     return methods
 
 
-def _add_own_values(function: FunctionType, found: UserCaches) -> None:
-    for key, value in (function.__kwdefaults__ or {}).items():
-        found.add(f"{function.__qualname__}.{key}", value)
-    for value in function.__defaults__ or ():
-        found.add(f"a default of {function.__qualname__}", value)
+def _add_own_values(function: FunctionType, found: UserCaches) -> list[FunctionType]:
+    """The user's functions among the defaults of `function` and in its closure, whose other values are added to
+    `found`."""
+    held = [(f"{function.__qualname__}.{key}", value) for key, value in (function.__kwdefaults__ or {}).items()]
+    held += [(f"a default of {function.__qualname__}", value) for value in function.__defaults__ or ()]
     for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found.add(f"{function.__qualname__}.{key}", cell.cell_contents)
-        except ValueError:  # a name that is not bound yet
-            continue
+        with suppress(ValueError):  # a name that is not bound yet
+            held.append((f"{function.__qualname__}.{key}", cell.cell_contents))
+    for title, value in held:
+        found.add(title, value)
+    return [
+        value
+        for _, value in held
+        if isinstance(value, FunctionType)
+        if (home := sys.modules.get(value.__module__)) is not None and _is_of_user(home)
+    ]
 
 
 CONTAINERS: Final = (dict, OrderedDict, defaultdict, list, set)
