@@ -57,7 +57,7 @@ def _text(content: bytes, file: Path) -> str:
 def known_table(tables: Iterable[AuditTable], library: str, version: str) -> AuditTable | None:
     """The table of this release; else of the latest release before it; else of the first one after it."""
     of_library = sorted(
-        (table for table in tables if table.distribution == library), key=lambda one: _order(one.version)
+        (table for table in tables if table.distribution == library), key=lambda table: _order(table.version)
     )
     before = [table for table in of_library if _order(table.version) <= _order(version)]
     return (before[-1:] or of_library[:1] or [None])[0]

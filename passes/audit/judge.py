@@ -150,14 +150,14 @@ def _output_types(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
     return {info.name: info.type for info in model.graph.output}
 
 
-def _contradicts(one: onnx.TypeProto, other: onnx.TypeProto, *, open_is_other: bool) -> bool:
+def _contradicts(first: onnx.TypeProto, second: onnx.TypeProto, *, open_is_other: bool) -> bool:
     """Whether two types contradict. An open size of an output may be known afterwards; one of an input may not."""
-    kind = one.WhichOneof("value")
-    if kind != other.WhichOneof("value"):
+    kind = first.WhichOneof("value")
+    if kind != second.WhichOneof("value"):
         return True
     if kind != "tensor_type":
         return False
-    left, right = one.tensor_type, other.tensor_type
+    left, right = first.tensor_type, second.tensor_type
     if left.elem_type != right.elem_type:
         return True
     if not (left.HasField("shape") and right.HasField("shape")):
@@ -231,14 +231,14 @@ def _numbers(left: np.ndarray, right: np.ndarray, rtol: float | None, atol: floa
         errors = compare(left, right)
         return "" if errors.ok else (f"max error {errors.max_abs:.1g}" if errors.limit else normalize(errors.why))
     kind = np.complex128 if left.dtype.kind == "c" else np.float64
-    one, other = left.astype(kind), right.astype(kind)
+    left, right = left.astype(kind), right.astype(kind)
     with np.errstate(all="ignore"):
-        if np.allclose(other, one, rtol=rtol, atol=atol, equal_nan=True):
+        if np.allclose(right, left, rtol=rtol, atol=atol, equal_nan=True):
             return ""
-        finite = np.isfinite(one) & np.isfinite(other)
-        if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+        finite = np.isfinite(left) & np.isfinite(right)
+        if not np.array_equal(left[~finite], right[~finite], equal_nan=True):
             return "NaN or infinity on one side only"
-        return f"max error {np.abs(one - other)[finite].max(initial=0.0):.1g}"
+        return f"max error {np.abs(left - right)[finite].max(initial=0.0):.1g}"
 
 
 def _texts(array: np.ndarray) -> list[str]:

@@ -125,7 +125,7 @@ class _EncodingCarrier:
             same = by_digest.get(self.final.digest(tensor), ())
             same = [source_name for source_name in same if tuple(weights[source_name].dims) == tuple(tensor.dims)]
             if same:
-                chosen = min(same, key=lambda one: (one != name, one not in origins))
+                chosen = min(same, key=lambda known: (known != name, known not in origins))
                 self._take(name, self.known[chosen], (chosen,))
             else:
                 self._derive(name, tensor, [weights[origin] for origin in dict.fromkeys(origins) if origin in weights])
@@ -272,8 +272,8 @@ class _EncodingCarrier:
         return LostEncoding(tensor.name, "gone", "", _reason_of_equal(equal.name))
 
     @staticmethod
-    def _is_content(model: DetachedModel, one: TensorProto, tensor: TensorProto, digest: str) -> bool:
-        return one.dims == tensor.dims and one.data_type == tensor.data_type and model.digest(one) == digest
+    def _is_content(model: DetachedModel, stored: TensorProto, tensor: TensorProto, digest: str) -> bool:
+        return stored.dims == tensor.dims and stored.data_type == tensor.data_type and model.digest(stored) == digest
 
     def _follow(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """(tensor of the source → the first step after which no tensor has its values; for the other tensors of the

@@ -215,14 +215,14 @@ def share_by_moves(graph: GraphProto, encodings: Mapping[str, Encoding]) -> dict
     return known
 
 
-def is_same_encoding(one: Encoding, other: Encoding | None) -> bool:
+def is_same_encoding(first: Encoding, second: Encoding | None) -> bool:
     """Whether both encodings turn the same floats into the same integers."""
     return (
-        other is not None
-        and one.precision == other.precision
-        and one.axis == other.axis
-        and np.array_equal(one.scale, other.scale)
-        and np.array_equal(one.zero_point, other.zero_point)
+        second is not None
+        and first.precision == second.precision
+        and first.axis == second.axis
+        and np.array_equal(first.scale, second.scale)
+        and np.array_equal(first.zero_point, second.zero_point)
     )
 
 

@@ -176,7 +176,7 @@ def _equal_values(source: FlatGraph, final: FlatGraph) -> dict[str, tuple[str, .
     found: dict[str, tuple[str, ...]] = {}
     for name, value in _main_values(final).items():
         names = by_digest.get(final.value_digests[value], ())
-        found[name] = tuple(sorted(names, key=lambda one: one != name))
+        found[name] = tuple(sorted(names, key=lambda known: known != name))
     return found
 
 

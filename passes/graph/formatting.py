@@ -84,16 +84,16 @@ def _text(value: bytes) -> str:
 
 
 FORMATTERS: Final[Mapping[int, Callable[[AttributeProto], str]]] = {
-    AttributeProto.INT: lambda one: str(one.i),
-    AttributeProto.INTS: lambda one: str(list(one.ints)),
-    AttributeProto.FLOAT: lambda one: str(np.float32(one.f)),
-    AttributeProto.FLOATS: lambda one: f"[{', '.join(str(np.float32(value)) for value in one.floats)}]",
-    AttributeProto.STRING: lambda one: _text(one.s),
-    AttributeProto.STRINGS: lambda one: f"[{', '.join(map(_text, one.strings))}]",
-    AttributeProto.TENSOR: lambda one: f"{format_tensor_type(one.t)} {_format_tensor(one.t)}",
-    AttributeProto.TYPE_PROTO: lambda one: format_type(one.tp),
+    AttributeProto.INT: lambda attribute: str(attribute.i),
+    AttributeProto.INTS: lambda attribute: str(list(attribute.ints)),
+    AttributeProto.FLOAT: lambda attribute: str(np.float32(attribute.f)),
+    AttributeProto.FLOATS: lambda attribute: f"[{', '.join(str(np.float32(value)) for value in attribute.floats)}]",
+    AttributeProto.STRING: lambda attribute: _text(attribute.s),
+    AttributeProto.STRINGS: lambda attribute: f"[{', '.join(map(_text, attribute.strings))}]",
+    AttributeProto.TENSOR: lambda attribute: f"{format_tensor_type(attribute.t)} {_format_tensor(attribute.t)}",
+    AttributeProto.TYPE_PROTO: lambda attribute: format_type(attribute.tp),
     AttributeProto.GRAPH: lambda _: "(a graph)",
-    AttributeProto.GRAPHS: lambda one: f"({len(one.graphs)} graphs)",
+    AttributeProto.GRAPHS: lambda attribute: f"({len(attribute.graphs)} graphs)",
 }
 
 

@@ -67,8 +67,8 @@ def contradicts(old: TypeProto, new: TypeProto) -> bool:
         return False
     olds, news = old.tensor_type.shape.dim, new.tensor_type.shape.dim
     return len(olds) != len(news) or any(
-        one.HasField("dim_value") and other.HasField("dim_value") and one.dim_value != other.dim_value
-        for one, other in zip(olds, news, strict=True)
+        old_dim.HasField("dim_value") and new_dim.HasField("dim_value") and old_dim.dim_value != new_dim.dim_value
+        for old_dim, new_dim in zip(olds, news, strict=True)
     )
 
 

@@ -129,7 +129,7 @@ def _is_changed(matching: NodeMatching, new: int, old: int) -> bool:
     if item.digest == old_item.digest:
         return False
     pairs = zip_longest(item.inputs, old_item.inputs, fillvalue=ABSENT)
-    return item.op_digest != old_item.op_digest or any(_is_other(matching, one, other) for one, other in pairs)
+    return item.op_digest != old_item.op_digest or any(_is_other(matching, left, right) for left, right in pairs)
 
 
 def _is_other(matching: NodeMatching, value: int, old_value: int) -> bool:

@@ -1,8 +1,8 @@
 """Clamp the constants that mask attention: -3.4e38 and its like become a bound that quantization can represent.
 
 A mask constant is a float of -9000 or less that reaches a Softmax through additions, selections and layout operators.
-Behind the Softmax it makes zeros. So does any bound that is far enough below the row's largest unmasked score,
-and quantization of scores and mask then has a range of tens instead of one of 1e38.
+After the Softmax such a constant gives zeros. So does any bound that is far enough below the row's largest unmasked
+score, and quantization of scores and mask then has a range of tens instead of one of 1e38.
 
 A row that is masked as a whole is another matter: under -3.4e38 all its scores become equal, so its weights are equal.
 An addition of a small bound would keep its scores apart. Where the added mask is a choice between 0 and the constant,

@@ -209,7 +209,7 @@ class _HeadWriter:
 
     def _split(self, name: str, shape: Sequence[Dim]) -> list[str]:
         rewriter, axis = self.rewriter, len(shape) - 3  # a mask or a bias may have no axis of the batch
-        one = (*shape[:axis], 1, *shape[axis + 1 :])
+        piece_shape = (*shape[:axis], 1, *shape[axis + 1 :])
         array = rewriter.constant(name)
         if array is not None:
             pieces = np.split(array, self.count, axis)
@@ -220,13 +220,13 @@ class _HeadWriter:
             "Split", [name, sizes], rewriter.producers.get(name, self.attention.softmax), names, axis=axis
         )
         for piece in names:
-            rewriter.declare(piece, rewriter.dtype(name), one)
+            rewriter.declare(piece, rewriter.dtype(name), piece_shape)
         return names
 
     def _copy(self, node: NodeProto, known: Mapping[str, str]) -> str:
         shape = self.rewriter.shape(node.output[0])
-        one = None if shape is None else (shape[0], 1, *shape[2:])
-        return self.rewriter.add_copy(node, [known.get(name, name) for name in node.input], one)
+        piece_shape = None if shape is None else (shape[0], 1, *shape[2:])
+        return self.rewriter.add_copy(node, [known.get(name, name) for name in node.input], piece_shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
     search = ProjectionSearch(view)
     for reading in (reading for readings in attention_operands(search) for reading in readings):
         queries, keys = search.behind_scores(reading.query, reading.key)
-        made = {"q": queries, "k": keys, "v": search.behind(reading.value)}
+        made = {"q": queries, "k": keys, "v": search.projections_of(reading.value)}
         values = {role: {projection.value for projection in own} for role, own in made.items()}
         count = Counter(value for own in values.values() for value in own)
         operands = {"q": reading.query, "k": reading.key, "v": reading.value}

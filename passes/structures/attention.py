@@ -158,7 +158,7 @@ class _WeightedProducts:
 
     def _key(self, product: Product) -> Hashable:
         """Equal for products of values that the same projections make."""
-        made = [self._search.behind(_summed_operand(product, side)) for side in SIDES]
+        made = [self._search.projections_of(_summed_operand(product, side)) for side in SIDES]
         if not all(made):
             return product.value
         return tuple(tuple(projection.value for projection in projections) for projections in made)
@@ -222,7 +222,11 @@ class _StateProducts:
         is_outer = summed is None or (dims is not None and dims[summed] == 1)
         for reading, operands in (("scores", inner.as_scores()), ("context", inner.as_context())):
             features = [replace(operand, other=operand.feature) for operand in operands]
-            made = [self._search.behind(operand) for operand in features] if reading != "scores" or not is_outer else []
+            made = (
+                [self._search.projections_of(operand) for operand in features]
+                if reading != "scores" or not is_outer
+                else []
+            )
             if made and all(made):
                 return reading, *(tuple(projection.value for projection in projections) for projections in made)
         return None

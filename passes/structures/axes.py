@@ -125,8 +125,8 @@ def _broadcast_terms(view: GraphView, mul: NodeProto) -> tuple[str, str, str] | 
         return None
     letters = ascii_letters[: len(left)]
     pairs = list(zip(letters, left, right, strict=True))
-    first = "".join("+" if one == 1 != other else letter for letter, one, other in pairs)
-    second = "".join("-" if other == 1 != one else letter for letter, one, other in pairs)
+    first = "".join("+" if size == 1 != second_size else letter for letter, size, second_size in pairs)
+    second = "".join("-" if second_size == 1 != size else letter for letter, size, second_size in pairs)
     return first, second, letters
 
 
@@ -139,14 +139,14 @@ def _einsum(node: NodeProto) -> Product | None:
     # Letters before an ellipsis have unknown positions; products of heads have none.
     *terms, result = (term.rpartition("...")[2] for term in (*sides.split(","), out))
     pairs = [
-        (one, other)
-        for one, other in combinations(range(len(terms)), 2)
-        if len(terms) == 2 or set(terms[one]).intersection(terms[other]).difference(result)
+        (left, right)
+        for left, right in combinations(range(len(terms)), 2)
+        if len(terms) == 2 or set(terms[left]).intersection(terms[right]).difference(result)
     ]
     if len(pairs) != 1 or len(terms) != len(node.input):
         return None
-    (one, other) = pairs[0]
-    return Product(node, (node.input[one], node.input[other]), (terms[one], terms[other]), result)
+    (left, right) = pairs[0]
+    return Product(node, (node.input[left], node.input[right]), (terms[left], terms[right]), result)
 
 
 def _axis_of(term: str, letter: str) -> int:

@@ -69,11 +69,11 @@ class ProjectionSearch:
         self._sources: NearestSources[_AxisVisit, Projection] = NearestSources(self._expand)
         self._depends: dict[tuple[str, str], bool] = {}
 
-    def behind(self, operand: Operand) -> list[Projection]:
-        """The projections that `operand` is made from, seen through heads and norms; the nearest first.
+    def projections_of(self, operand: Operand) -> list[Projection]:
+        """The projections from which `operand` is computed, seen through heads and norms; the nearest first.
 
-        They make its features, or else its other axis: attention over channels swaps the two. Behind a norm there may
-        be a residual sum, whose terms are computed one from the other: then the operand is a hidden state, no
+        They compute its features, or else its other axis: attention over channels swaps the two. Before a norm there
+        may be a residual sum, whose terms are computed one from the other: then the operand is a hidden state, no
         projection, and the result is empty.
         """
         for axis in dict.fromkeys((operand.feature, operand.other)):
@@ -91,7 +91,7 @@ class ProjectionSearch:
         Q and K may be rotated by one matrix, which does not change the scores: by a rotary embedding written as a
         product.
         """
-        first, second = self.behind(query), self.behind(key)
+        first, second = self.projections_of(query), self.projections_of(key)
         if _values(first) & _values(second):
             return first, second
         shared = self._digests(first) & self._digests(second)

@@ -94,7 +94,7 @@ def _read(search: ProjectionSearch, readings: Sequence[Operands]) -> Triple | Me
     merged: MergedProjection | None = None
     for reading in readings:
         queries, keys = search.behind_scores(reading.query, reading.key)
-        for query, key, value in product(queries, keys, search.behind(reading.value)):
+        for query, key, value in product(queries, keys, search.projections_of(reading.value)):
             values = [query.value, key.value, value.value]
             if len(set(values)) < 3:
                 projection = key if values.count(key.value) > 1 else query

@@ -125,9 +125,9 @@ def _join_encodings(first: Mapping[str, Encoding], second: Mapping[str, Encoding
         PolicyError: they differ at a value that one model makes and the other reads.
     """
     for name in first.keys() & second.keys():
-        one, other = first[name], second[name]
-        alike = (one.precision, one.axis) == (other.precision, other.axis)
-        same = all(np.array_equal(getattr(one, key), getattr(other, key)) for key in ("scale", "zero_point"))
+        left, right = first[name], second[name]
+        alike = (left.precision, left.axis) == (right.precision, right.axis)
+        same = all(np.array_equal(getattr(left, key), getattr(right, key)) for key in ("scale", "zero_point"))
         if not (alike and same):
             raise PolicyError(
                 f"merge: A makes {name!r} with one encoding, and B reads it with another; expected one encoding of a "

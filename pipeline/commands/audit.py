@@ -228,9 +228,9 @@ def news_text(found: Sequence[News], out: Path) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _line(one: News) -> str:
-    more = f" and {len(one.cases) - SHOWN} more" if len(one.cases) > SHOWN else ""
-    where = ", ".join(map(to_one_line, one.cases[:SHOWN])) + more
-    against = f"not in {one.accepted}" if one.accepted else "no table of this library is accepted"
-    said = (where, one.entry.why, against)
-    return f"  {one.entry.name} {one.entry.kind}: " + "; ".join(part for part in said if part)
+def _line(news: News) -> str:
+    more = f" and {len(news.cases) - SHOWN} more" if len(news.cases) > SHOWN else ""
+    where = ", ".join(map(to_one_line, news.cases[:SHOWN])) + more
+    against = f"not in {news.accepted}" if news.accepted else "no table of this library is accepted"
+    said = (where, news.entry.why, against)
+    return f"  {news.entry.name} {news.entry.kind}: " + "; ".join(part for part in said if part)

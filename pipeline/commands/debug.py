@@ -132,14 +132,14 @@ def _compare_values(
     dumped = [Path(name).is_dir() and name not in BACKENDS for name in names]
     tolerances = {**subject.tolerances, **(given or (_tolerances(DEVICE_RTOL, 0.0) if any(dumped) else {}))}
     try:
-        one, other = (
+        left, right = (
             _open_dump(subject, Path(name), encodings, layout, feeds)
             if is_dumped
             else BACKENDS[name](subject.model, subject.fusions, **subject.options)
             for name, is_dumped in zip(names, dumped, strict=True)
         )
         graph = subject.model.graph_for(shapes_of(feeds))
-        return compare_backends(one, other, graph, feeds, tolerances, first_only=first_only)
+        return compare_backends(left, right, graph, feeds, tolerances, first_only=first_only)
     except StepFailed as failure:
         raise UsageError(f"onnxruntime does not run the model on these inputs: {failure}") from failure
     except Unsupported as refusal:

@@ -262,7 +262,7 @@ def _step(row: dict[str, Any]) -> str:
     """One line, such as `onnxsim ran, without fuse_qkv: 295 → 99 nodes, max error 1.2e-07 in logits`."""
     reason = f", {row['reason']}" if row.get("reason") else ""
     text = f"{row['name']} {row['status']}{reason}: {row.get('nodes_before')} → {row.get('nodes_after')} nodes"
-    errors = {name: float(one["max_abs"]) for name, one in row.get("errors", {}).items() if _is_compared(one)}
+    errors = {name: float(error["max_abs"]) for name, error in row.get("errors", {}).items() if _is_compared(error)}
     if not errors:
         return text
     worst = max(errors, key=lambda name: errors[name])

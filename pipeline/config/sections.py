@@ -235,7 +235,9 @@ class VerifyConfig(Section):
     @property
     def compared_within(self) -> dict[str, numbers.Tolerance]:
         """The tolerances by dtype that replace the documented ones."""
-        return {dtype: numbers.Tolerance(one.atol, one.rtol) for dtype, one in self.tolerances.items()}
+        return {
+            dtype: numbers.Tolerance(tolerance.atol, tolerance.rtol) for dtype, tolerance in self.tolerances.items()
+        }
 
     @field_validator("tolerances")
     @classmethod

@@ -231,7 +231,7 @@ class InputSpec:
     is_assumed: bool = False
     """Whether nobody has said what it holds: no range, and no example."""
     example: np.ndarray | None = field(default=None, compare=False)
-    """Whole numbers of the factory's own example, unless a range was declared."""
+    """Integers of the factory's own example, unless a range was declared."""
     first: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property

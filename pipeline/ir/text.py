@@ -15,7 +15,7 @@ not contiguous in the source, `from "name", …` a stored value that has names i
 not empty, `{attributes}`, `@"origin"`, `node "its name in the source"`, `of "its type there"`, `line "file:line"`,
 `where {constraints}`, `hints {advice}`, `saves [0, 2]`, `kernel kind_id "attr_schema" 0xattr_blob` and `with [graph …,
 graph …]`, its bodies, whose vids are their own. Before `return` come `update %state = %value`, `dim name: 1 .. 64` and
-`guard "condition"`. Beside plain data an attribute is `none`, `$0` (the op's first input), `body(0)`,
+`guard "condition"`. As well as plain data, an attribute is `none`, `$0` (the op's first input), `body(0)`,
 `size("2*batch")`, `complex(0.0, 1.0)` or a constant of torch by kind and name: `word("dtype", "bfloat16")`. Strings are
 escaped like JSON; line breaks mean nothing; `#` starts a comment. Payloads are not written.
 """

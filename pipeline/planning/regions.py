@@ -114,7 +114,7 @@ def map_memory(
             )
         residences += placed
         rest = _complement(free, residences) if at == 0 else beyond
-    order = sorted(residences, key=lambda one: (one.root, one.first))
+    order = sorted(residences, key=lambda residence: (residence.root, residence.first))
     return replace(plan, memory=MemoryMap(tuple(regions), tuple(order), dict(sorted(pinned.items()))))
 
 
@@ -163,7 +163,7 @@ def _place_pinned(
 ) -> int:
     """Place pinned spans at the front of a region; returns how many bytes they take there."""
     placed, _ = _place(spans, None, 0, at, alignment)
-    base = max((one.offset + span.nbytes for one, span in zip(placed, spans, strict=True)), default=0)
+    base = max((region.offset + span.nbytes for region, span in zip(placed, spans, strict=True)), default=0)
     if region.nbytes is not None and base > region.nbytes:
         raise UsageError(
             f"pins: they take {bytes_text(base)} of {region.name!r}, which has {bytes_text(region.nbytes)}; expected "

@@ -156,7 +156,9 @@ def why_refused(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs | 
                 return _explain(ins, error)
     if outs is None or len(made) < 2 or len(made[0]) != len(made[1]):
         return ""
-    fixed = [one if one is None or other is None else _merge(one, other) for one, other in zip(*made, strict=True)]
+    fixed = [
+        first if first is None or second is None else _merge(first, second) for first, second in zip(*made, strict=True)
+    ]
     return _compare(fixed, outs, range(len(outs)))
 
 
@@ -239,10 +241,10 @@ def _find_required(kind: str) -> list[torch.Argument]:
     return [entry for entry in find_operator(kind)._schema.arguments if not entry.has_default_value()]
 
 
-def _merge(one: TensorSpec, other: TensorSpec) -> TensorSpec:
-    if one.rank != other.rank:
-        return other
-    return TensorSpec(tuple(a if a == b else "?" for a, b in zip(one.shape, other.shape, strict=True)), other.dtype)
+def _merge(first: TensorSpec, second: TensorSpec) -> TensorSpec:
+    if first.rank != second.rank:
+        return second
+    return TensorSpec(tuple(a if a == b else "?" for a, b in zip(first.shape, second.shape, strict=True)), second.dtype)
 
 
 def _compare(made: Results, outs: Specs, read: Collection[int]) -> str:

@@ -72,14 +72,16 @@ class CompiledEntries(ProcessBound):
     @expects(bound=BOUND_PROGRAMS)
     def __init__(self, bound: Mapping[str, BoundProgram]) -> None:
         self._bound = dict(bound)
-        self.plans: Mapping[str, ExecutionPlan] = MappingProxyType({name: one.plan for name, one in bound.items()})
+        self.plans: Mapping[str, ExecutionPlan] = MappingProxyType(
+            {name: program.plan for name, program in bound.items()}
+        )
         largest = max(self.plans.values(), key=lambda plan: plan.arena_bytes)
         self.arena_bytes = largest.arena_bytes
         device = next(iter(bound.values())).device
         table = StateTable(self.plans, device)
         with torch.inference_mode(mode=False):
             arena = new_memory(largest, self.arena_bytes, device)
-        self._contexts = {name: Context(one, table=table, arena=arena) for name, one in bound.items()}
+        self._contexts = {name: Context(program, table=table, arena=arena) for name, program in bound.items()}
         self._turn = threading.RLock()
         self._entries = {name: EntryPoint(context, self._turn) for name, context in self._contexts.items()}
 
@@ -127,7 +129,9 @@ class CompiledEntries(ProcessBound):
             UsageError: a run failed while it wrote to some; see `pipeline.runtime.states`.
         """
         with self._turn:
-            return {name: one for context in self._contexts.values() for name, one in context.states.values().items()}
+            return {
+                name: state for context in self._contexts.values() for name, state in context.states.values().items()
+            }
 
     @expects(states=MAPPING)
     def give_states(self, states: Feed) -> None:
@@ -141,7 +145,7 @@ class CompiledEntries(ProcessBound):
             if strange := [name for name in states if name not in known]:
                 raise UsageError(f"no entry point has a state {strange[0]!r}{nearest(strange[0], known)}")
             for context in self._contexts.values():
-                context.states.give({name: one for name, one in states.items() if name in context.states.names})
+                context.states.give({name: state for name, state in states.items() if name in context.states.names})
 
     def reset_states(self) -> None:
         """Set every state back to its value when the graphs were compiled."""
@@ -188,7 +192,7 @@ def compile_graphs(
     if strange := [name for name in weights or () if name not in every]:
         raise UsageError(f"no graph has a weight {strange[0]!r}{nearest(strange[0], every)}")
     own = {
-        name: with_weights(graph, {key: one for key, one in (weights or {}).items() if key in known[name]})
+        name: with_weights(graph, {key: tensor for key, tensor in (weights or {}).items() if key in known[name]})
         for name, graph in graphs.items()
     }
     memory, options = PackedMemory(), BindOptions(device, debug, native)

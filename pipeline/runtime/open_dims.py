@@ -109,8 +109,10 @@ class SizedProgram(Replayable):
             context = self._sequence.context_for(planned)
             if planned == dims:
                 return context.run(tensors, copy=copy)
-            outputs = context.run({name: self._fill(name, one, planned) for name, one in tensors.items()}, copy=copy)
-        return {name: self._cut(name, one, dims) for name, one in outputs.items()}
+            outputs = context.run(
+                {name: self._fill(name, tensor, planned) for name, tensor in tensors.items()}, copy=copy
+            )
+        return {name: self._cut(name, tensor, dims) for name, tensor in outputs.items()}
 
     @expects(feed=MAPPING)
     def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -337,7 +339,7 @@ def _shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]
         if not isinstance(given, torch.Tensor):
             raise UsageError(f"input {name!r} is a {type(given).__name__}; expected a torch tensor or a numpy array")
     refuse_unreadable(tensors)
-    return {name: tuple(one.shape) for name, one in tensors.items()}
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _sizes(shape: Sequence[Dim], dims: Mapping[str, int]) -> tuple[int, ...]:

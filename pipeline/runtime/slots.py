@@ -104,11 +104,15 @@ def _differing_aliases(found: Iterable[Sequence[str]], tensors: Weights) -> Iter
             yield f"{first!r} and {name!r} are names of one weight, and the two tensors differ: leave one of them out"
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype have the same memory, or the same bytes."""
-    if _same_storage(one, other) and one.storage_offset() == other.storage_offset() and one.stride() == other.stride():
+    if (
+        _same_storage(first, second)
+        and first.storage_offset() == second.storage_offset()
+        and first.stride() == second.stride()
+    ):
         return True
-    return bool(TensorPayload(one).numpy().tobytes() == TensorPayload(other).numpy().tobytes())
+    return bool(TensorPayload(first).numpy().tobytes() == TensorPayload(second).numpy().tobytes())
 
 
 def _wrong(graph: Graph, vids: Mapping[str, int], name: str, tensor: torch.Tensor) -> str:

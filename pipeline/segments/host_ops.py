@@ -173,11 +173,11 @@ def corners_of(boxes: np.ndarray, *, centred: bool) -> np.ndarray:
     return np.concatenate([np.minimum(first, second), np.maximum(first, second)], -1)
 
 
-def shared_part(one: np.ndarray, other: np.ndarray) -> float:
+def shared_part(first: np.ndarray, second: np.ndarray) -> float:
     """The intersection of two boxes over their union."""
-    sides = np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])
+    sides = np.minimum(first[2:], second[2:]) - np.maximum(first[:2], second[:2])
     shared = float(np.prod(np.maximum(sides, 0)))
-    whole = float(np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2])) - shared
+    whole = float(np.prod(first[2:] - first[:2]) + np.prod(second[2:] - second[:2])) - shared
     return shared / whole if whole > 0 else 0.0
 
 
@@ -294,11 +294,13 @@ class ScanNode:
 
     def _scan(self, inputs: Sequence[Any], around: Mapping[str, Any], length: int | None) -> list[Any]:
         states, sequences = list(inputs[: self._states]), inputs[self._states :]
-        slices = [np.moveaxis(each, axis, 0) for each, axis in zip(sequences, self._in_axes, strict=True)]
+        slices = [np.moveaxis(sequence, axis, 0) for sequence, axis in zip(sequences, self._in_axes, strict=True)]
         count = len(slices[0]) if length is None else length
         rows: list[list[np.ndarray]] = [[] for _ in self._out_axes]
         for at in range(count):
-            now = [each[count - 1 - at if back else at] for each, back in zip(slices, self._in_back, strict=True)]
+            now = [
+                sequence[count - 1 - at if back else at] for sequence, back in zip(slices, self._in_back, strict=True)
+            ]
             made = self._body.run([*states, *(np.array(part, order="C") for part in now)], around)
             states = made[: self._states]
             for row, value in zip(rows, made[self._states :], strict=True):

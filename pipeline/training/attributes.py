@@ -183,14 +183,16 @@ def _containers(name: str, container: Container) -> Iterator[tuple[str, Containe
     """Each container of attributes, nested ones too; modules and objects of other classes are not searched."""
     found, seen = [(name, container)], set[int]()
     while found:
-        title, one = found.pop()
-        if id(one) in seen:
+        title, container = found.pop()
+        if id(container) in seen:
             continue
-        seen.add(id(one))
-        yield title, one
-        if not isinstance(one, set):
+        seen.add(id(container))
+        yield title, container
+        if not isinstance(container, set):
             inner = [
-                (_without_place(title, key, one), value) for key, value in _entries(one) if type(value) in CONTAINERS
+                (_without_place(title, key, container), value)
+                for key, value in _entries(container)
+                if type(value) in CONTAINERS
             ]
             found += inner
 

@@ -125,15 +125,15 @@ def compare_backends(
     seen: dict[str, tuple[ValueStatistics, float]] = {}
     divergences: list[Divergence] = []
     nearest = ("", 0.0)
-    for name, one, other in _pairs(first, second, feeds, common):
-        errors = compare(one, other, tolerances, types.get(name, ""))
-        seen[name] = ValueStatistics.of(one), errors.max_abs
+    for name, left, right in _pairs(first, second, feeds, common):
+        errors = compare(left, right, tolerances, types.get(name, ""))
+        seen[name] = ValueStatistics.of(left), errors.max_abs
         if errors.ok:
             nearest = max(nearest, (name, errors.excess), key=lambda pair: pair[1])
             continue
         op = ops.get(name)
         inputs = _inputs(graph, op, feeds, seen) if op is not None else ()
-        divergences.append(_describe(name, op, inputs, one, other, errors))
+        divergences.append(_describe(name, op, inputs, left, right, errors))
         if first_only:
             break
     return BackendComparison(
@@ -151,16 +151,16 @@ def _pairs(
     """Each common value with both results, in the order of `first`; what `second` has early waits for it."""
     ahead: dict[str, np.ndarray] = {}
     others = second.walk(feeds, common)
-    for name, one in first.walk(feeds, common):
+    for name, result in first.walk(feeds, common):
         while name not in ahead:
             ahead.update([next(others)])
-        yield name, one, ahead.pop(name)
+        yield name, result, ahead.pop(name)
 
 
 def _computed_types(graph: Graph) -> dict[str, str]:
     """For each value the least precise floating type in which something on its way was computed, or `DRAWN`.
 
-    Weights and inputs that are stored in a type do not count. Whole numbers and bools are equal or wrong, so what is
+    Weights and inputs that are stored in a type do not count. Integers and bools are equal or wrong, so what is
     made of them starts anew.
     """
     types: dict[str, str] = {}
@@ -209,34 +209,34 @@ def _input(graph: Graph, value: Value, feeds: Feeds, seen: Mapping[str, tuple[Va
 
 
 def _describe(
-    name: str, op: Op | None, inputs: tuple[InputValue, ...], one: np.ndarray, other: np.ndarray, errors: Errors
+    name: str, op: Op | None, inputs: tuple[InputValue, ...], left: np.ndarray, right: np.ndarray, errors: Errors
 ) -> Divergence:
     line = ", ".join(filter(None, (op.origin, op.line))) if op is not None else ""
     return Divergence(
         name,
-        f"{one.dtype}{list(one.shape)}",
+        f"{left.dtype}{list(left.shape)}",
         op.operator if op is not None else "",
         op.name if op is not None else "",
         line,
         inputs,
-        ValueStatistics.of(one),
-        ValueStatistics.of(other),
+        ValueStatistics.of(left),
+        ValueStatistics.of(right),
         errors,
-        _worst_element(one, other) if one.shape == other.shape and one.size else None,
+        _worst_element(left, right) if left.shape == right.shape and left.size else None,
     )
 
 
-def _worst_element(one: np.ndarray, other: np.ndarray) -> ElementPair:
+def _worst_element(first: np.ndarray, second: np.ndarray) -> ElementPair:
     """Where the difference is largest; an element that is NaN or infinite on one side only comes before all others."""
-    if one.dtype.kind in "iu" and other.dtype.kind in "iu":  # float64 does not tell large neighbours apart
-        left, right = one.astype(object), other.astype(object)
-        index = tuple(map(int, np.unravel_index(int(np.abs(left - right).argmax()), one.shape)))
-        return ElementPair(index, str(one[index]), str(other[index]))
-    kind = np.complex128 if "c" in (one.dtype.kind, other.dtype.kind) else np.float64
-    left, right = one.astype(kind), other.astype(kind)
+    if first.dtype.kind in "iu" and second.dtype.kind in "iu":  # float64 does not tell large neighbours apart
+        left, right = first.astype(object), second.astype(object)
+        index = tuple(map(int, np.unravel_index(int(np.abs(left - right).argmax()), first.shape)))
+        return ElementPair(index, str(first[index]), str(second[index]))
+    kind = np.complex128 if "c" in (first.dtype.kind, second.dtype.kind) else np.float64
+    left, right = first.astype(kind), second.astype(kind)
     with np.errstate(invalid="ignore", over="ignore"):
         difference = np.abs(left - right)
     same = (left == right) | (np.isnan(left) & np.isnan(right))
     difference = np.where(same, 0.0, np.where(np.isnan(difference), np.inf, difference))
     index = tuple(map(int, np.unravel_index(int(difference.argmax()), difference.shape)))
-    return ElementPair(index, str(one[index]), str(other[index]))
+    return ElementPair(index, str(first[index]), str(second[index]))

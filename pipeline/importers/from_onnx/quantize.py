@@ -16,7 +16,7 @@ LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 
 
 def quantize_linear(node: Node) -> None:
-    """Whole numbers of less than 8 bits are held in 8, within limits of their own."""
+    """Integers of less than 8 bits are held in 8, within limits of their own."""
     node.attributes.settle("output_dtype")  # the output's type is known
     precision = node.attributes.integer("precision")
     if precision not in (0, 1):

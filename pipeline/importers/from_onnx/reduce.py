@@ -232,9 +232,9 @@ def lp_norm(node: Node) -> None:
     order, axis, spec = node.attributes.integer("p", 2), node.axis(-1), node.spec(0)
     if order not in (1, 2):
         raise node.refusal(f"found p {order}, expected 1 or 2")
-    one = TensorSpec(tuple(1 if at == axis else size for at, size in enumerate(spec.sizes)), spec.dtype)
+    reduced = TensorSpec(tuple(1 if at == axis else size for at, size in enumerate(spec.sizes)), spec.dtype)
     call: dict[str, Attr] = {"ord": order, "dim": (axis,), "keepdim": True}
-    length = term(node, node.step(NORM, node.operands(0), one, call))
+    length = term(node, node.step(NORM, node.operands(0), reduced, call))
     zero, unit = (constant(node, number, length) for number in (0, 1))
     give(node, term(node, node.operand(0)) / where(aten("eq.Tensor", length, zero), unit, length))
 

@@ -317,10 +317,10 @@ def _is_idle_dropout(node: Node) -> bool:
 
 
 def _is_identity(node: Node, given: Node) -> bool:
-    one, other = node.meta.get("val"), given.meta.get("val")
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+    tensor, base = node.meta.get("val"), given.meta.get("val")
+    if not isinstance(tensor, torch.Tensor) or not isinstance(base, torch.Tensor):
         return False
-    return memories_at(node) == memories_at(given) != frozenset() and _view_facts(one) == _view_facts(other)
+    return memories_at(node) == memories_at(given) != frozenset() and _view_facts(tensor) == _view_facts(base)
 
 
 def _view_facts(tensor: torch.Tensor) -> tuple[str, ...]:

@@ -108,9 +108,9 @@ def _written_together(shared: SharedTensors, placeholders: Collection[str]) -> l
     return list(found.values())
 
 
-def _share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    first, second = (int(tensor.storage_offset()) * tensor.element_size() for tensor in (one, other))
-    return memory_of(one) == memory_of(other) and meet(one, other, second - first)
+def _share_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
+    begin, second_begin = (int(tensor.storage_offset()) * tensor.element_size() for tensor in (first, second))
+    return memory_of(first) == memory_of(second) and meet(first, second, second_begin - begin)
 
 
 def _why_lost(node: Node) -> str:

@@ -166,17 +166,17 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return not tensor.numel() or (extent(tensor) == tensor.numel() * tensor.element_size() and layout.is_distinct)
 
 
-def meet(one: torch.Tensor, other: torch.Tensor, distance: int) -> bool:
-    """Whether two dense tensors share a byte, where `other` begins `distance` bytes after `one`.
+def meet(first: torch.Tensor, second: torch.Tensor, distance: int) -> bool:
+    """Whether two dense tensors share a byte, where `second` begins `distance` bytes after `first`.
 
     Exact, whatever the strides are: every second column and the columns between them do not meet.
     """
-    if not -extent(other) < distance < extent(one):
+    if not -extent(second) < distance < extent(first):
         return False
-    bounds = {1: [1 - other.element_size(), one.element_size() - 1]}
-    for size, stride in _axes(one):
+    bounds = {1: [1 - second.element_size(), first.element_size() - 1]}
+    for size, stride in _axes(first):
         bounds.setdefault(stride, [0, 0])[1] += size - 1
-    for size, stride in _axes(other):
+    for size, stride in _axes(second):
         bounds.setdefault(stride, [0, 0])[0] -= size - 1
     return _can_reach(distance, [(stride, low, high) for stride, (low, high) in sorted(bounds.items(), reverse=True)])
 

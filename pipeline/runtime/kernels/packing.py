@@ -222,8 +222,8 @@ def launch_pair_onto(
     )
 
 
-def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
+def is_same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.data_ptr() == second.data_ptr() and first.stride() == second.stride() and first.shape == second.shape
 
 
 def _settings_of(shape: Convolution) -> tuple[Any, ...]:

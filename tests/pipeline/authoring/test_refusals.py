@@ -54,26 +54,14 @@ class Misplaced(Module):
         return x * self.held["weight"]  # type: ignore[operator]
 
 
-class Undecided(Module):
+class Forward(Module):
+    """A module whose forward is `compute`."""
+
+    def __init__(self, compute: Callable[[IRTensor], Any]) -> None:
+        self.compute = compute
+
     def forward(self, x: IRTensor) -> IRTensor:
-        return x if x else -x
-
-
-class Printing(Module):
-    def forward(self, x: IRTensor) -> IRTensor:
-        assert f"{x}" == "IRTensor(float32[2, 4])"
-        print(f"{x:.2f}")
-        return x
-
-
-class Copying(Module):
-    def forward(self, x: IRTensor) -> IRTensor:
-        return copy.deepcopy(x)
-
-
-class Forgetful(Module):
-    def forward(self, x: IRTensor) -> IRTensor:
-        return functional.relu(x).shape  # type: ignore[return-value]
+        return self.compute(x)
 
 
 class InPlace(Module):
@@ -274,21 +262,21 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         "attribute of a Module, or in a list that is one",
     ),
     "a decision by numbers": (
-        lambda: Model((2, 4), module=Undecided()).graph(),
-        "Undecided(): an IR tensor has no elements, so Python cannot decide by it; expected a decision by shapes or "
+        lambda: Model((2, 4), module=Forward(lambda x: x if x else -x)).graph(),
+        "Forward(): an IR tensor has no elements, so Python cannot decide by it; expected a decision by shapes or "
         "settings",
     ),
     "elements printed": (
-        lambda: Model((2, 4), module=Printing()).graph(),
-        "Printing(): forward writes an IR tensor as '.2f', and it has no elements; expected no format: dtype and shape",
+        lambda: Model((2, 4), module=Forward(lambda x: f"{x:.2f}")).graph(),
+        "Forward(): forward writes an IR tensor as '.2f', and it has no elements; expected no format: dtype and shape",
     ),
     "a copy": (
-        lambda: Model((2, 4), module=Copying()).graph(),
-        "Copying(): forward copies or pickles an IR tensor; expected its clone(), or the tensor itself",
+        lambda: Model((2, 4), module=Forward(copy.deepcopy)).graph(),
+        "Forward(): forward copies or pickles an IR tensor; expected its clone(), or the tensor itself",
     ),
     "a shape returned": (
-        lambda: Model((2, 4), module=Forgetful()).graph(),  # type: ignore[arg-type]
-        "Forgetful(): forward returned Size, expected an IR tensor, or a tuple of IR tensors",
+        lambda: Model((2, 4), module=Forward(lambda x: functional.relu(x).shape)).graph(),  # type: ignore[arg-type]
+        "Forward(): forward returned Size, expected an IR tensor, or a tuple of IR tensors",
     ),
     "no forward": (
         lambda: Model((2, 4), module=Empty()).graph(),

@@ -303,8 +303,8 @@ class _Deduplicator:
         runs = (run, *within.runs) if within else (run,)
         return DeduplicatedGraph(graph, runs, Ends(*whole.call.flat()), Ends(*whole.walk.result), left)
 
-    def _describe_call(self, one: TracedModule) -> ModuleCall:
-        return ModuleCall(one.module, one.call, self.tied, self.constants)
+    def _describe_call(self, traced: TracedModule) -> ModuleCall:
+        return ModuleCall(traced.module, traced.call, self.tied, self.constants)
 
 
 def _find_equal_units(run: LayerRun, others: Sequence[LayerRun], whole: MetaTrace) -> tuple[LayerRun, Proof]:

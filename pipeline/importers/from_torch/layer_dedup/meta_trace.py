@@ -59,7 +59,9 @@ class Call:
     def spare(self, module: nn.Module) -> dict[int, str]:
         """{key: torch.export's name} of the tensors that the forward takes as `*inputs`, of which it may get fewer."""
         takes = list(inspect.signature(module.forward).parameters.values())
-        star = next((index for index, one in enumerate(takes) if one.kind is inspect.Parameter.VAR_POSITIONAL), None)
+        star = next(
+            (index for index, parameter in enumerate(takes) if parameter.kind is inspect.Parameter.VAR_POSITIONAL), None
+        )
         if star is None:
             return {}
         return {
@@ -186,8 +188,8 @@ def _parameters(places: Sequence[Place]) -> dict[str, torch.Tensor]:
     """Parameters by all of their names."""
     return {
         f"{path}.{key}" if path else key: parameter
-        for path, one in places
-        for key, parameter in one._parameters.items()
+        for path, module in places
+        for key, parameter in module._parameters.items()
         if parameter is not None
     }
 
@@ -195,8 +197,8 @@ def _parameters(places: Sequence[Place]) -> dict[str, torch.Tensor]:
 def _others(places: Sequence[Place]) -> dict[str, torch.Tensor]:
     """Buffers, and tensors that are plain attributes: torch makes constants of those, by these names."""
     found: dict[str, torch.Tensor] = {}
-    for path, one in places:
-        for held in (one._buffers, vars(one) if len(vars(one)) > len(STANDARD) else None):
+    for path, module in places:
+        for held in (module._buffers, vars(module) if len(vars(module)) > len(STANDARD) else None):
             for key, item in held.items() if held else ():
                 if isinstance(item, torch.Tensor):
                     found[f"{path}.{key}" if path else key] = item
@@ -204,8 +206,8 @@ def _others(places: Sequence[Place]) -> dict[str, torch.Tensor]:
 
 
 def _origins(places: Sequence[Place]) -> dict[int, str]:
-    """{id of a module: its path}, the first one where it has several."""
-    return {id(one): path for path, one in reversed(places)}
+    """{id of a module: its path}, the first module where it has several."""
+    return {id(module): path for path, module in reversed(places)}
 
 
 @contextmanager

@@ -85,10 +85,10 @@ def _unit_of(run: LayerRun, op: Op) -> int | None:
 
 def _descendants(graph: Graph, first: tuple[Op, ...], second: tuple[Op, ...]) -> dict[int, int]:
     descendants: dict[int, int] = {}
-    for one, other in zip(first, second, strict=True):
-        if _op_facts(graph, one) != _op_facts(graph, other):
-            raise NotRepeatable(f"the first two layers are not traced alike: {one.name!r} and {other.name!r} differ")
-        descendants.update(zip(one.outputs, other.outputs, strict=True))
+    for op, same_op in zip(first, second, strict=True):
+        if _op_facts(graph, op) != _op_facts(graph, same_op):
+            raise NotRepeatable(f"the first two layers are not traced alike: {op.name!r} and {same_op.name!r} differ")
+        descendants.update(zip(op.outputs, same_op.outputs, strict=True))
     return descendants
 
 
@@ -164,12 +164,12 @@ def _renumber_constants(run: LayerRun, stores: Sequence[Placeholder]) -> list[Pl
     return [_renumber(store, len(own), own[-1], run.count) for store in stores]
 
 
-def _renumber(store: Placeholder, each: int, last: int, count: int) -> Placeholder:
+def _renumber(store: Placeholder, step: int, last: int, count: int) -> Placeholder:
     number = _number(store.target)
     if number is None:
         return store
     before = store.unit - 1 if store.unit is not None else (count - TRACED) * (number > last)
-    target = store.target.removesuffix(str(number)) + str(number + before * each)
+    target = store.target.removesuffix(str(number)) + str(number + before * step)
     return replace(store, name=store.name[:2] + _clean_name(target), target=target)
 
 
