@@ -57,6 +57,11 @@ class CanonicalAttention(Step):
                 is_told = step.name in TOLD and result.why not in (None, "", NO_OPERATOR, NOTHING_MERGED)
                 notes += [result.why or ""] if is_told else []
         rewriter = Rewriter(current, context)
+        for softmax in rewriter.by_op("Softmax"):
+            _split_batch_of_scores(rewriter, softmax)
+            _split_batch_of_context(rewriter, softmax)
+        if rewriter.changes:
+            rewriter = Rewriter(MergeLayout().apply(rewriter.result(None).model, context).model, context)
         attentions = list(find_attentions(rewriter))
         folder = ScaleFolder(rewriter)
         for attention in attentions:
@@ -130,12 +135,98 @@ def why_no_attention(rewriter: Rewriter) -> str:
 
 def _leads_to_product(rewriter: Rewriter, name: str) -> bool:
     """Whether a value is a product of two computed values, scaled or chosen from."""
-    while (node := rewriter.producer(name, "Mul", "Div", "Add", "Where")) is not None:
+    while (node := rewriter.producer(name, "Mul", "Div", "Add", "Where", "Reshape")) is not None:
         computed = [read for read in node.input if rewriter.constant(read) is None]
         if not computed:
             return False
         name = computed[-1] if node.op_type == "Where" else computed[0]
     return rewriter.producer(name, "MatMul") is not None
+
+
+def _split_batch_of_scores(rewriter: Rewriter, softmax: NodeProto) -> None:
+    """Give a product for [batch · heads], whose scores a Reshape splits before `softmax`, the axes of the Softmax."""
+    name, between, reshape = softmax.input[0], list[tuple[NodeProto, int]](), None
+    while (node := rewriter.producer(name, "Add", "Mul", "Div", "Where", "Reshape")) is not None:
+        if rewriter.is_shared(name) or (node.op_type == "Reshape" and reshape is not None):
+            return
+        if node.op_type == "Reshape":
+            reshape, name = node, node.input[0]
+            continue
+        ways = [at for at, read in enumerate(node.input) if _leads_to_product(rewriter, read)]
+        if len(ways) != 1:
+            return
+        between += [(node, ways[0])] if reshape is not None else []
+        name = node.input[ways[0]]
+    if reshape is None or rewriter.producer(name, "MatMul") is None or rewriter.is_shared(name):
+        return
+    axes = _BatchAxes.of(rewriter, reshape.input[0], reshape.output[0])
+    product = rewriter.producers[name]
+    operands = [*product.input, *(read for node, way in between for at, read in enumerate(node.input) if at != way)]
+    if axes is None or not all(axes.have_batch(read) for read in product.input) or not all(map(axes.fits, operands)):
+        return
+    split = axes.add_product(product)
+    for node, way in reversed(between):
+        inputs = [split if at == way else axes.split(read, node) for at, read in enumerate(node.input)]
+        split = rewriter.add_copy(node, inputs, rewriter.shape(reshape.output[0]))
+    rewriter.replace(reshape.output[0], split)
+
+
+def _split_batch_of_context(rewriter: Rewriter, softmax: NodeProto) -> None:
+    """Give the product with V, before which a Reshape joins batch and heads, the axes of `softmax`."""
+    joined = [node for node in rewriter.consumers[softmax.output[0]] if node.op_type == "Reshape"]
+    products = rewriter.consumers[joined[0].output[0]] if len(joined) == 1 else []
+    if len(products) != 1 or products[0].op_type != "MatMul" or rewriter.is_shared(softmax.output[0]):
+        return
+    axes, shape = _BatchAxes.of(rewriter, joined[0].output[0], softmax.output[0]), rewriter.shape(products[0].output[0])
+    if axes is None or shape is None or not all(axes.have_batch(read) for read in products[0].input):
+        return
+    split = axes.add_product(products[0])
+    sizes = rewriter.constant_of(np.array(shape, np.int64), f"{products[0].output[0]}/shape")
+    rewriter.replace(products[0].output[0], rewriter.add("Reshape", [split, sizes], products[0], shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchAxes:
+    """The axes of a batch of matrices, `joined` and `apart`: [batch · heads] and [batch, heads]."""
+
+    rewriter: Rewriter
+    joined: tuple[int, ...]
+    apart: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rewriter: Rewriter, joined: str, apart: str) -> _BatchAxes | None:
+        """The axes of two values with the same matrices; None where sizes are open, or the matrices are others."""
+        shapes = rewriter.fixed_shape(joined), rewriter.fixed_shape(apart)
+        if shapes[0] is None or shapes[1] is None or shapes[0][-2:] != shapes[1][-2:]:
+            return None
+        return cls(rewriter, shapes[0][:-2], shapes[1][:-2])
+
+    def have_batch(self, name: str) -> bool:
+        return (self.rewriter.fixed_shape(name) or ())[:-2] == self.joined
+
+    def fits(self, name: str) -> bool:
+        """Whether an operand has a matrix for each of the batch, or the same for all."""
+        shape = self.rewriter.fixed_shape(name)
+        return shape is not None and (shape[:-2] == self.joined or all(size == 1 for size in shape[:-2]))
+
+    def split(self, name: str, like: NodeProto) -> str:
+        """The operand with the axes apart."""
+        rewriter = self.rewriter
+        if not self.have_batch(name):
+            return name
+        shape, array = (*self.apart, *(rewriter.fixed_shape(name) or ())[-2:]), rewriter.constant(name)
+        if array is not None:
+            return rewriter.constant_of(array.reshape(shape), f"{name}/heads")
+        sizes = rewriter.constant_of(np.array(shape, np.int64), f"{name}/shape")
+        for reader in rewriter.consumers[name]:
+            if reader.op_type == "Reshape" and reader.input[1] == sizes:
+                return reader.output[0]
+        return rewriter.add("Reshape", [name, sizes], like, shape, dtype=rewriter.dtype(name))
+
+    def add_product(self, product: NodeProto) -> str:
+        """The product with the axes apart."""
+        shape = (*self.apart, *(self.rewriter.fixed_shape(product.output[0]) or ())[-2:])
+        return self.rewriter.add_copy(product, [self.split(read, product) for read in product.input], shape)
 
 
 def _write_mask_as_sum(rewriter: Rewriter, softmax: NodeProto) -> None:

@@ -2,7 +2,8 @@
 
 A Gemm reads and writes matrices, so a Reshape stands before it and after it, while sums, curves and norms between two
 Gemms do the same to each row, whatever the axes before it. A **region** is a connected part of such operators. All of
-it computes with matrices if that removes more Reshapes at its ends than it adds.
+it computes with matrices if that leaves fewer nodes: Reshapes at its ends go or come, and each MatMul whose bias an Add
+brings becomes one Gemm. Of equally many nodes, matrices with Gemms are taken: a Reshape computes nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from onnx import NodeProto
 
 from passes.graph.op_facts import attribute_of, input_of
 from passes.graph.traversal import group_linked
+from passes.rewrites.biased_product import find_bias
 from passes.rewrites.rewriter import Rewriter
 
 Lead = tuple[int, ...]
@@ -68,15 +70,14 @@ class _RowRegion:
         return _RowRegion(self.lead, tuple(kept for kept in self.nodes if kept is not node))
 
 
-def flatten_rows(rewriter: Rewriter) -> int:
-    """Let each region compute with matrices that gains by it; how many nodes that removes."""
-    gained = 0
+def flatten_rows(rewriter: Rewriter) -> bool:
+    """Let each region compute with matrices that gains by it; whether any does."""
+    before = rewriter.changes
     for region in _find_regions(rewriter):
         flattener, gain = _trim(_Flattener(rewriter, region))
-        if gain > 0:
+        if gain > 0 or (gain == 0 and flattener.has_biased_product()):
             flattener.write()
-            gained += gain
-    return gained
+    return rewriter.changes > before
 
 
 def _trim(flattener: _Flattener) -> tuple[_Flattener, int]:
@@ -163,8 +164,16 @@ class _Flattener:
     def gain(self, names: Collection[str]) -> int:
         """How many nodes fewer there are at values that the region reads or makes, once it computes with matrices."""
         values = self.region.values
-        exits = sum(self._exit_gain(name) for name in names if name in values)
+        exits = sum(self._exit_gain(name) + self._takes_bias(name) for name in names if name in values)
         return exits + sum(self._entry_gain(name) for name in names if name not in values and self._is_entry(name))
+
+    def has_biased_product(self) -> bool:
+        return any(map(self._takes_bias, self.region.values))
+
+    def _takes_bias(self, name: str) -> bool:
+        """Whether `name` is a product to which an operator of the region adds its bias."""
+        found = find_bias(self.rewriter, self.rewriter.producers[name])
+        return found is not None and found[0] in self.region
 
     def _entry_gain(self, name: str) -> int:
         """1 where a Reshape goes that makes `name` of a matrix, -1 where one is added that makes the matrix."""

@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
 from passes.graph.op_facts import RESHAPES, attribute_of, input_of
-from passes.rewrites.merge_layout import BROADCASTING, CURVES
+from passes.rewrites.merge_layout import BROADCASTING, CURVES, merge_chains
 from passes.rewrites.rewriter import Rewriter
 from passes.step import Description, PassResult, Step, values
 from passes.suggest import plural
@@ -35,7 +35,8 @@ class To4d(Step):
     """Give the operators that compute values of fewer or more axes values of four: axes of size 1 come first, and axes
     that a Transpose or a sum leaves together are one axis.
 
-    Sizes have to be fixed. An operator that is not known reads the value in its own shape, by a Reshape.
+    Sizes have to be fixed. An operator that is not known reads the value in its own shape, by a Reshape. `merge-layout`
+    after it would write matrices again.
     """
 
     name: str = field(default="to-4d", init=False)
@@ -49,6 +50,8 @@ class To4d(Step):
         for node in nodes:
             writer.write(node)
         writer.finish(nodes)
+        while nodes and merge_chains(rewriter):
+            pass
         return rewriter.result(f"{plural(len(nodes), 'operator')} on values of four axes" if nodes else NOTHING)
 
 

@@ -14,6 +14,7 @@ from onnx import NodeProto
 
 from passes.context import PassContext
 from passes.graph.op_facts import LAYOUT_OPS, attribute_of, input_of
+from passes.rewrites.biased_product import join_biases, why_apart
 from passes.rewrites.flat_rows import flatten_rows
 from passes.rewrites.layout_map import LayoutCall, LayoutMap, NoLayout
 from passes.rewrites.rewriter import Rewriter
@@ -48,6 +49,8 @@ BROADCASTING: Final = OF_TWO | {
     "Xor",
 }
 
+NOTHING: Final = "every chain is in its shortest form"
+
 LONGEST: Final = 16
 """How many nodes back a chain is looked through."""
 
@@ -57,7 +60,8 @@ class MergeLayout(Step):
     """Merge chains of Transpose, Reshape, Squeeze, Unsqueeze, Flatten, Expand and Tile, also through elementwise ones.
 
     A chain of which others read a value in the middle is written anew only where that leaves no more nodes. Rows that
-    several operators compute between products of matrices stay matrices between these, where that saves Reshapes.
+    several operators compute between products of matrices stay matrices between these, and each product takes its bias,
+    as one Gemm, where that leaves no more nodes. The row says how many products stay apart from their bias, and why.
     """
 
     name: str = field(default="merge-layout", init=False)
@@ -67,16 +71,22 @@ class MergeLayout(Step):
     )
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        if not any(node.op_type in MOVING for node in model.proto.graph.node):
+        if not any(node.op_type in MOVING or node.op_type == "MatMul" for node in model.proto.graph.node):
             return PassResult(model, changed=False, why="nothing moves elements")
         rewriter = Rewriter(model, context)
-        before, merger = len(rewriter.nodes), _ChainMerger(rewriter)
+        before = len(rewriter.nodes)
         for node in rewriter.nodes:
             rewriter.drop_unread(node.output[0])  # a dead consumer would make its operand look shared
-        while merger.run() or flatten_rows(rewriter):
+        while merge_chains(rewriter) or flatten_rows(rewriter) or join_biases(rewriter):
             pass
         gone = before - len(rewriter.nodes)
-        return rewriter.result(f"{plural(gone, 'node')} fewer" if gone else "every chain is in its shortest form")
+        said = f"{plural(gone, 'node')} fewer" if gone else NOTHING
+        return rewriter.result("; ".join(filter(None, (said, why_apart(rewriter)))))
+
+
+def merge_chains(rewriter: Rewriter) -> bool:
+    """Merge each chain of layout operators once; whether any was."""
+    return _ChainMerger(rewriter).run()
 
 
 MOST_AXES: Final = 4

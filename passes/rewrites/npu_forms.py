@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
 from passes.graph.op_facts import attribute_of, input_of
+from passes.rewrites.biased_product import find_bias
 from passes.rewrites.canonical_attention import SoftmaxAttention, find_attentions, why_no_attention
 from passes.rewrites.canonical_norm import is_feature_vector
 from passes.rewrites.node_writer import Dim
@@ -88,13 +89,8 @@ def _bias_of(rewriter: Rewriter, node: NodeProto, shape: Sequence[int]) -> tuple
     """The value with the bias, and the bias: that of a Gemm, or that of the Add which alone reads a MatMul."""
     if node.op_type == "Gemm":
         return node.output[0], _vector(rewriter, input_of(node, 2), shape)
-    readers = rewriter.consumers[node.output[0]]
-    if not rewriter.is_shared(node.output[0]) and readers and readers[0].op_type == "Add":
-        other = next((name for name in readers[0].input if name != node.output[0]), "")
-        bias = _vector(rewriter, other, shape)
-        if bias is not None:
-            return readers[0].output[0], bias
-    return node.output[0], None
+    found = find_bias(rewriter, node)
+    return (found[0].output[0], _vector(rewriter, found[1], shape)) if found is not None else (node.output[0], None)
 
 
 def _vector(rewriter: Rewriter, name: str, shape: Sequence[int]) -> Array | None:

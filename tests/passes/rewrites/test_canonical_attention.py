@@ -25,6 +25,21 @@ MERGED = """g (float[2, 3, 8] x) => (float[2, 3, 8] y) {
 PACKED = """g (float[2, 3, 8] x) => (float[2, 3, 8] y) {
     y = com.microsoft.Attention <num_heads = 2> (x, w, bias)
 }"""
+JOINED = """g (float[2, 3, 8] x) => (float[2, 3, 8] y) {
+    q = MatMul (x, wq) k = MatMul (x, wk) v = MatMul (x, wv)
+    qh = Reshape (q, heads) kh = Reshape (k, heads) vh = Reshape (v, heads)
+    qt = Transpose <perm = [0, 2, 1, 3]> (qh) kt = Transpose <perm = [0, 2, 3, 1]> (kh)
+    vt = Transpose <perm = [0, 2, 1, 3]> (vh)
+    qj = Reshape (qt, rows) kj = Reshape (kt, columns) vj = Reshape (vt, rows)
+    s = MatMul (qj, kj) d = Div (s, root) a = Add (d, slopes) f = Reshape (a, apart) m = Add (mask, f)
+    p = Softmax (m) j = Reshape (p, square) c = MatMul (j, vj) ca = Reshape (c, mixed)
+    t = Transpose <perm = [0, 2, 1, 3]> (ca) y = Reshape (t, back)
+}"""
+JOINTS = {
+    **{f"w{role}": matrix(8, 8, seed) for seed, role in enumerate("qkv")},
+    "slopes": vector(12, 4).reshape(4, 1, 3), "rows": np.array([4, 3, 4]), "columns": np.array([4, 4, 3]),
+    "apart": np.array([2, 2, 3, 3]), "square": np.array([4, 3, 3]), "mixed": np.array([2, 2, 3, 4]),
+}  # fmt: skip
 WEIGHTS = {"w": matrix(8, 24, 0), "bias": vector(24, 1)}
 MORE = {
     "parts": np.array([8, 8, 8]), "heads": np.array([2, 3, 2, 4]), "back": np.array([2, 3, 8]), "root": np.float32(2),
@@ -78,8 +93,35 @@ def test_every_attention_has_one_form(model: onnx.ModelProto, masked: int, conte
     products = [node for node in nodes if node.op_type in ("MatMul", "Gemm") and node.input[1] in stored]
     assert len({node.input[1] for node in products}) == 3
     count = Counter(node.op_type for node in nodes)
-    assert (count["IsNaN"], count["Where"], count["Reshape"], count["Transpose"]) == (0, 0, 4, 4)
+    assert (count["IsNaN"], count["Where"], count["Reshape"] - bool(count["Gemm"]), count["Transpose"]) == (0, 0, 4, 4)
     assert [verdict.kind for verdict in run.structures if verdict.kept] == ["qkv"]
+
+
+def joined_form(text: str = JOINED) -> onnx.ModelProto:
+    more = {name: array for name, array in MORE.items() if name != "parts"}
+    return model_of(text, **JOINTS, **more)
+
+
+def test_scores_of_joined_batch_and_heads_get_the_axes_of_their_softmax(context: PassContext) -> None:
+    """As in Bloom, whose products have [batch · heads] and whose mask has [batch, 1]."""
+    run = run_step(joined_form(), context)
+    nodes = run.model.proto.graph.node
+    made = {name: node for node in nodes for name in node.output}
+    (softmax,) = (node for node in nodes if node.op_type == "Softmax")
+    assert [made[softmax.input[0]].op_type, made[made[softmax.input[0]].input[1]].op_type] == ["Add", "Add"]
+    count = Counter(node.op_type for node in nodes)
+    assert count == {"MatMul": 5, "Reshape": 4, "Transpose": 4, "Mul": 1, "Add": 2, "Softmax": 1}
+    assert [verdict.kind for verdict in run.structures if verdict.kept] == ["qkv"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("a = Add (d, slopes)", "a = Tanh (d)"), ("y) {", "y, float[4, 3, 3] d) {")],
+    ids=["a curve", "scores that are an output"],
+)
+def test_a_reshape_of_scores_that_no_axes_explain_is_named(old: str, new: str, context: PassContext) -> None:
+    run = passes.optimize(joined_form(JOINED.replace(old, new)), ["canonical-attention"], context=context)
+    assert "p: more than a scale and a mask is between it and two products" in run.rows[0].reason
 
 
 def test_one_operator_where_the_opset_has_it(context: PassContext) -> None:
