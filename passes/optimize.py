@@ -7,19 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, TypeGuard
+from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 
 import numpy as np
 import onnx
 
-from passes.catalog import pass_names
 from passes.context import PassContext, limit_runs, open_context
-from passes.encodings.aimet import read_aimet
-from passes.encodings.carry import CarriedEncodings, carry_encodings
-from passes.encodings.encoding import Encoding, fit_encodings
-from passes.encodings.versions import ModelVersion
 from passes.errors import ModelError, PolicyError, UsageError
-from passes.functions import LayoutProver, fold_run, lay_out
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
 from passes.graph.inference import start_process
@@ -29,10 +23,10 @@ from passes.policy.policy import GROUPS, Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import has_loops, length_inputs, rows_by_input
 from passes.proof.masks import independent_dims
-from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
+from passes.proof.relation import ModelInputs
 from passes.recipe import DEFAULT_RECIPE
-from passes.recipe.recipe import RecipeItem, steps_of
+from passes.recipe.recipe import RecipeItem, pass_names, steps_of
 from passes.run.apply_step import check_names, fix_input_shapes, without_weight_readers
 from passes.run.restart import describe_misplaced, join_runs, restart
 from passes.run.result import PassRow, PassRun, Status
@@ -43,6 +37,11 @@ from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
 from passes.weights.weight_stacks import collapse, expand
 from passes.worker.platforms import check_limits
+
+if TYPE_CHECKING:  # imported where they are used: most models have neither encodings nor layers as functions
+    from passes.encodings.carry import CarriedEncodings
+    from passes.encodings.encoding import Encoding
+    from passes.functions import FunctionLayout
 
 FIRST_SIZE: Final = 2
 """What open dims are drawn as at first."""
@@ -126,9 +125,12 @@ def optimize(
             raise UsageError(f"{name} is {describe_argument(found)}, expected {expected}")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
         start_process()
-        context.start()  # they import libraries, while the model is read and names are checked
+        if proof != STRUCTURE:
+            context.proofs.start()  # it imports libraries, while the model is read and names are checked
         context.spill.renew()
         steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
+        if not all(step.makes_reference for step in flatten(steps)):
+            context.worker.start()
         stored = _read_source(model, context, proof)
         if stored.has_layers():
             _refuse_on_layers(steps, encodings)
@@ -154,6 +156,8 @@ class _Stages:
     observer: Observer
     on_change: ChangeObserver
     prover: Prover | None
+    observes: bool = True
+    """Whether structures that are only observed are looked for."""
 
     def through(
         self,
@@ -172,8 +176,9 @@ class _Stages:
         def observe(name: str, index: int, _: int, row: PassRow | None) -> None:
             self.observer(name, done + index, total, row)
 
-        is_end = earlier is not None and not steps  # its model is proven: only its structures are looked for
-        stage = replace(self, proof=STRUCTURE) if is_end else self
+        # Nothing to prove: no step before one that is proven by its relation, or none after one that was proven.
+        is_empty = place == 0 and self.prover is None and (bool(steps) or earlier is not None)
+        stage = replace(self, proof=STRUCTURE, observes=False) if is_empty else self
         run, drawn = stage._stage(stored, steps[:place], feeds, given, policy, observe, done)
         run = run if earlier is None else join_runs(earlier, run)
         if place == len(steps):
@@ -182,18 +187,29 @@ class _Stages:
         assert isinstance(step, Step), "checked before the first stage"
         self.observer(step.name, place + done, total, None)
         begun = time.perf_counter()
-        made = restart(step, run.model, drawn, self.policy, self.context)
+        inputs = self._inputs_of(run.model, feeds) if is_empty else ModelInputs(run.model, self.context, drawn)
+        with nullcontext() if inputs.are_none else limit_runs(self.context, run.model):
+            made = restart(step, run.model, inputs, self.policy, self.context)
         row = replace(made.row, seconds=time.perf_counter() - begun)
         self.observer(step.name, place + done, total, row)
         self.on_change(len(run.rows), row, AnalyzedModel(run.model), AnalyzedModel(made.model))
         encodings = run.encodings
         if encodings is not None and row.changed:
-            versions = [ModelVersion("", AnalyzedModel(run.model)), ModelVersion(step.name, AnalyzedModel(made.model))]
+            log = _VersionLog()
+            log.note_change(0, row, AnalyzedModel(run.model), AnalyzedModel(made.model))
             with self.context.drawing(lambda: ()):
-                encodings = carry_encodings(versions, encodings.encodings, self.context)
+                encodings = log.carry(run.model, made.model, encodings.encodings, self.context)
+        if is_empty:
+            run = replace(run, example=next(iter(made.feeds), {}), coverage=made.coverage)
         run = replace(run, model=made.model, rows=(*run.rows, row), encodings=encodings)
         known = None if encodings is None else encodings.encodings
         return self.through(made.model, steps[place + 1 :], made.feeds, known, run)
+
+    def _inputs_of(self, model: DetachedModel, feeds: Sequence[Mapping[str, np.ndarray]]) -> ModelInputs:
+        """The inputs for the proof of a step that no other step comes before: `feeds`, or else draws."""
+        if feeds or self.proof == STRUCTURE:
+            return ModelInputs(model, self.context, feeds if self.proof != STRUCTURE else ())
+        return ModelInputs(model, self.context, plan=plan_draws(model, sizes=self.sizes))
 
     def _stage(
         self,
@@ -211,17 +227,27 @@ class _Stages:
         fixed = fix_input_shapes(flatten(steps), stored.proto)
         prover = self.prover or _choose_prover(stored, context, proof, feeds, self.sizes, fixed)
         source, stacks = collapse(stored)
-        source, layout = lay_out(source)
-        if layout is not None:
+        layout: FunctionLayout | None = None
+        if source.has_layers():
+            from passes.functions import LayoutProver, lay_out
+
+            source, layout = lay_out(source)
+            assert layout is not None, "it has layers"
             prover = LayoutProver(prover, layout.fold if proof == STRUCTURE else layout.make_whole)
         versions = _VersionLog(lambda index, *change: self.on_change(first + index, *change))
         steps = without_weight_readers(steps) if source.unread() else steps
         with limits, context.drawing(prover.feeds):
-            run = run_passes(source, steps, policy, prover, context, observer, self.reproducers, versions.note_change)
+            run = run_passes(
+                *(source, steps, policy, prover, context, observer, self.reproducers, versions.note_change),
+                observes=self.observes,
+            )
             carried = None if given is None else versions.carry(source, run.model, given, context)
             drawn = list(prover.feeds())
         run = replace(run, encodings=carried)
-        run = run if layout is None else fold_run(run, layout)
+        if layout is not None:
+            from passes.functions import fold_run
+
+            run = fold_run(run, layout)
         return replace(run, model=expand(run.model, stacks, stored)), drawn
 
     def _policy_of(self, steps: Sequence[Step | Repeat], earlier: PassRun | None) -> Policy:
@@ -258,25 +284,31 @@ def _makes_reference(item: Step | Repeat) -> bool:
 class _VersionLog:
     """Keeps the model that each accepted step has made, for the encodings to be carried through."""
 
-    def __init__(self, on_change: ChangeObserver) -> None:
+    def __init__(self, on_change: ChangeObserver = lambda *_: None) -> None:
         self._on_change = on_change
-        self._versions: dict[int, ModelVersion] = {}
+        self._versions: dict[int, tuple[str, AnalyzedModel]] = {}
 
     def note_change(self, index: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
         self._versions.pop(index, None)
         if row.changed and row.status is Status.RAN:
-            self._versions[index] = ModelVersion(row.name, after)
+            self._versions[index] = (row.name, after)
         self._on_change(index, row, before, after)
 
     def carry(
         self, source: DetachedModel, final: DetachedModel, encodings: Mapping[str, Encoding], context: PassContext
     ) -> CarriedEncodings:
+        from passes.encodings.carry import carry_encodings
+        from passes.encodings.versions import ModelVersion
+
         steps = [version for _, version in sorted(self._versions.items())]
-        ends = [ModelVersion("", AnalyzedModel(model)) for model in (source, final)]
-        return carry_encodings([ends[0], *steps, ends[1]], encodings, context)
+        versions = [("", AnalyzedModel(source)), *steps, ("", AnalyzedModel(final))]
+        return carry_encodings([ModelVersion(*version) for version in versions], encodings, context)
 
 
 def _read_encodings(encodings: Mapping[str, Encoding] | str | Path, model: DetachedModel) -> dict[str, Encoding]:
+    from passes.encodings.aimet import read_aimet
+    from passes.encodings.encoding import fit_encodings
+
     given = encodings if isinstance(encodings, Mapping) else read_aimet(to_path(encodings))[0]
     return fit_encodings(given, model)
 
@@ -316,6 +348,8 @@ def _choose_prover(
     """`model` itself is the reference, on draws of the shapes that `inputs` declares."""
     if proof == STRUCTURE:
         return StructureProver(context)
+    from passes.proof.numeric import NumericProver  # not above: a run of one step that makes a reference needs it not
+
     if feeds:
         return NumericProver.of_itself(feeds, context)
     return NumericProver.of_plan(plan_draws(model, sizes=sizes, inputs=inputs), context)

@@ -30,7 +30,8 @@ from passes.context import worker_memory
 from passes.errors import ModelError, PolicyError
 from passes.graph.formatting import graph_text
 from passes.optimize import draw_feeds
-from passes.recipe.recipe import OWN_STEPS, SINGLE_PASS_LIBRARY
+from passes.recipe.own_steps import OWN_STEPS
+from passes.recipe.recipe import SINGLE_PASS_LIBRARY
 from passes.run.reproduce import smallest
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel

@@ -23,7 +23,8 @@ from passes.errors import PolicyError
 from passes.external.onnxruntime_graph import NOTHING
 from passes.graph.index import copy_of
 from passes.model.canonical import canonical_digest
-from passes.recipe.recipe import OWN_STEPS, default_passes, single_passes, steps_of
+from passes.recipe.own_steps import OWN_STEPS
+from passes.recipe.recipe import default_passes, single_passes, steps_of
 from passes.step import Step, flatten
 from passes.weights.detached import DetachedModel
 

@@ -15,7 +15,6 @@ import onnx
 from passes.bisect.faults import Breakdown, Deviation, Fault, Loss, StepOutcome
 from passes.bisect.result import Bisection, Culprit, Smallest
 from passes.bisect.search import GuiltyStep, InnerCulprit, Observer, Runs, find_guilty, find_inner, find_smallest
-from passes.catalog import pass_names
 from passes.context import PassContext, limit_runs, open_context
 from passes.diff import compare_matched, match_models
 from passes.diff.types import label_of
@@ -25,7 +24,7 @@ from passes.load import to_path
 from passes.model.analysis import what_is_invalid
 from passes.policy.policy import Policy, check_lists
 from passes.recipe import DEFAULT_RECIPE
-from passes.recipe.recipe import RecipeItem, steps_of
+from passes.recipe.recipe import RecipeItem, pass_names, steps_of
 from passes.run.apply_step import with_skips
 from passes.step import Repeat, Step
 from passes.suggest import describe_argument

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from passes.catalog.listing import CatalogEntry, catalog, pass_names, rows_of
+from passes.catalog.listing import CatalogEntry, catalog, rows_of
 
-__all__ = ["CatalogEntry", "catalog", "pass_names", "rows_of"]
+__all__ = ["CatalogEntry", "catalog", "rows_of"]

@@ -25,7 +25,8 @@ from passes.model.canonical import canonical_digest
 from passes.policy.policy import DESTROYS, groups_of
 from passes.proof.draws import draw_array
 from passes.recipe import CLEANING, TORCH_RECIPE
-from passes.recipe.recipe import OWN_STEPS, default_passes, known_names, single_passes, steps_of
+from passes.recipe.own_steps import OWN_STEPS
+from passes.recipe.recipe import default_passes, single_passes, steps_of
 from passes.recipe.user_passes import installed_passes
 from passes.step import UNDESCRIBED, Description, Reads, Step, flatten
 from passes.suggest import nearest
@@ -76,19 +77,6 @@ def catalog(context: PassContext, *, steps: Collection[str] | None = None) -> tu
         step = make()
         rows += rows_of(step, context) if steps is None or name in steps else [_step_entry(step)]
     return (*rows, *_user_entries())
-
-
-def pass_names(steps: Sequence[Step], context: PassContext) -> tuple[str, ...]:
-    """Every name that a skip list may hold in a run of `steps`; only their libraries are asked.
-
-    Raises:
-        PolicyError: a library that a step needs is not installed, or cannot be asked.
-    """
-    names = [*known_names()]
-    for step in steps:
-        names.append(step.name)
-        names += [f"{step.name}/{name}" for name in step.known_inner(context)]
-    return tuple(dict.fromkeys(names))
 
 
 def rows_of(step: Step, context: PassContext) -> list[CatalogEntry]:

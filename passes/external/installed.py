@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -159,6 +160,7 @@ class PassTable:
     destroys_equals: tuple[str, ...]
 
 
+@cache
 def read_table(library: str) -> PassTable:
     """The table of `library`: a row is `pass | reads | destroys | what it does`."""
     describes: dict[str, Description] = {}
@@ -175,6 +177,18 @@ def read_table(library: str) -> PassTable:
         if kinds.endswith(OF_EQUALS):
             equals.append(name)
     return PassTable(describes, destroys, tuple(equals))
+
+
+def known_tables() -> tuple[PassTable, ...]:
+    """The tables of all libraries."""
+    return tuple(map(read_table, NAMES))
+
+
+NAMES: Final = (
+    *("onnxsim", "onnxslim", "onnxruntime", "onnxruntime_fusions", "onnxscript", "onnxscript_rewrites", "onnxline"),
+    "onnxoptimizer",
+)
+"""The names of the tables, in the order in which their passes are suspected of a fault."""
 
 
 def read_groups(file: Path) -> dict[str, tuple[str, ...]]:

@@ -17,8 +17,7 @@ from typing import Final, Literal
 
 from passes.advisories.known import QUARANTINE, check_quarantine, is_quarantine, quarantined_passes
 from passes.errors import PolicyError
-from passes.external.installed import read_groups
-from passes.recipe.recipe import STEP_TYPES
+from passes.external.installed import known_tables, read_groups
 from passes.structures import SELECTORS, STRUCTURES, structure_of
 from passes.suggest import describe_argument, nearest
 
@@ -72,15 +71,15 @@ def merging(kinds: Collection[str]) -> frozenset[str]:
     return frozenset(name for name, broken in DESTROYS.items() if not set(broken).isdisjoint(kinds)) - OF_EQUALS
 
 
-OF_EQUALS: Final = frozenset(name for step_type in STEP_TYPES for name in step_type.destroys_equals)
+OF_EQUALS: Final = frozenset(name for table in known_tables() for name in table.destroys_equals)
 """Passes that destroy a structure only where it has two equal parts, and are useful everywhere else."""
 
-_KNOWN: Final = {name: kinds for step_type in STEP_TYPES for name, kinds in step_type.destroys.items()}
+_KNOWN: Final = {name: kinds for table in known_tables() for name, kinds in table.destroys.items()}
 
 DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
     name: _KNOWN[name] for name in sorted(_KNOWN, key=lambda name: name in OF_EQUALS)
 }
-"""Pass → kinds, as the adapter of each library knows them. Skipping one of them watches the structure, whatever
+"""Pass → kinds, as the table of each library knows them. Skipping one of them watches the structure, whatever
 destroys it under another name; and these are suspected first, in this order, when a composite step has broken one."""
 
 

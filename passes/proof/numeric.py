@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from passes.context import PassContext
-from passes.errors import InferenceStopped, ModelError, StepCrashed, StepFailed, StepTimedOut
+from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
 from passes.model.canonical import CanonicalModel, ValueDigests, canonicalize
 from passes.proof.claims import ProvenModel, make_claims, part_of, small_values
 from passes.proof.client import ProofClient
@@ -28,14 +28,22 @@ from passes.proof.gauges import Gauges, Readings, gauges_of_changes
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import Errors, Tolerance
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.prover import Measurement, Reference, Sensitivity, ranges_of, worst_errors
+from passes.proof.prover import (
+    HOLDS_NAN,
+    RANDOM,
+    Measurement,
+    Reference,
+    Sensitivity,
+    describe_failure,
+    ranges_of,
+    worst_errors,
+)
 from passes.proof.server import Criteria, RunAnswer
 from passes.proof.tables import Match, TableCheck, TablesPart, match_tables, tables_of
 from passes.proof.weak_blocks import SumTerm
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
-from passes.worker.messages import REFUSED
 
 
 class NumericProver:
@@ -145,7 +153,7 @@ class NumericProver:
                 return self._client.run_exported(*asked, self._plan)
         except StepFailed as failure:
             self._exported = None
-            raise ModelError(f"the model does not run as it is: {failure}{advice_on(failure)}") from failure
+            raise ModelError(describe_failure(failure)) from failure
 
     def _fix_noise(
         self, model: DetachedModel, canonical: CanonicalModel | None
@@ -261,10 +269,7 @@ class NumericProver:
         self._client.note(answer, run.own_outputs, run.inner, hold)
         broken = self._client.has_nan()
         if broken:
-            raise ModelError(
-                f"output {broken!r} of the reference holds NaN, so nothing can be compared with it; "
-                "check the weights and the input ranges"
-            )
+            raise ModelError(HOLDS_NAN.format(broken))
         self._readings = answer.readings
         self._tables = TableCheck(run.model, tables_of(run.gauges, answer.readings, run.model, run.digests))
         self._record(run.model, run.digests, answer, run.inner)
@@ -333,24 +338,3 @@ WEAK: Final = (
     "a fault in {}: what it computes is below the tolerance of what it is added to, and has no value of its own in the "
     "final model to be compared"
 )
-
-
-def advice_on(failure: StepFailed) -> str:
-    """What to do about a model that does not run as it is; a proof by structure infers shapes too."""
-    if isinstance(failure, InferenceStopped):
-        return ""
-    return SPACE if REFUSED in str(failure) else STRUCTURE_ONLY
-
-
-SPACE: Final = "; free space in the folder of temporary files, which TMPDIR names, or raise the limits of the process"
-
-STRUCTURE_ONLY: Final = (
-    "; if nothing here can run it, prove by structure alone: --proof structure (proof='structure', "
-    "verify.proof: structure)"
-)
-
-RANDOM: Final = (
-    "every output of the model depends on random values that cannot be fixed ({}), so nothing can be compared; make "
-    "the noise an input, take opset 11 or later, or prove by structure alone (proof: structure)"
-)
-"""The error where nothing could be compared; takes the outputs."""

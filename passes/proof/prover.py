@@ -11,12 +11,14 @@ from typing import ClassVar, Final, Protocol
 import numpy as np
 
 from passes.context import PassContext
+from passes.errors import InferenceStopped, StepFailed
 from passes.model.canonical import CanonicalModel
 from passes.proof.coverage import Coverage
 from passes.proof.draws import Draw
 from passes.proof.numbers import Errors, only_compared
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
+from passes.worker.messages import REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,3 +234,33 @@ class StructureProver:
 
     def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
         return Coverage()
+
+
+def describe_failure(failure: StepFailed) -> str:
+    """The sentence on a reference that does not run, with what to do."""
+    return f"the model does not run as it is: {failure}{advice_on(failure)}"
+
+
+def advice_on(failure: StepFailed) -> str:
+    """What to do about a model that does not run as it is; a proof by structure infers shapes too."""
+    if isinstance(failure, InferenceStopped):
+        return ""
+    return SPACE if REFUSED in str(failure) else STRUCTURE_ONLY
+
+
+SPACE: Final = "; free space in the folder of temporary files, which TMPDIR names, or raise the limits of the process"
+
+STRUCTURE_ONLY: Final = (
+    "; if nothing here can run it, prove by structure alone: --proof structure (proof='structure', "
+    "verify.proof: structure)"
+)
+
+RANDOM: Final = (
+    "every output of the model depends on random values that cannot be fixed ({}), so nothing can be compared; make "
+    "the noise an input, take opset 11 or later, or prove by structure alone (proof: structure)"
+)
+"""The error where nothing could be compared; takes the outputs."""
+
+HOLDS_NAN: Final = (
+    "output {!r} of the reference holds NaN, so nothing can be compared with it; check the weights and the input ranges"
+)

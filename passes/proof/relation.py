@@ -16,9 +16,13 @@ from typing import Final
 import numpy as np
 
 from passes.context import PassContext
-from passes.proof.numbers import Errors, compare, least_precise
+from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
+from passes.proof.draw_choice import choose_draws, choose_in_worker
+from passes.proof.draws import Draw, DrawPlan
+from passes.proof.noise import FixedNoise
+from passes.proof.numbers import DRAWN, Errors, compare, least_precise
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.prover import worst_errors
+from passes.proof.prover import HOLDS_NAN, RANDOM, describe_failure, worst_errors
 from passes.step import Relation
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
@@ -28,10 +32,16 @@ Feeds = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class RelationProof:
-    """The worst errors of each output over all draws, and the inputs on which the result was run."""
+    """The worst errors of each output over all draws, and the inputs on which the result was run.
+
+    `fault` says why the model before cannot be compared with; `drawn` and `skipped` are what was chosen of a plan.
+    """
 
     errors: Mapping[str, Errors]
     feeds: Sequence[Feeds]
+    fault: str = ""
+    drawn: Sequence[Draw] = ()
+    skipped: Sequence[str] = ()
 
     @property
     def why(self) -> str:
@@ -40,27 +50,78 @@ class RelationProof:
         return "; ".join(bad[:3]) + (f" (and {len(bad) - 3} more)" if len(bad) > 3 else "")
 
 
+@dataclass(slots=True)
+class ModelInputs:
+    """The inputs of a model on which a change of it is proven: those that are known, or draws of a plan, which the
+    proof itself chooses unless a step asks for them before."""
+
+    model: DetachedModel
+    context: PassContext
+    known: Sequence[Feeds] = ()
+    plan: DrawPlan | None = None
+    fault: str = ""
+    """Why the model cannot be compared with, after `read` failed."""
+
+    @property
+    def are_none(self) -> bool:
+        """Whether nothing is to be run."""
+        return self.plan is None and not self.known
+
+    def read(self) -> Sequence[Feeds]:
+        """The inputs; draws are chosen now.
+
+        Raises:
+            StepFailed: the model does not run on them; `fault` then says why.
+        """
+        if self.plan is not None:
+            outputs = self.model.index.outputs
+            random = [name for name, dtype in computed_types(self.model, outputs).items() if dtype == DRAWN]
+            try:
+                chosen, _ = choose_in_worker(self.model, self.plan, self.context, random)
+            except StepFailed as failure:
+                self.fault = describe_failure(failure)
+                raise
+            self.known, self.plan = [draw.feeds for draw in chosen], None
+        return self.known
+
+
 def prove_relation(
-    before: DetachedModel, after: DetachedModel, relation: Relation, draws: Sequence[Feeds], context: PassContext
+    before: DetachedModel, after: DetachedModel, relation: Relation, inputs: ModelInputs, context: PassContext
 ) -> RelationProof:
-    """Run both models on `draws`, inputs of the model before.
+    """Run both models on `inputs` of the model before.
 
     Raises:
-        StepFailed: onnxruntime refuses one of the models, or stops.
+        ModelError: the model before does not run, or computes nothing that can be compared.
+        StepFailed: onnxruntime refuses the model after, or stops; or `inputs` cannot be read.
     """
-    types = dict(computed_types(before, relation.outputs.values()))
+    noise = FixedNoise.of(before)
+    source, result = (
+        noise.apply(model) if noise.nodes else model
+        for model in (relation.reference or before, relation.runs_as or after)
+    )
+    names = dict.fromkeys((*relation.outputs.values(), *source.index.outputs))
+    types = dict(computed_types(source, names))
+    if all(types.get(name) == DRAWN for name in relation.outputs.values()):
+        raise ModelError(RANDOM.format(", ".join(map(repr, relation.outputs))))
     if relation.judged_as:
         types |= {name: least_precise(types.get(name), relation.judged_as) for name in relation.outputs.values()}
-    return context.proofs.ask(
-        measure_relation,
-        before=portable(relation.reference or before, context.spill),
-        after=portable(relation.runs_as or after, context.spill),
-        inputs=dict(relation.inputs),
-        outputs=dict(relation.outputs),
-        rows=relation.rows,
-        draws=list(draws),
-        computed_in=types,
-    )
+    asked = {
+        "before": portable(source, context.spill),
+        "after": portable(result, context.spill),
+        "inputs": dict(relation.inputs),
+        "outputs": dict(relation.outputs),
+        "rows": relation.rows,
+        "computed_in": types,
+    }
+    try:
+        proof = context.proofs.ask(measure_relation, draws=inputs.plan or list(inputs.known), **asked)
+    except (StepCrashed, StepTimedOut):
+        if inputs.plan is None:
+            raise
+        proof = context.proofs.ask(measure_relation, draws=list(inputs.read()), **asked)
+    if proof.fault:
+        raise ModelError(proof.fault)
+    return proof
 
 
 def measure_relation(
@@ -69,16 +130,27 @@ def measure_relation(
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
     rows: int | None,
-    draws: Sequence[Feeds],
+    draws: Sequence[Feeds] | DrawPlan,
     computed_in: Precisions,
 ) -> RelationProof:
     """In the proof worker."""
-    wanted = list(dict.fromkeys((*inputs.values(), *outputs.values())))
-    first = before.session(
-        [name for name in wanted if name not in {entry.name for entry in before.model().graph.input}]
-    )
-    second = after.session()
-    known = [{**feeds, **first.run(feeds)} for feeds in draws]
+    graph, drawn, skipped = before.model().graph, list[Draw](), list[str]()
+    taken = {entry.name for entry in graph.input}
+    wanted = [name for name in dict.fromkeys((*inputs.values(), *outputs.values())) if name not in taken]
+    try:
+        first = before.session(wanted, may_evaluate=True)
+        if isinstance(draws, DrawPlan):
+            steady = [info.name for info in graph.output if computed_in.get(info.name) != DRAWN]
+            chosen = list(choose_draws(draws, first.run, steady, skipped))
+            known, drawn = [{**draw.feeds, **draw.results} for draw in chosen], [draw.draw for draw in chosen]
+        else:
+            known = [{**feeds, **first.run(feeds)} for feeds in draws]
+    except StepFailed as failure:
+        return RelationProof({}, (), describe_failure(failure))
+    for name in outputs.values():
+        if any(values[name].dtype.kind == "f" and np.isnan(values[name]).any() for values in known):
+            return RelationProof({}, (), HOLDS_NAN.format(name))
+    second = after.session(may_evaluate=first.is_evaluated)
     if rows is None:
         parts = [([{new: values[old] for new, old in inputs.items()}], [values]) for values in known]
     else:
@@ -91,7 +163,7 @@ def measure_relation(
         measured.append(
             {new: compare(expected[new], found[new], computed_in=computed_in.get(old)) for new, old in outputs.items()}
         )
-    return RelationProof(worst_errors(measured), [fed for feeds, _ in parts for fed in feeds])
+    return RelationProof(worst_errors(measured), [fed for feeds, _ in parts for fed in feeds], "", drawn, skipped)
 
 
 def _regroup(known: Sequence[Feeds], inputs: Mapping[str, str], rows: int) -> tuple[list[Feeds], list[Feeds]]:

@@ -1,5 +1,5 @@
-"""Recipes: the steps that a recipe can name, one row each, with queries over all of them; and steps made of the names
-and options in `passes.recipe` of a configuration."""
+"""Recipes: queries over all steps that a recipe can name, and steps made of the names and options in `passes.recipe` of
+a configuration."""
 
 from __future__ import annotations
 
@@ -9,101 +9,22 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final, get_type_hints
 
+from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
-from passes.external.aimet_rotations import Rotate
-from passes.external.onnxruntime_graph import OnnxRuntimeFusions, OnnxRuntimeGraph
-from passes.external.onnxscript import OnnxScriptOptimizer, OnnxScriptRewrites
-from passes.external.onnxsim import OnnxSim
-from passes.external.onnxsim_equalize import CrossLayerEqualization
-from passes.external.onnxslim import OnnxSlim
 from passes.recipe import CLEANING, EARLIER_RECIPES
+from passes.recipe.own_steps import OWN_STEPS
 from passes.recipe.user_passes import installed_passes, user_step, user_worker
-from passes.rewrites.canonical_attention import CanonicalAttention
-from passes.rewrites.canonical_gelu import CanonicalGelu
-from passes.rewrites.canonical_norm import CanonicalNorm
-from passes.rewrites.canonical_rope import CanonicalRope
-from passes.rewrites.channels_last import ToNhwc
-from passes.rewrites.clamp_mask import ClampMask
-from passes.rewrites.convert_opset import ConvertOpset, InferShapes
-from passes.rewrites.decompose_attention import DecomposeAttention
-from passes.rewrites.fold_batchnorm import FoldBatchnorm
-from passes.rewrites.fold_constants import FixDefaults, FoldConstants
-from passes.rewrites.fold_scale import FoldScale
-from passes.rewrites.fold_shape import FoldShape
-from passes.rewrites.four_axes import To4d
-from passes.rewrites.half_precision import ToBf16, ToFp16
-from passes.rewrites.interface import ChangeBatch, ChangeOutputs, Extract, FixShapes, Rename
-from passes.rewrites.lora_inputs import LoraInputs
-from passes.rewrites.matmul_nbits import FromMatMulNBits, ToMatMulNBits
-from passes.rewrites.merge_layout import MergeLayout
-from passes.rewrites.npu_forms import LinearToConv, MhaToSha, NoInt64
-from passes.rewrites.smooth_quant import Awq, SmoothQuant
-from passes.rewrites.softmax_guard import DropSoftmaxGuard
-from passes.rewrites.split_merged import SplitGateUp, SplitQkv
-from passes.rewrites.take_weights import TakeWeights
-from passes.rewrites.untie import Tie, Untie
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 from passes.user_files import is_reference
 from passes.worker.client import Worker
 
-OWN_STEPS: Final[Mapping[str, type[Step]]] = {
-    "onnxsim": OnnxSim,
-    "onnxslim": OnnxSlim,
-    "onnxruntime": OnnxRuntimeGraph,
-    "onnxruntime_fusions": OnnxRuntimeFusions,
-    "onnxscript": OnnxScriptOptimizer,
-    "onnxscript_rewrites": OnnxScriptRewrites,
-    "infer_shapes": InferShapes,
-    "fold_constants": FoldConstants,
-    "split-qkv": SplitQkv,
-    "split-gate-up": SplitGateUp,
-    "clamp-mask": ClampMask,
-    "untie": Untie,
-    "tie": Tie,
-    "decompose-attention": DecomposeAttention,
-    "convert-opset": ConvertOpset,
-    "fix-defaults": FixDefaults,
-    "fold-batchnorm": FoldBatchnorm,
-    "smooth-quant": SmoothQuant,
-    "awq": Awq,
-    "cross-layer-equalization": CrossLayerEqualization,
-    "rotate": Rotate,
-    "drop-softmax-guard": DropSoftmaxGuard,
-    "fold-shape": FoldShape,
-    "merge-layout": MergeLayout,
-    "fold-scale": FoldScale,
-    "canonical-attention": CanonicalAttention,
-    "canonical-norm": CanonicalNorm,
-    "canonical-gelu": CanonicalGelu,
-    "canonical-rope": CanonicalRope,
-    "linear-to-conv": LinearToConv,
-    "mha-to-sha": MhaToSha,
-    "no-int64": NoInt64,
-    "to-4d": To4d,
-    "to-nhwc": ToNhwc,
-    "extract": Extract,
-    "outputs": ChangeOutputs,
-    "rename": Rename,
-    "fix-shapes": FixShapes,
-    "change-batch": ChangeBatch,
-    "to-fp16": ToFp16,
-    "to-bf16": ToBf16,
-    "to-matmul-nbits": ToMatMulNBits,
-    "from-matmul-nbits": FromMatMulNBits,
-    "take-weights": TakeWeights,
-    "lora-inputs": LoraInputs,
-}
-
-STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)
-"""The class of each step; the last class stands for the passes that a recipe names one by one."""
-
 SINGLE_PASS_LIBRARY: Final = onnxoptimizer.NAME
 """The library whose passes a recipe names one by one."""
 
-LIBRARIES: Final = tuple(dict.fromkeys((SINGLE_PASS_LIBRARY, *(make().source for make in OWN_STEPS.values()))))
-"""The distributions that the steps come from, onnxline itself among them."""
+LIBRARIES: Final = (SINGLE_PASS_LIBRARY, "onnxsim", "onnxslim", "onnxruntime", "onnxscript", "onnx", "aimet-onnx")
+"""The distributions that the steps come from, besides onnxline itself."""
 
 
 def single_passes() -> tuple[Step, ...]:
@@ -121,10 +42,22 @@ def known_names() -> tuple[str, ...]:
     return (*onnxoptimizer.available(), *OWN_STEPS)
 
 
+def pass_names(steps: Sequence[Step], context: PassContext) -> tuple[str, ...]:
+    """Every name that a skip list may hold in a run of `steps`; only their libraries are asked.
+
+    Raises:
+        PolicyError: a library that a step needs is not installed, or cannot be asked.
+    """
+    names = [*known_names()]
+    for step in steps:
+        names.append(step.name)
+        names += [f"{step.name}/{name}" for name in step.known_inner(context)]
+    return tuple(dict.fromkeys(names))
+
+
 def library_versions(more: Sequence[str] = ()) -> dict[str, str]:
     """Name → version of the libraries whose release can change a result, and of `more`, where they are installed."""
-    libraries = (name for name in LIBRARIES if name != "onnxline")
-    names = dict.fromkeys(("onnx", "onnx_ir", *libraries, "numpy", "protobuf", *more))
+    names = dict.fromkeys(("onnx", "onnx_ir", *LIBRARIES, "numpy", "protobuf", *more))
     versions = {}
     for name in names:
         try:

@@ -10,13 +10,12 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import GraphProto
 
-from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.graph.index import copy_of
 from passes.graph.traversal import bodies_of
 from passes.policy.policy import Policy
-from passes.recipe.recipe import known_names
+from passes.recipe.recipe import known_names, pass_names
 from passes.step import PassResult, Repeat, Step
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel

@@ -4,16 +4,18 @@ the relation of its result to the model before. The steps after it are compared 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from passes.context import PassContext
-from passes.errors import StepFailed
+from passes.errors import ModelError, StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import Policy
+from passes.proof.coverage import Coverage, coverage_of
+from passes.proof.gauges import Gauges, Readings
 from passes.proof.numbers import Errors
-from passes.proof.relation import RelationProof, prove_relation
+from passes.proof.relation import ModelInputs, RelationProof, prove_relation
 from passes.provenance import Carrier
 from passes.run.apply_step import apply_step, keep_ir_version
 from passes.run.result import PassRow, PassRun, Status, op_changes
@@ -23,33 +25,38 @@ from passes.weights.detached import DetachedModel
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The model from which the run goes on, the inputs to compare on, and the row of the step."""
+    """The model from which the run goes on, the inputs to compare on, the row of the step, and what its proof drew."""
 
     model: DetachedModel
     row: PassRow
     feeds: Sequence[Mapping[str, np.ndarray]]
+    coverage: Coverage = field(default_factory=Coverage)
 
 
 def restart(
     step: Step,
     model: DetachedModel,
-    draws: Sequence[Mapping[str, np.ndarray]],
+    inputs: ModelInputs,
     policy: Policy,
     context: PassContext,
 ) -> Restart:
-    """Run `step` on `model` and prove its relation on `draws`; none where the proof is by structure alone."""
+    """Run `step` on `model` and prove its relation on `inputs`; none where the proof is by structure alone.
+
+    Raises:
+        ModelError: `model` does not run, or computes nothing that can be compared.
+    """
     nodes = len(model.proto.graph.node)
 
     def reject(status: Status, reason: str, errors: Mapping[str, Errors] | None = None) -> Restart:
         reason = " ".join(reason.split())
         row = PassRow(step.name, step.source, status, reason, nodes, nodes, 0.0, bool(errors), errors or {})
-        return Restart(model, row, draws)
+        return Restart(model, row, inputs.known)
 
     skip = policy.skips(step.name)
     if skip is not None:
         return reject(Status.SKIPPED, skip.reason)
     try:
-        with context.drawing(lambda: draws):
+        with context.drawing(inputs.read):
             result = apply_step(step, model, context)
         if not result.changed:
             return reject(Status.RAN, result.why or "")
@@ -58,9 +65,11 @@ def restart(
         if after.invalid and not before.invalid:
             return reject(Status.REVERTED, f"makes a model that is not valid ONNX: {after.invalid}")
         proof = RelationProof({}, ())
-        if draws and result.relation is not None:
-            proof = prove_relation(model, result.model, result.relation, draws, context)
+        if result.relation is not None and not inputs.are_none:
+            proof = prove_relation(model, result.model, result.relation, inputs, context)
     except StepFailed as failure:
+        if inputs.fault:
+            raise ModelError(inputs.fault) from failure
         return reject(Status(failure.status), str(failure) or type(failure).__name__)
     if proof.why:
         return reject(Status.REVERTED, f"differs: {proof.why}", proof.errors)
@@ -69,7 +78,10 @@ def restart(
         *(step.name, step.source, Status.RAN, result.why or "", nodes, len(result.model.proto.graph.node)),
         *(0.0, True, proof.errors, op_changes(model, result.model)),
     )
-    return Restart(result.model, row, proof.feeds)
+    labels = [draw.label for draw in proof.drawn]
+    traits = {known.name: known.traits for known in inputs.plan.inputs} if inputs.plan else {}
+    coverage = coverage_of(proof.drawn, labels, traits, proof.skipped, Gauges(), Readings(), (), ())
+    return Restart(result.model, row, proof.feeds, coverage)
 
 
 def join_runs(first: PassRun, then: PassRun) -> PassRun:

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import onnx
 
 from passes.context import PassContext
 from passes.custom_ops.declarations import add_libraries
-from passes.encodings.carry import CarriedEncodings
 from passes.errors import StepFailed
 from passes.graph.op_facts import op_name
 from passes.proof.coverage import Coverage
@@ -31,6 +30,9 @@ from passes.suggest import plural, shorten_lines
 from passes.visible import html_table
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import write_model
+
+if TYPE_CHECKING:
+    from passes.encodings.carry import CarriedEncodings
 
 
 class Status(StrEnum):

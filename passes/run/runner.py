@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.traversal import pause_collector
@@ -16,7 +15,7 @@ from passes.model.signature import describe_defaults, fill_in_outputs, free_init
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
-from passes.recipe.recipe import library_versions
+from passes.recipe.recipe import library_versions, pass_names
 from passes.run.apply_step import with_skips
 from passes.run.growth import describe_growth, describe_void_nodes
 from passes.run.reproduce import save_reproducer
@@ -43,6 +42,8 @@ def run_passes(
     observer: Observer = lambda *_: None,
     reproducers: Path | None = None,
     on_change: ChangeObserver = lambda *_: None,
+    *,
+    observes: bool = True,
 ) -> PassRun:
     """Run `recipe` in order on the exported `model`; every change is proven, and what breaks something is reverted.
 
@@ -56,6 +57,7 @@ def run_passes(
         reproducers: the folder in which to save the smallest model that still brings a step down; none by default.
         on_change: is shown each change of the model, also one that is rejected. A row that is judged again in the end
             is shown again, with `changed` false if its step does nothing any more.
+        observes: whether the structures that are always observed are looked for, too.
 
     Raises:
         PolicyError: an unknown name, or a `keep` that matches nothing in the model.
@@ -66,9 +68,9 @@ def run_passes(
     names = pass_names(steps, context)
     policy.check(names, [step.name for step in steps])
     made_later = {kind for step in steps for kind in step.makes_structures}
-    watched = find_structures(model, policy, names, made_later)
+    watched = find_structures(model, policy, names, made_later, observes=observes)
     before = AnalyzedModel(model)
-    prover.watch(model, watched.must_hold(), before.canonical)
+    prover.watch(model, watched.must_hold(), before.canonical if steps else None)
     refuses = policy.contrib == "refuse"
     loop = _PassLoop(before, before, watched, prover, context, reproducers, on_change, refuses)
     runnable = [with_skips(step, policy, context) for step in steps]
@@ -89,7 +91,7 @@ def run_passes(
         begun = ended
     loop.conclude()
     refuse_unmatched(loop.watched, policy, loop.model)
-    power, coverage = prover.power(), prover.coverage(loop.model, loop.current.canonical)
+    power, coverage = prover.power(), prover.coverage(loop.model, loop.current.canonical if steps else None)
     named = name_weights(model, loop.model)  # last: what was proven goes by the names from before
     final = restore_version(source, fill_in_outputs(named))
     return PassRun(

@@ -137,7 +137,7 @@ def _gives_room(site: PinSite, computed: Set[str]) -> bool:
 
 
 def find_structures(
-    model: DetachedModel, policy: Policy, names: Sequence[str], later: Collection[str] = ()
+    model: DetachedModel, policy: Policy, names: Sequence[str], later: Collection[str] = (), *, observes: bool = True
 ) -> TrackedStructures:
     """Find what is kept or watched in the exported model, and what is observed.
 
@@ -146,6 +146,7 @@ def find_structures(
         policy: what is kept, and what is skipped.
         names: all passes that the policy's skips may mean.
         later: kinds that a step of the recipe makes, so that the exported model need not have them.
+        observes: whether to look for `OBSERVED` too.
 
     Raises:
         PolicyError: a `keep` that matches nothing; the message says what was found instead.
@@ -153,7 +154,7 @@ def find_structures(
     kept = policy.kept_kinds()
     enforced = dict.fromkeys((*kept, *policy.watched_kinds(names)))
     view = GraphView(model)
-    results = {kind: _find(kind, view) for kind in dict.fromkeys((*OBSERVED, *enforced))}
+    results = {kind: _find(kind, view) for kind in dict.fromkeys((*(OBSERVED if observes else ()), *enforced))}
     for kind, required in kept.items():
         if required and not results[kind].instances and kind not in later:
             raise PolicyError(_nothing_to_keep(kind, results[kind]))

@@ -12,7 +12,6 @@ from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
 from passes.model.signature import annotations_of, keep_signature, with_defaults
 from passes.policy.policy import DESTROYS, merging
-from passes.portability import describe_brought_in
 from passes.proof.numbers import Errors
 from passes.proof.prover import Measurement, Prover
 from passes.provenance import Carrier
@@ -225,9 +224,11 @@ class Trial:
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
             return Attempt(after, True, lost, None, _several("breaks", broken))
-        brought = self.refuses_contrib and describe_brought_in(self.model.proto, after.model.proto)
-        if brought:
-            return Attempt(after, True, lost, None, brought)
+        if self.refuses_contrib:
+            from passes.portability import describe_brought_in  # not above: few runs refuse such operators
+
+            if brought := describe_brought_in(self.model.proto, after.model.proto):
+                return Attempt(after, True, lost, None, brought)
         return Attempt(after, True, lost, None, "", note=result.why or "")
 
     def _measure(self, attempt: Attempt) -> Attempt:

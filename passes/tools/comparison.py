@@ -22,7 +22,7 @@ from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.numbers import DrawnInputs, Numbers, compare_numbers, draw_inputs
 from passes.errors import ModelError, StepFailed
 from passes.matching.flat_graph import ABSENT
-from passes.proof.numeric import SPACE
+from passes.proof.prover import SPACE
 from passes.visible import html_table, visible_line
 from passes.weights.detached import DetachedModel, open_model
 from passes.worker.messages import REFUSED

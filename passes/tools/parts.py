@@ -23,9 +23,8 @@ from passes.graph.index import GraphIndex, computed_values, values_read
 from passes.graph.traversal import reads_of
 from passes.model.analysis import what_is_invalid
 from passes.proof.numbers import Errors, compare
-from passes.proof.numeric import SPACE
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.prover import worst_errors
+from passes.proof.prover import SPACE, worst_errors
 from passes.provenance.annotations import module_path_of
 from passes.rewrites.interface import cut_out
 from passes.suggest import nearest, plural

@@ -18,9 +18,11 @@ Proof = Literal["numbers", "structure"]
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command that `app` is named after: to read the annotations of all takes longer than to parse a line."""
     for read in (extract, outputs, rename, fix_shapes, change_batch, convert_opset, to_fp16, to_bf16):
         name = read.__name__.replace("_", "-")
-        add_command(app, name, _command(name, read), section="change")
+        if name == app.info.name:
+            add_command(app, name, _command(name, read), section="change")
 
 
 def _command(step: str, read: Callable[..., Mapping[str, Any]]) -> Callable[..., None]:
@@ -105,17 +107,16 @@ def change_model(
         UsageError: a file cannot be read or written. CheckFailed: the step failed; nothing is written.
     """
     import passes
-    from passes.encodings.aimet import read_aimet
     from passes.errors import StepFailed
     from passes.tools.doors import run_step
     from passes.weights.files import save, write_errors
-    from pipeline.commands.optimize import write_encodings
+    from pipeline.commands.optimize import read_encodings, write_encodings
     from pipeline.terminal import Screen
 
     if not model.is_file():
         raise UsageError(f"{model}: {describe_absence(model)}; expected an ONNX file")
     check_output(out, model)
-    given, version = (None, None) if encodings is None else read_aimet(encodings)
+    given, version = read_encodings(encodings)
     screen = Screen(quiet=quiet)
     try:
         run: passes.PassRun = run_step(

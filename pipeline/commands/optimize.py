@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from passes import PassRun
     from passes.context import PassContext
     from passes.encodings.aimet import AimetVersion
+    from passes.encodings.encoding import Encoding
     from passes.recipe.recipe import RecipeItem
 
 MOST_LINES = 12
@@ -44,7 +45,6 @@ def optimize(
     """Run the passes on an ONNX file, prove each change, and write the result; works without torch."""
     import passes
     from passes.context import open_context
-    from passes.encodings.aimet import read_aimet
     from passes.provenance.annotations import strip_metadata
     from passes.recipe import DEFAULT_RECIPE
     from passes.weights.files import save, write_errors
@@ -54,7 +54,7 @@ def optimize(
     if not model.is_file():
         raise UsageError(f"{model}: {describe_absence(model)}; expected an ONNX file")
     check_output(out, model)
-    given, version = (None, None) if encodings is None else read_aimet(encodings)
+    given, version = read_encodings(encodings)
     encodings_out = out.with_suffix(".encodings")
     if encodings is not None and encodings_out.exists() and encodings_out.samefile(encodings):
         raise UsageError(f"--encodings {encodings} is where the result's are written; name OUT.onnx otherwise")
@@ -107,6 +107,15 @@ def _read_recipe(texts: list[str]) -> tuple[RecipeItem, ...]:
     from pipeline.config import read_recipe  # the classes of a configuration take a tenth of a second to make
 
     return read_recipe(texts)
+
+
+def read_encodings(path: Path | None) -> tuple[Mapping[str, Encoding] | None, AimetVersion | None]:
+    """What `--encodings` names, and its version; None where it is not given."""
+    if path is None:
+        return None, None
+    from passes.encodings.aimet import read_aimet
+
+    return read_aimet(path)
 
 
 def write_encodings(

@@ -18,9 +18,8 @@ from passes.proof.draws import DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.lookups import has_loops, length_inputs, rows_by_input
 from passes.proof.masks import independent_dims
 from passes.proof.numbers import DRAWN
-from passes.proof.numeric import advice_on
 from passes.proof.precision import computed_types
-from passes.proof.prover import Reference
+from passes.proof.prover import Reference, advice_on
 from passes.weights.detached import read_model
 from passes.weights.stand_ins import digest_of
 from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig

@@ -15,7 +15,7 @@ from passes.audit.job import open_trial, reproduce, run_job
 from passes.audit.target import AuditTarget, missing_steps, targets_of
 from passes.audit.trial import AuditTrial
 from passes.context import PassContext
-from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.own_steps import OWN_STEPS
 
 VERSIONS = {name: metadata.version(name) for name in ("onnxoptimizer", "onnxsim")}
 KNOWN = pytest.mark.skipif(

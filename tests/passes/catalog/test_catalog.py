@@ -12,7 +12,7 @@ import onnxoptimizer
 import onnxsim.onnxsim_cpp2py_export as native_onnxsim
 import pytest
 
-from passes.catalog import CatalogEntry, catalog, pass_names, rows_of
+from passes.catalog import CatalogEntry, catalog, rows_of
 from passes.catalog.listing import example_of, find_entries, read_example, show
 from passes.context import PassContext
 from passes.errors import PolicyError
@@ -21,7 +21,8 @@ from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
 from passes.optimize import draw_feeds
 from passes.policy.policy import DESTROYS, GROUPS, Policy, groups_of, in_group
-from passes.recipe.recipe import OWN_STEPS, steps_of
+from passes.recipe.own_steps import OWN_STEPS
+from passes.recipe.recipe import pass_names, steps_of
 from passes.step import UNDESCRIBED, CompositeStep, PassResult, flatten
 from passes.weights.detached import DetachedModel, open_model
 from passes.weights.sessions import Session

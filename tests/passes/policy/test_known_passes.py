@@ -11,7 +11,8 @@ from passes.context import PassContext
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
 from passes.policy.policy import DESTROYS
-from passes.recipe.recipe import STEP_TYPES
+from passes.recipe.own_steps import OWN_STEPS
+from passes.recipe.recipe import LIBRARIES
 from passes.structures import structure_of
 from tests.support.onnx_models import attention, detached, model_of
 from tests.support.structure_models import drawn, found
@@ -95,8 +96,14 @@ def test_every_entry_of_the_two_libraries_is_seen() -> None:
     assert set(SEEN) >= {*OnnxOptimizerPass.destroys, *OnnxSim.destroys}
 
 
+def test_every_step_comes_from_a_known_distribution() -> None:
+    assert {make().source for make in OWN_STEPS.values()} | {"onnxoptimizer"} == {*LIBRARIES, "onnxline"}
+
+
 def test_libraries_agree_on_what_a_pass_of_one_name_destroys() -> None:
-    entries = [entry for step_type in STEP_TYPES for entry in step_type.destroys.items()]
+    types = (*OWN_STEPS.values(), OnnxOptimizerPass)
+    entries = [entry for step_type in types for entry in step_type.destroys.items()]
+    assert {name for name, _ in entries} == {*DESTROYS}
     assert [(name, kinds) for name, kinds in entries if kinds != DESTROYS[name]] == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -10,7 +12,7 @@ import pytest
 import passes
 from passes.context import PassContext
 from passes.encodings.encoding import Encoding, Precision
-from passes.errors import PolicyError, StepFailed
+from passes.errors import ModelError, PolicyError, StepFailed
 from passes.proof.prover import StructureProver
 from passes.proof.relation import measure_relation
 from passes.run.result import PassRun, Status
@@ -187,3 +189,36 @@ def test_weights_stay_what_they_are(context: PassContext) -> None:
     run = extract(to_fp16(chain(), context=context).model, [], ["b"], context=context)
     stored = {tensor.name: tensor.data_type for tensor in attach(run.model).graph.initializer}
     assert stored == {"w_float16": onnx.TensorProto.FLOAT16}
+
+
+NOISY = """
+g (float[2, 4] x) => (float[2, 4] y, float[2, 4] z) {
+    noise = RandomNormalLike (x)
+    y = Add (x, noise)
+    z = Add (y, noise)
+}
+"""
+
+
+def test_random_values_are_compared_as_well(context: PassContext) -> None:
+    run = rename(model_of(NOISY), {"y": "sum"}, context=context)
+    assert run.rows[-1].errors["sum"].max_abs == 0.0
+    assert run.coverage.draws
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ("y = Sqrt (m)", "output 'y' of the reference holds NaN"),
+        ("y = Reshape (m, s)", "the model does not run as it is: onnxruntime stopped"),
+    ],
+)
+@pytest.mark.parametrize("step", [{"rename": {"values": {"a": "b"}}}, "to-fp16"])
+def test_a_model_that_cannot_be_compared_with(nodes: str, why: str, step: object, context: PassContext) -> None:
+    text = f"""
+        g (float[2, 4] x) => (float[a, b] y) <int64[2] s = {{3, 3}}> {{ a = Sigmoid (x)
+          m = Neg (a)
+          {nodes} }}
+    """
+    with pytest.raises(ModelError, match=re.escape(why)):
+        passes.optimize(model_of(text), [step], context=context)
