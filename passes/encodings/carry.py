@@ -115,13 +115,18 @@ class _EncodingCarrier:
         stored = self.before.initializers
         weights = {name: tensor for name, tensor in stored.items() if name in self.known}
         by_digest: dict[str, list[str]] = {}
+        by_origin: dict[str, list[str]] = {}
         for name, tensor in weights.items():
             by_digest.setdefault(self.source.digest(tensor), []).append(name)
+            for origin in annotations_of(tensor).replaced:  # the source may be the result of a run itself
+                by_origin.setdefault(origin, []).append(name)
         for name in self.floats:
             tensor = self.stored.get(name)
             if tensor is None:
                 continue
-            origins = (*annotations_of(tensor).replaced, *self.traced.candidates[-1].get(name, ()))
+            replaced = annotations_of(tensor).replaced
+            origins = [*replaced, *(heir for origin in replaced for heir in by_origin.get(origin, ()))]
+            origins += self.traced.candidates[-1].get(name, ())
             same = by_digest.get(self.final.digest(tensor), ())
             same = [source_name for source_name in same if tuple(weights[source_name].dims) == tuple(tensor.dims)]
             if same:

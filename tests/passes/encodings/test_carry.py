@@ -174,6 +174,14 @@ def test_the_axis_of_channels_follows_a_transpose() -> None:
     np.testing.assert_array_equal(carried.encodings[name].scale, scale)
 
 
+def test_weights_of_a_source_that_a_run_has_made_are_found_by_their_own_names() -> None:
+    """The metadata of such a source names the weights of the model before it."""
+    run = optimize(at_opset_21(model_of(TURNED, w=matrix(6, 8, 0), b=vector(6, 1))), ["fold_constants"])
+    source = run.to_proto()
+    _, carried = carry(source, ["linear-to-conv"], encode_model(source))
+    assert not carried.uncovered
+
+
 def test_a_proof_by_structure_takes_nothing_on_trust() -> None:
     model = at_opset_21(biased_attention())
     before = encode_model(model)
