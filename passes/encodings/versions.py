@@ -119,9 +119,23 @@ def _candidates(
         inputs = before.items[old].inputs if old >= 0 else ()
         if len(inputs) == len(after.items[consumer].inputs):
             found += inputs if after.items[consumer].op[1] in COMMUTATIVE else [inputs[position]]
-    producer = after.producers[value]
-    found += replaced.get(producer, ()) if producer >= 0 else ()
+    found += _values_replaced_at(matching, after.producers[value], replaced)
     return [old for old in dict.fromkeys(found) if old != ABSENT and before_names.get(before.names[old]) == old]
+
+
+def _values_replaced_at(matching: NodeMatching, producer: int, replaced: Mapping[int, Sequence[int]]) -> list[int]:
+    """The values that a new node replaces. A product is matched by its weight, and may have its bias in an Add or not:
+    so the values of an Add after a product count before and after the step."""
+    before, after = matching.before, matching.after
+    if producer < 0:
+        return []
+    found = list(replaced.get(producer, ()))
+    sums = [consumer for old in found for consumer, _ in before.uses[old] if before.items[consumer].op[1] == "Add"]
+    found += [result for consumer in sums for result in before.items[consumer].outputs]
+    if after.items[producer].op[1] == "Add":
+        makers = [after.producers[read] for read in after.items[producer].inputs if read != ABSENT]
+        found += [old for maker in makers for old in replaced.get(maker, ())]
+    return found
 
 
 def _namesake(matching: NodeMatching, value: int, before_names: Mapping[str, int]) -> list[int]:

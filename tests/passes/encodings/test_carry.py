@@ -182,6 +182,21 @@ def test_weights_of_a_source_that_a_run_has_made_are_found_by_their_own_names() 
     assert not carried.uncovered
 
 
+def test_a_sum_with_a_short_bias_keeps_its_encoding_as_a_gemm() -> None:
+    """A vector of 8 elements identifies no node, so the Gemm is matched with the product alone."""
+    text = """g (float[1, 6, 8] x) => (float[1, 2, 4, 6] y) {
+        product = MatMul (x, w) biased = Add (product, bias) split = Reshape (biased, heads)
+        keys = Transpose <perm = [0, 2, 1, 3]> (split) joined = Reshape (keys, flat) curved = Tanh (joined)
+        turned = Transpose <perm = [0, 2, 1]> (curved) y = Reshape (turned, back)
+    }"""
+    sizes = {"heads": np.array([1, 6, 2, 4]), "flat": np.array([2, 6, 4]), "back": np.array([1, 2, 4, 6])}
+    model = at_opset_21(model_of(text, w=matrix(8, 8, 0), bias=vector(8, 1), **sizes))
+    final, carried = carry(model, ["merge-layout"], encode_model(model))
+    (gemm,) = (node for node in final.proto.graph.node if node.op_type == "Gemm")
+    assert carried.sources[gemm.output[0]] == ("biased",)
+    assert not carried.uncovered
+
+
 def test_a_proof_by_structure_takes_nothing_on_trust() -> None:
     model = at_opset_21(biased_attention())
     before = encode_model(model)
