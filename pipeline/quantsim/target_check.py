@@ -240,7 +240,7 @@ def _advice_on(node: NodeProto, steps: Sequence[Any]) -> str:
     if is_attention(node):
         return "put decompose-attention into the recipe"
     author = annotations_of(node).author
-    if author:
+    if author and node.op_type in COPYING.get(author, (node.op_type,)):
         return f"skip {author}, the pass that writes it"
     if node.domain in ONNX_DOMAINS and node.op_type in MENDS:
         return MENDS[node.op_type]
@@ -310,6 +310,16 @@ MENDING: Final[tuple[tuple[Any, Collection[str], str], ...]] = (
 )
 """Steps in the order of a recipe, each with the operators that it takes away in most models, and the operator that it
 writes, which the target has to take."""
+
+
+COPYING: Final[Mapping[str, Collection[str]]] = {
+    "merge-layout": ("Transpose", "Reshape", "Expand", "Gemm"),
+    "to-4d": ("Transpose", "Reshape", "MatMul", "Add"),
+    "to-nhwc": ("Transpose",),
+    "mha-to-sha": ("Split", "Concat"),
+}
+"""Steps that write operators of the model in another place, and the operators that they write of their own: without the
+step, any other operator is there too."""
 
 
 def fix_recipe(found: Sequence[Obstruction]) -> list[Any]:

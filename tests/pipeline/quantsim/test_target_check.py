@@ -54,6 +54,22 @@ def test_every_node_is_named_with_what_mends_it() -> None:
     assert obstructions(text, "ort-cpu") == {}
 
 
+@pytest.mark.parametrize(
+    ("author", "advice"),
+    [
+        ("fuse_gelu", "skip fuse_gelu, the pass that writes it"),
+        ("merge-layout", "no pass of onnxline replaces it: compute it elsewhere, or by other operators in the model"),
+    ],
+)
+def test_a_step_that_moves_an_operator_is_not_what_writes_it(author: str, advice: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 20]> g (float[2] x) => (float[2] y) { y = Gelu (x) }'
+    )
+    model.graph.node[0].metadata_props.add(key="onnxline.pass", value=author)
+    (found,) = (one for one in check_target(detached(model), load_target("rknn")).obstructions if one.what == "Gelu")
+    assert found.advice == advice
+
+
 def test_opsets_dtypes_ranks_and_sizes() -> None:
     text = "g (double[N, 2, 2, 2, 2, 2] x) => (double[N, 2, 2, 2, 2, 2] y) { y = Relu (x) }"
     assert obstructions(text, "qnn-htp", 25) == {
