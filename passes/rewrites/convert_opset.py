@@ -4,7 +4,7 @@ its shape inference."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto, version_converter
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
-from passes.graph.index import GraphIndex, constant_of, extract
+from passes.graph.index import GraphIndex, constant_of, extract, replace_entries
 from passes.graph.inference import InferenceError, infer_shapes, infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
 from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions
@@ -52,6 +52,11 @@ class ConvertOpset(Step):
             return PassResult(model, changed=False, why=f"the model has opset {self.to}")
         if not opset_of(model.proto) and not any(node.domain in ONNX_DOMAINS for node in every_node(model.proto.graph)):
             return PassResult(_with_opset(model, self.to))
+        sparse = [entry.values.name for graph in every_graph(model.proto.graph) for entry in graph.sparse_initializer]
+        if sparse:
+            raise StepFailed(
+                f"onnx's converter does not know sparse initializers, found {sparse[0]!r}; store it densely"
+            )
         _refuse_attention(model.proto, self.to)
         converted = context.worker.call(convert, model=model.proto.SerializeToString(), to=self.to)
         proto = onnx.load_from_string(converted)
@@ -77,16 +82,121 @@ def convert(model: bytes, to: int) -> bytes:
     """
     proto = inline_functions(onnx.load_from_string(model))
     _write_constants_as_tensors(proto)
+    _drop_defaults(proto, to)
     try:
         return version_converter.convert_version(proto, to).SerializeToString()
     except Exception as error:
-        blamed = [f"{_name_of(node)} {why}" for node, why in _unconvertible(proto, to)]
+        found = list(_unconvertible(proto, to))
+        types = _value_types(proto)
+        owners = [node for node in every_node(proto.graph) if bodies_in(node)]  # the converter still sees their bodies
+        kept = [node for node in (*owners, *(node for node, _ in found)) if _has_same_form(node, types, proto, to)]
+        names = {node.output[0] for node in kept}
+        blamed = [f"{_name_of(node)} {why}" for node, why in found if node.output[0] not in names]
+        if kept and not blamed:
+            return _convert_around(proto, names, to).SerializeToString()
         if not blamed:
             raise
         more = [words.rpartition("' ")[0] + "'" for words in blamed[1 : NAMED + 1]]
         others = f"{len(blamed) - 1} more" if len(blamed) > NAMED + 1 else "also"
         rest = f"; {others}: {', '.join(more)}" if more else ""
         raise StepFailed(blamed[0] + rest) from error
+
+
+def _convert_around(proto: onnx.ModelProto, kept: Collection[str], to: int) -> onnx.ModelProto:
+    """`proto` at opset `to`, with the nodes as they are that make the values `kept`: the converter leaves operators of
+    other domains alone.
+
+    Raises:
+        StepFailed: the converter refuses the rest.
+    """
+    proto.graph.CopyFrom(infer_types(proto))  # it infers nothing through them
+    for node in every_node(proto.graph):
+        node.domain = KEPT if node.output and node.output[0] in kept else node.domain
+    proto.opset_import.append(onnx.helper.make_opsetid(KEPT, 1))
+    try:
+        converted = version_converter.convert_version(proto, to)
+    except Exception as error:
+        raise StepFailed(f"onnx's converter: {' '.join(str(error).split())}") from error
+    for node in every_node(converted.graph):
+        node.domain = "" if node.domain == KEPT else node.domain
+    imports = [entry for entry in converted.opset_import if entry.domain != KEPT]
+    del converted.opset_import[:]
+    converted.opset_import.extend(imports)
+    return converted
+
+
+KEPT: Final = "onnxline.kept"
+
+
+def _has_same_form(node: NodeProto, types: Mapping[str, onnx.ValueInfoProto], proto: onnx.ModelProto, to: int) -> bool:
+    """Whether opset `to` has the same operator for what the node uses of it: inputs, outputs, attributes and types.
+
+    Between Add 14 and Add 13, say, only the types differ, and onnx has no adapter down. What the node computes is
+    proven by a run of the result.
+    """
+    schemas = _schemas_of(node, opset_of(proto), to)
+    if schemas is None:
+        return False
+    old, new = schemas
+    unused = old.attributes.keys() - {attribute.name for attribute in node.attribute}
+    if new.deprecated or _signature(old, unused - new.attributes.keys()) != _signature(new):
+        return False
+    pairs = [*_with_formal(node.input, new.inputs), *_with_formal(node.output, new.outputs)]
+    return all(_type_text(types[name]) in formal.types for name, formal in pairs if name in types)
+
+
+def _signature(schema: onnx.defs.OpSchema, without: Collection[str] = ()) -> object:
+    attributes = {
+        name: (found.type, found.required, str(found.default_value))
+        for name, found in schema.attributes.items()
+        if name not in without
+    }
+    return attributes, [[(formal.name, formal.option) for formal in side] for side in (schema.inputs, schema.outputs)]
+
+
+def _with_formal(
+    names: Sequence[str], formals: Sequence[onnx.defs.OpSchema.FormalParameter]
+) -> Iterator[tuple[str, onnx.defs.OpSchema.FormalParameter]]:
+    """Each value with its formal parameter; the last parameter may stand for several values."""
+    for place, name in enumerate(names):
+        yield name, formals[min(place, len(formals) - 1)]
+
+
+def _type_text(info: onnx.ValueInfoProto) -> str:
+    """The element type as schemas write it: `tensor(float)`."""
+    return f"tensor({TensorProto.DataType.Name(info.type.tensor_type.elem_type).lower()})"
+
+
+def _drop_defaults(proto: onnx.ModelProto, to: int) -> None:
+    """Drop attributes, in place, that opset `to` does not know and that hold their defaults."""
+    for node in every_node(proto.graph):
+        schemas = _schemas_of(node, opset_of(proto), to)
+        if schemas is None:
+            continue
+        old, new = (schema.attributes for schema in schemas)
+        kept = [
+            found
+            for found in node.attribute
+            if found.name in new or found.name not in old or not _is_default(found, old[found.name].default_value)
+        ]
+        if len(kept) < len(node.attribute):
+            replace_entries(node.attribute, kept)
+
+
+def _schemas_of(node: NodeProto, *opsets: int) -> list[onnx.defs.OpSchema] | None:
+    """The schema of the operator in each of `opsets` of ONNX; None where one of them does not have it."""
+    if node.domain not in ONNX_DOMAINS:
+        return None
+    try:
+        return [onnx.defs.get_schema(node.op_type, opset, "") for opset in opsets]
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _is_default(attribute: onnx.AttributeProto, default: onnx.AttributeProto) -> bool:
+    return onnx.helper.get_attribute_value(attribute) == (
+        onnx.helper.get_attribute_value(default) if default.type else None
+    )
 
 
 def _write_constants_as_tensors(proto: onnx.ModelProto) -> None:
@@ -99,14 +209,18 @@ def _write_constants_as_tensors(proto: onnx.ModelProto) -> None:
             node.attribute.append(value)
 
 
+def _value_types(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """The inferred types of all values, also in bodies."""
+    return {name: info for graph in every_graph(infer_types(proto)) for name, info in GraphIndex(graph).types.items()}
+
+
 def _unconvertible(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto, str]]:
     """The nodes that the converter cannot convert, each tried as a model of its own, with the reason.
 
     The converter's own message names the operator that it met first, and no node.
     """
-    known, stored = dict[str, onnx.ValueInfoProto](), dict[str, TensorProto]()
-    for index in map(GraphIndex, every_graph(infer_types(proto))):
-        known |= index.types
+    known, stored = _value_types(proto), dict[str, TensorProto]()
+    for index in map(GraphIndex, every_graph(proto.graph)):
         stored |= index.initializers
     held = {node.output[0]: node for node in every_node(proto.graph) if node.op_type == "Constant"}
     for node in every_node(proto.graph):

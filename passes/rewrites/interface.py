@@ -202,6 +202,8 @@ class ChangeBatch(Step):
         before = {dims[0] for dims in inputs if dims}
         if not inputs or len(before) != 1 or not all(inputs):
             raise PolicyError(f"{self.name}: the inputs have no batch in common: their shapes are {inputs}")
+        if 0 in before:
+            raise PolicyError(f"{self.name}: the inputs have 0 rows: their shapes are {inputs}; expected 1 or more")
         (old,) = before
         for info in (*required_inputs(proto.graph), *proto.graph.output):
             dims = info.type.tensor_type.shape.dim

@@ -78,13 +78,13 @@ def with_input_shapes(asked: Mapping[str, tuple[str, Sequence[int]]], model: onn
     sizes: dict[str, int] = {}
     for name, (asker, shape) in asked.items():
         if name not in inputs:
-            hint = nearest(name, inputs) or f"; it has: {', '.join(inputs)}"
+            hint = nearest(name, inputs) or f"; it has: {', '.join(inputs) or 'none'}"
             raise PolicyError(f"{asker}: the model has no input {name!r}{hint}")
         dims = inputs[name]
         if len(dims) != len(shape) or any(
             dim.HasField("dim_value") and dim.dim_value != size for dim, size in zip(dims, shape, strict=False)
         ):
-            declared = [dim.dim_param or dim.dim_value or "?" for dim in dims]
+            declared = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims]
             raise PolicyError(f"{asker}: {name} is to be {list(shape)}, and the model declares {declared}")
         for dim, size in zip(dims, shape, strict=True):
             sizes |= {dim.dim_param: size} if dim.dim_param else {}

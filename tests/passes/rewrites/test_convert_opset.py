@@ -92,9 +92,15 @@ REFUSED = {
     ),
     "the converter has no way down": (
         21,
-        "g (float[4] x) => (float[4] y) { [act] y = Relu (x) }",
+        "g (int8[4] x) => (int8[4] y) { [act] y = Relu (x) }",
         13,
         "Relu 'act' is another operator before opset 14, and onnx has no adapter for it",
+    ),
+    "the older operator lacks what the node uses": (
+        17,
+        "g (float[0, 4] x) => (float[4, 0] y) <int64[2] s = {4, 0}> { [act] y = Reshape <allowzero = 1> (x, s) }",
+        13,
+        "Reshape 'act' is another operator before opset 14, and onnx has no adapter for it",
     ),
     "the converter knows no other form": (
         20,
@@ -159,3 +165,29 @@ def test_a_model_without_an_operator_of_onnx_gets_its_import(context: PassContex
     after = ConvertOpset(to=13).apply(detached(model), context).model
     assert (picture(after), version_of(after)) == (["y = Scaler (x)"], 13)
     onnx.checker.check_model(attach(after))
+
+
+@pytest.mark.parametrize("to", [13, 11, 9])
+def test_down_an_operator_of_the_same_form_stays_where_onnx_has_no_adapter(to: int, context: PassContext) -> None:
+    text = """g (float[4, 8] x) => (float[16, 2] y) <int64[2] s = {16, 2}> {
+        r = Relu (x) a = Add (r, w) m = MatMul (a, v) y = Reshape <allowzero = 0> (m, s) }"""
+    model = model_at(17, text, w=matrix(4, 8, 0), v=matrix(8, 8, 1))
+    after = ConvertOpset(to=to).apply(model, context).model
+    assert version_of(after) == to
+    assert [line.split(" = ")[1] for line in picture(after)] == [
+        "Relu (x)", "Add (r, w)", "MatMul (a, v)", "Reshape (m, s)"
+    ]  # fmt: skip
+    feeds = {"x": matrix(4, 8, 2)}
+    np.testing.assert_array_equal(Session.of(after).run(feeds)["y"], Session.of(model).run(feeds)["y"])
+
+
+def test_down_with_bodies(context: PassContext) -> None:
+    text = """g (bool c, float[4, 8] x) => (float[4, 8] y) { y = If (c) <
+        then_branch = t () => (float[4, 8] a) { a = Relu (x) },
+        else_branch = e () => (float[4, 8] b) { b = Neg (x) }> }"""
+    model = model_at(17, text)
+    after = ConvertOpset(to=12).apply(model, context).model
+    assert version_of(after) == 12
+    for choice in (True, False):
+        feeds = {"c": np.array(choice), "x": matrix(4, 8, 2)}
+        np.testing.assert_array_equal(Session.of(after).run(feeds)["y"], Session.of(model).run(feeds)["y"])
