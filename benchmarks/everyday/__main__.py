@@ -2,10 +2,12 @@
 
 Files: those of the extra `models` (magika, rapidocr). Peers: onnxsim and onnxslim of the environment; Polygraphy with
 onnx_graphsurgeon, Olive and Netron where `polygraphy`, `olive` and `netron` are on PATH (Olive with torch of the CPU).
+A peer that checks its result by running it does what onnxline does; one that does not is timed as well.
+"Look at it" ends when a headless Chromium has drawn the graph, where there is one; its processor time is the command's.
 
 Each command runs once to fill caches, bytecode among them, as after an installation; then in turn with the others. A
-time is the best of `TIMED` runs: the wall time, and the processor time of the command with all its children, each as
-a ratio to onnxline's, since the machine may be shared. Whether a result is right is judged here by onnxruntime:
+time is the median of `TIMED` rounds: the wall time, and the processor time of the command with all its children, each
+as a ratio to onnxline's, since the machine may be shared. Whether a result is right is judged here by onnxruntime:
 outputs of the file before and after on the same inputs.
 """
 
@@ -15,28 +17,37 @@ import os
 import resource
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import onnx
 import onnxruntime
 
-TIMED: Final = 2
+from benchmarks.browser import NoBrowser, open_browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+TIMED: Final = 3
 SHAPE: Final = {"cls": "x=1,3,48,192", "det": "x=1,3,320,320", "magika": "bytes=1,2048"}
 OLIVE: Final = "olive run-pass --disable_telemetry -m {model} -o {out}.olive --pass-name"
 
 JOBS: Final[dict[str, dict[str, str]]] = {
     "simplify": {
         "onnxline": "onnxline optimize {model} -o {out} --no-latency",
+        "onnxline, unproven": "onnxline optimize {model} -o {out} --no-latency --proof structure",
         "onnxsim": "onnxsim {model} {out}",
+        "onnxsim, checked": "onnxsim {model} {out} 3 --overwrite-input-shape {colon}",
         "onnxslim": "onnxslim {model} {out}",
+        "onnxslim, checked": "onnxslim {model} {out} --model-check --model-check-inputs {colon}",
         "polygraphy": "polygraphy surgeon sanitize {model} --fold-constants -o {out}",
         "olive": f"{OLIVE} OnnxPeepholeOptimizer",
     },
@@ -50,6 +61,7 @@ JOBS: Final[dict[str, dict[str, str]]] = {
     },
     "subgraph": {
         "onnxline": "onnxline extract {model} -o {out} --to {cut}",
+        "onnxline, unproven": "onnxline extract {model} -o {out} --to {cut} --proof structure",
         "polygraphy": "polygraphy surgeon extract {model} --outputs {cut}:auto -o {out}",
     },
     "opset": {
@@ -65,6 +77,9 @@ JOBS: Final[dict[str, dict[str, str]]] = {
     "compare by layer": {
         "onnxline": "onnxline compare {model} {simplified}",
         "polygraphy": "polygraphy run {model} --onnxrt --input-shapes {poly} --onnx-outputs mark all "
+        "--save-outputs {out}.json && polygraphy run {simplified} --onnxrt --input-shapes {poly} "
+        "--onnx-outputs mark all --load-outputs {out}.json",
+        "polygraphy, one model": "polygraphy run {model} --onnxrt --input-shapes {poly} --onnx-outputs mark all "
         "--save-outputs {out}.json",
     },
     "count operators, MACs": {
@@ -142,20 +157,40 @@ def quantize_by_onnxruntime(model: str, out: str, shape_text: str) -> None:
     quantize_static(model, out, Reader(), per_channel=True, activation_type=QuantType.QUInt8)
 
 
-def run(tool: str, words: list[str], environment: Mapping[str, str]) -> tuple[int, float, float]:
+def run(command: str, environment: Mapping[str, str], browser: Browser | None) -> tuple[int, float, float]:
     """Exit code, seconds of wall time, and seconds of processor time."""
-    begun, spent = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    if tool == "netron":  # until its page and the model are served; a browser then reads the graph
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-        code = wait_for_page("http://127.0.0.1:8497/", process)
-        seconds = time.perf_counter() - begun
-        process.terminate()
-        process.wait()
-    else:
-        code = subprocess.run(words, capture_output=True, text=True, check=False, env=environment).returncode
+    begun, spent, code, seconds = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN), 0, 0.0
+    for words in map(shlex.split, command.split(" && ")):
+        if words[0] == "netron":  # it serves the page and the model, and the browser reads the graph
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+            code = wait_for_page(NETRON, process)
+            draw_page(browser, NETRON, "document.querySelector('g.node')")
+            seconds = time.perf_counter() - begun
+            process.terminate()
+            process.wait()
+            continue
+        code = code or subprocess.run(words, capture_output=True, check=False, env=environment).returncode
+        if words[1] == "view":
+            draw_page(browser, Path(words[-1]).as_uri(), "performance.getEntriesByName('onnxline-ready').length")
         seconds = time.perf_counter() - begun
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     return code, seconds, now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime
+
+
+NETRON: Final = "http://127.0.0.1:8497/"
+
+
+def draw_page(browser: Browser | None, address: str, is_drawn: str) -> None:
+    """Open a page until `is_drawn` holds on it; no other server is asked for anything."""
+    if browser is None:
+        return
+    page = browser.new_page()
+    if address == NETRON:
+        page.context.add_cookies([{"name": "consent", "value": str(int(time.time() * 1000)), "url": NETRON}])
+    page.route("http*://**", lambda route: route.continue_() if NETRON in route.request.url else route.abort())
+    page.goto(address)
+    page.locator("g.node").first.wait_for(state="attached") if address == NETRON else page.wait_for_function(is_drawn)
+    page.close()
 
 
 def wait_for_page(address: str, process: subprocess.Popen[bytes]) -> int:
@@ -168,18 +203,37 @@ def wait_for_page(address: str, process: subprocess.Popen[bytes]) -> int:
     return 1
 
 
-def measure(tool: str, command: str, out: Path, environment: Mapping[str, str]) -> tuple[int, float, float]:
-    """The first run fills caches; then the best of the others."""
-    found = []
+Row = tuple[int, float, float]
+
+
+def measure(
+    commands: Mapping[str, tuple[str, Path]], environment: Mapping[str, str], browser: Browser | None
+) -> dict[str, Row]:
+    """Tool → exit code, wall time and processor time: medians of `TIMED` rounds over all tools, after one that fills
+    caches."""
+    found: dict[str, list[Row]] = {tool: [] for tool in commands}
     for _ in range(1 + TIMED):
-        out.unlink(missing_ok=True)
-        for rest in out.parent.glob(f"{out.name}.*"):
-            shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
-        found.append(run(tool, shlex.split(command), environment))
-    return found[0][0], min(row[1] for row in found[1:]), min(row[2] for row in found[1:])
+        for tool, (command, out) in commands.items():
+            out.unlink(missing_ok=True)
+            for rest in out.parent.glob(f"{out.name}.*"):
+                shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
+            found[tool].append(run(command, environment, browser))
+    return {
+        tool: (rows[0][0], statistics.median(row[1] for row in rows[1:]), statistics.median(row[2] for row in rows[1:]))
+        for tool, rows in found.items()
+    }
 
 
 def main(chosen: list[str]) -> None:
+    try:
+        with open_browser() as browser:
+            compare_tools(chosen, browser)
+    except NoBrowser as why:
+        print(f"{why}; a page counts as drawn when it is written or served")
+        compare_tools(chosen, None)
+
+
+def compare_tools(chosen: Collection[str], browser: Browser | None) -> None:
     onnxruntime.set_default_logger_severity(3)
     folder = Path("runs/everyday").resolve()
     shutil.rmtree(folder, ignore_errors=True)
@@ -202,13 +256,16 @@ def main(chosen: list[str]) -> None:
         for job, tools in JOBS.items():
             if (chosen and job not in chosen) or (job == "int8" and name == "magika"):  # whose input is no float
                 continue
-            own = (1.0, 1.0)
-            for tool, command in tools.items():
-                if shutil.which(shlex.split(command)[0]) is None:
-                    continue
-                out = folder / f"{name}.{tool}.onnx"
-                code, *times = measure(tool, command.format(out=out, **words), out, environment)
-                own = (times[0], times[1]) if tool == "onnxline" else own
+            outs = {tool: folder / f"{name}.{tool.replace(', ', '-').replace(' ', '-')}.onnx" for tool in tools}
+            commands = {
+                tool: (command.format(out=outs[tool], **words), outs[tool])
+                for tool, command in tools.items()
+                if shutil.which(shlex.split(command)[0]) is not None
+            }
+            measured = measure(commands, environment, browser)
+            own = measured["onnxline"][1:]
+            for tool, (code, *times) in measured.items():
+                out = outs[tool]
                 inner = sorted(out.parent.glob(f"{out.name}.*/**/model*.onnx"))
                 made = [path for path in (out, *inner) if path.is_file()]
                 nodes = len(onnx.load(made[-1]).graph.node) if made else ""

@@ -143,10 +143,13 @@ class _HalfConverter:
         self.model, self.half, self.dtype = model, half, HALVES[half]
         graph = infer_types(model.proto)
         self.index = GraphIndex(model.proto.graph)
-        kinds = {name: info.type.tensor_type.elem_type for name, info in GraphIndex(graph).types.items()}
+        types = GraphIndex(graph).types
+        kinds = {name: info.type.tensor_type.elem_type for name, info in types.items()}
         kinds |= {name: tensor.data_type for name, tensor in self.index.initializers.items()}
         kinds |= {node.output[0]: t.data_type for node in self.index.own if (t := constant_of(node)) is not None}
         self.is_float = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
+        self.uncast = {name for name, info in types.items() if info.type.WhichOneof("value") not in (None, TENSOR)}
+        self.uncast |= {sparse.values.name for sparse in graph.sparse_initializer}
         self.reasons: dict[int, str] = {}
         self.chosen: set[int] = set()
         for position, node in enumerate(self.index.own):
@@ -242,6 +245,8 @@ class _HalfConverter:
         """Why a node cannot compute in the half type; empty where it can."""
         if has_body(node) or bodies_in(node):
             return "its body computes in float32"
+        if not self.uncast.isdisjoint((*node.input, *node.output)):
+            return "it reads or makes a sequence or a sparse tensor, which Cast does not take"
         if node.op_type in SCALED:
             return "its scales are float32"
         opset = opset_of(self.model.proto) if not domain_of(node) else 0
@@ -275,6 +280,7 @@ def stays_float(formal: onnx.defs.OpSchema.FormalParameter) -> bool:
     return formal.type_str == "tensor(float)"
 
 
+TENSOR: Final = "tensor_type"
 SCALED: Final = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")
 BEST: Final = 60.0
 """dB. What rounding to float16 leaves of an exact value, at most."""

@@ -186,6 +186,7 @@ def _with_sizes(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]
 def _tensors_of(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     """What a graph stores as initializers, and in Constant nodes under the names of their outputs."""
     yield from graph.initializer
+    yield from (sparse.values for sparse in graph.sparse_initializer)
     for node in graph.node:
         tensor = constant_of(node)
         if tensor is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def merge(
     for names, known, what in ((map, outputs, "A has no output"), (map.values(), inputs, "B has no input")):
         for name in names:
             if name not in known:
-                hint = nearest(name, known) or f"; it has: {', '.join(known)}"
+                hint = nearest(name, known) or f"; it has: {', '.join(known) or 'none'}"
                 raise PolicyError(f"merge: {what} {name!r}{hint}")
     if not map:
         raise PolicyError("merge: found no pair; expected an output of A with the input of B that it feeds")
@@ -138,7 +138,7 @@ def _join_encodings(first: Mapping[str, Encoding], second: Mapping[str, Encoding
 
 def _all_names(proto: onnx.ModelProto) -> set[str]:
     graph = proto.graph
-    entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
+    entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *_sparse_parts(graph))
     names = {entry.name for entry in entries} | {name for node in graph.node for name in (*node.input, *node.output)}
     return (names | {node.name for node in graph.node}) - {""}
 
@@ -156,6 +156,11 @@ def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto
     for node in graph.node:
         node.output[:] = [names.get(name, name) for name in node.output]
         node.name = names.get(node.name, node.name)
-    for entry in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+    for entry in (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *_sparse_parts(graph)):
         entry.name = names.get(entry.name, entry.name)
     return proto
+
+
+def _sparse_parts(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)

@@ -318,7 +318,7 @@ UNPROVEN: Final = "leave the proof out: --no-proof (proof=False)"
 
 def run_model(model: MappedModel, draws: Sequence[Mapping[str, np.ndarray]]) -> None:
     """In the proof worker: run a model, for whether it runs."""
-    session = model.session()
+    session = model.session(may_evaluate=True)
     for feeds in draws:
         session.run(feeds)
 
@@ -340,7 +340,7 @@ def measure_chain(
         joined: for a merged model, `map` from outputs of the first part to inputs of the second, and `names` from names
             in the whole to those of the second part.
     """
-    session, chain = whole.session(), [part.session() for part in parts]
+    session, chain = whole.session(may_evaluate=True), [part.session(may_evaluate=True) for part in parts]
     map_, names = joined.get("map", {}), joined.get("names", {})
     measured = []
     for feeds in draws:

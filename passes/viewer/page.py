@@ -10,9 +10,6 @@ from typing import Any, Final
 
 import onnx
 
-from passes.diff import match_models
-from passes.diff.compare import compare_matched
-from passes.diff.formats import summarize
 from passes.viewer.scene import mark_difference, scene_of
 from passes.visible import HIDDEN, visible_data, visible_markup
 from passes.weights.detached import DetachedModel, open_model
@@ -53,6 +50,10 @@ def view_data(
     """What the page of one or two models draws, as plain data; the arguments are those of `view_models`."""
     scenes, summary = [scene_of(first, titles[0], errors=errors)], ""
     if second is not None:
+        from passes.diff import match_models  # not above: the page of one model needs no comparison
+        from passes.diff.compare import compare_matched
+        from passes.diff.formats import summarize
+
         matched = match_models(first, second)
         scenes.append(scene_of(second, titles[1]))
         mark_difference(scenes[0], scenes[1], matched)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.diff.model_matching import ModelMatching
 from passes.graph.formatting import format_attribute, format_type
 from passes.graph.index import GraphIndex, constant_of
 from passes.graph.inference import infer_types
@@ -22,6 +21,9 @@ from passes.structures import STRUCTURES, structure_of
 from passes.structures.subgraph import subgraph_of
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
+
+if TYPE_CHECKING:
+    from passes.diff.model_matching import ModelMatching
 
 BINS: Final = 24
 """Bars of a histogram."""

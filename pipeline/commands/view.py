@@ -29,7 +29,6 @@ def view(
     part: str | None = None,
 ) -> None:
     """Draw the graph of a model, or of two with their difference, as one page that needs no server."""
-    from passes.tools.comparison import compare
     from passes.viewer import render, view_data
     from passes.weights.detached import open_model
     from passes.weights.files import write_file
@@ -43,6 +42,8 @@ def view(
     files = [file_of(path if path.is_file() else folder_of_part(path, part)) for path in paths]
     ratios = None
     if errors:
+        from passes.tools.comparison import compare
+
         found = compare(files[0], files[1]).numbers
         ratios = {value.before: value.errors.sqnr_db for value in found.values}
         ratios |= {name: math.inf if kept.sqnr_db == math.inf else kept.sqnr_db for name, kept in found.outputs.items()}

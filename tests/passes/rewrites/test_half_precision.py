@@ -115,3 +115,14 @@ def test_ranges() -> None:
     assert ValueRange.of(np.float32([np.inf, 7e4])).describe("float16") == "reaches 7e+04, and float16 ends at 65504"
     assert ValueRange.of(np.float32([np.inf, 7e4])).describe("bfloat16") == ""
     assert ValueRange.of(np.zeros(3, np.float32)).describe("float16") == ""
+
+
+def test_sequences_stay_in_float32(context: PassContext) -> None:
+    """An output keeps its type, and Cast takes no sequence."""
+    text = """
+        g (float[4, 8] x) => (seq(float[1, 8]) s, float[4, 8] y) { s = SplitToSequence (x)
+          y = Relu (x) }
+    """
+    run = to_fp16(model_of(text), context=context)
+    assert "SplitToSequence: it reads or makes a sequence" in run.rows[-1].words
+    assert {node.op_type for node in run.to_proto().graph.node} == {"Cast", "Relu", "SplitToSequence"}

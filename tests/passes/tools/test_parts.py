@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -176,3 +177,25 @@ def test_encodings_of_a_model_after_itself() -> None:
         merge(branches(), branches(), {"y": "x"}, encodings=(given, other), proof=False)
     with pytest.raises(UsageError, match="nope"):
         split(branches(), at=["b"], encodings={"nope": encoding_of(1)}, proof=False)
+
+
+def sparse() -> onnx.ModelProto:
+    """Its weight is a sparse initializer."""
+    model = model_of("g (float[2, 8] x) => (float[2, 8] y) { y = MatMul (x, w) }")
+    values = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [2], [1.0, 2.0])
+    places = onnx.helper.make_tensor("at", onnx.TensorProto.INT64, [2], [3, 9])
+    model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, places, [8, 8]))
+    return model
+
+
+def bfloat16() -> onnx.ModelProto:
+    """onnxruntime's CPU provider has no kernel for it."""
+    text = "g (bfloat16[2, 8] x) => (bfloat16[2, 8] y) { a = MatMul (x, w) y = Relu (a) }"
+    return model_of(text, w=matrix(8, 8, 1).astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("make", [sparse, bfloat16])
+def test_a_weight_of_an_odd_kind_after_itself(make: Callable[[], onnx.ModelProto], context: PassContext) -> None:
+    merged = merge(make(), make(), {"y": "x"}, context=context)
+    assert [found.max_abs for found in merged.errors.values()] == [0.0]
+    assert len(merged.model.proto.graph.node) == 2 * len(make().graph.node)
