@@ -54,7 +54,7 @@ def main() -> None:
 def _audit(source: str, out: Path, jobs: int) -> float:
     """Seconds of wall time, reproducers included."""
     words = ["audit", "--cases", f"{source}/*", "--out", str(out), "--jobs", str(jobs)]
-    return run_child(["-m", "pipeline.cli", *words], memory=False).seconds
+    return run_child(["-m", "onnxline", *words], memory=False).seconds
 
 
 def _markdown(seconds: dict[str, float], tables: dict[str, Sequence[AuditTable]], jobs: int) -> str:

@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, default=FOLDER.parent / "report_html.md")
     options = parser.parse_args()
     out = FOLDER / options.config.stem
-    run_child(["-m", "pipeline.cli", "run", str(options.config), "--out", str(out)], memory=False)
+    run_child(["-m", "onnxline", "run", str(options.config), "--out", str(out)], memory=False)
     file = out / "report.html"
     try:
         with open_browser() as browser:

@@ -97,7 +97,7 @@ def _measured(side: str, config: Path) -> Sample:
         out = Path(folder, "out")
         out.mkdir()
         arguments = {
-            "onnxline run": ["-m", "pipeline.cli", "run", str(config), "--out", str(out)],
+            "onnxline run": ["-m", "onnxline", "run", str(config), "--out", str(out)],
             "bare": ["-m", "benchmarks.run_vs_bare", "--config", str(config), "--bare-into", str(out)],
         }
         child = run_child(arguments[side])

@@ -49,7 +49,7 @@ def _row(path: Path, name: str, section: Mapping[str, Any]) -> str:
         model = {"onnx": str(path.resolve()), **section}
         config.write_text(json.dumps({"name": "trained", "model": model, "passes": {"recipe": ["default", "onnxsim"]}}))
         begun = time.perf_counter()
-        command = [sys.executable, "-m", "pipeline.cli", "run", str(config), "--out", str(out)]
+        command = [sys.executable, "-m", "onnxline", "run", str(config), "--out", str(out)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         seconds = time.perf_counter() - begun
         if ended.returncode:
