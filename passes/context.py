@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,6 +111,9 @@ class _LocalWorker(Worker):
 
     def call(self, function: Callable[..., Any], /, *, within_s: float | None = None, **arguments: Any) -> Any:
         return function(**arguments)
+
+    def begin(self, function: Callable[..., Any], /, **arguments: Any) -> Callable[[], Any]:
+        return partial(function, **arguments)
 
 
 @contextmanager

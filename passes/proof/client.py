@@ -7,7 +7,7 @@ import itertools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,14 @@ class ProofClient:
 
     def run_exported(
         self, model: DetachedModel, own: Sequence[str], hold: Sequence[str], gauges: Gauges, plan: DrawPlan | None
-    ) -> RunAnswer:
-        """Run the model whose values `own` become the expected values; draws are chosen from `plan`."""
+    ) -> Callable[[], RunAnswer]:
+        """Begin to run the model whose values `own` become the expected values; draws are chosen from `plan`.
+
+        The returned function waits for the answer.
+        """
         expected = [{name: value for name, value in draw.outputs.items() if name not in own} for draw in self.draws]
-        return self._ask(self._request(model, expected, own=own, hold=hold, gauges=gauges, plan=plan))
+        request = self._request(model, expected, own=own, hold=hold, gauges=gauges, plan=plan)
+        return self._worker.begin(run_model, request=request)
 
     def note(self, answer: RunAnswer, outputs: Sequence[str], inner: Sequence[str], digests: Mapping[str, str]) -> None:
         """Take values that an answer has kept: expected `outputs` and `inner` values, and those that have `digests`."""

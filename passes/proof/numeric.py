@@ -9,7 +9,7 @@ measure whether it is detected (`exported_run.py`). Most changes are small, so m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Self
 
@@ -80,6 +80,8 @@ class NumericProver:
         """Whether the first model is the reference."""
         self._source_types = computed_in
         self._exported: ExportedRun | None = None
+        self._answer: Callable[[], RunAnswer] | None = None
+        """Waits for the run of the exported model, until its values are taken."""
         self._readings = Readings()
         self._tables: TableCheck | None = None
         self._probes: tuple[str, ...] = ()
@@ -120,12 +122,14 @@ class NumericProver:
     ) -> None:
         """Compare the values at `instances` too, and measure whether a fault in their weights is detected.
 
-        `model` is the exported model, whose outputs have been compared with the reference.
+        `model` is the exported model, whose outputs have been compared with the reference. The worker runs it while the
+        first step runs; a model that cannot be run is refused at the first question about it.
 
         Raises:
-            ModelError: it does not run, or computes NaN where it is its own reference.
+            ModelError: all of its outputs depend on random values.
         """
         self._measured.clear()
+        self._answer = None
         if not self._references and self._plan is None:
             return
         self._power = None
@@ -139,21 +143,32 @@ class NumericProver:
             shown = ", ".join(map(repr, left))
             self._skipped = (*self._skipped, f"not compared: {shown} (random values; shape and dtype are compared)")
         run.own_outputs = run.outputs if self._is_own else own
-        self._record_exported(run, self._run_exported(run))
+        self._answer = self._run_exported(run)
 
-    def _run_exported(self, run: ExportedRun) -> RunAnswer:
-        asked = (run.model, (*run.own_outputs, *run.inner), run.small, run.gauges)
+    def _run_exported(self, run: ExportedRun) -> Callable[[], RunAnswer]:
+        return self._client.run_exported(run.model, (*run.own_outputs, *run.inner), run.small, run.gauges, self._plan)
+
+    def _take_exported(self) -> None:
+        """Wait for the run of the exported model, which the worker does while the first step runs.
+
+        Raises:
+            ModelError: it does not run, or computes NaN where it is its own reference.
+        """
+        run, answer = self._exported, self._answer
+        if run is None or answer is None:
+            return
         try:
             try:
-                return self._client.run_exported(*asked, self._plan)
+                answered = answer()
             except (StepCrashed, StepTimedOut) as failure:
                 if self._plan is None:
                     raise
                 self._plan, self._skipped = self._plan.reduce_to_needed(), (BROUGHT_DOWN.format(failure),)
-                return self._client.run_exported(*asked, self._plan)
+                answered = self._run_exported(run)()
         except StepFailed as failure:
-            self._exported = None
             raise ModelError(describe_failure(failure)) from failure
+        self._record_exported(run, answered)
+        self._answer = None
 
     def _fix_noise(
         self, model: DetachedModel, canonical: CanonicalModel | None
@@ -172,6 +187,8 @@ class NumericProver:
         self._client.criteria = replace(self._client.criteria, computed_in=types)
 
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
+        if self._plan is not None:  # the run chooses from it
+            self._take_exported()
         given = [known for known in self._references if known.draw is not None and known.draw.source]
         return [reference.feeds for reference in given or self._references]
 
@@ -186,6 +203,7 @@ class NumericProver:
 
     def power(self) -> Sensitivity:
         """Whether a fault in the kept weights would be detected; measured at the first call."""
+        self._take_exported()
         if self._power is None:
             fault = self._exported.fault if self._exported is not None else None
             self._power = Sensitivity(math.inf, ()) if fault is None else fault.unseen()
@@ -202,6 +220,7 @@ class NumericProver:
         Raises:
             StepFailed: onnxruntime refuses or stops.
         """
+        self._take_exported()
         fixed, canonical = self._fix_noise(model, canonical)
         digests = self._digests(canonical)
         if digests.whole not in self._measured:
@@ -213,6 +232,7 @@ class NumericProver:
         return self._measured[digests.whole]
 
     def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
+        self._take_exported()
         fixed, canonical = self._fix_noise(model, canonical)
         digests = self._digests(canonical)
         computed = fixed.index.live_values
@@ -228,6 +248,7 @@ class NumericProver:
         return self._ran is model.proto
 
     def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
+        self._take_exported()
         draws = [reference.draw for reference in self._references if reference.draw is not None]
         labels = [reference.label for reference in self._references]
         fixed, canonical = self._fix_noise(model, canonical)
@@ -289,7 +310,7 @@ class NumericProver:
         if not names:
             return
         try:
-            answer = self._client.run_exported(run.model, (*names,), (), Gauges(), None)
+            answer = self._client.run_exported(run.model, (*names,), (), Gauges(), None)()
         except StepFailed:  # its values are too many: the coverage names them
             return
         self._client.note(answer, (), (*names,), {name: run.digests.values[name] for name in names})

@@ -133,7 +133,7 @@ class Prover(Protocol):
             canonical: the canonical form of `model`, where the caller has it.
 
         Raises:
-            ModelError: it does not run.
+            ModelError: it cannot be compared. A later question may say so too: the model is run meanwhile.
         """
         ...
 

@@ -143,6 +143,22 @@ class Worker:
         """
         return ask_again(lambda: self.call(function, within_s=within_s, **arguments))
 
+    def begin(self, function: Callable[..., Result], /, **arguments: Any) -> Callable[[], Result]:
+        """Begin to `ask`; the returned function waits for the answer. It asks again if another call came in between.
+
+        Raises:
+            PicklingError: as in `post`. The returned function raises as `ask`.
+        """
+        try:
+            ticket = self.post(function, **arguments)
+        except StepCrashed:
+            return lambda: self.ask(function, **arguments)
+
+        def answer() -> Result:
+            return self.collect(ticket) if self.awaits(ticket) else self.call(function, **arguments)
+
+        return partial(ask_again, answer)
+
     def post(self, function: Callable[..., Any], /, **arguments: Any) -> int:
         """Begin a call; returns the ticket for `collect`. An earlier ticket that was not collected becomes void.
 

@@ -90,6 +90,7 @@ def test_nan_in_the_reference_is_a_mistake(context: PassContext) -> None:
     prover = NumericProver.of_itself([{"x": np.array([-1, 1], np.float32)}], context)
     with pytest.raises(ModelError, match="output 'y' of the reference holds NaN"):
         prover.watch(model, [])
+        prover.power()
 
 
 def test_a_model_that_onnxruntime_refuses_is_a_failed_step(context: PassContext) -> None:
