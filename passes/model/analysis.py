@@ -12,6 +12,7 @@ from onnx import NodeProto, ValueInfoProto
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
 from passes.graph.traversal import reads_of
 from passes.model.canonical import CanonicalModel, canonicalize
+from passes.model.contents import VoidNodes, count_nodes, count_void_nodes, stored_bytes
 from passes.weights.detached import DetachedModel
 
 
@@ -29,6 +30,18 @@ class AnalyzedModel:
     @cached_property
     def canonical(self) -> CanonicalModel:
         return canonicalize(self.model)
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        return stored_bytes(self.model)
+
+    @cached_property
+    def node_count(self) -> int:
+        return count_nodes(self.model)
+
+    @cached_property
+    def void_nodes(self) -> VoidNodes:
+        return count_void_nodes(self.model)
 
     @cached_property
     def invalid(self) -> str:

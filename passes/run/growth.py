@@ -10,17 +10,18 @@ stored operand is zero or one would stay in a trained model: `describe_void_node
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from onnx import NodeProto, TensorProto
 
 from passes.graph.index import computed_values, initializers_of, replace_entries
-from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, PRODUCTS, RANDOM_OPS, op_name
+from passes.graph.op_facts import LAYOUT_OPS, RANDOM_OPS, op_name
 from passes.graph.traversal import bodies_in, every_graph, every_node, group_linked, reads_of, sort_nodes
-from passes.load import byte_count
+from passes.model.analysis import AnalyzedModel
+from passes.model.contents import bytes_of
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import DetachedModel
 
@@ -37,35 +38,20 @@ NAMED: Final = 3
 """The most folded tensors that a note names."""
 
 
-def stored_bytes(model: DetachedModel) -> int:
-    """Bytes of all stored tensors, also of bodies and Constants; a tensor stored under two names counts twice."""
-    stored = [tensor for graph in every_graph(model.proto.graph) for tensor in graph.initializer]
-    held = [
-        attribute.t for node in every_node(model.proto.graph) for attribute in node.attribute if attribute.HasField("t")
-    ]
-    return sum(map(_bytes_of, (*stored, *held)))
-
-
-def count_nodes(model: DetachedModel) -> int:
-    """The nodes of the model, also of bodies and of its own functions."""
-    graphs = (model.proto.graph, *model.proto.functions)
-    return sum(1 for graph in graphs for _ in every_node(graph))
-
-
-def describe_growth(before: DetachedModel, after: DetachedModel) -> tuple[str, ...]:
+def describe_growth(before: AnalyzedModel, after: AnalyzedModel) -> tuple[str, ...]:
     """Sentences on growth: one if the stored tensors of `after` are larger, one if it has more nodes."""
     sentences = []
-    had, has = stored_bytes(before), stored_bytes(after)
+    had, has = before.stored_bytes, after.stored_bytes
     if has - had >= max(NOTICED, had // ALLOWED_SHARE):
-        new = sorted(_new_tensors(before, after), key=_bytes_of, reverse=True)
-        made_by = {name: node for node in every_node(before.proto.graph) for name in node.output}
+        new = sorted(_new_tensors(before.model, after.model), key=bytes_of, reverse=True)
+        made_by = {name: node for node in every_node(before.model.proto.graph) for name in node.output}
         largest = [_describe(tensor, made_by) for tensor in new[:NAMED]]
         more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
         sentences.append(
             f"stored tensors grew from {bytes_text(had)} to {bytes_text(has)}"
             + (f": {', '.join(largest)}{more}" if new else "")
         )
-    nodes, left = count_nodes(before), count_nodes(after)
+    nodes, left = before.node_count, after.node_count
     if left > nodes:
         sentences.append(f"the model grew from {nodes:,} to {plural(left, 'node')}")
     return tuple(sentences)
@@ -74,33 +60,32 @@ def describe_growth(before: DetachedModel, after: DetachedModel) -> tuple[str, .
 def _describe(tensor: TensorProto, made_by: Mapping[str, NodeProto]) -> str:
     node = made_by.get(tensor.name)
     what = f"{op_name(node)} {tensor.name!r} folded" if node is not None else repr(tensor.name)
-    return f"{what} ({bytes_text(_bytes_of(tensor))})"
+    return f"{what} ({bytes_text(bytes_of(tensor))})"
 
 
-def compute_again(before: DetachedModel, after: DetachedModel) -> tuple[DetachedModel, str]:
+def compute_again(before: AnalyzedModel, after: AnalyzedModel) -> tuple[DetachedModel, str]:
     """Compute the folded values that make `after` much larger again.
 
     Returns:
         The model, and a note that names these values; `after` itself and an empty text if there are none.
     """
-    had = stored_bytes(before)
-    growth, allowed = stored_bytes(after) - had, max(ALLOWED, had // ALLOWED_SHARE)
+    growth, allowed = after.stored_bytes - before.stored_bytes, max(ALLOWED, before.stored_bytes // ALLOWED_SHARE)
     if growth <= NOTICED:
-        return after, ""
+        return after.model, ""
     undone: list[_FoldedGroup] = []
-    for group in sorted(_folded_groups(before, after), key=lambda group: group.gain, reverse=True):
+    for group in sorted(_folded_groups(before.model, after.model), key=lambda group: group.gain, reverse=True):
         if group.gain > NOTICED and (growth > allowed or group.is_copy):
             undone.append(group)
             growth -= group.gain
     if not undone:
-        return after, ""
+        return after.model, ""
     names = [name for group in undone for name in group.names]
-    made_by = before.index.producers
+    made_by = before.model.index.producers
     listed = [f"{op_name(made_by[name])} {name!r}" for name in names[:NAMED]]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     gain = bytes_text(sum(group.gain for group in undone))
     note = f"{', '.join(listed)}{more} stayed computed: folded, the model would have {gain} more to store"
-    return _unfold(before, after, undone), note
+    return _unfold(before.model, after.model, undone), note
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +143,7 @@ def _folded_groups(before: DetachedModel, after: DetachedModel) -> Iterator[_Fol
         sources = {name: tensor for _, _, needed in group for name, tensor in needed.items()}
         nodes = {name: node for _, made, _ in group for name, node in made.items()}
         folded = tuple(tensor.name for tensor, _, _ in group)
-        gain = sum(_bytes_of(tensor) for tensor, _, _ in group) - sum(map(_bytes_of, sources.values()))
+        gain = sum(bytes_of(tensor) for tensor, _, _ in group) - sum(map(bytes_of, sources.values()))
         yield _FoldedGroup(folded, nodes, sources, gain)
 
 
@@ -189,28 +174,12 @@ def _new_tensors(before: DetachedModel, after: DetachedModel) -> list[TensorProt
     return [tensor for graph in graphs for tensor in graph.initializer if tensor.name not in had]
 
 
-def _bytes_of(tensor: TensorProto) -> int:
-    return tensor.ByteSize() if tensor.data_type == TensorProto.STRING else byte_count(tensor)
-
-
-FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-
-UNIT_OPERANDS: Final = {
-    "Add": ("zero", (0, 1)),
-    "Sub": ("zero", (1,)),
-    "Mul": ("one", (0, 1)),
-    "Div": ("one", (1,)),
-    "Pow": ("one", (1,)),
-}
-"""Operator → (the operand value with which it does nothing, the input positions where that value has this effect)."""
-
-
-def describe_void_nodes(before: DetachedModel, after: DetachedModel) -> tuple[str, ...]:
+def describe_void_nodes(before: AnalyzedModel, after: AnalyzedModel) -> tuple[str, ...]:
     """A sentence for each operator of which `before` has nodes that do nothing, and `after` fewer.
 
     A zero bias that has become an operand of another node is still read, so its Add counts as fused and not as removed.
     """
-    had, has = _count(before), _count(after)
+    had, has = before.void_nodes, after.void_nodes
     sentences = []
     freed = had.reads - has.reads
     for (op_type, unit), count in (had.nodes - has.nodes).items():
@@ -221,54 +190,3 @@ def describe_void_nodes(before: DetachedModel, after: DetachedModel) -> tuple[st
             whose = "its" if removed == 1 else "their"
             sentences.append(f"{plural(removed, f'{op_type} node')} removed since {whose} stored {what} {unit}")
     return tuple(sentences)
-
-
-@dataclass(frozen=True, slots=True)
-class _VoidNodes:
-    nodes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(operator, the operand value with which it does nothing) → how many such nodes there are."""
-    reads: Counter[str] = field(default_factory=Counter)
-    """`zero` or `one` → how many node inputs read a stored tensor that holds this value alone."""
-
-
-def _count(model: DetachedModel) -> _VoidNodes:
-    units = _stored_units(model)
-    found = _VoidNodes()
-    index = model.index
-    made_by, constants = index.producers, {*index.initializers}
-    for node in model.proto.graph.node:
-        if constants.issuperset(filter(None, node.input)):  # to be folded, whatever the values are
-            constants.update(node.output)
-            continue
-        held = [units.get(name, "") for name in node.input]
-        found.reads.update(filter(None, held))
-        if node.domain not in ONNX_DOMAINS:
-            continue
-        if _is_void_batchnorm(node, held, made_by):
-            found.nodes[node.op_type, "zero and one"] += 1
-            found.reads["zero and one"] += 1
-        unit, slots = UNIT_OPERANDS.get(node.op_type, ("", ()))
-        if unit and any(slot < len(held) and held[slot] == unit for slot in slots):
-            found.nodes[node.op_type, unit] += 1
-    return found
-
-
-def _is_void_batchnorm(node: NodeProto, held: list[str], made_by: dict[str, NodeProto]) -> bool:
-    if node.op_type != "BatchNormalization" or held[1:5] != ["one", "zero", "zero", "one"]:
-        return False
-    producer = made_by.get(node.input[0])
-    # After a product a BatchNormalization is folded into the weights, whatever its own values are.
-    return producer is None or producer.op_type not in PRODUCTS
-
-
-def _stored_units(model: DetachedModel) -> dict[str, str]:
-    """The stored float tensors of zeros alone, or of ones alone, by name."""
-    units = {}
-    for name, tensor in model.index.constants.items():
-        if tensor.data_type not in FLOATS or model.is_unread(tensor) or tensor.data_location == TensorProto.EXTERNAL:
-            continue
-        array = model.array(tensor)
-        for value, unit in ((0, "zero"), (1, "one")):
-            if array.size and array.flat[0] == value and (array == value).all():
-                units[name] = unit
-    return units

@@ -96,7 +96,7 @@ def run_passes(
     final = restore_version(source, fill_in_outputs(named))
     return PassRun(
         *(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage),
-        remarks=(*filter(None, [describe_defaults(final)]), *_closing_remarks(loop.rows, model, final)),
+        remarks=(*filter(None, [describe_defaults(final)]), *_closing_remarks(loop.rows, before, AnalyzedModel(final))),
         example=next(iter(prover.feeds()), {}),
         nodes_before=len(model.proto.graph.node),
         invalid="" if before.invalid else what_is_invalid(final),
@@ -296,11 +296,12 @@ class _PassLoop:
             diff = op_changes(self.model, attempt.model)
             lost = tuple(f"{kind} {name}" for kind, name in attempt.lost)
             if status is Status.RAN:
-                remarks = (*describe_growth(self.model, attempt.model), *describe_void_nodes(self.model, attempt.model))
+                change = self.current, attempt.after
+                remarks = (*describe_growth(*change), *describe_void_nodes(*change))
         return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost, remarks)
 
 
-def _closing_remarks(rows: Sequence[PassRow], before: DetachedModel, after: DetachedModel) -> Iterator[str]:
+def _closing_remarks(rows: Sequence[PassRow], before: AnalyzedModel, after: AnalyzedModel) -> Iterator[str]:
     """What the rows say of nodes of zeros and ones, and of growth that is still there in the end."""
     remarks = [(row.name, remark) for row in rows for remark in row.remarks]
     grew = any(" grew " in remark for _, remark in remarks) and describe_growth(before, after)

@@ -16,7 +16,7 @@ from passes.proof.numbers import Errors
 from passes.proof.prover import Measurement, Prover
 from passes.provenance import Carrier
 from passes.run.apply_step import apply_step, keep_ir_version
-from passes.run.growth import compute_again, count_nodes
+from passes.run.growth import compute_again
 from passes.run.narrow import minimal_culprits, primary_culprit
 from passes.run.result import Status
 from passes.run.tracked import Lost, TrackedStructures, pin, unpin
@@ -191,16 +191,17 @@ class Trial:
         if not attempt.changed or attempt.why or step.may_grow:
             return attempt
         attempt = self._with_computed_values(step, attempt)
-        for name in step.known_to_grow(self.context) if count_nodes(attempt.model) > count_nodes(self.model) else ():
+        left = attempt.after.node_count
+        for name in step.known_to_grow(self.context) if left > self.before.node_count else ():
             smaller = self.try_step(step.without((name,)))
-            if not smaller.why and count_nodes(smaller.model) < count_nodes(attempt.model):
-                words = f"without {name}, which would have left {plural(count_nodes(attempt.model), 'node')}"
+            if not smaller.why and smaller.after.node_count < left:
+                words = f"without {name}, which would have left {plural(left, 'node')}"
                 return replace(smaller, note="; ".join(filter(None, (words, smaller.note))))
         return attempt
 
     def _with_computed_values(self, step: Step, attempt: Attempt) -> Attempt:
         """`attempt` with the folded values computed that make the model much larger, where that is sound."""
-        computed, note = compute_again(self.model, attempt.model)
+        computed, note = compute_again(self.before, attempt.after)
         if not note:
             return attempt
         note = "; ".join(filter(None, (attempt.note, note)))

@@ -137,7 +137,7 @@ def _structures_of(model: DetachedModel) -> dict[str, str]:
     view = GraphView(model)
     for kind in STRUCTURES:
         structure = structure_of(kind)
-        for instance in structure.search(view).instances if structure is not None else ():
+        for instance in structure.finder(view).instances if structure is not None else ():
             for node in subgraph_of(instance, view):
                 found.setdefault(node.output[0], kind)
     return found

@@ -18,13 +18,13 @@ from passes.functions import describe_layers, fold_layers
 from passes.graph.layer_calls import count_nodes
 from passes.graph.op_facts import opset_of
 from passes.graph.traversal import pause_collector
+from passes.model.contents import stored_bytes
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import Measurement, Reference
 from passes.recipe.own_steps import OWN_STEPS
 from passes.recipe.recipe import names_of
-from passes.run.growth import stored_bytes
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import RunConfig, locate
