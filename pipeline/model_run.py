@@ -112,10 +112,11 @@ class ModelRun:
             exported = self.export(source, references, context)  # torch → ONNX, compared with the reference
             references = references.restrict_to(exported.draws, exported.not_covered)
             path = exported_path(self.config, source, self.workspace)
-            # A module that nobody else holds goes, which cycles of its parts would keep alive: that of a model without
-            # weights has a tensor for each of its parameters.
+            # Cycles of its parts would keep the module alive: its weights, which only an export moves into the file, or
+            # a tensor for each of them.
             del source
-            if exported.weight_bytes > WORTH_COLLECTING:
+            was_moved = "export" not in self.findings.cached and not self.config.weightless
+            if exported.weight_bytes > WORTH_COLLECTING and not was_moved:
                 gc.collect()
             optimized = self.passes(path, references, exported, context)  # each alone, proven after each change
         executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference

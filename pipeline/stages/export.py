@@ -17,7 +17,7 @@ from passes.errors import StepFailed, StepTimedOut
 from passes.functions import describe_layers, fold_layers
 from passes.graph.layer_calls import count_nodes
 from passes.graph.op_facts import opset_of
-from passes.graph.traversal import pause_collector
+from passes.graph.traversal import freeze_objects, pause_collector
 from passes.model.contents import stored_bytes
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
@@ -59,6 +59,7 @@ def exported_files(path: Path, workspace: Workspace) -> tuple[tuple[str, int, in
     return tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in files)
 
 
+@freeze_objects()
 def export_and_compare(
     config: RunConfig,
     source: Source,
@@ -103,7 +104,7 @@ def export_and_compare(
             exported.move_weights(path)
         del exported
         # What the trace held, and the memory of weights that lie in the file now, goes with cycles that Python would
-        # keep alive. A collection costs 0.3 to 1 s, whatever it frees.
+        # keep alive. A collection costs 0.2 s, whatever it frees.
         if sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) > WORTH_COLLECTING:
             gc.collect()
     model = read_model(path, unread=leaves_unread(config), folder=folder)

@@ -32,7 +32,7 @@ from tests.support.processes import still_running
     [
         ("die", {}, StepCrashed, "died \\(signal SIGABRT\\)"),
         ("leave", {}, StepCrashed, "died \\(exit code 7\\)"),
-        ("loop", {}, StepTimedOut, "ran past 2 s"),
+        ("loop", {}, StepTimedOut, "ran past 0.5 s"),
         ("complain", {"words": "no such tensor"}, StepFailed, "^ValueError: no such tensor$"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_generator_that_has_ended_is_not_stopped_any_more() -> None:
     [
         ("count_and_die", StepCrashed, "SIGABRT"),
         ("count_and_complain", StepFailed, "no more numbers"),
-        ("count_and_loop", StepTimedOut, "ran past 2 s"),
+        ("count_and_loop", StepTimedOut, "ran past 0.5 s"),
     ],
 )
 def test_what_a_generator_gave_before_it_broke_down_is_not_lost(function, kind, words) -> None:
