@@ -50,6 +50,11 @@ class Relation:
     runs_as: DetachedModel | None = None
     reference: DetachedModel | None = None
 
+    @property
+    def changes_values(self) -> bool:
+        """Whether an output may be another value, or be computed in another way, than the one it stands for."""
+        return bool(self.judged_as) or (self.rows, self.runs_as, self.reference) != (None, None, None)
+
 
 Reads = Literal["structure", "values"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -61,6 +61,15 @@ class ModelInputs:
     plan: DrawPlan | None = None
     fault: str = ""
     """Why the model cannot be compared with, after `read` failed."""
+
+    def of_part(self, part: DetachedModel) -> ModelInputs:
+        """The inputs for a part of the model that takes some of them: what is known, or the draws that are needed."""
+        taken = part.index.required_inputs
+        known = [{name: feeds[name] for name in taken} for feeds in self.known]
+        plan = self.plan and replace(
+            self.plan.reduce_to_needed(), inputs=tuple(entry for entry in self.plan.inputs if entry.name in taken)
+        )
+        return ModelInputs(part, self.context, known, plan)
 
     @property
     def are_none(self) -> bool:

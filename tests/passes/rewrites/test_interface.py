@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -13,13 +14,17 @@ import passes
 from passes.context import PassContext
 from passes.encodings.encoding import Encoding, Precision
 from passes.errors import ModelError, PolicyError, StepFailed
+from passes.optimize import plan_draws
+from passes.policy.policy import Policy
 from passes.proof.prover import StructureProver
-from passes.proof.relation import measure_relation
+from passes.proof.relation import ModelInputs, measure_relation
+from passes.rewrites.interface import Extract
+from passes.run.restart import restart
 from passes.run.result import PassRun, Status
-from passes.step import Relation
+from passes.step import PassResult, Relation
 from passes.tools import change_batch, change_outputs, extract, fix_shapes, rename, to_fp16
 from passes.tools.doors import run_step
-from passes.weights.detached import attach, open_model
+from passes.weights.detached import DetachedModel, attach, open_model
 from passes.weights.sharing import portable
 from tests.support.onnx_models import biased_attention, matrix, model_of
 
@@ -222,3 +227,23 @@ def test_a_model_that_cannot_be_compared_with(nodes: str, why: str, step: object
     """
     with pytest.raises(ModelError, match=re.escape(why)):
         passes.optimize(model_of(text), [step], context=context)
+
+
+class Tampering(Extract):
+    """Changes a weight of the part."""
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        made = super().apply(model, context)
+        proto = onnx.ModelProto()
+        proto.CopyFrom(attach(made.model))
+        proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(matrix(8, 8, 5), "w"))
+        return replace(made, model=open_model(proto))
+
+
+@pytest.mark.parametrize(("step", "status"), [(Extract, Status.RAN), (Tampering, Status.REVERTED)])
+def test_a_part_with_another_weight_is_seen(step: type[Extract], status: Status, context: PassContext) -> None:
+    model = open_model(chain())
+    inputs = ModelInputs(model, context, plan=plan_draws(model))
+    found = restart(step(outputs=["b"]), model, inputs, Policy(), context)
+    assert found.row.status is status, found.row.reason
+    assert found.feeds or status is Status.REVERTED
