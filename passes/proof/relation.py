@@ -65,7 +65,7 @@ class ModelInputs:
     def of_part(self, part: DetachedModel) -> ModelInputs:
         """The inputs for a part of the model that takes some of them: what is known, or the draws that are needed."""
         taken = part.index.required_inputs
-        known = [{name: feeds[name] for name in taken} for feeds in self.known]
+        known = [{name: feeds[name] for name in taken if name in feeds} for feeds in self.known]
         plan = self.plan and replace(
             self.plan.reduce_to_needed(), inputs=tuple(entry for entry in self.plan.inputs if entry.name in taken)
         )
