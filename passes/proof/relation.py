@@ -110,7 +110,7 @@ def prove_relation(
     )
     names = dict.fromkeys((*relation.outputs.values(), *source.index.outputs))
     types = dict(computed_types(source, names))
-    if all(types.get(name) == DRAWN for name in relation.outputs.values()):
+    if relation.outputs and all(types.get(name) == DRAWN for name in relation.outputs.values()):
         raise ModelError(RANDOM.format(", ".join(map(repr, relation.outputs))))
     if relation.judged_as:
         types |= {name: least_precise(types.get(name), relation.judged_as) for name in relation.outputs.values()}
