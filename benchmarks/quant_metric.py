@@ -33,7 +33,7 @@ from pipeline.quantsim.metric import Sample, TaskMetric
 from pipeline.quantsim.noise import estimate_sensitivity, find_layers
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.suggest import MetricTarget, suggest, weight_bytes
+from pipeline.quantsim.suggest import LayeredModel, MetricTarget, suggest, weight_bytes
 from pipeline.run import Pipeline
 
 MORE: Final = "int8/channel"
@@ -96,9 +96,9 @@ def compare(study: Study) -> None:
     sensitivity = estimate_sensitivity(model, encodings, itertools.islice(study.samples(), 4))
     layers = find_layers(model, encodings)
     for drop in DROPS:
-        goal = MetricTarget(rate, lambda value, drop=drop: metric.is_within(value, drop))
+        goal = MetricTarget(lambda found: rate(found[""]), lambda value, drop=drop: metric.is_within(value, drop))
         settings = SuggestConfig(metric_drop=drop, units=tuple(study.units), formats=FormatsConfig(weights=MORE))
-        found = suggest(settings, model, rules, layers, sensitivity, lambda _: 0.0, metric=goal)
+        found = suggest(settings, {"": LayeredModel(model, rules, layers, sensitivity)}, lambda _: 0.0, metric=goal)
         good = [size for size, value in every if metric.is_within(value, drop)]
         least = min(good, default=0)
         ratio = (

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
+from onnx.shape_inference import infer_shapes
 
 from passes.context import PassContext
 from passes.errors import PolicyError
@@ -101,8 +102,15 @@ def _scale(
         return PassResult(model, changed=False, why="weights stay unread, so nothing is smoothed")
     factors = context.worker.call(find, model=portable(model, context.spill), feeds=draws, **options)
     smoother.smooth(factors)
+    smoother.passed = _products_without_factor(model, factors)
     why = "; ".join(smoother.describe()) or None
     return PassResult(smoother.edit.model() if smoother.smoothed else model, smoother.smoothed > 0, why)
+
+
+def _products_without_factor(model: DetachedModel, factors: Factors) -> list[str]:
+    matrices = {name for name, tensor in model.index.initializers.items() if len(tensor.dims) == 2}
+    products = (node for node in model.proto.graph.node if op_of(node) == "MatMul" and node.input[1] in matrices)
+    return [node.output[0] for node in products if node.output[0] not in factors]
 
 
 def find_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray]], alpha: float) -> Factors:
@@ -121,7 +129,7 @@ def find_awq_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray
     copy = ModelProto.FromString(proto.SerializeToString())
     for entry in copy.opset_import:  # it quantizes nothing below 21; of this copy only names and numbers are read
         entry.version = max(entry.version, 21) if not entry.domain else entry.version
-    quantized = quantize_weight_only_int4(copy)
+    quantized = quantize_weight_only_int4(infer_shapes(copy))  # it passes over a product whose data has no type
     return _read_factors(proto, apply_awq(proto, quantized, [dict(feed) for feed in feeds], num_alpha_steps=alphas))
 
 
@@ -157,6 +165,8 @@ class _Smoother:
     """One factor for all products of one value, of their factors in rows."""
     smoothed: int = 0
     left: int = 0
+    passed: Sequence[str] = ()
+    """Products with a stored matrix for which the library has no factor."""
 
     def smooth(self, factors: Factors) -> None:
         view = self.edit.view
@@ -191,6 +201,9 @@ class _Smoother:
         if self.left:
             hint = "" if self.adds_nodes else "; add_nodes: true puts a Mul before it"
             yield f"left {plural(self.left, 'product')} without a norm that feeds no other node{hint}"
+        if self.passed:
+            more = " …" if len(self.passed) > 1 else ""
+            yield f"onnxsim gives no factor for {plural(len(self.passed), 'product')} ({self.passed[0]}{more})"
         view = self.edit.view
         gemms = [node for node in view.by_op.get("Gemm", ()) if node.input[1] in view.folded]
         if gemms:

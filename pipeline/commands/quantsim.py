@@ -6,7 +6,6 @@ encodings MODEL -o OUT` writes the encodings of a quantized model as a file of A
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from pipeline.terminal import print_json, print_line, print_text
 if TYPE_CHECKING:
     from pipeline.quantsim import QuantSimResult
     from pipeline.quantsim.best import Best
+    from pipeline.quantsim.metric import MetricResult
     from pipeline.quantsim.report import QuantSimReport
 
 
@@ -78,32 +78,33 @@ def quantsim(
     parts = result.parts if isinstance(result, PartsQuantSimResult) else {}
     if as_json and isinstance(result, PartsQuantSimResult):
         texts = {name: json.loads(report_text(part.report)) for name, part in parts.items()}
-        print_json({"parts": texts, "chain": dataclasses.asdict(result.chain) if result.chain else None})
+        print_json({"parts": texts, **result.to_json()})
+        _check_bound(result.metric)
         return
     if as_json:
         print_text(report_text(result.report))
-        _check_bound(result.report)
+        _check_bound(result.report.metric)
         return
     screen.show_passes()
     for name, part in (parts or {"": result}).items():
         for line in (*([f"part {name}"] if name else []), *_lines(part, verbose)):
             screen.line(line)
-    if isinstance(result, PartsQuantSimResult) and result.chain is not None:
-        screen.line(result.chain.sentence)
+    for line in result.chain_lines(None if verbose else WORST) if isinstance(result, PartsQuantSimResult) else ():
+        screen.line(line)
     for line in found.lines() if found else ():
         screen.line(line)
     screen.show_files("files", result.folder, (*result.files, PAGE, *((found.config.name,) if found else ())))
-    _check_bound(result.report)
+    _check_bound(result.metric if isinstance(result, PartsQuantSimResult) else result.report.metric)
 
 
-def _check_bound(report: QuantSimReport) -> None:
+def _check_bound(metric: MetricResult | None) -> None:
     """Refuse a model that is worse for its task than `quantsim.metric.bound`.
 
     Raises:
         CheckFailed: it is.
     """
-    if report.metric is not None and not report.metric.passes:
-        raise CheckFailed(f"quantsim.metric: {report.metric}")
+    if metric is not None and not metric.passes:
+        raise CheckFailed(f"quantsim.metric: {metric}")
 
 
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:

@@ -22,8 +22,8 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer
 from pipeline.quantsim.optimizers import SeqMse
 from pipeline.quantsim.preparation import prepare_config
+from pipeline.quantsim.report import QuantSimResult
 from pipeline.quantsim.run import QuantSim
-from pipeline.quantsim.stages import QuantSimResult
 
 BEST: Final = "best.yaml"
 """The configuration of the winner, next to the files of its run."""

@@ -30,7 +30,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.qdq import drop_unread_nodes, find_fixed_values, insert_qdq, quantize_nodes
-from pipeline.quantsim.sites import find_sites
+from pipeline.quantsim.sites import Site, find_sites
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -56,6 +56,11 @@ class Noise:
     def total_db(self) -> float:
         """The signal-to-quantization-noise ratio of the tensor in the quantized model, in dB."""
         return sqnr_db(self.signal, self.total)
+
+
+def is_measured(site: Site) -> bool:
+    """Whether noise is measured there: the step computes numbers, in float32, and is in no body."""
+    return site.role == "activation" and not site.moves and site.dtype == "float32" and not site.body_of
 
 
 def sqnr_db(signal: float, noise: float) -> float:

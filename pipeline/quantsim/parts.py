@@ -1,73 +1,59 @@
-"""The simulation of a run in parts: calls of real prompts as samples, one set of ranges, the chain of quantized parts.
+"""The simulation of a run in parts: each part on its calls in the chain, one scale for what parts share, and the chain.
 
-Each part is simulated as a model by itself, on the calls that it gets while prompts go through the chain: `decode`
-reads the cache that `prefill` and `decode` have written. A value that both parts compute alike has one range, so one
-scale: a weight, and the keys and values of a cache before and after.
+Each part is simulated as a model by itself (stages.py), on the calls that `record` has kept (chain_record.py). A value
+that two parts have gets one range: what one hands to the other, and of prefill and decode all that both compute. Then
+the quantized parts are put together, and the chain says what each part and each layer costs, and which formats reach a
+target (chain_noise.py, suggest.py).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
+from passes.suggest import plural
+from passes.visible import json_text
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save_together
+from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import UsageError
-from pipeline.events import Observer
-from pipeline.export.source import InputSpec
+from pipeline.events import Note, Observer, StageEnded, StageStarted
 from pipeline.parts import PartsResult
-from pipeline.parts.generate import read_settings
-from pipeline.parts.sessions import CarriedStates, PartCalls, TextParts, TextReader, open_calls
-from pipeline.quantsim.calibration import MeasuredRanges
-from pipeline.quantsim.report import page_data
-from pipeline.quantsim.samples import KEY, Feeds, Samples
-from pipeline.quantsim.stages import QuantSimResult, Simulation
-from pipeline.stages.report import ENCODINGS, QUANTIZED_MODEL, save_quantization, write_page
+from pipeline.parts.folder import WEIGHTS
+from pipeline.parts.sessions import Step
+from pipeline.quantsim.chain_noise import ChainJudge, ChainNoise, QuantizedChain, rate_chain
+from pipeline.quantsim.chain_record import ChainSamples, record
+from pipeline.quantsim.chains import PartsChain, open_chain
+from pipeline.quantsim.encodings import Range
+from pipeline.quantsim.metric import MetricResult
+from pipeline.quantsim.report import QuantSimResult, page_data, to_json_data
+from pipeline.quantsim.shared_values import SharedValues
+from pipeline.quantsim.stages import Simulation
+from pipeline.quantsim.suggest import MetricTarget, Placements, Suggestion, suggest, suggestion_text
+from pipeline.stages.report import (
+    ENCODINGS,
+    QUANTIZATION_REPORT,
+    QUANTIZED_MODEL,
+    save_quantization,
+    write_page,
+)
 from pipeline.stages.source import leaves_unread, why_not_compared
-from pipeline.verify.user_inputs import read_samples
 from pipeline.workspace import Workspace
-
-TOKENS: Final = 32
-"""New tokens of a text that is compared."""
-
-DECODED: Final = 4
-"""Calls of `decode` that are taken of each prompt."""
-
-PROMPT: Final = 12
-"""Tokens of a random prompt."""
-
-COMPARED: Final = 2
-"""Prompts of which the texts are compared."""
 
 QUANTIZED: Final = "quantized"
 """The folder of the quantized parts, with what an application reads next to them."""
 
-
-@dataclass(frozen=True, slots=True)
-class ChainNoise:
-    """The quantized parts one after the other, against those in float.
-
-    equal: of `tokens` greedy tokens, those that are equal while the quantized parts read the text of the float ones.
-    sqnr_db: of the logits of all these tokens.
-    """
-
-    tokens: int
-    equal: int
-    sqnr_db: float
-
-    @property
-    def sentence(self) -> str:
-        ratio = "exact" if math.isinf(self.sqnr_db) else f"{self.sqnr_db:.2f} dB"
-        return f"chain: {self.equal} of {self.tokens} tokens are those of the parts in float, logits {ratio}"
+METRIC: Final = "token-agreement"
+"""The metric of a chain that writes text: the part of its greedy tokens that the parts in float write too."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,115 +61,72 @@ class PartsQuantSimResult(QuantSimResult):
     """The simulations of all parts; `report` is that of the first one.
 
     chain: None where nothing is run.
+    metric: of the chain, where `quantsim.metric` names it.
     """
 
     parts: Mapping[str, QuantSimResult] = field(default_factory=dict)
-    chain: ChainNoise | None = None
+    chain: QuantizedChain | None = None
+    suggestion: Suggestion | None = None
+    metric: MetricResult | None = None
+
+    def chain_lines(self, most: int | None) -> Iterator[str]:
+        """What the chain says, of its `most` worst layers."""
+        if self.chain is not None:
+            yield from self.chain.lines(most)
+        if self.metric is not None:
+            yield str(self.metric)
+        if self.suggestion is not None:
+            yield from suggestion_text(self.suggestion).splitlines()
+
+    def to_json(self) -> dict[str, Any]:
+        """The chain, and what is suggested for it, as plain data."""
+        found = {"chain": self.chain, "metric": self.metric, "suggestion": self.suggestion}
+        return {key: to_json_data(asdict(value)) if value is not None else None for key, value in found.items()}
 
     def __repr__(self) -> str:
         lines = [f"part {name}: {result!r}" for name, result in self.parts.items()]
-        return "\n".join(["PartsQuantSimResult", *lines, *([self.chain.sentence] if self.chain else [])])
+        return "\n".join(["PartsQuantSimResult", *lines, *self.chain_lines(0)])
 
 
-class Prompts:
-    """The prompts of `quantsim.calibration.data`, rows of an array `input_ids`; or random ones."""
+def check_settings_of_parts(config: RunConfig) -> dict[str, QuantSimConfig]:
+    """The settings of each part, without what is of the chain as a whole.
 
-    def __init__(self, settings: QuantSimConfig, vocabulary: int) -> None:
-        self._calibration, self._vocabulary = settings.calibration, vocabulary
-
-    def __iter__(self) -> Iterator[list[int]]:
-        data, seed = self._calibration.data, self._calibration.seed
-        if not data:
-            generator = np.random.default_rng(seed)
-            while True:
-                yield generator.integers(0, self._vocabulary, PROMPT).tolist()
-        spec = InputSpec("input_ids", ("batch", "length"), "int64", 0, self._vocabulary)
-        for label, feeds in read_samples(data, (spec,), KEY, self._calibration.args):
-            for row in feeds["input_ids"].tolist():
-                if wrong := [token for token in row if not 0 <= token < self._vocabulary]:
-                    raise UsageError(
-                        f"{KEY}: {label}: found the token {wrong[0]}, expected 0 to {self._vocabulary - 1}"
-                    )
-                yield row
-
-
-class _Recorded(PartCalls):
-    """Calls of a chain, of which those of one part are kept."""
-
-    def __init__(self, calls: CarriedStates, part: str) -> None:
-        self._calls, self._part = calls, part
-        self.kept: list[Feeds] = []
-
-    def reset(self) -> None:
-        self._calls.reset()
-
-    def call(self, part: str, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-        if part == self._part:
-            self.kept.append({**feeds, **self._calls.states})
-        return self._calls.call(part, feeds)
-
-
-class ChainSamples(Samples):
-    """The calls of one part while prompts go through the chain of the parts in float."""
-
-    def __init__(self, settings: QuantSimConfig, parts: TextParts, part: str, prompts: Prompts) -> None:
-        super().__init__(settings, (), None)
-        self._parts, self._part, self._prompts = parts, part, prompts
-
-    def first(self, count: int) -> Iterator[Feeds]:
-        calls = open_calls(self._parts, "onnxruntime", optimized=False)
-        assert isinstance(calls, CarriedStates)
-        recorded = _Recorded(calls, self._part)
-        reader = TextReader(self._parts, recorded)
-        for prompt in self._prompts:
-            room = self._parts.length or len(prompt) + DECODED
-            recorded.kept.clear()
-            for _ in read_text(reader, prompt[:room], min(DECODED, room - len(prompt[:room])) + 1):
-                pass
-            yield from recorded.kept[:count]
-            count -= len(recorded.kept)
-            if count <= 0:
-                return
-
-    def identity(self) -> list[object]:
-        return [*super().identity(), self._part, DECODED, PROMPT]
-
-    @property
-    def note(self) -> str:
-        if self.entries:
-            return ""
-        return (
-            "quantsim: no calibration data is given, so the ranges are those of random prompts: scales and noise say "
-            f"nothing of the model in use; give {KEY}, files with an array input_ids"
-        )
-
-
-def read_text(
-    reader: TextReader, prompt: Sequence[int], count: int, text: Sequence[int] = ()
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield `count` greedy tokens and the logits that each was chosen from; the parts read `text` in their place."""
-    reader.begin(len(prompt) + count - 1)
-    new = list(prompt)
-    for place in range(count):
-        logits = reader.read(new)
-        token = int(logits.argmax())
-        yield token, logits
-        new = [text[place] if text else token]
-
-
-def compare_chains(before: TextParts, after: TextParts, prompts: Sequence[Sequence[int]]) -> ChainNoise:
-    """Read the same texts by the parts in float and by the quantized ones."""
-    first, second = (TextReader(parts, open_calls(parts, "onnxruntime", optimized=False)) for parts in (before, after))
-    tokens, equal, signal, noise = 0, 0, 0.0, 0.0
-    for prompt in prompts:
-        count = min(TOKENS, (before.length or len(prompt) + TOKENS) + 1 - len(prompt))
-        wanted = list(read_text(first, prompt, count))
-        found = read_text(second, prompt, count, [token for token, _ in wanted])
-        for (token, row), (other, changed) in zip(wanted, found, strict=True):
-            tokens, equal = tokens + 1, equal + (token == other)
-            signal += float(np.square(row, dtype=np.float64).sum())
-            noise += float(np.square(row.astype(np.float64) - changed).sum())
-    return ChainNoise(tokens, equal, 10 * math.log10(signal / noise) if noise else math.inf)
+    Raises:
+        UsageError: a setting has no meaning for a run in parts, or differs between parts that it binds together.
+    """
+    whole = config.quantsim or QuantSimConfig()
+    metric = whole.metric
+    if metric is not None:
+        given = sorted(metric.model_fields_set - {"use", "bound"})
+        if metric.use != METRIC or given or config.model.task in (None, "feature-extraction"):
+            what = f"{metric.use} with {', '.join(given)}" if given else metric.use
+            raise UsageError(
+                f"quantsim.metric: found {what} for a run in parts, expected {METRIC} of a chain that writes text, "
+                "without options but bound; or name one part: --set model.part="
+                f"{config.model.parts[0]}"
+            )
+    found: dict[str, QuantSimConfig] = {}
+    for name in config.model.parts:
+        settings = config.of_part(name).quantsim or QuantSimConfig()
+        for key in ("metric", "suggest"):
+            if getattr(settings, key) != getattr(whole, key):
+                raise UsageError(
+                    f"parts.{name}.quantsim.{key}: the chain of all parts has one; expected it under quantsim"
+                )
+        if any(
+            getattr(settings.calibration, key) != getattr(whole.calibration, key) for key in ("data", "args", "seed")
+        ):
+            raise UsageError(
+                f"parts.{name}.quantsim.calibration: the calls of all parts are those of one chain; expected data, "
+                "args and seed under quantsim"
+            )
+        if settings.optimize:
+            raise UsageError(
+                "quantsim.optimize: found steps for a run in parts, each of which would get other weights by them; "
+                f"leave them out, or name one part: --set model.part={name}"
+            )
+        found[name] = settings.model_copy(update={"suggest": None, "metric": None})
+    return found
 
 
 def simulate_parts(config: RunConfig, before: PartsResult, notes: Sequence[str], show: Observer) -> PartsQuantSimResult:
@@ -192,62 +135,187 @@ def simulate_parts(config: RunConfig, before: PartsResult, notes: Sequence[str],
     Raises:
         UsageError, CheckFailed: as for `QuantSim.run`.
     """
-    why, parts = why_not_compared(config), TextParts.of(before.folder)
-    vocabulary = read_settings(parts.folder).get("vocab_size") or 2
-    found: dict[str, QuantSimResult] = {}
-    simulations: dict[str, tuple[Simulation, ChainSamples]] = {}
-    models: dict[str, DetachedModel] = {}
-    known, shared = MeasuredRanges(0, {}), frozenset[str]()
+    why, settings = why_not_compared(config), check_settings_of_parts(config)
     with ExitStack() as stack:
-        for name, result in before.parts.items():
-            settings = config.of_part(name).quantsim or QuantSimConfig()
-            if settings.optimize:
-                raise UsageError(
-                    "quantsim.optimize: found steps for a run in parts, each of which would get other weights by them; "
-                    "leave them out, or name one part: --set model.part=decode"
-                )
-            workspace = Workspace(result.folder)
+        workspaces = {name: Workspace(result.folder) for name, result in before.parts.items()}
+        for workspace in (Workspace(before.folder), *workspaces.values()):
             stack.enter_context(workspace.acquire())
-            models[name] = read_model(result.model, unread=bool(why) and leaves_unread(config))
-            simulation = Simulation(models[name], settings, workspace, show, notes)
-            if why:
-                found[name] = simulation.place_only(why)
-                continue
-            prompts = Prompts(settings, vocabulary)
-            simulations[name] = simulation, ChainSamples(settings, parts, name, prompts)
-            first, *_ = models.values()
-            shared = _shared_values(first, models[name])
-            simulation.begin(simulations[name][1], _narrow(known, shared))
-            known = simulation.measured or known
-        for name, (simulation, samples) in simulations.items():
-            if simulation.measured is not None:
-                simulation.measured = _widen(simulation.measured, known, shared)
-            found[name] = simulation.finish(samples)
-            report, part, workspace = found[name].report, before.parts[name], Workspace(before.parts[name].folder)
-            save_quantization(page_data(report), part.report, workspace)
-            write_page(part.report, part.optimize.pictures, workspace)
-    first = next(iter(found.values()))
-    if why:
-        return PartsQuantSimResult(before.folder, first.report, (), found)
-    chain = _write_chain(parts, found, Prompts(config.quantsim or QuantSimConfig(), vocabulary), before.folder)
-    return PartsQuantSimResult(before.folder, first.report, (ENCODINGS, QUANTIZED), found, chain)
+        is_unread = bool(why) and leaves_unread(config)
+        models = {name: read_model(result.model, unread=is_unread) for name, result in before.parts.items()}
+        simulations = {
+            name: Simulation(model, settings[name], workspaces[name], show, notes) for name, model in models.items()
+        }
+        if why:
+            found = {name: simulation.place_only(why) for name, simulation in simulations.items()}
+            return PartsQuantSimResult(before.folder, next(iter(found.values())).report, (), parts=found)
+        return PartsSimulation(config, before, settings, models, simulations, show).run()
 
 
-def _write_chain(parts: TextParts, found: Mapping[str, QuantSimResult], prompts: Prompts, folder: Path) -> ChainNoise:
-    """Write the quantized parts over one file of weights, and their encodings as one file; compare the chains."""
-    target = folder / QUANTIZED
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(parts.folder, target, ignore=shutil.ignore_patterns("*.onnx", "*.data"))
-    models = {target / f"{name}.onnx": read_model(result.folder / QUANTIZED_MODEL) for name, result in found.items()}
-    save_together(models, target / "weights.data")
-    texts = [json.loads((result.folder / ENCODINGS).read_text(encoding="utf-8")) for result in found.values()]
-    (folder / ENCODINGS).write_text(json.dumps(_join_encodings(texts), indent=2) + "\n", encoding="utf-8")
-    chosen = [prompt for prompt, _ in zip(prompts, range(COMPARED), strict=False)]
-    return compare_chains(parts, TextParts.of(target), chosen)
+@dataclass(frozen=True, eq=False)
+class PartsSimulation:
+    """The stages over all parts; those of one part are in its `Simulation`."""
+
+    config: RunConfig
+    before: PartsResult
+    settings: Mapping[str, QuantSimConfig]
+    models: Mapping[str, DetachedModel]
+    simulations: Mapping[str, Simulation]
+    show: Observer
+
+    def run(self) -> PartsQuantSimResult:
+        workspace, chain = Workspace(self.before.folder), open_chain(self.config, self.before)
+        remove_quantized(workspace)
+        steps = {name: Session.of(model).run for name, model in self.models.items()}
+        with tempfile.TemporaryDirectory(dir=workspace.scratch) as folder:
+            samples, judge = self._record(chain, steps, Path(folder))  # the calls of each part
+            for name, simulation in self.simulations.items():
+                simulation.begin(samples[name])  # place, and measure
+            shared = SharedValues.of(chain, self.models)
+            found = self._finish(samples, shared)
+        write_quantized(chain, {name: result.folder / QUANTIZED_MODEL for name, result in found.items()}, workspace)
+        if chain.is_alike:
+            write_joined([result.folder / ENCODINGS for result in found.values()], workspace)
+        with self._stage("chain") as details:
+            quantized = {name: simulation.quantized for name, simulation in self.simulations.items()}
+            rated = rate_chain(judge, quantized, {name: result.report for name, result in found.items()})
+            details.append(rated.noise.sentence)
+        result = PartsQuantSimResult(
+            workspace.folder,
+            next(iter(found.values())).report,
+            (*([ENCODINGS] if chain.is_alike else ()), QUANTIZED, QUANTIZATION_REPORT),
+            parts=found,
+            chain=rated,
+            suggestion=self._suggest(judge, rated, shared),
+            metric=self._rate(rated.noise, judge.subjects),
+        )
+        workspace.write_text(QUANTIZATION_REPORT, json_text(result.to_json(), indent=1) + "\n")
+        return result
+
+    def _record(
+        self, chain: PartsChain, steps: Mapping[str, Step], folder: Path
+    ) -> tuple[dict[str, ChainSamples], ChainJudge]:
+        """Run the chain in float, and keep as many calls of each part as its stages read."""
+        with self._stage("record") as details:
+            wanted = {name: max(known.calibration.samples, known.evaluation) for name, known in self.settings.items()}
+            recording = record(chain, steps, folder, wanted)
+            details += [f"{plural(found, 'call')} of {name}" for name, found in recording.counts.items()]
+        digests = [
+            hashlib.sha256(model.proto.SerializeToString(deterministic=True)).hexdigest()
+            for model in self.models.values()
+        ]
+        samples = {name: ChainSamples(known, chain, folder, name, digests) for name, known in self.settings.items()}
+        return samples, ChainJudge(chain, steps, recording.cases)
+
+    def _finish(self, samples: Mapping[str, ChainSamples], shared: SharedValues) -> dict[str, QuantSimResult]:
+        """Simulate each part, with one range for what parts share."""
+        placements = {name: simulation.placement for name, simulation in self.simulations.items()}
+        shared.refuse_two_formats(placements)
+        ranges: dict[str, dict[str, Range]] = {}
+        if not any(known.encodings_from for known in self.settings.values()):
+            for name, placement in shared.unify(placements).items():
+                self.simulations[name].placement = placements[name] = placement
+            ranges = self._ranges(placements, shared)
+        found: dict[str, QuantSimResult] = {}
+        for name, simulation in self.simulations.items():
+            found[name] = simulation.finish(samples[name], ranges.get(name))
+            part = self.before.parts[name]
+            save_quantization(page_data(found[name].report), part.report, Workspace(part.folder))
+            write_page(part.report, part.optimize.pictures, Workspace(part.folder))
+        return found
+
+    def _ranges(self, placements: Placements, shared: SharedValues) -> dict[str, dict[str, Range]]:
+        ranges = {name: self.simulations[name].ranges(placement) for name, placement in placements.items()}
+        return shared.join(ranges, placements)
+
+    def _rate(self, noise: ChainNoise, subjects: int) -> MetricResult | None:
+        """The metric of the chain, which is 1 in float; None where none is named."""
+        metric = (self.config.quantsim or QuantSimConfig()).metric
+        return metric and MetricResult(
+            METRIC, 1.0, noise.agreement, subjects, lower_is_better=False, bound=metric.bound
+        )
+
+    def _suggest(self, judge: ChainJudge, rated: QuantizedChain, shared: SharedValues) -> Suggestion | None:
+        """Formats of layers of all parts that meet the target, each simulated by the chain."""
+        target = (self.config.quantsim or QuantSimConfig()).suggest
+        if target is None:
+            return None
+        if not rated.layers:
+            self.show(Note("quantsim: nothing is suggested, since the sensitivity of layers is not known"))
+            return None
+        sensitivity: dict[str, dict[str, float]] = {name: {} for name in self.models}
+        for row in rated.layers:
+            sensitivity[row.part][row.layer] = row.sqnr_db
+
+        def compare(placements: Placements) -> ChainNoise:
+            placements = shared.unify(placements)
+            ranges = self._ranges(placements, shared)
+            return judge.compare(
+                {name: self.simulations[name].quantize(placements[name], ranges[name]) for name in placements}
+            )
+
+        def find_limited(placements: Placements) -> dict[str, list[str]]:
+            placements = shared.unify(placements)
+            ranges = self._ranges(placements, shared)
+            return {
+                name: self.simulations[name].find_limited(placement, ranges[name])
+                for name, placement in placements.items()
+            }
+
+        goal = None
+        if (drop := target.metric_drop) is not None:
+            goal = MetricTarget(lambda found: compare(found).agreement, lambda value: value >= 1 - drop)
+        entries = {
+            name: simulation.layered_model(sensitivity[name], shared.stored_before(name))
+            for name, simulation in self.simulations.items()
+        }
+        with self._stage("suggest") as details:
+            found = suggest(
+                target,
+                entries,
+                lambda found: compare(found).sqnr_db,
+                find_limited,
+                goal,
+                are_alike=shared.are_alike,
+            )
+            details.append(plural(found.simulations, "simulation"))
+        return found
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[list[str]]:
+        self.show(StageStarted(name))
+        details: list[str] = []
+        begun = time.perf_counter()
+        yield details
+        self.show(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
 
 
-def _join_encodings(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One file of AIMET's for all parts: the encodings of the first one, and those that others have besides."""
+def remove_quantized(workspace: Workspace) -> None:
+    """Remove what an earlier simulation has written for all parts together."""
+    shutil.rmtree(workspace.folder / QUANTIZED, ignore_errors=True)
+    for name in (ENCODINGS, QUANTIZATION_REPORT):
+        (workspace.folder / name).unlink(missing_ok=True)
+
+
+def write_quantized(chain: PartsChain, files: Mapping[str, Path], workspace: Workspace) -> None:
+    """Write the quantized parts as the folder of models has those in float, with all that lies there."""
+    target = workspace.folder / QUANTIZED
+    shutil.copytree(chain.models, target, ignore=shutil.ignore_patterns("*.onnx", "*.onnx_data", WEIGHTS))
+    models = {chain.file(target, name): read_model(file) for name, file in files.items()}
+    if chain.hands_over:
+        save_together(models, target / WEIGHTS)
+        return
+    for file, model in models.items():
+        save_together({file: model}, file.with_name(f"{file.name}_data"))
+
+
+def write_joined(files: Iterable[Path], workspace: Workspace) -> None:
+    """Write one file of AIMET's for parts that are alike: all encodings of the first, and what others have besides."""
+    texts = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    workspace.write_text(ENCODINGS, json.dumps(join_encodings(texts), indent=2) + "\n")
+
+
+def join_encodings(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries of the first file, and those of the others by further names."""
     joined: dict[str, Any] = {}
     for text in texts:
         for key, entries in text.items():
@@ -259,38 +327,3 @@ def _join_encodings(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             else:
                 joined[key] = entries
     return joined
-
-
-def _shared_values(first: DetachedModel, second: DetachedModel) -> frozenset[str]:
-    """The values that two parts have in common: inputs of one name, and results of one operator over equal weights."""
-    known, other = _identities(first), _identities(second)
-    return frozenset(name for name, identity in known.items() if other.get(name) == identity)
-
-
-def _identities(model: DetachedModel) -> dict[str, tuple[object, ...]]:
-    stored = model.index.initializers
-    found: dict[str, tuple[object, ...]] = {value.name: () for value in model.proto.graph.input}
-    for node in model.proto.graph.node:
-        weights = tuple(model.digest(stored[name]) if name in stored else None for name in node.input)
-        for place, name in enumerate(node.output):
-            found[name] = (node.domain, node.op_type, place, len(weights), *filter(None, weights[:2]))
-    return found
-
-
-def _narrow(measured: MeasuredRanges, names: frozenset[str]) -> MeasuredRanges:
-    """What was measured of `names`, to be measured further."""
-    return MeasuredRanges(
-        0,
-        {name: limits for name, limits in measured.limits.items() if name in names},
-        {name: histogram for name, histogram in measured.histograms.items() if name in names},
-    )
-
-
-def _widen(measured: MeasuredRanges, later: MeasuredRanges, names: frozenset[str]) -> MeasuredRanges:
-    """`measured`, in which `names` have what was measured of them in the end."""
-    shared = _narrow(later, names)
-    return replace(
-        measured,
-        limits={name: shared.limits.get(name, limits) for name, limits in measured.limits.items()},
-        histograms={name: shared.histograms.get(name, counts) for name, counts in measured.histograms.items()},
-    )

@@ -6,11 +6,13 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from passes.provenance.annotations import module_path_of
 from passes.structures import STRUCTURES
+from passes.suggest import bytes_text, shorten_lines
 from passes.visible import json_text
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.layer_costs import LayerCosts
@@ -20,6 +22,7 @@ from pipeline.quantsim.optimize import OptimizedStep
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
 from pipeline.quantsim.suggest import Suggestion, suggestion_text, weight_bytes
+from pipeline.report import Report
 from pipeline.report.model import Quantization, QuantizedLayer, QuantizedOutput, QuantizedStructure, QuantizedTensor
 
 FORMAT_VERSION: Final = 2
@@ -72,6 +75,29 @@ class QuantSimReport:
     notes: tuple[str, ...] = ()
     """Where a format is coarser than its rule says, and why; each bias that its format does not hold; steps of the
     preparation that did not stand, and backends that fell short."""
+
+
+@dataclass(frozen=True)
+class QuantSimResult:
+    """The result of a simulation, and its files in `folder`; and the report of the run before it."""
+
+    folder: Path
+    report: QuantSimReport
+    files: tuple[str, ...]
+    run: Report | None = field(default=None, kw_only=True)
+
+    def __repr__(self) -> str:
+        report = self.report
+        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
+        return shorten_lines(
+            (
+                "QuantSimResult",
+                f"weights: {before} → {after}, {report.quantized_tensors} of {report.tensors} tensors quantized",
+                f"files: {self.folder}/",
+                *(f"output {name}: {noise.sqnr_db:.2f} dB" for name, noise in report.outputs.items()),
+                *report.notes,
+            )
+        )
 
 
 def make_report(
@@ -147,15 +173,16 @@ def page_data(report: QuantSimReport) -> Quantization:
 def report_text(report: QuantSimReport) -> str:
     """The report as JSON, which has no infinity: such numbers are words, as in `report.json`, and null is what was not
     measured."""
-    data = {"format_version": FORMAT_VERSION, **_to_json_data(dataclasses.asdict(report))}
+    data = {"format_version": FORMAT_VERSION, **to_json_data(dataclasses.asdict(report))}
     return json_text(data, indent=1, allow_nan=False) + "\n"
 
 
-def _to_json_data(value: Any) -> Any:
+def to_json_data(value: Any) -> Any:
+    """The value, in which numbers that JSON does not have are words."""
     if isinstance(value, dict):
-        return {key: _to_json_data(item) for key, item in value.items()}
+        return {key: to_json_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json_data(item) for item in value]
+        return [to_json_data(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

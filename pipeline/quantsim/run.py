@@ -19,12 +19,12 @@ from pipeline.export.source import InputSpec
 from pipeline.parts import PartsResult
 from pipeline.quantsim.metric import check_metric
 from pipeline.quantsim.optimizers import optimizers_of
-from pipeline.quantsim.parts import simulate_parts
+from pipeline.quantsim.parts import check_settings_of_parts, simulate_parts
 from pipeline.quantsim.placement import refuse_quantized_activations
 from pipeline.quantsim.preparation import add_conversion, describe_run, prepare_config, section_of
-from pipeline.quantsim.report import page_data
+from pipeline.quantsim.report import QuantSimResult, page_data
 from pipeline.quantsim.samples import KEY, Samples, enlarge
-from pipeline.quantsim.stages import QuantSimResult, Simulation
+from pipeline.quantsim.stages import Simulation
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.stages.report import (
@@ -87,13 +87,11 @@ class QuantSim:
 
     def _run(self, show: Observer) -> QuantSimResult:
         settings = self._config.quantsim or QuantSimConfig()
-        if self._config.model.task != "text-generation":  # prompts as samples are those of a decoder alone
-            self._config.refuse_parts("quantsim")
-        input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
+        if self._config.model.diffusers is None or self._config.model.part:
+            input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
         if settings.metric is not None:
             check_metric(settings.metric)
             input_files(settings.metric.data, "quantsim.metric.data")
-            self._config.refuse_parts("quantsim.metric")
             if why_not_compared(self._config):
                 raise UsageError("quantsim.metric is measured by runs of the model: leave verify.proof at numbers")
         if settings.shard_mib:
@@ -102,6 +100,8 @@ class QuantSim:
                 raise UsageError(
                     "quantsim.shard_mib is for models that nothing is run of: set verify.proof to structure"
                 )
+        if self._config.model.parts:
+            check_settings_of_parts(self._config)
         optimizers_of(settings.optimize)  # and so is a step or a library that is not there
         config, conversion = add_conversion(self._config, settings)  # and so is a file of AIMET not understood
         for note in conversion:

@@ -9,14 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
 from passes.encodings.encoding import fit_encodings
 from passes.errors import StepFailed
-from passes.suggest import bytes_text, plural, shorten_lines
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 from pipeline.config import QuantSimConfig, SuggestConfig
@@ -35,19 +35,25 @@ from pipeline.quantsim.encodings import (
 )
 from pipeline.quantsim.layer_costs import LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
-from pipeline.quantsim.noise import Noise, count_needed_samples, estimate_sensitivity, find_layers, measure_noise
+from pipeline.quantsim.noise import (
+    Noise,
+    count_needed_samples,
+    estimate_sensitivity,
+    find_layers,
+    is_measured,
+    measure_noise,
+)
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
-from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, report_text
+from pipeline.quantsim.report import QuantSimReport, QuantSimResult, make_placement_report, make_report, report_text
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
-from pipeline.quantsim.sites import Site, declare_types, find_quantized, store_constants
-from pipeline.quantsim.suggest import MetricTarget, Suggestion, suggest
+from pipeline.quantsim.sites import declare_types, find_quantized, store_constants
+from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, suggest
 from pipeline.quantsim.target_check import check_target, refuse_block_floats
-from pipeline.report import Report
 from pipeline.stages.report import (
     ENCODINGS,
     QUANTIZATION_REPORT,
@@ -62,29 +68,6 @@ RANGES: Final = "calibration.npz"
 
 RANGES_VERSION: Final = 2
 """Of what that file holds; the ranges of another version are measured anew."""
-
-
-@dataclass(frozen=True)
-class QuantSimResult:
-    """The result of a simulation, and its files in `folder`; and the report of the run before it."""
-
-    folder: Path
-    report: QuantSimReport
-    files: tuple[str, ...]
-    run: Report | None = field(default=None, kw_only=True)
-
-    def __repr__(self) -> str:
-        report = self.report
-        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
-        return shorten_lines(
-            (
-                "QuantSimResult",
-                f"weights: {before} → {after}, {report.quantized_tensors} of {report.tensors} tensors quantized",
-                f"files: {self.folder}/",
-                *(f"output {name}: {noise.sqnr_db:.2f} dB" for name, noise in report.outputs.items()),
-                *report.notes,
-            )
-        )
 
 
 class Simulation:
@@ -103,6 +86,7 @@ class Simulation:
         self._model, self._settings = declare_types(store_constants(model)), settings
         self._workspace, self._send, self._notes = workspace, observer, notes
         self._profile = read_profile(settings)
+        self._chosen = Chosen()
 
     def open_metric(self, samples: Samples) -> TaskMetric | None:
         """The metric of the task with its value in float; None where none is named."""
@@ -118,43 +102,68 @@ class Simulation:
         self.begin(samples)
         return self.finish(samples)
 
-    def begin(self, samples: Samples, known: MeasuredRanges | None = None) -> None:
-        """Place, and measure; `known` was measured of values that another part of the model computes too."""
+    def begin(self, samples: Samples) -> None:
+        """Place, and measure."""
         self._given = self.read_given()
-        self._placement = self.place(self._given or ())  # which tensor is quantized how
-        self.measured: MeasuredRanges | None = None
+        self.placement = self.place(self._given or ())  # which tensor is quantized how
+        self._measured: MeasuredRanges | None = None
         if self._given is None:
-            check_opset(self._model.proto, self._placement.formats())  # now, and not after hours of calibration
-            self.measured = self.calibrate(self._placement, samples, known)  # what values each activation takes
+            check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
+            self._measured = self.calibrate(self.placement, samples)  # what values each activation takes
 
-    def finish(self, samples: Samples) -> QuantSimResult:
-        """Encode, simulate and measure noise, with what was measured in the end."""
-        placement, measured, ties = self._placement, self.measured, tuple[str, ...]()
-        chosen, steps = Chosen(), tuple[OptimizedStep, ...]()
+    def finish(self, samples: Samples, ranges: Mapping[str, Range] | None = None) -> QuantSimResult:
+        """Encode, simulate and measure noise; `ranges` are those of groups, where other models have a say in them."""
+        placement, measured, ties = self.placement, self._measured, tuple[str, ...]()
+        steps = tuple[OptimizedStep, ...]()
         if measured is not None:
-            ranges = group_ranges(measured, placement, self._model)
+            ranges = self.ranges(placement) if ranges is None else ranges
             if self._settings.optimize:
-                chosen, steps = self.optimize(placement, ranges, samples)  # weights otherwise than to the nearest
-            encodings = encode(placement, ranges, self._model, chosen.encodings)  # scales and zero points
+                self._chosen, steps = self.optimize(placement, ranges, samples)  # weights otherwise than to the nearest
+            encodings = encode(placement, ranges, self._model, self._chosen.encodings)  # scales and zero points
             ties = tuple(describe_ranges(placement, measured.extents(), ranges))
         else:  # both as a file has them
             placement, encodings = self.adopt(placement, self._given or {})
-        tuned = chosen.tune(self._model)
-        quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
+        tuned = self._chosen.tune(self._model)
+        self.quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
+        self.layers = find_layers(self._model, encodings)
         metric = self.open_metric(samples)  # what the task says of it
-        outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
+        outputs, device = self.simulate(self.quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, tuned, samples)  # what each step adds, and what has come together
         sensitivity, why_not = self.estimate(encodings, tuned, samples)  # what each layer alone does to the outputs
         notes = (*self._notes, *ties, *describe_limited_biases(encodings, tuned))
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
-        report = replace(report, optimized=steps, metric=metric.result(quantized) if metric else None)
+        report = replace(report, optimized=steps, metric=metric.result(self.quantized) if metric else None)
         if metric and self._costs_budget_s is not None:
             report = replace(report, costs=self.measure_costs(metric, encodings, tuned, sensitivity))
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
-            found = self.suggest(self._settings.suggest, measured, chosen, encodings, sensitivity, samples, metric)
-            report = replace(report, suggestion=found)
-        files = self._write(report, quantized, encodings, tuned if steps else None)
+            report = replace(report, suggestion=self.suggest(self._settings.suggest, sensitivity, samples, metric))
+        files = self._write(report, self.quantized, encodings, tuned if steps else None)
         return QuantSimResult(self._workspace.folder, report, files)
+
+    def ranges(self, placement: Placement) -> dict[str, Range]:
+        """The range of each group of `placement`, by what `begin` has measured."""
+        assert self._measured is not None
+        return group_ranges(self._measured, placement, self._model)
+
+    def encode(self, placement: Placement, ranges: Mapping[str, Range]) -> dict[str, Encoding]:
+        """The encodings with another placement than that of the rules."""
+        return encode(placement, ranges, self._model, self._chosen.suit(placement).encodings)
+
+    def quantize(self, placement: Placement, ranges: Mapping[str, Range]) -> DetachedModel:
+        """The model with another placement than that of the rules."""
+        return insert_qdq(self._chosen.suit(placement).tune(self._model), self.encode(placement, ranges))
+
+    def find_limited(self, placement: Placement, ranges: Mapping[str, Range]) -> list[str]:
+        """The biases that their format does not hold."""
+        return [name for name, *_ in find_limited_biases(self.encode(placement, ranges), self._model)]
+
+    def layered_model(
+        self, sensitivity: Mapping[str, float], stored_elsewhere: Collection[str] = frozenset()
+    ) -> LayeredModel:
+        """The model with its rules, for a suggestion."""
+        return LayeredModel(
+            self._model, rules_of(self._settings, self._model), self.layers, sensitivity, stored_elsewhere
+        )
 
     def place_only(self, why: str) -> QuantSimResult:
         """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
@@ -238,7 +247,7 @@ class Simulation:
             details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
         return placement, encodings
 
-    def calibrate(self, placement: Placement, samples: Samples, earlier: MeasuredRanges | None) -> MeasuredRanges:
+    def calibrate(self, placement: Placement, samples: Samples) -> MeasuredRanges:
         settings = self._settings.calibration
         with self._stage("calibrate") as details:
             if samples.note:
@@ -246,24 +255,16 @@ class Simulation:
             graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
             measured = [placed.site.tensor for placed in placement.quantized()]
             known = settings.model_dump(mode="json"), samples.fitted, samples.identity()
-            others = sorted(earlier.extents().items()) if earlier else []
-            key = key_of(RANGES_VERSION, *known, graph, measured, others)
+            key = key_of(RANGES_VERSION, *known, graph, measured)
             file = self._workspace.stages / RANGES
 
             def note(measured: MeasuredRanges) -> None:
                 self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, samples.fitted))
                 measured.save(file, key)
 
-            known = MeasuredRanges.load(file, key) or earlier
-            measured = measure(
-                self._model,
-                placement,
-                samples.first(samples.fitted),
-                settings.method,
-                known,
-                note,
-                settings.percentile,
-            )
+            known = MeasuredRanges.load(file, key)
+            data, method = samples.first(samples.fitted), settings.method
+            measured = measure(self._model, placement, data, method, known, note, settings.percentile)
             if samples.may_change:  # only a run that was stopped is taken up
                 file.unlink(missing_ok=True)
             else:
@@ -295,12 +296,10 @@ class Simulation:
 
     def _rate(self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen, samples: Samples) -> float:
         """The least ratio of the outputs in dB."""
-        quantized = self._quantize(placement, ranges, chosen)
+        encodings = encode(placement, ranges, self._model, chosen.encodings)
+        quantized = insert_qdq(chosen.tune(self._model), encodings)
         outputs = compare_outputs(self._model, quantized, samples.judged(self._settings.evaluation))
         return min((found.sqnr_db for found in outputs.values()), default=math.inf)
-
-    def _quantize(self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen) -> DetachedModel:
-        return insert_qdq(chosen.tune(self._model), encode(placement, ranges, self._model, chosen.encodings))
 
     def measure_costs(
         self, metric: TaskMetric, encodings: dict[str, Encoding], tuned: DetachedModel, sensitivity: dict[str, float]
@@ -335,7 +334,7 @@ class Simulation:
         with self._stage("measure"):
             count = self._settings.evaluation
             sites = (placed.site for placed in placement.sites)
-            computed = [site.tensor for site in sites if _is_measured(site)]
+            computed = [site.tensor for site in sites if is_measured(site)]
 
             def note(done: int) -> None:
                 self._send(Progress("measure", f"sample {done}", done, count))
@@ -367,40 +366,30 @@ class Simulation:
         return found, "" if found else "no layer is quantized"
 
     def suggest(
-        self,
-        target: SuggestConfig,
-        measured: MeasuredRanges,
-        chosen: Chosen,
-        encodings: dict[str, Encoding],
-        sensitivity: dict[str, float],
-        samples: Samples,
-        metric: TaskMetric | None,
+        self, target: SuggestConfig, sensitivity: dict[str, float], samples: Samples, metric: TaskMetric | None
     ) -> Suggestion | None:
         """Formats of single layers that meet the target, simulated with the ranges that were measured."""
         if not sensitivity:
             self._send(Note("quantsim: nothing is suggested, since the sensitivity of layers is not known"))
             return None
 
-        def simulate(placement: Placement) -> float:
-            ranges = group_ranges(measured, placement, self._model)
-            return self._rate(placement, ranges, chosen.suit(placement), samples)
+        def simulate(placements: Placements) -> float:
+            [placement] = placements.values()
+            return self._rate(placement, self.ranges(placement), self._chosen.suit(placement), samples)
 
-        def find_limited(placement: Placement) -> list[str]:
-            ranges = group_ranges(measured, placement, self._model)
-            found = encode(placement, ranges, self._model, chosen.suit(placement).encodings)
-            return [name for name, *_ in find_limited_biases(found, self._model)]
+        def find_limited(placements: Placements) -> dict[str, list[str]]:
+            return {name: self.find_limited(found, self.ranges(found)) for name, found in placements.items()}
 
-        def rate(placement: Placement) -> float:
+        def rate(placements: Placements) -> float:
             assert metric is not None
-            suited = chosen.suit(placement)
-            return metric.rate(self._quantize(placement, group_ranges(measured, placement, self._model), suited))
+            [placement] = placements.values()
+            return metric.rate(self.quantize(placement, self.ranges(placement)))
 
         goal = None
         if metric is not None and (drop := target.metric_drop) is not None:
             goal = MetricTarget(rate, lambda value: metric.is_within(value, drop))
         with self._stage("suggest") as details:
-            layers, rules = find_layers(self._model, encodings), rules_of(self._settings, self._model)
-            found = suggest(target, self._model, rules, layers, sensitivity, simulate, find_limited, goal)
+            found = suggest(target, {"": self.layered_model(sensitivity)}, simulate, find_limited, goal)
             details.append(plural(found.simulations, "simulation"))
         return found
 
@@ -443,8 +432,3 @@ class Simulation:
         begun = time.perf_counter()
         yield details
         self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
-
-
-def _is_measured(site: Site) -> bool:
-    """Whether noise is measured there: the step computes numbers, in float32, and is in no body."""
-    return site.role == "activation" and not site.moves and site.dtype == "float32" and not site.body_of

@@ -6,16 +6,18 @@ for each byte get more, and then those that turn out not to be needed go back. H
 halving, and what is suggested has been simulated: the estimate decides the order alone. Sizes follow from shapes. A
 bias that 32 bits do not hold in the scale of the new formats stays in float, and no suggestion for a ratio has a lower
 one than the rules as they are.
+
+The layers may be those of several models: the parts of one run, which are rated together, by their chain.
 """
 
 from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import yaml
 from onnx import helper
@@ -32,11 +34,13 @@ from pipeline.quantsim.qdq import stored_bits
 from pipeline.quantsim.sites import find_sites
 
 
-def weight_bytes(model: DetachedModel, placement: Placement) -> tuple[int, int]:
-    """Bytes of all constants, before and after; scales and zero points count."""
+def weight_bytes(
+    model: DetachedModel, placement: Placement, leave_out: Collection[str] = frozenset()
+) -> tuple[int, int]:
+    """Bytes of all constants but those that are left out, before and after; scales and zero points count."""
     placed = {found.site.tensor: found for found in placement.sites}
     before = after = 0
-    for tensor in model.proto.graph.initializer:
+    for tensor in (tensor for tensor in model.proto.graph.initializer if tensor.name not in leave_out):
         count = math.prod(tensor.dims)
         size = count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         before += size
@@ -70,6 +74,8 @@ def _count_scales(dims: tuple[int, ...], found: PlacedSite, placed: Mapping[str,
 class Suggestion:
     """Rules to add to `quantsim.rules`, and what the model is with them.
 
+    rules: of a run in parts those of all parts.
+    part_rules: part → the rules of that part alone.
     layers: how many change; of `suggest.units`, how many of these.
     sqnr_db: the least of the outputs, simulated.
     simulations: how many were run to find it.
@@ -84,74 +90,109 @@ class Suggestion:
     weight_bytes: int
     simulations: int
     metric: float | None = None
+    part_rules: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+
+
+Placements = Mapping[str, Placement]
+"""Model, by its name → its placement."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayeredModel:
+    """A model whose layers may change.
+
+    rules: those that are in force now.
+    sensitivity: layer, by its output → dB, of the result that all models are rated by.
+    stored_elsewhere: constants that another of the models has too, and that are stored once.
+    """
+
+    model: DetachedModel
+    rules: Sequence[PlacementRule]
+    layers: Sequence[Layer]
+    sensitivity: Mapping[str, float]
+    stored_elsewhere: Collection[str] = frozenset()
+
+    def place_with(self, extra: Mapping[str, FormatsConfig]) -> Placement:
+        """The placement with further rules."""
+        return place(self.model, [*self.rules, *(_as_rule(selector, found) for selector, found in extra.items())])
 
 
 @dataclass(frozen=True, slots=True)
 class MetricTarget:
     """The metric with a placement, and whether a value of it is good enough."""
 
-    rate: Callable[[Placement], float]
+    rate: Callable[[Placements], float]
     is_good: Callable[[float], bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """Layers that change together; by a rule with `selector`, or without one by a rule for each of their tensors."""
+    """Layers that change together, each with the name of its model; by a rule with `selector`, or without one by a rule
+    for each of their tensors."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[tuple[str, Layer], ...]
     selector: str = ""
 
 
 def suggest(
     settings: SuggestConfig,
-    model: DetachedModel,
-    rules: Sequence[PlacementRule],
-    layers: Sequence[Layer],
-    sensitivity: Mapping[str, float],
-    simulate: Callable[[Placement], float],
-    find_limited: Callable[[Placement], Iterable[str]] = lambda _: (),
+    models: Mapping[str, LayeredModel],
+    simulate: Callable[[Placements], float],
+    find_limited: Callable[[Placements], Mapping[str, Iterable[str]]] = lambda _: {},
     metric: MetricTarget | None = None,
+    *,
+    are_alike: bool = False,
 ) -> Suggestion:
     """The fewest layers whose change meets the target; or all of them where none does. For a metric of these those
     that can be left out one by one, the largest first.
 
     Args:
-        rules: those that are in force now.
-        sensitivity: layer, by its output → dB.
-        simulate: gives the least ratio of the outputs, in dB, with a placement.
-        find_limited: gives the biases that their format does not hold, with a placement.
+        models: by name; a model by itself has the name "".
+        simulate: gives the least ratio of the result, in dB, with these placements.
+        find_limited: gives the biases that their format does not hold, by model.
         metric: with `metric_drop`.
+        are_alike: the models have layers in common, by name, which change together.
 
     Raises:
         UsageError: a unit has no layer.
     """
-    placement = place(model, rules)
-    placed = {found.site.tensor: found for found in placement.quantized()}
+    placed = {
+        name: {found.site.tensor: found for found in known.place_with({}).quantized()} for name, known in models.items()
+    }
     default = FEWER_BITS if settings.size is not None else MORE_BITS if metric is None else MORE_WEIGHT_BITS
     formats = settings.formats or default
-    ranked = _rank(settings, model, _find_units(settings.units, model, layers), sensitivity, placed)
+    ranked = _rank(settings, models, _find_units(settings.units, models, are_alike=are_alike), placed)
     known: dict[tuple[int, ...], float] = {}
 
-    @cache
-    def rules_with(chosen: tuple[int, ...]) -> dict[str, FormatsConfig]:
-        extra = _rules_of([ranked[number] for number in chosen], placed, formats)
-        limited = find_limited(_place_with(model, rules, extra)) if chosen else ()
-        return extra | {f"tensor:{glob.escape(name)}": FormatsConfig(activations=FLOAT) for name in limited}
+    def placed_by(rules: Mapping[str, Mapping[str, FormatsConfig]]) -> dict[str, Placement]:
+        return {name: entry.place_with(rules[name]) for name, entry in models.items()}
 
-    def placed_with(chosen: tuple[int, ...]) -> Placement:
-        return _place_with(model, rules, rules_with(chosen))
+    @cache
+    def rules_with(chosen: tuple[int, ...]) -> dict[str, dict[str, FormatsConfig]]:
+        extra = _rules_of([ranked[number] for number in chosen], placed, formats)
+        for name, tensors in find_limited(placed_by(extra)).items() if chosen else ():
+            extra[name] |= {f"tensor:{glob.escape(tensor)}": FormatsConfig(activations=FLOAT) for tensor in tensors}
+        return extra
+
+    def placed_with(chosen: tuple[int, ...]) -> dict[str, Placement]:
+        return placed_by(rules_with(chosen))
 
     def value_with(chosen: tuple[int, ...]) -> float:
         if chosen not in known:
             known[chosen] = (metric.rate if metric else simulate)(placed_with(chosen))
         return known[chosen]
 
+    def bytes_with(chosen: tuple[int, ...]) -> tuple[int, int]:
+        found = placed_with(chosen)
+        sizes = [weight_bytes(entry.model, found[name], entry.stored_elsewhere) for name, entry in models.items()]
+        return sum(before for before, _ in sizes), sum(after for _, after in sizes)
+
     def is_enough(chosen: tuple[int, ...]) -> bool:
         if metric is not None:
             return metric.is_good(value_with(chosen))
         if settings.sqnr_db is not None:
             return value_with(chosen) >= settings.sqnr_db
-        before, after = weight_bytes(model, placed_with(chosen))
+        before, after = bytes_with(chosen)
         return after <= (settings.size or 0) * before
 
     count = _fewest(len(ranked), lambda count: is_enough(tuple(range(count))))
@@ -159,17 +200,31 @@ def suggest(
     if count is None and settings.sqnr_db is not None:
         chosen = max(known, key=known.__getitem__)
     if count is not None and metric is not None:
-        chosen = _leave_out(chosen, is_enough, lambda left: weight_bytes(model, placed_with(left))[1])
+        chosen = _leave_out(chosen, is_enough, lambda left: bytes_with(left)[1])
+    rules = {name: {key: _as_yaml(entry) for key, entry in own.items()} for name, own in rules_with(chosen).items()}
+    shared, own = _split_rules(rules)
     return Suggestion(
         _goal(settings),
         count is not None,
-        {selector: _as_yaml(entry) for selector, entry in rules_with(chosen).items()},
+        shared,
         len(chosen),
         simulate(placed_with(chosen)) if metric else value_with(chosen),
-        weight_bytes(model, placed_with(chosen))[1],
+        bytes_with(chosen)[1],
         len(known),
         value_with(chosen) if metric else None,
+        own,
     )
+
+
+Rules = dict[str, dict[str, str]]
+
+
+def _split_rules(rules: Mapping[str, Rules]) -> tuple[Rules, dict[str, Rules]]:
+    """The rules that all models have, and for each model those of its own."""
+    first, *others = rules.values()
+    shared = {key: entry for key, entry in first.items() if all(known.get(key) == entry for known in others)}
+    own = {name: {key: found[key] for key in found if key not in shared} for name, found in rules.items()}
+    return shared, {name: found for name, found in own.items() if found}
 
 
 def _leave_out(
@@ -184,25 +239,30 @@ def _leave_out(
     return chosen
 
 
-def _find_units(selectors: Sequence[str], model: DetachedModel, layers: Sequence[Layer]) -> list[Unit]:
+def _find_units(selectors: Sequence[str], models: Mapping[str, LayeredModel], *, are_alike: bool) -> list[Unit]:
     if not selectors:
-        return [Unit((layer,)) for layer in layers]
-    units: list[Unit] = []
-    sites = find_sites(model)
-    weights = {site.tensor for site in sites if site.role == "weight"}
+        units: dict[object, list[tuple[str, Layer]]] = {}
+        for name, entry in models.items():
+            for layer in entry.layers:
+                units.setdefault(layer.output if are_alike else (name, layer.output), []).append((name, layer))
+        return [Unit(tuple(layers)) for layers in units.values()]
+    found: list[Unit] = []
     for selector in selectors:
-        names = find_matches(PlacementRule(selector), sites, model)
-        own = tuple(
-            layer for layer in layers if names.intersection((*layer.outputs, *weights.intersection(layer.tensors())))
-        )
+        own = tuple((name, layer) for name, entry in models.items() for layer in _select_layers(selector, entry))
         if not own:
             raise UsageError(f"quantsim.suggest.units: {selector!r} matches no layer that is quantized")
-        units.append(Unit(own, selector))
-    return units
+        found.append(Unit(own, selector))
+    return found
 
 
-def _place_with(model: DetachedModel, rules: Sequence[PlacementRule], extra: Mapping[str, FormatsConfig]) -> Placement:
-    return place(model, [*rules, *(_as_rule(selector, found) for selector, found in extra.items())])
+def _select_layers(selector: str, entry: LayeredModel) -> Iterator[Layer]:
+    """The layers of which the selector matches a result or a weight."""
+    sites = find_sites(entry.model)
+    weights = {site.tensor for site in sites if site.role == "weight"}
+    names = find_matches(PlacementRule(selector), sites, entry.model)
+    for layer in entry.layers:
+        if names.intersection((*layer.outputs, *weights.intersection(layer.tensors()))):
+            yield layer
 
 
 def suggestion_text(suggestion: Suggestion) -> str:
@@ -215,10 +275,17 @@ def suggestion_text(suggestion: Suggestion) -> str:
     if suggestion.metric is not None:
         what = f"{suggestion.metric:.4f}, {what}"
     title = f"{suggestion.goal}{met}: {changed} ({what}, {plural(suggestion.simulations, 'simulation')})"
-    if not suggestion.rules:
-        return title
-    rules = {selector: dict(formats) for selector, formats in suggestion.rules.items()}
-    return f"{title}\n{yaml.safe_dump({'quantsim': {'rules': rules}}, sort_keys=False, width=1000)}".rstrip()
+    sections: dict[str, Any] = {}
+    if suggestion.rules:
+        sections["quantsim"] = {"rules": _plain(suggestion.rules)}
+    if suggestion.part_rules:
+        parts = {name: {"quantsim": {"rules": _plain(rules)}} for name, rules in suggestion.part_rules.items()}
+        sections["parts"] = parts
+    return f"{title}\n{yaml.safe_dump(sections, sort_keys=False, width=1000)}".rstrip() if sections else title
+
+
+def _plain(rules: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    return {selector: dict(formats) for selector, formats in rules.items()}
 
 
 def _fewest(count: int, is_enough: Callable[[int], bool]) -> int | None:
@@ -236,24 +303,31 @@ def _fewest(count: int, is_enough: Callable[[int], bool]) -> int | None:
 
 def _rank(
     settings: SuggestConfig,
-    model: DetachedModel,
+    models: Mapping[str, LayeredModel],
     units: Sequence[Unit],
-    sensitivity: Mapping[str, float],
-    placed: Mapping[str, PlacedSite],
+    placed: Mapping[str, Mapping[str, PlacedSite]],
 ) -> list[Unit]:
     """The units in the order in which they change; for a size only those with a quantized weight."""
-    powers = {name: 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0 for name, ratio in sensitivity.items()}
-    noise = {unit: sum(powers.get(layer.output, 0.0) for layer in unit.layers) for unit in units}
-    measured = [unit for unit in units if any(layer.output in powers for layer in unit.layers)]
+    powers = {
+        (name, layer): 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0
+        for name, entry in models.items()
+        for layer, ratio in entry.sensitivity.items()
+    }
+    noise = {unit: sum(powers.get((name, layer.output), 0.0) for name, layer in unit.layers) for unit in units}
+    measured = [unit for unit in units if any((name, layer.output) in powers for name, layer in unit.layers)]
     if settings.sqnr_db is not None:
         return sorted(measured, key=lambda unit: -noise[unit])
     weights = {
-        tensor.name: math.prod(tensor.dims)
-        for tensor in model.proto.graph.initializer
-        if tensor.name in placed and placed[tensor.name].site.role == "weight"
+        (name, tensor.name): math.prod(tensor.dims)
+        for name, entry in models.items()
+        for tensor in entry.model.proto.graph.initializer
+        if tensor.name in placed[name] and placed[name][tensor.name].site.role == "weight"
+        if tensor.name not in entry.stored_elsewhere
     }
     sizes = {
-        unit: sum(weights.get(name, 0) for name in {name for layer in unit.layers for name in layer.tensors()})
+        unit: sum(
+            weights.get(key, 0) for key in {(name, tensor) for name, layer in unit.layers for tensor in layer.tensors()}
+        )
         for unit in measured
     }
     heavy = [unit for unit in measured if sizes[unit]]
@@ -262,20 +336,24 @@ def _rank(
 
 
 def _rules_of(
-    units: Sequence[Unit], placed: Mapping[str, PlacedSite], formats: FormatsConfig
-) -> dict[str, FormatsConfig]:
+    units: Sequence[Unit], placed: Mapping[str, Mapping[str, PlacedSite]], formats: FormatsConfig
+) -> dict[str, dict[str, FormatsConfig]]:
     """A rule for each unit with a selector, and otherwise for each tensor of its layers that is quantized and is not a
-    bias, which follows its factors."""
-    found: dict[str, FormatsConfig] = {unit.selector: formats for unit in units if unit.selector}
-    layers = [layer for unit in units if not unit.selector for layer in unit.layers]
-    for name in (name for layer in layers for name in layer.tensors()):
-        site = placed[name].site if name in placed else None
-        if site is None or site.role == "bias":
-            continue
-        kind = "weights" if site.role == "weight" else "activations"
-        text = getattr(formats, kind)
-        if text is not None:
-            found[f"tensor:{glob.escape(name)}"] = FormatsConfig(**{kind: text})
+    bias, which follows its factors; by model."""
+    found: dict[str, dict[str, FormatsConfig]] = {model: {} for model in placed}
+    for unit in units:
+        for model, layer in unit.layers:
+            if unit.selector:
+                found[model][unit.selector] = formats
+                continue
+            for name in layer.tensors():
+                site = placed[model][name].site if name in placed[model] else None
+                if site is None or site.role == "bias":
+                    continue
+                kind = "weights" if site.role == "weight" else "activations"
+                text = getattr(formats, kind)
+                if text is not None:
+                    found[model][f"tensor:{glob.escape(name)}"] = FormatsConfig(**{kind: text})
     return found
 
 

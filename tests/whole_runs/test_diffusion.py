@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -14,8 +16,11 @@ pytest.importorskip("diffusers", reason="needs onnxline[diffusion]")
 from benchmarks.diffusion import configuration
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of
+from pipeline.errors import UsageError
 from pipeline.export.parts import load_for_parts
 from pipeline.parts import PartsResult
+from pipeline.quantsim import QuantSim
+from pipeline.quantsim.parts import PartsQuantSimResult
 from pipeline.report import ImageReport
 
 
@@ -28,7 +33,8 @@ def test_a_run_of_a_pipeline(tmp_path: Path) -> None:
     settings = {
         "name": "sd",
         "model": {"diffusers": {"folder": str(tmp_path / "source"), "height": 16, "width": 16}},
-        "passes": {"recipe": ["onnxscript"], "keep": ["qkv"]},
+        "export": {"opset": 21},
+        "passes": {"recipe": ["onnxscript"], "keep": ["qkv"], "contrib": "refuse"},  # as quantsim has it
         "runtime": {"backends": ["onnxruntime"]},
     }
     config = RunConfig.from_mapping(settings)
@@ -51,3 +57,31 @@ def test_a_run_of_a_pipeline(tmp_path: Path) -> None:
     again = Pipeline(config, tmp_path / "out").run()
     assert "chain" in again.cached and "models" in again.cached
     assert baseline_of(again.report)["chain"] == {"onnxruntime": "image of 4 steps as diffusers makes it"}
+    quantize_the_pipeline(settings, tmp_path)
+
+
+def quantize_the_pipeline(settings: dict[str, Any], folder: Path) -> None:
+    """Each model is calibrated on its calls for the prompts of a file, at all time steps, and the image is judged."""
+    (folder / "prompts.txt").write_text("a blue house\n\ntwo red circles\n")
+    data = {"data": [str(folder / "prompts.txt")], "samples": 8}
+    quantsim = {"profile": "qnn-htp", "calibration": data, "evaluation": 2}
+    result = QuantSim(RunConfig.from_mapping({**settings, "quantsim": quantsim}), folder / "out", progress=False).run()
+    assert isinstance(result, PartsQuantSimResult) and result.chain is not None
+    noise = result.chain.noise
+    assert (noise.measured, noise.tokens) == ("image", 0) and 25 < noise.sqnr_db < 60
+    assert math.isinf(result.chain.parts["vae_encoder"].sqnr_db)  # which an image of a text does not need
+    assert {row.part for row in result.chain.layers if math.isfinite(row.sqnr_db)} == {
+        "text_encoder",
+        "unet",
+        "vae_decoder",
+    }
+    quantized = folder / "out" / "quantized"
+    for part in result.parts:
+        names = {file.name for file in (quantized / part).iterdir()}
+        assert names == {"model.onnx", "model.onnx_data", "config.json"}, part
+        onnxruntime.InferenceSession(str(quantized / part / "model.onnx"))
+    assert (quantized / "scheduler" / "scheduler_config.json").is_file()
+    assert not (folder / "out" / "model.encodings").exists()  # the parts share no names
+    data["data"] = [str(folder / "prompts.npz")]
+    with pytest.raises(UsageError, match=r"prompts.npz, expected files .txt with a prompt in each line"):
+        QuantSim(RunConfig.from_mapping({**settings, "quantsim": quantsim}), folder / "out", progress=False).run()

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from benchmarks.encoder_decoder import configuration, make_model
+from passes.encodings.aimet import read_aimet
+from passes.weights.detached import read_model
 from pipeline import Pipeline, RunConfig
 from pipeline.config import ModelConfig
 from pipeline.parts import PartsResult
 from pipeline.parts.chain import generate_after_encoder
+from pipeline.quantsim import QuantSim
+from pipeline.quantsim.parts import PartsQuantSimResult
+from pipeline.quantsim.sites import find_sites
 
 
 @pytest.mark.parametrize("family", ["T5", "Whisper"])
@@ -21,7 +27,8 @@ def test_a_run_of_a_model_with_an_encoder(family: str, tmp_path: Path, command_l
     model = make_model(family)
     model.save_pretrained(tmp_path / "source")
     settings = configuration(family, tmp_path / "source", name="small")
-    settings["passes"]["recipe"] = ["onnxscript"]
+    settings["passes"] |= {"recipe": ["onnxscript"], "contrib": "refuse"}  # as quantsim has it
+    settings["export"] = {"opset": 21}
     settings["parts"] = {"decoder": {"passes": {"recipe": ["onnxscript", "default"]}}}
     result = Pipeline(RunConfig.from_mapping(settings), tmp_path / "out").run()
     assert isinstance(result, PartsResult) and [*result.parts] == ["encoder", "decoder"]
@@ -45,3 +52,21 @@ def test_a_run_of_a_model_with_an_encoder(family: str, tmp_path: Path, command_l
     assert code == 2 and "--inputs" in said and "expected an .npz file" in said
     code, _, said = command_line("generate", tmp_path / "out")
     assert code == 2 and "expected one of --ids 1,2,3, --prompt TEXT and --inputs FILE.npz" in said
+    if family == "Whisper":
+        quantize_both_parts(settings, tmp_path)
+
+
+def quantize_both_parts(settings: dict[str, Any], folder: Path) -> None:
+    """The decoder is calibrated on the states that the encoder has computed, and these have one scale in both."""
+    quantsim = {"profile": "qnn-htp", "calibration": {"samples": 32}, "suggest": {"sqnr_db": 30.0}}
+    result = QuantSim(RunConfig.from_mapping({**settings, "quantsim": quantsim}), folder / "out", progress=False).run()
+    assert isinstance(result, PartsQuantSimResult) and result.chain is not None and result.suggestion is not None
+    assert result.chain.noise.equal > 60 and result.chain.noise.sqnr_db > 35 and result.suggestion.is_met
+    assert {row.part for row in result.chain.layers} == {"encoder", "decoder"}
+    encoder, decoder = (read_aimet(part.folder / "model.encodings")[0] for part in result.parts.values())
+    groups = {site.tensor: site.group for site in find_sites(read_model(result.parts["encoder"].folder / "model.onnx"))}
+    for name in ("0.encoder.key", "2.encoder.value"):  # the file names a tensor before its Transpose
+        handed, read = encoder[groups[f"present.{name}"]], decoder[f"past_key_values.{name}"]
+        assert (handed.scale, handed.precision) == (read.scale, read.precision), name
+    found = json.loads((folder / "out" / "quantsim.json").read_text())
+    assert found["chain"]["layers"][0].keys() >= {"part", "layer", "sqnr_db", "share"}

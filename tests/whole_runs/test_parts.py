@@ -213,7 +213,8 @@ def test_quantized_parts_have_one_set_of_encodings(place: Path, static: PartsRes
     config = RunConfig.from_mapping(static_settings(quantsim=quantsim), place)
     result = QuantSim(config, place / "static", progress=False).run()
     assert isinstance(result, PartsQuantSimResult) and result.chain is not None
-    assert result.chain.tokens == 64 and result.chain.equal > 60 and result.chain.sqnr_db > 20
+    noise = result.chain.noise
+    assert noise.tokens == 64 and noise.equal > 60 and noise.sqnr_db > 20
     encodings = [read_aimet(part.folder / "model.encodings")[0] for part in result.parts.values()]
     shared = encodings[0].keys() & encodings[1].keys()
     assert shared >= {"past_key_values.0.key", "present.1.value", "logits"} and len(shared) > 80

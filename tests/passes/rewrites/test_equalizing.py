@@ -75,10 +75,10 @@ def test_awq_gives_the_integers_of_the_librarys_own_call(context: PassContext) -
     scale = np.ones(WIDTH, np.float32)
     scale[[3, 11]] = 30
     model = model_of(text, scale=scale, shift=np.zeros(WIDTH, np.float32), up=matrix(WIDTH, 8, 0))
-    model.opset_import[0].version = 21  # onnxsim has no int4 below, and takes no product of a value without a type
-    model = onnx.shape_inference.infer_shapes(model)
+    model.opset_import[0].version = 21  # onnxsim has no int4 below
     feeds = [{"x": np.random.default_rng(0).normal(size=(2, 16, 32)).astype(np.float32)}]
     after = passes.optimize(model, [{"awq": {"alphas": 5}}], feeds=feeds, context=context).model
+    model = onnx.shape_inference.infer_shapes(model)  # it passes over a product of a value without a type
     library = apply_awq(model, quantize_weight_only_int4(model), feeds, num_alpha_steps=5)
     (integers,) = (tensor for tensor in library.graph.initializer if tensor.data_type == onnx.TensorProto.INT4)
     scaled = arrays_of(after)["up"]

@@ -15,7 +15,7 @@ from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.simulation import compare_outputs
-from pipeline.quantsim.suggest import Suggestion, suggest, suggestion_text
+from pipeline.quantsim.suggest import LayeredModel, Placements, Suggestion, suggest, suggestion_text
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 
 
@@ -55,7 +55,8 @@ def find(target: SuggestConfig) -> Suggestion:
     encodings = encode(placement, calibrate(model, placement, samples()), model)
     sensitivity = estimate_sensitivity(model, encodings, samples())
     layers = find_layers(model, encodings)
-    return suggest(target, model, rules(model), layers, sensitivity, lambda placement: simulate(model, placement))
+    entry = LayeredModel(model, rules(model), layers, sensitivity)
+    return suggest(target, {"": entry}, lambda placements: simulate(model, placements[""]))
 
 
 def with_rules(suggestion: Suggestion) -> float:
@@ -126,18 +127,14 @@ def find_for_biased(find_limited: bool) -> tuple[float, Suggestion]:
     ranges = calibrate(model, placement, samples())
     encodings = encode(placement, ranges, model)
 
-    def limited(placement: Placement) -> list[str]:
-        found = encode(placement, calibrate(model, placement, samples()), model)
-        return [name for name, *_ in find_limited_biases(found, model)] if find_limited else []
+    def limited(placements: Placements) -> dict[str, list[str]]:
+        found = encode(placements[""], calibrate(model, placements[""], samples()), model)
+        return {"": [name for name, *_ in find_limited_biases(found, model)]} if find_limited else {}
 
+    sensitivity = estimate_sensitivity(model, encodings, samples())
+    entry = LayeredModel(model, rules(model), find_layers(model, encodings), sensitivity)
     found = suggest(
-        SuggestConfig(sqnr_db=300),
-        model,
-        rules(model),
-        find_layers(model, encodings),
-        estimate_sensitivity(model, encodings, samples()),
-        lambda placement: simulate(model, placement),
-        limited,
+        SuggestConfig(sqnr_db=300), {"": entry}, lambda placements: simulate(model, placements[""]), limited
     )
     return simulate(model, placement), found
 
