@@ -166,7 +166,7 @@ GROUPED = [
     ("fold_constants", {"folding"}),
     ("onnxsim/nf4", {"quantizing"}),
     ("onnxsim/quantize_fp16", {"quantizing"}),
-    ("onnxruntime/QDQSelectorActionTransformer", {"quantizing"}),
+    ("onnxruntime/QDQSelectorActionTransformer", {"quantizing", "unsafe"}),
     ("onnxruntime/PreShapeNodeElimination", {"eliminations"}),
     ("onnxslim/FusionConvTransposeAdd", {"fusions"}),
     ("onnxscript_rewrites/fuse_batchnorm_into_conv_transpose_rule", {"fusions"}),
