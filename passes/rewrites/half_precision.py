@@ -20,7 +20,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.graph.index import GraphIndex, constant_of, copy_of, replace_entries, value_names
+from passes.graph.index import GraphIndex, constant_of, copy_of, replace_entries, take_name, value_names
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import domain_of, has_body, opset_of
 from passes.graph.traversal import bodies_in, reads_of
@@ -366,11 +366,7 @@ class _HalfWriter:
         self.nodes.append(onnx.helper.make_node("Cast", [name], [to], name=self._free(f"Cast_{to}"), to=dtype))
 
     def _free(self, name: str) -> str:
-        free, count = name, 1
-        while free in self.taken:
-            free, count = f"{name}_{count}", count + 1
-        self.taken.add(free)
-        return free
+        return take_name(name, self.taken, 1)
 
 
 NUMPY: Final = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

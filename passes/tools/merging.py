@@ -14,7 +14,7 @@ from passes.context import PassContext
 from passes.encodings.encoding import Encoding, fit_encodings
 from passes.errors import PolicyError, StepFailed
 from passes.graph.formatting import format_type
-from passes.graph.index import replace_all_uses_with
+from passes.graph.index import replace_all_uses_with, take_name
 from passes.graph.op_facts import opset_of
 from passes.model.analysis import what_is_invalid
 from passes.model.signature import contradicts
@@ -92,7 +92,8 @@ def merge(
     own = [fit_encodings(known, model) for known, model in zip(encodings, (one, two), strict=True)]
     left, right = one.copy_proto(), two.copy_proto()
     taken = {name for name in _all_names(left) if name in _all_names(right)}
-    renamed = {name: _free(name, left, right) for name in taken}
+    known = _all_names(left) | _all_names(right)
+    renamed = {name: take_name(name, known) for name in sorted(taken)}
     right = _rename(right, renamed)
     pairs = [(old, renamed.get(new, new)) for old, new in map.items()]
     ends = [*(name for name in outputs if name not in map), *(info.name for info in right.graph.output)]
@@ -141,13 +142,6 @@ def _all_names(proto: onnx.ModelProto) -> set[str]:
     entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *_sparse_parts(graph))
     names = {entry.name for entry in entries} | {name for node in graph.node for name in (*node.input, *node.output)}
     return (names | {node.name for node in graph.node}) - {""}
-
-
-def _free(name: str, *protos: onnx.ModelProto) -> str:
-    known, count = {text for proto in protos for text in _all_names(proto)}, 2
-    while f"{name}_{count}" in known:
-        count += 1
-    return f"{name}_{count}"
 
 
 def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:

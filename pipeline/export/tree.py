@@ -20,6 +20,7 @@ from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
+from passes.graph.index import take_name
 from pipeline.errors import SourceError, Unsupported
 from pipeline.export.source import Example
 from pipeline.importers.from_torch.modules import every_module
@@ -160,13 +161,8 @@ def _readable(name: str) -> str:
 
 
 def _unique(names: list[str]) -> list[str]:
-    used: list[str] = []
-    for name in names:
-        count, fresh = 0, name
-        while fresh in used:
-            count, fresh = count + 1, f"{name}_{count + 1}"
-        used.append(fresh)
-    return used
+    used: set[str] = set()
+    return [take_name(name, used, 1) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
