@@ -18,7 +18,7 @@ from passes.custom_ops.declarations import files_of
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
 from passes.suggest import bytes_text, plural
-from passes.worker.platforms import missing_here
+from passes.worker.platforms import missing_here, return_free_memory
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError, refusal_of
 from pipeline.events import Event, Note, Observer, PassesEnded, RunLog, StageEnded, StageStarted
@@ -118,6 +118,7 @@ class ModelRun:
             was_moved = "export" not in self.findings.cached and not self.config.weightless
             if exported.weight_bytes > WORTH_COLLECTING and not was_moved:
                 gc.collect()
+                return_free_memory()
             optimized = self.passes(path, references, exported, context)  # each alone, proven after each change
         executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference
         write_settings(self.config, self.versions, self.workspace, is_given=self._source is not None)
@@ -257,6 +258,7 @@ class ModelRun:
         begun = time.perf_counter()
         outcome = _StageOutcome(name)
         yield outcome
+        return_free_memory()
         seconds = self.findings.seconds[name] = time.perf_counter() - begun
         if outcome.is_cached:
             self.findings.cached.append(name)

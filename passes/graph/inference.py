@@ -97,13 +97,27 @@ NEVER_GROW: Final = LAYOUT_OPS | {"Slice", "Split", "Cast", "DequantizeLinear"}
 
 MOST_SECONDS: Final = 10.0
 
+Result = TypeVar("Result")
+
 
 def evaluate(model: onnx.ModelProto) -> np.ndarray | None:
     """The output of a model without inputs; None where the evaluator cannot compute it, or not within its limits."""
+    return evaluate_with(compute, model)
+
+
+def evaluate_with(function: Callable[[bytes], Result], model: onnx.ModelProto) -> Result | None:
+    """`evaluate`, for what `function` makes of the output: a digest, say, so that large values stay where they are
+    computed.
+
+    Args:
+        function: gets the bytes of the model, and calls `compute`.
+        model: without inputs, and with one output.
+    """
+    content = model.SerializeToString()
     try:
         if all(node.op_type in NEVER_GROW for node in model.graph.node):
-            return compute(model.SerializeToString())
-        return call_limited(compute, MOST_SECONDS, content=model.SerializeToString())
+            return function(content)
+        return call_limited(function, MOST_SECONDS, content=content)
     except (StepFailed, ValueError):
         return None
 
@@ -122,8 +136,6 @@ def compute(content: bytes) -> np.ndarray | None:
         raise StepFailed(f"{type(error).__name__}: {error}") from error
     return values if isinstance(values, np.ndarray) else None
 
-
-Result = TypeVar("Result")
 
 LEAST_SECONDS: Final = 20.0
 SECONDS_PER_NODE: Final = 0.002

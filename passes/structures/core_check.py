@@ -22,10 +22,9 @@ from onnx import NodeProto, TensorProto
 from passes.graph.index import GraphIndex, constant_of
 from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, PASSING_OPS, SIZES, attribute_of, first_output, op_of
 from passes.graph.traversal import live_nodes, reads_of
-from passes.structures.projection_check import computed_constant
+from passes.structures.projection_check import computed_digest
 from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, QUANTIZED, Boundary, Core, CoreNode, Instance
 from passes.weights.detached import DetachedModel
-from passes.weights.stand_ins import digest_of
 
 
 def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
@@ -233,8 +232,7 @@ class CoreIndex:
             return ""
         if _most_elements(name, self._whole.producers, self._stored) > MOST_COMPUTED:
             return self._quantized_digest(name) or LARGE
-        values = computed_constant(self._model, name, self._whole)
-        return LARGE if values is None else digest_of(values)
+        return computed_digest(self._model, name, self._whole) or LARGE
 
     def _quantized_digest(self, name: str) -> str:
         """The digest of the computation of a tensor that is stored quantized; empty for other tensors."""

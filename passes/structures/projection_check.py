@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from passes.graph.index import GraphIndex, extract
-from passes.graph.inference import evaluate
+from passes.graph.inference import compute, evaluate, evaluate_with
 from passes.graph.op_facts import CONTRIB_FACTORS, FACTORS, attribute_of
 from passes.graph.traversal import bodies_of, live_nodes
 from passes.model.canonical import value_digests
@@ -144,6 +144,27 @@ class ProductOperands:
 
 def computed_constant(model: DetachedModel, name: str, index: GraphIndex) -> np.ndarray | None:
     """The elements of a value computed from stored tensors alone; None if they cannot be computed."""
+    part = _computation(model, name, index)  # None beyond the limits: then only `_computed` can identify the matrix
+    return evaluate(part) if isinstance(part, ModelProto) else part
+
+
+def computed_digest(model: DetachedModel, name: str, index: GraphIndex) -> str | None:
+    """`digest_of` the elements of such a value. A cache of zeros has 100 MiB, so they are not handed over for it."""
+    part = _computation(model, name, index)
+    if isinstance(part, ModelProto):
+        return evaluate_with(compute_digest, part)
+    return None if part is None else digest_of(part)
+
+
+def compute_digest(content: bytes) -> str | None:
+    """`computed_digest`, in the process that computes the elements."""
+    values = compute(content)
+    return None if values is None else digest_of(values)
+
+
+def _computation(model: DetachedModel, name: str, index: GraphIndex) -> ModelProto | np.ndarray | None:
+    """The model that computes a value from stored tensors, or the elements where it is one; None where those of a
+    tensor are not to be read."""
     nodes = index.ancestors([name])
     names = dict.fromkeys((name, *(read for node in nodes for read in node.input)))
     tensors = [index.initializers[read] for read in names if read in index.initializers]
@@ -152,8 +173,7 @@ def computed_constant(model: DetachedModel, name: str, index: GraphIndex) -> np.
     if not nodes:
         return model.array(tensors[0])
     whole = [numpy_helper.from_array(model.array(tensor), tensor.name) for tensor in tensors]
-    part = extract(model.proto, nodes, outputs=[name], initializers=whole)
-    return evaluate(part)  # None beyond the limits of an evaluation: then only `_computed` can identify the matrix
+    return extract(model.proto, nodes, outputs=[name], initializers=whole)
 
 
 def _scopes(graph: GraphProto, path: str, outer: GraphIndex | None, model: DetachedModel) -> Iterator[_GraphScope]:

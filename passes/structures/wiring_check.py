@@ -37,10 +37,9 @@ from passes.graph.op_facts import (
 )
 from passes.graph.traversal import bodies_in, every_node, reads_of
 from passes.model.canonical import value_digests
-from passes.structures.projection_check import computed_constant, packing_suffix
+from passes.structures.projection_check import computed_digest, packing_suffix
 from passes.structures.types import Instance, Wiring
 from passes.weights.detached import DetachedModel
-from passes.weights.stand_ins import digest_of
 
 
 def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
@@ -236,8 +235,7 @@ class _Joins:
         computed = self._value_digests.get(name, "")
         if computed in self._wanted:
             return computed
-        values = computed_constant(self._model, name, self._index)
-        digest = "" if values is None else digest_of(values)
+        digest = computed_digest(self._model, name, self._index) or ""
         return digest if digest in self._wanted else f"dequantized {computed or name}"
 
     @cached_property

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import typer
 
+from passes.suggest import plural
 from passes.weights.sessions import first_words
 from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import UsageError
@@ -48,13 +49,12 @@ def generate(
         seed=seed,
     )
     if as_json:
-        data = {**dataclasses.asdict(found), "tokens_per_second": found.tokens_per_second}
-        print_json({"format_version": FORMAT_VERSION, **data})
+        print_json({"format_version": FORMAT_VERSION, **dataclasses.asdict(found)})
         return
     print_line(found.text if prompt is not None else ",".join(map(str, found.tokens)))
     print_line(
-        f"{len(found.tokens)} tokens in {found.seconds:.2f} s on {found.backend}: "
-        f"{found.tokens_per_second:.1f} tokens per second"
+        f"{plural(len(found.tokens), 'token')} in {found.seconds:.2f} s on {found.backend}: the first after "
+        f"{found.first_seconds:.2f} s, then {found.tokens_per_second:.1f} tokens per second"
     )
 
 

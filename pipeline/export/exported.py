@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 from onnx_ir.passes.common import NameFixPass
 
 from pipeline.errors import Unsupported, UsageError
@@ -155,13 +155,9 @@ class ExportedModel:
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     unheld: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
-    def save(self, path: Path, change: Callable[[ModelProto], ModelProto] | None = None) -> None:
-        """Write `path`, and `path`.data when the weights exceed 100 MB. Weights in other files stay there.
-
-        Args:
-            change: makes the message to write of that of the model; it sees no weights in files.
-        """
-        save_model(self.ir_model, path, change)
+    def save(self, path: Path) -> None:
+        """Write `path`, and `path`.data when the weights exceed 100 MB. Weights in other files stay there."""
+        save_model(self.ir_model, path)
 
     def move_weights(self, path: Path) -> None:
         """Let parameters of the module be views of the data file of `path`, which `save` wrote, where it has one.
@@ -192,8 +188,8 @@ class ExportedModel:
         return replace(self, notes=(*self.notes, *refer(self.ir_model, self.source, shards, pieces)))
 
 
-def save_model(model: ir.Model, path: Path, change: Callable[[ModelProto], ModelProto] | None = None) -> None:
-    """Write a model so that a reader finds a whole one under `path`, or none; `change` as in `ExportedModel.save`.
+def save_model(model: ir.Model, path: Path) -> None:
+    """Write a model so that a reader finds a whole one under `path`, or none.
 
     Raises:
         UsageError: the disk is full, or the folder cannot be written.
@@ -208,8 +204,6 @@ def save_model(model: ir.Model, path: Path, change: Callable[[ModelProto], Model
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as folder:
             draft = Path(folder) / path.name
             ir.save(model, draft, external_data=external, size_threshold_bytes=SMALLEST_EXTERNAL_BYTES)
-            if change is not None:
-                draft.write_bytes(change(onnx.load(draft, load_external_data=False)).SerializeToString())
             path.unlink(missing_ok=True)  # first, so that an old graph is never next to new weights
             if external:
                 draft.with_name(external).replace(data)

@@ -6,10 +6,13 @@ A decoder alone goes on with the prompt. After an encoder, which reads the promp
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -31,18 +34,22 @@ Reader = TextReader | Seq2SeqReader | image_text.ImageTextReader
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """New tokens of one prompt. `text` is empty where there is no tokenizer."""
+    """New tokens of one prompt.
+
+    seconds: until the last token.
+    first_seconds: until the first one, with the prompt, and with what a backend compiles for it.
+    tokens_per_second: by the median time of the tokens after the first, since a plan over a cache that grows is made
+        anew for every 64 of them; of a single token, by its own time.
+    text: empty where there is no tokenizer.
+    """
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     seconds: float
+    first_seconds: float
+    tokens_per_second: float
     backend: str
     text: str = ""
-
-    @property
-    def tokens_per_second(self) -> float:
-        """New tokens, the first one with the prompt included, by all seconds."""
-        return len(self.tokens) / self.seconds if self.seconds else 0.0
 
 
 class TextGenerator:
@@ -105,10 +112,14 @@ class TextGenerator:
             self._reader.encode(inputs or {"input_ids": np.array([ids], np.int64)})
         elif isinstance(self._reader, image_text.ImageTextReader):
             self._reader.encode(inputs or {})
-        tokens = list(continue_text(self._reader, first, max_new_tokens, choose, ends))
-        seconds = time.perf_counter() - begun
+        tokens, times = [], [begun]
+        for token in continue_text(self._reader, first, max_new_tokens, choose, ends):
+            tokens.append(token)
+            times.append(time.perf_counter())
+        seconds = [after - before for before, after in pairwise(times)]
+        rate = 1 / max(median(seconds[1:] or seconds), sys.float_info.epsilon)
         text = tokenizer.decode(tokens) if tokenizer is not None else ""
-        return Generation(tuple(ids), tuple(tokens), seconds, self.backend, text)
+        return Generation(tuple(ids), tuple(tokens), sum(seconds), seconds[0], rate, self.backend, text)
 
     def _first_tokens(self, ids: Sequence[int], start: Sequence[int] | None, known: Mapping[str, Any]) -> Sequence[int]:
         """The tokens that the decoder reads first.

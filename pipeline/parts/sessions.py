@@ -1,8 +1,8 @@
 """A text through the parts of a folder: which part takes which tokens, and who holds the cache between two calls.
 
 A `TextReader` cuts tokens into calls. `PartCalls` run them on a backend and keep the states: `CarriedStates` hand
-arrays from call to call, `BoundStates` give onnxruntime one memory for a state before and after, and `PlannedStates`
-are the states of a plan, which replays write in place.
+arrays from call to call (a plan gets them filled up to a few lengths, `fill_up`), `BoundStates` give onnxruntime one
+memory for a state before and after, and `PlannedStates` are the states of a plan, which replays write in place.
 """
 
 from __future__ import annotations
@@ -212,31 +212,34 @@ class CarriedStates(PartCalls):
         return outputs["logits"]
 
 
-class PaddedStates(CarriedStates):
-    """States with zeros before their first row, up to a multiple of `ROWS`, and a mask that hides them: a backend that
-    compiles the graph for each combination of sizes does so once for `ROWS` tokens, and not for each."""
+def fill_up(step: Step, graph: onnx.GraphProto) -> Step:
+    """`step` over a cache with zeros before its first row, up to a multiple of `ROWS`, and masks that hide them: a
+    backend that compiles the graph for each combination of sizes does so once for `ROWS` tokens, and not for each.
 
-    def __init__(self, parts: TextParts, open_step: Callable[[Path], Step]) -> None:
-        import_module("pipeline.runtime")  # takes seconds, for which the first token should not wait
-        super().__init__(parts, open_step)
+    Args:
+        graph: of the part; one without a cache that grows, or without a mask over it, is called as it is.
+    """
+    axes = {slot: slot.shape.index(0) for slot in state_slots(graph) if slot.grows and 0 in slot.shape}
+    if not axes or MASKS[0] not in {value.name for value in graph.input}:
+        return step
 
-    def call(self, part: str, feeds: Feeds) -> np.ndarray:
-        past = feeds[MASK].shape[1] - feeds["input_ids"].shape[1]
-        hidden = -past % ROWS
-        axes = {slot: slot.shape.index(0) for slot in self._slots if slot.grows}
-        states = dict(self.states)
+    def call(feeds: Feeds) -> Mapping[str, np.ndarray]:
+        slot, axis = next(iter(axes.items()))
+        hidden = -feeds[slot.before].shape[axis] % ROWS
+        filled = {name: np.pad(feeds[name], ((0, 0), (hidden, 0))) for name in MASKS if name in feeds}
         for slot, axis in axes.items():
             pads = [(hidden * (at == axis), 0) for at in range(len(slot.shape))]
-            states[slot.before] = np.pad(states[slot.before], pads)
-        outputs = self._steps[part]({**feeds, MASK: np.pad(feeds[MASK], ((0, 0), (hidden, 0))), **states})
-        self.states = {slot.before: outputs[slot.after] for slot in self._slots}
+            filled[slot.before] = np.pad(feeds[slot.before], pads)
+        outputs = dict(step({**feeds, **filled}))
         for slot, axis in axes.items():
-            rows = self.states[slot.before]
-            self.states[slot.before] = rows.take(range(hidden, rows.shape[axis]), axis)
-        return outputs["logits"]
+            outputs[slot.after] = outputs[slot.after][(slice(None),) * axis + (slice(hidden, None),)]
+        return outputs
+
+    return call
 
 
-MASK: Final = "attention_mask"
+MASKS: Final = ("attention_mask", "token_type_ids")
+"""Inputs with a column for each row of the cache and each new token; the first one is 0 for what is hidden."""
 
 ROWS: Final = 64
 
@@ -358,9 +361,7 @@ def open_calls(
         return BoundStates(parts)
     if backend == "plan" and parts.is_static:
         return PlannedStates(parts, _with_fusions(runtime or _runtime_of(parts.folder), optimized=optimized))
-    is_padded = backend == "plan" and not parts.is_static and MASK in parts.inputs("decoder")
-    kind = PaddedStates if is_padded else CarriedStates
-    return kind(parts, step_opener(parts.folder, backend, runtime, optimized=optimized))
+    return CarriedStates(parts, step_opener(parts.folder, backend, runtime, optimized=optimized))
 
 
 def refuse_unknown_backend(backend: str) -> None:
@@ -378,7 +379,14 @@ def step_opener(
         return _open_step
     runtime = _with_fusions(runtime or _runtime_of(models), optimized=optimized)
     kind, fusions, native = BACKENDS[backend], runtime.chosen_fusions, runtime.native
-    return lambda path: kind(OnnxFile(path), fusions, native=native).run
+    if backend != "plan":
+        return lambda path: kind(OnnxFile(path), fusions, native=native).run
+    import_module("pipeline.runtime")  # takes seconds, for which the first token should not wait
+
+    def open_plan(path: Path) -> Step:
+        return fill_up(kind(OnnxFile(path), fusions, native=native).run, read_model(path, unread=True).proto.graph)
+
+    return open_plan
 
 
 def _with_fusions(runtime: RuntimeConfig, *, optimized: bool) -> RuntimeConfig:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+import onnx
+from onnx import TensorProto
 
 from passes.context import PassContext, limit_runs
 from passes.errors import StepFailed, StepTimedOut
@@ -27,6 +28,7 @@ from passes.recipe.own_steps import OWN_STEPS
 from passes.recipe.recipe import names_of
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
+from passes.weights.files import replace_when_done
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
 from pipeline.export.source import OnnxSource, Source
@@ -87,7 +89,6 @@ def export_and_compare(
     if not isinstance(source, OnnxSource):
         from pipeline.export import describe_lifted, export_onnx  # a second, which a cached export does not need
 
-        layers: list[str] = []
         # Without weights there is nothing large to collect, and visits of 70,000 weights take a fifth of the time.
         with pause_collector() if config.weightless else nullcontext():
             exported = export_onnx(source, config.export)
@@ -95,8 +96,8 @@ def export_and_compare(
                 from pipeline.export.checkpoint import read_shards
 
                 exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)
-            exported.save(path, _folding(layers, leaves_unread(config)) if config.export.functions else None)
-        parameters, notes = exported.parameters, (*exported.notes, *layers)
+            exported.save(path)
+        parameters, notes = exported.parameters, exported.notes
         ranges, computed_in = exported.ranges, exported.computed_in
         unheld = {name: sizes for name, sizes in exported.unheld.items() if name not in config.model.dims}
         lifted = tuple(describe_lifted(exported.source.lifted))
@@ -107,6 +108,8 @@ def export_and_compare(
         # keep alive. A collection costs 0.2 s, whatever it frees.
         if sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) > WORTH_COLLECTING:
             gc.collect()
+        if config.export.functions:  # after torch's graph is gone: 400 MiB for 61 layers, and a fold copies the model
+            notes += (_fold_file(path, leaves_unread(config)),)
     model = read_model(path, unread=leaves_unread(config), folder=folder)
     measurement, draws, not_drawn = _measure_export(
         model, references.draws, ranges, unheld, config, context, computed_in
@@ -134,15 +137,13 @@ def export_and_compare(
     )
 
 
-def _folding(notes: list[str], unread: bool | None) -> Callable[[ModelProto], ModelProto]:
-    """What makes functions of equal layers, and says in `notes` which."""
-
-    def fold(model: ModelProto) -> ModelProto:
-        folded = fold_layers(model, unread=bool(unread))
-        notes.append(describe_layers(folded))
-        return folded
-
-    return fold
+def _fold_file(path: Path, unread: bool | None) -> str:
+    """Write a model again with functions of equal layers; returns a sentence on them."""
+    with pause_collector():
+        folded = fold_layers(onnx.load(path, load_external_data=False), unread=bool(unread))
+        with replace_when_done(path) as out:
+            out.write_bytes(folded.SerializeToString())
+        return describe_layers(folded)
 
 
 def _measure_export(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import numpy_helper
 
+from passes.structures.projection_check import computed_constant, computed_digest
+from passes.weights.stand_ins import digest_of
+from tests.support.onnx_models import detached
 from tests.support.structure_models import drawn, found, lost, names
 
 NORM = """
@@ -200,3 +204,19 @@ def test_a_sum_of_constants_stands_for_no_residual() -> None:
         )
     )
     assert list(lost("residual", instances, taken_in)) == ["residual"]
+
+
+def test_the_digest_of_a_computed_constant_is_that_of_its_elements() -> None:
+    model = detached(
+        onnx.parser.parse_model("""
+<ir_version: 10, opset_import: ["": 20]>
+g (float[3, 4] x) => (float[3, 4] y) <int64[2] sizes = {3, 4}, float[2] w = {1, 2}> {
+    zeros = ConstantOfShape (sizes)
+    grown = Expand (w, sizes)
+    y = Add (x, zeros)
+}""")
+    )
+    zeros = computed_constant(model, "zeros", model.index)
+    assert zeros is not None and computed_digest(model, "zeros", model.index) == digest_of(zeros)
+    assert computed_digest(model, "w", model.index) == digest_of(np.array([1, 2], np.float32))
+    assert computed_digest(model, "grown", model.index) is None  # 2 elements do not become 4

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from passes.worker.platforms import memory_limit
+from passes.worker.platforms import memory_limit, return_free_memory
 
 MIB = 2**20
 
@@ -79,3 +82,24 @@ def test_a_fork_ends_with_the_code_of_its_work_and_loses_no_output(end: str, cod
     done = subprocess.run([sys.executable, "-c", FORK.format(end=end)], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(f"{code} "), done.stderr
     assert "not written out yet" in done.stdout
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries of C keep freed memory in other ways")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    """Small blocks under one that is still in use, which glibc keeps."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    blocks = [ctypes.c_void_p(libc.malloc(2**16)) for _ in range(1600)]
+    last = ctypes.c_void_p(libc.malloc(2**16))
+    for block in blocks:
+        ctypes.memset(block, 1, 2**16)
+    for block in blocks:
+        libc.free(block)
+    held = _resident_bytes()
+    return_free_memory()
+    libc.free(last)
+    assert held - _resident_bytes() > 50 * MIB
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -16,12 +16,12 @@ from pipeline.parts.generate import TextGenerator, continue_text, take_largest
 from pipeline.parts.sessions import (
     ROWS,
     CarriedStates,
-    PaddedStates,
     PartCalls,
     PlannedStates,
     Step,
     TextParts,
     TextReader,
+    fill_up,
     state_slots,
 )
 from pipeline.verify.backends import Feeds, OnnxFile, OnnxRuntime
@@ -82,6 +82,15 @@ def test_states_are_carried_from_call_to_call(counter: Path, backend: str) -> No
     assert found.backend == backend and found.tokens_per_second > 0
 
 
+def test_the_rate_leaves_out_what_a_plan_is_made_for(counter: Path) -> None:
+    """The prompt and the first token after it have sizes of their own, for which plan compiles."""
+    found = TextGenerator(counter, "plan").generate([1, 2, 3], max_new_tokens=12)
+    assert found.first_seconds < found.seconds
+    assert found.tokens_per_second > 2 * len(found.tokens) / found.seconds
+    alone = TextGenerator(counter, "plan").generate([1, 2, 3], max_new_tokens=1)
+    assert alone.first_seconds == alone.seconds == pytest.approx(1 / alone.tokens_per_second)
+
+
 def test_a_cache_is_filled_up_to_a_few_lengths_whose_first_rows_are_hidden(counter: Path) -> None:
     """A backend that compiles for each combination of sizes meets three in a text of 82 tokens."""
     parts, met = TextParts.of(counter), set[tuple[int, ...]]()
@@ -99,7 +108,7 @@ def test_a_cache_is_filled_up_to_a_few_lengths_whose_first_rows_are_hidden(count
 
         return step
 
-    calls = PaddedStates(parts, open_step)
+    calls = CarriedStates(parts, lambda path: fill_up(open_step(path), parts.graphs["decoder"]))
     tokens = tuple(continue_text(TextReader(parts, calls), [1, 2, 3], ROWS + 15, take_largest))
     assert tokens == by_hand([1, 2, 3], ROWS + 15)
     assert met == {(1, 0), (1, ROWS), (1, 2 * ROWS)}
