@@ -17,6 +17,7 @@ makes one weight, where a Softmax stands without torch's guard. A weight that th
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -103,10 +104,21 @@ def simplify_detached(
             if name not in skipped:
                 model = OnnxOptimizerPass(name).apply(model, context).model
         if folds:
-            model = FoldConstants(grow_limit=2**31, unread_limit=LARGE).apply(model, context).model
+            limit = _bytes_of(str(options.get("tensor_size_threshold", "1.5GB")))
+            model = FoldConstants(grow_limit=limit, unread_limit=LARGE).apply(model, context).model
         if canonical_digest(model) == simplified:
             break
     return model
+
+
+def _bytes_of(size: str) -> int:
+    """The bytes of a size as onnxsim takes it: 64MB, 1.5GB, or digits alone; what onnxsim refuses is not asked for."""
+    found = SIZE.fullmatch(size.strip().upper())
+    return int(float(found[1]) * UNITS[found[2]]) if found else 2**31
+
+
+SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)I?B?")
+UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def simplify_references(model: bytes, folder: str, options: dict[str, Any]) -> bytes:

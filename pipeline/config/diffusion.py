@@ -70,12 +70,17 @@ def _read_index(folder: Path) -> dict[str, str]:
     """
     if not (folder / INDEX).is_file():
         listing = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) if folder.is_dir() else "no folder"
-        raise ValueError(f"{folder} has no {INDEX}, expected a pipeline that save_pretrained wrote; found {listing}")
+        raise ValueError(
+            f"found no {INDEX} in {folder}, but {listing or 'no file'}; expected a pipeline that save_pretrained wrote"
+        )
     try:
         index = json.loads((folder / INDEX).read_bytes())
         return {name: entry[1] for name, entry in index.items() if isinstance(entry, list) and entry[0] is not None}
     except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise ValueError(f"{folder / INDEX} cannot be read ({error})") from error
+        raise ValueError(
+            f"found {folder / INDEX}, which is no list of components ({error}); fetch the pipeline again, or write it "
+            "by save_pretrained"
+        ) from error
 
 
 def kinds_of_components(classes: Mapping[str, str]) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ def run_passes(
         layers: tuple[LayerErrors, ...] = _make_or_note(
             lambda: _layers(stored, run.model, references, context, observer), (), "errors by layer", observer
         )
-    laid_out = replace(run, model=lay_out(run.model)[0])
+    laid_out = replace(run, model=lay_out(collapse(run.model)[0])[0])
     pictures = _make_or_note(lambda: take_pictures(laid_out, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
     if wishes.strip_metadata:

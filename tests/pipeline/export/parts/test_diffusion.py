@@ -114,10 +114,19 @@ def test_a_folder_that_lacks_a_component_is_one_sentence(tmp_path: Path) -> None
         load_for_parts(section)
 
 
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_list_of_components_that_is_none_is_one_sentence(text: str, tmp_path: Path) -> None:
+    from pipeline import RunConfig
+
+    (tmp_path / "model_index.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"diffusers: found .*index\.json, which is no list of components"):
+        RunConfig.from_mapping({"model": {"diffusers": str(tmp_path)}}, title="mistake")
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"diffusers": "nowhere"}, "nowhere has no model_index.json"),
+        ({"diffusers": "nowhere"}, "found no model_index.json in .*nowhere, but no folder"),
         ({"diffusers": {"class": "FluxPipeline"}}, "found 'class' without 'components'"),
         ({"diffusers": configuration("Flux")["model"]["diffusers"], "part": "unet"}, "expected one of text_encoder"),
         ({"diffusers": configuration("Flux")["model"]["diffusers"], "task": "text-generation"}, "found 'task' next to"),
