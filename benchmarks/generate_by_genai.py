@@ -2,6 +2,8 @@
 
     PYTHON generate_by_genai.py '{"models": FOLDER, "prompt": [1, 2, 3], "count": 32, "eos": 88}'
 
+With "features", a file .npy, these are what an encoder hears: float32 (1, bins, 3000).
+
 Prints {"tokens": […], "version": …}, greedy. Imports nothing of this repository.
 """
 
@@ -20,7 +22,13 @@ def main() -> None:
     settings = genai.GeneratorParams(model)
     settings.set_search_options(max_length=len(asked["prompt"]) + asked["count"], do_sample=False)
     generator = genai.Generator(model, settings)
-    generator.append_tokens(np.array([asked["prompt"]], dtype=np.int32))
+    prompt = np.array([asked["prompt"]], dtype=np.int32)
+    if "features" in asked:
+        tensors = genai.NamedTensors()
+        tensors["input_features"], tensors["input_ids"] = np.load(asked["features"]), prompt
+        generator.set_inputs(tensors)
+    else:
+        generator.append_tokens(prompt)
     tokens = []
     while len(tokens) < asked["count"] and not generator.is_done():
         generator.generate_next_token()

@@ -161,11 +161,16 @@ def row(family: str, folder: Path, backends: Sequence[str], genai: str, cache: M
     yield by_genai(genai, result.models, text.prompt, text.tokens) if genai else ""
 
 
-def by_genai(python: str, models: Path, prompt: Sequence[int], expected: Sequence[int]) -> str:
-    """The tokens of onnxruntime-genai from a folder of models, or the error with which it refuses the folder."""
+def by_genai(python: str, models: Path, prompt: Sequence[int], expected: Sequence[int], features: str = "") -> str:
+    """The tokens of onnxruntime-genai from a folder of models, or the error with which it refuses the folder.
+
+    Args:
+        features: a file .npy with what an encoder hears, if there is one.
+    """
     unused = next(token for token in range(len(expected) + 1) if token not in expected)
-    asked = json.dumps({"models": str(models), "prompt": list(prompt), "count": len(expected), "eos": unused})
-    done = subprocess.run([python, str(SCRIPT), asked], capture_output=True, text=True, timeout=120)
+    asked = {"models": str(models), "prompt": list(prompt), "count": len(expected), "eos": unused}
+    asked |= {"features": features} if features else {}
+    done = subprocess.run([python, str(SCRIPT), json.dumps(asked)], capture_output=True, text=True, timeout=120)
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["it ended without a word"])[-1][:160]
     said = json.loads(done.stdout.splitlines()[-1])

@@ -64,6 +64,63 @@ def genai_config(config: Any, graph: onnx.GraphProto) -> str:
     return json.dumps({"model": model, "search": {**SEARCH, "max_length": length}}, indent=4) + "\n"
 
 
+SPEECH: Final = "whisper"
+"""The type of models with an encoder that onnxruntime-genai knows; it takes features of 3,000 frames."""
+
+
+def genai_speech_config(config: Any, graph: onnx.GraphProto) -> str:
+    """The text of genai_config.json for the encoder and the decoder of Whisper.
+
+    Args:
+        config: of the model, from transformers.
+        graph: of the final decoder.
+    """
+    shape = next(slot.shape for slot in state_slots(graph) if slot.before.endswith("decoder.key"))
+    shared = {"head_size": shape[3], "hidden_size": config.d_model}
+
+    def list_states(prefix: str, title: str, owner: str) -> dict[str, str]:
+        return {f"{title}_{kind}_names": f"{prefix}%d.{owner}.{kind}" for kind in ("key", "value")}
+
+    encoder = {
+        **shared,
+        "filename": "encoder.onnx",
+        "num_attention_heads": config.encoder_attention_heads,
+        "num_key_value_heads": config.encoder_attention_heads,
+        "num_hidden_layers": config.encoder_layers,
+        "inputs": {"audio_features": "input_features"},
+        "outputs": {
+            "encoder_hidden_states": "last_hidden_state",
+            **list_states(PRESENT_PREFIX, "cross_present", "encoder"),
+        },
+    }
+    decoder = {
+        **shared,
+        "filename": "decoder.onnx",
+        "num_attention_heads": config.decoder_attention_heads,
+        "num_key_value_heads": config.decoder_attention_heads,
+        "num_hidden_layers": config.decoder_layers,
+        "inputs": {
+            "input_ids": "input_ids",
+            **list_states(PAST_PREFIX, "past", "decoder"),
+            **list_states(PAST_PREFIX, "cross_past", "encoder"),
+        },
+        "outputs": {"logits": "logits", **list_states(PRESENT_PREFIX, "present", "decoder")},
+    }
+    eos = _tokens(config, "eos_token_id")
+    model = {
+        "bos_token_id": _tokens(config, "bos_token_id") or 0,
+        "context_length": config.max_target_positions,
+        "decoder": decoder,
+        "encoder": encoder,
+        "eos_token_id": eos if eos is not None else 0,
+        "pad_token_id": _first(_tokens(config, "pad_token_id"), eos, 0),
+        "type": SPEECH,
+        "vocab_size": config.vocab_size,
+    }
+    search = {**SEARCH, "max_length": config.max_target_positions}
+    return json.dumps({"model": model, "search": search}, indent=4) + "\n"
+
+
 DEFAULT_LENGTH: Final = 4096
 """Tokens at most, for a model whose configuration names no limit."""
 

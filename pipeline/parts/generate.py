@@ -153,11 +153,11 @@ def open_reader(
 def read_settings(models: Path) -> dict[str, Any]:
     """What the folder says of tokens: `vocab_size`, `eos`, those that end a text, and `start`, that of a decoder."""
     try:
-        if (models / SETTINGS).is_file():
-            section = json.loads((models / SETTINGS).read_text(encoding="utf-8"))["model"]
-        else:
+        if (models / CONFIG).is_file():
             section = json.loads((models / CONFIG).read_text(encoding="utf-8"))
             section |= section.get("text_config") or section.get("decoder") or {}
+        else:
+            section = json.loads((models / SETTINGS).read_text(encoding="utf-8"))["model"]
         if (models / GENERATION).is_file():
             section |= json.loads((models / GENERATION).read_text(encoding="utf-8"))
     except (OSError, ValueError, LookupError, TypeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.encoder_decoder import configuration, make_model
+from benchmarks.encoder_decoder import FAMILIES, configuration, make_model
+from benchmarks.generation import by_genai
 from passes.encodings.aimet import read_aimet
 from passes.weights.detached import read_model
 from pipeline import Pipeline, RunConfig
@@ -35,7 +37,8 @@ def test_a_run_of_a_model_with_an_encoder(family: str, tmp_path: Path, command_l
     assert [(chain.tokens, chain.equal) for chain in result.chain] == [(64, 64)]
     assert all(verdict.kept for verdict in result.structures) and len(result.structures) >= 4
     assert {file.name for file in result.models.iterdir()} == {
-        *("encoder.onnx", "decoder.onnx", "weights.data", "config.json", "generation_config.json")
+        *("encoder.onnx", "decoder.onnx", "weights.data", "config.json", "generation_config.json"),
+        *(["genai_config.json"] if family == "Whisper" else []),
     }
     protos = {part: onnx.load(result.models / f"{part}.onnx", load_external_data=False) for part in result.parts}
     if family == "T5":  # both parts read one table of tokens, which is stored once
@@ -54,6 +57,22 @@ def test_a_run_of_a_model_with_an_encoder(family: str, tmp_path: Path, command_l
     assert code == 2 and "expected one of --ids 1,2,3, --prompt TEXT and --inputs FILE.npz" in said
     if family == "Whisper":
         quantize_both_parts(settings, tmp_path)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("GENAI_PYTHON"), reason="GENAI_PYTHON names no interpreter with onnxruntime-genai"
+)
+def test_onnxruntime_genai_writes_what_torch_writes_to_a_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES["Whisper"][2], "max_source_positions", 1500)  # of 3,000 frames, which it asks for
+    model = make_model("Whisper")
+    model.save_pretrained(tmp_path / "source")
+    settings = configuration("Whisper", tmp_path / "source", name="sound", passes={"recipe": ["onnxscript"]})
+    result = Pipeline(RunConfig.from_mapping(settings), tmp_path / "out").run()
+    assert isinstance(result, PartsResult)
+    text = generate_after_encoder(model, ModelConfig.model_validate(settings["model"]), 5, 1)
+    np.save(tmp_path / "sound.npy", text.inputs["input_features"])
+    found = by_genai(os.environ["GENAI_PYTHON"], result.models, text.prompt, text.tokens, str(tmp_path / "sound.npy"))
+    assert found == "32 of 32"
 
 
 def quantize_both_parts(settings: dict[str, Any], folder: Path) -> None:
