@@ -59,6 +59,8 @@ class Session:
         proto: is changed; its initializers named in `weights` hold no data of their own.
         weights: by initializer name.
         extra_outputs: values to return with the model's outputs.
+        in_order: whether the nodes run in the order of the graph, as far as their inputs allow. onnxruntime walks back
+            from the outputs, so it runs many small outputs last, and holds all values that they are computed from.
         may_evaluate: whether ONNX's own evaluator may run it where onnxruntime has no kernel. Custom operators that the
             user declared are computed by their references, or by onnxruntime where they have a library.
 
@@ -72,13 +74,14 @@ class Session:
         weights: Mapping[str, Weight],
         extra_outputs: Sequence[str] = (),
         *,
+        in_order: bool = False,
         may_evaluate: bool = False,
     ) -> None:
         weights = dequantize_stored(proto, weights)
         taken = GraphIndex(proto.graph).outputs
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
         _drop_unread(proto.graph)
-        _put_fixed_first(proto.graph)
+        (_put_fixed_late if in_order else _put_fixed_first)(proto.graph)
         proto.ir_version = min(proto.ir_version, _ir_version_of(proto))
         known = initializers_of(proto.graph).keys() & weights.keys()
         self.inputs = tuple(entry.name for entry in proto.graph.input if entry.name not in known)
@@ -93,6 +96,10 @@ class Session:
         options.log_severity_level = 4
         options.intra_op_num_threads = count_threads()
         options.enable_cpu_mem_arena = False  # an arena grows by doubling, and never shrinks
+        if in_order:
+            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+            # Otherwise onnxruntime copies each DequantizeLinear that is read twice, and the copies run last.
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         options.enable_mem_reuse = len(proto.graph.node) <= PLANNED_NODES
         options.add_session_config_entry("session.disable_prepacking", "1")
         # Idle threads that spin take the cores from the process that runs the passes.
@@ -117,11 +124,12 @@ class Session:
         return self._evaluator is not None or (self._split is not None and self._split.is_evaluated)
 
     @classmethod
-    def of(cls, model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Session:
-        """A session of `model`, in this process."""
+    def of(cls, model: DetachedModel, extra_outputs: Sequence[str] = (), *, in_order: bool = False) -> Session:
+        """A session of `model`, in this process; the other arguments are those of the class."""
         proto = model.copy_proto()
         weights = {name: model.weight(tensor) for name, tensor in initializers_of(proto.graph).items()}
-        return cls(proto, {name: weight for name, weight in weights.items() if weight is not None}, extra_outputs)
+        stored = {name: weight for name, weight in weights.items() if weight is not None}
+        return cls(proto, stored, extra_outputs, in_order=in_order)
 
     def output_infos(self) -> tuple[onnx.ValueInfoProto, ...]:
         """The types of the outputs that are tensors, as onnxruntime infers them; none where it runs only parts."""
@@ -221,11 +229,37 @@ def _put_fixed_first(graph: onnx.GraphProto) -> None:
     onnxruntime walks from the outputs back, and of a node's producers it first runs the last in graph order.
     It would transpose all weights before anything else, and hold a second copy of them.
     """
+    fixed = _fixed_values(graph)
+    graph.node.sort(key=lambda node: not fixed.issuperset(node.output))
+
+
+def _put_fixed_late(graph: onnx.GraphProto) -> None:
+    """Put nodes that depend on no input directly before the first node that reads them, for a run in this order."""
+    fixed, nodes, waiting = _fixed_values(graph), list[onnx.NodeProto](), dict[str, onnx.NodeProto]()
+
+    def add(node: onnx.NodeProto) -> None:
+        for name in reads_of(node):
+            if (producer := waiting.get(name)) is not None:
+                add(producer)
+        for name in node.output:
+            waiting.pop(name, None)
+        nodes.append(node)
+
+    for node in graph.node:
+        if fixed.issuperset(node.output):
+            waiting.update(dict.fromkeys(node.output, node))
+        else:
+            add(node)
+    replace_entries(graph.node, [*nodes, *{id(node): node for node in waiting.values()}.values()])
+
+
+def _fixed_values(graph: onnx.GraphProto) -> set[str]:
+    """The values that depend on no input."""
     fixed = {"", *initializers_of(graph)}
     for node in graph.node:
         if fixed.issuperset(reads_of(node)):
             fixed.update(node.output)
-    graph.node.sort(key=lambda node: not fixed.issuperset(node.output))
+    return fixed
 
 
 def _open_session(

@@ -1,4 +1,4 @@
-"""Measure the ranges of activations by onnxruntime's calibrators, one sample at a time; a stopped run is continued.
+"""Measure the ranges of activations, one sample at a time; a stopped run is continued.
 
 onnxruntime's collector counts the values of histograms. Neither it nor onnxsim has a search by squared error that is of
 use here: onnxsim's `mse` knows symmetric int8 alone, and for 16 bits would clip what they can hold. So the search is
@@ -11,27 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from zipfile import BadZipFile
 
 import numpy as np
-from onnxruntime.quantization.calibrate import (
-    HistogramCollector,
-)
+from onnxruntime.quantization.calibrate import HistogramCollector
 
 from passes.weights.detached import DetachedModel
 from passes.weights.files import replace_when_done
 from pipeline.config.quantsim import DEFAULT_PERCENTILE, Precision
 from pipeline.errors import InternalError, UsageError
-from pipeline.quantsim.calibrators import Feeds, Method, collect, open_calibrator
 from pipeline.quantsim.encodings import Range, encode_range
+from pipeline.quantsim.observation import EMPTY, Feeds, TensorObserver
 from pipeline.quantsim.placement import Placement
+
+Method = Literal["minmax", "percentile", "entropy", "mse"]
 
 Histogram = tuple[np.ndarray, ...]
 """As onnxruntime's collector has it: counts, edges of the bins, the least and the greatest value; and, of signed
@@ -48,47 +47,40 @@ ROUNDS: Final = 8
 
 
 class FiniteHistogramCollector(HistogramCollector):
-    """onnxruntime's collector, which names a tensor that it cannot count, passes over one that has no numbers, and
+    """onnxruntime's collector, which names a tensor that it cannot count, passes over one that has no elements, and
     prints nothing.
 
     Args:
-        calibrator: onnxruntime's, whose settings it has.
-        wanted: the tensors to count; onnxruntime has the outputs of the model besides, which may be infinite.
+        method: whose settings it has.
+        percentile: of the method of that name.
         known: the histograms of a stopped run.
     """
 
-    def __init__(self, calibrator: Any, known: Mapping[str, Histogram], wanted: Collection[str]) -> None:
-        super().__init__(
-            method=calibrator.method,
-            symmetric=calibrator.symmetric,
-            num_bins=calibrator.num_bins,
-            num_quantized_bins=calibrator.num_quantized_bins,
-            percentile=calibrator.percentile,
-            scenario=calibrator.scenario,
-        )
+    def __init__(self, method: Method, percentile: float, known: Mapping[str, Histogram]) -> None:
+        super().__init__(**{**COLLECTORS[method], "percentile": percentile}, scenario="same")
         self.histogram_dict = dict(known)
-        self._wanted = frozenset(wanted)
 
-    def collect(self, name_to_arr: Mapping[str, Any]) -> None:
-        for name, arrays in name_to_arr.items():
-            array = np.asarray(arrays)
-            if not array.size or name not in self._wanted:
-                continue
-            low, high = float(array.min()), float(array.max())
-            check_finite(name, low, high)
-            self._check_bins(name, max(abs(low), abs(high)))
-            try:
-                with _quiet():
-                    super().collect({name: arrays})
-            except ValueError as error:  # numpy's: the edges of two bins are one number, or infinitely far apart
-                raise UsageError(
-                    f"calibration: {name!r} reaches {low:g} to {high:g}, which is too narrow or too wide for the bins "
-                    "of a histogram; set quantsim.calibration.method to minmax"
-                ) from error
+    def count(self, name: str, array: np.ndarray) -> None:
+        """Add the elements of a tensor."""
+        if not array.size:
+            return
+        low, high = float(array.min()), float(array.max())
+        check_finite(name, low, high)
+        self._check_bins(name, max(abs(low), abs(high)))
+        try:
+            with _quiet():
+                self.collect({name: array})
+        except ValueError as error:  # numpy's: the edges of two bins are one number, or infinitely far apart
+            raise UsageError(
+                f"calibration: {name!r} reaches {low:g} to {high:g}, which is too narrow or too wide for the bins "
+                "of a histogram; set quantsim.calibration.method to minmax"
+            ) from error
 
-    def compute_collection_result(self) -> Any:
+    def find_limits(self) -> dict[str, Range]:
+        """{tensor: the range by the method}."""
         with _quiet():
-            return super().compute_collection_result()
+            found = self.compute_collection_result()
+        return {name: (float(low), float(high)) for name, (low, high, *_) in found.items()}
 
     def _check_bins(self, name: str, greatest: float) -> None:
         if name not in self.histogram_dict:
@@ -166,8 +158,10 @@ def _squared_error(limits: Range, density: np.ndarray, edges: np.ndarray, precis
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """onnxruntime prints its progress to standard output, where `--json` writes."""
-    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+    """Without what onnxruntime prints to standard output, where `--json` writes, and numpy's warnings of bins that
+    overflow, which become an error."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
         yield
 
 
@@ -256,32 +250,28 @@ def measure(
         UsageError: no samples; or a tensor is infinite or NaN on one of them, which no scale can express.
     """
     wanted = sorted({name for names in _measured_tensors(placement).values() for name in names})
-    measured = known or MeasuredRanges(0, {})
-    done = 0
-    with tempfile.TemporaryDirectory(prefix="onnxline-calibration-") as folder:
-        calibrator = open_calibrator(model, wanted, method, percentile, Path(folder))
-        if method != "minmax":
-            calibrator.collector = FiniteHistogramCollector(calibrator, measured.histograms, wanted)
-        for sample in samples:
-            done += 1
-            if done <= measured.samples:
-                continue
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of NaN; `check_finite` names the tensor
-                collect(calibrator, sample, done)
-                if method == "minmax":
-                    measured = MeasuredRanges(done, _merge(measured.limits, _ranges_of(calibrator.compute_data())))
-                else:
-                    measured = MeasuredRanges(done, {}, _as_arrays(calibrator.collector.histogram_dict))
-            observer(measured)
-        if not done:
-            raise UsageError("calibration: the data has no samples; expected at least one")
-        if method != "minmax":
-            counts = method != "mse" and measured.histograms
-            limits = _ranges_of(calibrator.compute_data()) if counts else {}
-            empty = dict.fromkeys(set(wanted) - measured.histograms.keys(), EMPTY)
-            measured = replace(measured, limits=limits | empty)
-    return measured
+    tensors, measured, done = TensorObserver(model, wanted), known or MeasuredRanges(0, {}), 0
+    collector = None if method == "minmax" else FiniteHistogramCollector(method, percentile, measured.histograms)
+    for done, sample in enumerate(samples, 1):
+        if done <= measured.samples:
+            continue
+        if collector is None:
+            limits = {
+                name: _hull(measured.limits.get(name), found)
+                for name, found in tensors.find_extremes(sample, done).items()
+            }
+            measured = MeasuredRanges(done, limits)
+        else:
+            for name, array in tensors.walk(sample, done):
+                collector.count(name, array)
+            measured = MeasuredRanges(done, {}, _as_arrays(collector.histogram_dict))
+        observer(measured)
+    if not done:
+        raise UsageError("calibration: the data has no samples; expected at least one")
+    if collector is None:
+        return measured
+    limits = collector.find_limits() if method != "mse" and measured.histograms else {}
+    return replace(measured, limits=limits | dict.fromkeys(set(wanted) - measured.histograms.keys(), EMPTY))
 
 
 def group_ranges(measured: MeasuredRanges, placement: Placement, model: DetachedModel) -> dict[str, Range]:
@@ -343,22 +333,17 @@ def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str
     return found
 
 
-def _ranges_of(data: Any) -> dict[str, Range]:
-    return {
-        name: (float(np.min(entry.range_value[0])), float(np.max(entry.range_value[1]))) for name, entry in data.items()
-    }
-
-
-def _merge(known: Mapping[str, Range], ranges: Mapping[str, Range]) -> dict[str, Range]:
-    return {name: _hull(known.get(name), found) for name, found in ranges.items()}
-
-
 def _hull(known: Range | None, found: Range) -> Range:
     return (min(known[0], found[0]), max(known[1], found[1])) if known else found
 
 
-EMPTY: Final[Range] = (np.inf, -np.inf)
-"""The limits of a tensor that was measured, and had no number in any sample."""
+COLLECTORS: Final[Mapping[Method, Mapping[str, Any]]] = {
+    "percentile": {"method": "percentile", "symmetric": True, "num_bins": 2048, "num_quantized_bins": None},
+    "entropy": {"method": "entropy", "symmetric": False, "num_bins": 128, "num_quantized_bins": 128},
+    "mse": {"method": "percentile", "symmetric": False, "num_bins": 2048, "num_quantized_bins": None},
+}
+"""The settings of onnxruntime's collector, as its calibrators have them. It counts the values of its percentile without
+their signs, which an asymmetric range needs."""
 
 NO_NUMBERS: Final[Range] = (0.0, 0.0)
 """The range of tensors that have no numbers in any sample."""

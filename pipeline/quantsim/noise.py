@@ -24,8 +24,9 @@ import onnx
 from onnx import NodeProto, helper
 
 from passes.encodings.qdq_nodes import DEQUANTIZED, choose_stems, rename_values
+from passes.graph.index import replace_entries
 from passes.graph.op_facts import PRODUCTS, RECURRENT
-from passes.graph.traversal import reads_of
+from passes.graph.traversal import reads_of, sort_nodes
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
@@ -93,7 +94,7 @@ def measure_noise(
     if not tensors:  # onnxruntime runs no model without outputs
         return {}
     parts = PARTS if has_total else (SIGNAL, LOCAL)
-    session = Session.of(_combine(model, encodings, tensors, tuned or model, parts))
+    session = Session.of(_combine(model, encodings, tensors, tuned or model, parts), in_order=True)
     sums = {name: [0.0, 0.0, 0.0] for name in tensors}
     for done, feeds in enumerate(samples, 1):
         outputs = session.run(feeds)
@@ -135,6 +136,7 @@ def _combine(
             _add_sum(graph, f"{name}{part}", f"{name}{part}/difference")
     if TOTAL not in parts:
         drop_unread_nodes(graph)
+    _sort_side_by_side(graph, model.proto.graph)
     return both
 
 
@@ -162,6 +164,21 @@ def _put_side_by_side(
     fixed = find_fixed_values(model.proto.graph, constants) | other
     both = DetachedModel(proto, {**model.weights, **quantized.weights})
     return both, QuantizedSteps(graph, encodings, constants, fixed, stems)
+
+
+def _sort_side_by_side(both: onnx.GraphProto, model: onnx.GraphProto) -> None:
+    """Put what is computed of a value of `model` next to the node that computes the value, so that it is soon freed."""
+    places = {name: place for place, node in enumerate(model.node) for name in node.output}
+
+    def place_of(node: NodeProto) -> int:
+        own = [places[name] for name in (name.removeprefix(QUANTIZED) for name in node.output) if name in places]
+        place = max(own or (places.get(name, -1) for name in reads_of(node)), default=-1)
+        places.update(dict.fromkeys(node.output, place))
+        return place
+
+    order = sorted(((place_of(node), index) for index, node in enumerate(both.node)))
+    replace_entries(both.node, [both.node[index] for _, index in order])
+    sort_nodes(both)
 
 
 class QuantizedSteps:
