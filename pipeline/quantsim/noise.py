@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -356,13 +356,14 @@ def estimate_sensitivity(
         return {}
     nodes = [node for layer in layers for node in layer.nodes]
     inside = {name for node in nodes for name in filter(None, node.output)}
-    backward = Backward(model, [name for layer in layers for name in layer.outputs], inside)
+    read = {name for node in nodes for name in filter(None, node.input)}
+    backward = Backward(model, [name for layer in layers for name in layer.outputs], inside, read)
     own = {name for layer in layers for name in layer.tensors()}
     chosen = {name: encoding for name, encoding in encodings.items() if name in own}
     quantized = QuantizedLayers(tuned or model, chosen, [layer.nodes for layer in layers])
-    reads = {name for node in nodes for name in node.input if name and name not in backward.computed}
-    reads.update(backward.reads)
+    reads = (read - backward.computed).union(backward.reads)
     session = _session_of(model, reads)
+    layer_of = {name: layer for layer in layers for name in layer.outputs}
     draw = np.random.default_rng(0)
     noise = dict.fromkeys((layer.output for layer in layers), 0.0)
     signal = 0.0
@@ -371,17 +372,19 @@ def estimate_sensitivity(
         values = {**feeds, **(session.run(feeds) if session else {})}
         forward = backward.forward(values)
         known = {name: as_tensor(values[name]) for name in reads.intersection(values)}
-        differences = quantized.measure_differences({**known, **forward.values})
+        known |= forward.values
         outputs = forward.outputs()
         scales = scales or {name: 1 / (math.sqrt(_power(array)) or 1) for name, array in outputs.items()}
         signal += directions * sum(_power(scales[name] * array) for name, array in outputs.items())
-        for _ in range(directions):
-            gradients = forward.gradients(
-                {name: _direction(draw, array, scales[name]) for name, array in outputs.items()}
-            )
-            for layer in layers:
-                reached = (name for name in layer.outputs if name in gradients)
-                noise[layer.output] += sum(_power(_multiply(differences[name], gradients[name])) for name in reached)
+
+        def add_noise(name: str, gradients: np.ndarray, known: Mapping[str, Any] = known) -> None:
+            layer = layer_of[name]
+            differences = quantized.measure_differences(layer.nodes, known)[name]
+            noise[layer.output] += _power(differences, gradients)
+
+        for number in range(directions):
+            lines = {name: _direction(draw, array, scales[name]) for name, array in outputs.items()}
+            forward.visit_gradients(lines, add_noise, is_last=number == directions - 1)
         observer(done)
     return {name: sqnr_db(signal, power) for name, power in noise.items()}
 
@@ -391,13 +394,24 @@ def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np
     return np.where(draw.integers(0, 2, array.shape, np.bool_), array.dtype.type(scale), array.dtype.type(-scale))
 
 
-def _multiply(differences: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Their product, where what reaches no output counts as nothing, be it infinite, as a mask that was rounded."""
-    return np.multiply(gradients, differences, out=np.zeros_like(differences), where=gradients != 0)
+def _power(array: np.ndarray, gradients: np.ndarray | None = None) -> float:
+    """The sum of squares, each multiplied by the square of its gradient; slice by slice, as float64 doubles an array.
+
+    What reaches no output counts as nothing, be it infinite, as a mask that was rounded.
+    """
+    flat, found = array.reshape(-1), 0.0
+    factors = None if gradients is None else gradients.reshape(-1)
+    for start in range(0, flat.size, SLICE):
+        part = flat[start : start + SLICE]
+        if factors is not None:
+            factor = factors[start : start + SLICE]
+            part = np.multiply(factor, part, out=np.zeros_like(part), where=factor != 0)
+        found += float(np.square(part, dtype=np.float64).sum())
+    return found
 
 
-def _power(array: np.ndarray) -> float:
-    return float(np.square(array, dtype=np.float64).sum())
+SLICE: Final = 2**20
+"""Elements that are squared at a time."""
 
 
 def _session_of(model: DetachedModel, reads: Collection[str]) -> Session | None:

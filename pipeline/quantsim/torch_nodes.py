@@ -10,7 +10,8 @@ The cross-check shares no kernel with onnxruntime: floats are computed by torch'
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -169,12 +170,19 @@ class Backward:
     Args:
         computed_here: values that are computed here too, though nodes make them before all `names` or they are among
             `names`.
+        kept: values that a pass hands on, as well as `names` and outputs.
 
     Raises:
         Unsupported: no output of floats depends on `names`.
     """
 
-    def __init__(self, model: DetachedModel, names: Collection[str], computed_here: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        model: DetachedModel,
+        names: Collection[str],
+        computed_here: Collection[str] = (),
+        kept: Collection[str] = (),
+    ) -> None:
         graph = model.proto.graph
         self._names = frozenset(names)
         floats = find_floats(model.proto, EVERY_FLOAT).keys()
@@ -184,6 +192,7 @@ class Backward:
         self._outputs = [info.name for info in graph.output if info.name in self._reached]
         if not self._outputs:
             raise Unsupported("no output of floats depends on a layer that is quantized")
+        self._kept = self._names.union(kept, self._outputs)
         self._op_of = {name: node.op_type for node in nodes for name in node.output}
         self._nodes = TorchNodes(nodes, model.proto.opset_import, self.computed, read_stored(model))
         self.reads = tuple(sorted({*self._nodes.reads, *self._starts}))
@@ -203,7 +212,8 @@ class Backward:
         if cut:
             shown = ", ".join(cut)
             raise Unsupported(f"no gradient goes through {plural(len(cut), 'operator')} of the model: {shown}", cut)
-        return Forward(found, self._outputs, [name for name in self._names if name in found])
+        kept = {name: value for name, value in found.items() if name in self._kept}
+        return Forward(kept, self._outputs, [name for name in self._names if name in kept])
 
 
 def _is_cut(value: Tensor | None) -> bool:
@@ -221,16 +231,27 @@ class Forward:
         """By name, in float32 or more: sums of squares overflow in 16 bits."""
         return {name: _to_wide_array(self.values[name]) for name in self._outputs}
 
-    def gradients(self, directions: Arrays) -> dict[str, np.ndarray]:
-        """The gradient of the sum of direction · output for each value that an output depends on."""
+    def visit_gradients(
+        self, directions: Arrays, visit: Callable[[str, np.ndarray], object], *, is_last: bool = False
+    ) -> None:
+        """Call `visit` with each value that an output depends on, and the gradient of the sum of direction · output.
+
+        Values come as the backward pass reaches them, the last of the model first, and no gradient is held longer.
+
+        Args:
+            directions: output → array of its shape.
+            visit: gets the name of the value and its gradient, in float32 or more.
+            is_last: whether no other gradients are taken, so that the pass may free what it has read.
+        """
         lines = [(self.values[name] * as_tensor(line)).double().sum() for name, line in directions.items()]
-        starts = [self.values[name] for name in self._names]
-        computed = torch.autograd.grad(torch.stack(lines).sum(), starts, retain_graph=True, allow_unused=True)
-        return {
-            name: _to_wide_array(gradient)
-            for name, gradient in zip(self._names, computed, strict=True)
-            if gradient is not None
-        }
+        with ExitStack() as hooks:
+            for name in self._names:
+                hook = self.values[name].register_hook(
+                    lambda gradient, name=name: visit(name, _to_wide_array(gradient))
+                )
+                hooks.callback(hook.remove)
+            leaves = [value for value in self.values.values() if value.is_leaf and value.requires_grad]
+            torch.autograd.grad(torch.stack(lines).sum(), leaves, retain_graph=not is_last, allow_unused=True)
 
 
 def _to_wide_array(tensor: Tensor) -> np.ndarray:
@@ -277,7 +298,7 @@ class QuantizedLayers:
     def __init__(
         self, model: DetachedModel, encodings: Mapping[str, Encoding], layers: Sequence[Sequence[NodeProto]]
     ) -> None:
-        self._encodings, self._layers = encodings, layers
+        self._encodings = encodings
         reads = {name for nodes in layers for node in nodes for name in node.input if name}
         stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
         arrays = {name: model.array(stored[name]) for name in reads & stored.keys()}
@@ -293,26 +314,24 @@ class QuantizedLayers:
             for node in nodes
         }
 
-    def measure_differences(self, values: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Each result of each layer: what it is with quantized values, less what it is in float.
+    def measure_differences(self, nodes: Sequence[NodeProto], values: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """{result of a layer: what it is with quantized values, less what it is in float}.
 
         Args:
-            values: of the float model; all that the layers read and make.
+            nodes: the layer.
+            values: of the float model; all that the layer reads and makes.
         """
-        known = dict(self._constants)
-        differences: dict[str, np.ndarray] = {}
+        results: dict[str, Tensor] = {}
         with torch.no_grad():
-            for nodes in self._layers:
-                results: dict[str, Tensor] = {}
-                for node in nodes:
-                    for name in filter(None, node.input):
-                        if name not in results and name not in known:
-                            known[name] = self._quantize(name, values[name])
-                    made = self._nodes[id(node)].compute({**known, **results})
-                    results |= {name: self._quantize(name, made[name]) for name in node.output if name}
-                last = filter(None, nodes[-1].output)
-                differences |= {name: (results[name] - values[name]).numpy() for name in last}
-        return differences
+            for node in nodes:
+                reads = {
+                    name: self._constants[name] if name in self._constants else self._quantize(name, values[name])
+                    for name in filter(None, node.input)
+                    if name not in results
+                }
+                made = self._nodes[id(node)].compute({**reads, **results})
+                results |= {name: self._quantize(name, made[name]) for name in node.output if name}
+            return {name: (results[name] - values[name]).numpy() for name in filter(None, nodes[-1].output)}
 
     def _quantize(self, name: str, value: Tensor) -> Tensor:
         encoding = self._encodings.get(name)

@@ -33,7 +33,12 @@ def measure_differences(
     made = [name for node in model.proto.graph.node for name in node.output if name in read]
     values = {**feeds, **Session.of(model, made).run(feeds)}
     quantized = QuantizedLayers(model, encodings, [layer.nodes for layer in layers])
-    return quantized.measure_differences({name: as_tensor(values[name]) for name in values})
+    tensors = {name: as_tensor(values[name]) for name in values}
+    return {
+        name: difference
+        for layer in layers
+        for name, difference in quantized.measure_differences(layer.nodes, tensors).items()
+    }
 
 
 PRODUCT = "g (float[2, 4] x) => (float[2, 4] y) { y = MatMul(x, w) }"
