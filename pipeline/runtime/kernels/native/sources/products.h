@@ -213,7 +213,28 @@ static bool overlap(const Product &t, const After &after) {
   return after.other < t.out + t.rows * t.out_row && t.out < after.other + t.rows * after.other_row;
 }
 
+constexpr int CHAINS = 4;  // of sums that do not wait for each other: in one chain, each row of a panel waits for the sum before
+
+// One row, whose time is that of reading the panels: they are read in order, which the processor sees by itself.
+static void multiply_row(const Product &t, const After &after) {
+  for (ptrdiff_t column = 0; column < t.columns; column += PANEL) {
+    const float *__restrict panel = t.panels + column * t.depth, *__restrict left = t.left;
+    Pair sums[CHAINS] = {};
+    ptrdiff_t k = 0;
+    for (; k + CHAINS <= t.depth; k += CHAINS)
+#pragma GCC unroll 4
+      for (int i = 0; i < CHAINS; i++, panel += PANEL) {
+        sums[i][0] += left[k + i] * load(panel);
+        sums[i][1] += left[k + i] * load(panel + LANES);
+      }
+    for (; k < t.depth; k++, panel += PANEL) sums[0][0] += left[k] * load(panel), sums[0][1] += left[k] * load(panel + LANES);
+    for (int half = 0; half < 2; half++) sums[0][half] += sums[1][half] + (sums[2][half] + sums[3][half]);
+    finish(t, after, {0, 1, column, t.columns - column, true, true}, sums);
+  }
+}
+
 static void multiply_all(const Product &t, const After &after) {
+  if (t.rows == 1 && t.inner == 1) return multiply_row(t, after);
   if (after.other && !after.adds_first && t.depth > DEPTH && overlap(t, after)) {
     // Partial sums lie in the result, where they would overwrite what is added at the end.
     static thread_local std::vector<float> held;
