@@ -12,6 +12,7 @@ from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph
 from pipeline.lowering.fusion.attention import fuse_attention
+from pipeline.lowering.fusion.compounds import join_compounds
 from pipeline.lowering.fusion.gradients import (
     add_biases_in_products,
     join_parts,
@@ -36,6 +37,7 @@ __all__ = ["CPU_FUSIONS", "CUDA_FUSIONS", "FUSIONS", "NATIVE_TRAIN_PASSES", "TRA
 
 FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "select": select_constant_indices,
+    "compounds": join_compounds,
     "attention": fuse_attention,
     "small-attention": keep_scores,
     "epilogues": fuse_epilogues,

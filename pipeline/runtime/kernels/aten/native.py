@@ -85,9 +85,9 @@ def layer_norm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | N
 
 def rms_norm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     given = call.given
-    if given.get("weight") is None or given.get("eps") is None:
+    if given.get("eps") is None:
         return None
-    weights, over = [given["weight"]], given["normalized_shape"]
+    weights, over = [] if given.get("weight") is None else [given["weight"]], given["normalized_shape"]
     return launch_norm(library, given["input"], weights, over, given["eps"], outs[0], is_centered=False)
 
 

@@ -45,16 +45,17 @@ def launch_norm(
     library: NativeLibrary, x: torch.Tensor, weights: Sequence[torch.Tensor], over: Sequence[int], eps: float,
     out: torch.Tensor, *, is_centered: bool,
 ) -> Launch | None:  # fmt: skip
-    """Over the last axes, of the sizes `over`; not centered, it divides by the root of the mean square."""
+    """Over the last axes, of the sizes `over`; not centered, it divides by the root of the mean square. `weights` are
+    none, the scale, or scale and bias."""
     columns, sizes = math.prod(over), torch.Size(over)
     if not are_floats(x, *weights, out) or any(item.shape != sizes or not item.is_contiguous() for item in weights):
         return None
-    if not weights or not is_dense_like(out, x) or not is_for_one_thread(out):
+    if not is_dense_like(out, x) or not is_for_one_thread(out):
         return None
     rows = as_rows(x.flatten(x.dim() - len(over))) if x.is_contiguous() else as_rows(x)
     if rows is None or rows.shape[1] != columns:
         return None
-    settings = (len(rows), columns, rows.stride(0), int(len(weights) == 2), int(is_centered), float(eps))
+    settings = (len(rows), columns, rows.stride(0), len(weights), int(is_centered), float(eps))
     return library.launch("normalize_rows", [out], [rows, *weights], settings)
 
 

@@ -5,12 +5,13 @@
 #include "softmax.h"
 
 // out <- (x - mean) / sqrt(variance + epsilon) * scale + bias, over each row; where it is not centered, the mean is taken for 0.
-// Settings: rows, columns, row stride of x, has a bias, is centered, epsilon.
+// Settings: rows, columns, row stride of x, how many of scale and bias there are, is centered, epsilon.
 KERNEL(normalize_rows) {
   ptrdiff_t rows = settings[0].whole, columns = settings[1].whole, stride = settings[2].whole;
   float *out = (float *)operands[0];
-  const float *x = (const float *)operands[1], *scale = (const float *)operands[2];
-  const float *bias = settings[3].whole ? (const float *)operands[3] : nullptr;
+  const float *x = (const float *)operands[1];
+  const float *scale = settings[3].whole ? (const float *)operands[2] : nullptr;
+  const float *bias = settings[3].whole > 1 ? (const float *)operands[3] : nullptr;
   bool is_centered = settings[4].whole;
   double epsilon = settings[5].real;
   ptrdiff_t even = columns / LANES * LANES, rest = columns - even;
@@ -40,10 +41,12 @@ KERNEL(normalize_rows) {
     for (at = 0; at < columns; at += LANES) {
       ptrdiff_t count = columns - at;
       if (count >= LANES) {
-        Vector y = (load(x + at) - mean) * factor * load(scale + at);
+        Vector y = (load(x + at) - mean) * factor;
+        if (scale) y *= load(scale + at);
         store(out + at, bias ? y + load(bias + at) : y);
       } else {
-        Vector y = (load_some(x + at, count) - mean) * factor * load_some(scale + at, count);
+        Vector y = (load_some(x + at, count) - mean) * factor;
+        if (scale) y *= load_some(scale + at, count);
         store_some(out + at, bias ? y + load_some(bias + at, count) : y, count);
       }
     }

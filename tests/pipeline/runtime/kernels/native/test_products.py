@@ -38,12 +38,13 @@ def test_a_stored_matrix(library, rows, depth, columns, with_bias, with_other, s
     torch.testing.assert_close(out.double(), wanted, atol=tolerance(depth), rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 30])
 @pytest.mark.parametrize("depth", [7, 512, 1100])
-def test_what_is_added_may_be_the_memory_of_the_result(library, depth):
-    """Beyond 512 partial sums lie in the result too."""
+def test_what_is_added_may_be_the_memory_of_the_result(library, depth, rows):
+    """Beyond 512 partial sums of several rows lie in the result too."""
     of = np.random.default_rng(depth)
-    x, weight = (torch.from_numpy(of.standard_normal((size, depth), np.float32)) for size in (30, 70))
-    out = torch.from_numpy(of.standard_normal((30, 70), np.float32))
+    x, weight = (torch.from_numpy(of.standard_normal((size, depth), np.float32)) for size in (rows, 70))
+    out = torch.from_numpy(of.standard_normal((rows, 70), np.float32))
     wanted = torch.relu(x.double() @ weight.double().t()) + out.double()
     packed = pack_panels(library, 1, weight)
     assert packed is not None

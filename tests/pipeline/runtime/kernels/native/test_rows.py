@@ -58,12 +58,12 @@ def test_layer_normalisation(rows: int, columns: int, with_bias: bool, apart: bo
 
 
 @settings(max_examples=40, deadline=None)
-@given(ROWS, COLUMNS, st.integers(0, 2**16))
-def test_normalisation_by_the_root_of_the_mean_square(rows: int, columns: int, seed: int) -> None:
-    x, scale = draw(seed, 2, rows, columns), draw(seed + 1, columns)
+@given(ROWS, COLUMNS, st.booleans(), st.integers(0, 2**16))
+def test_normalisation_by_the_root_of_the_mean_square(rows: int, columns: int, has_scale: bool, seed: int) -> None:
+    x, weights = draw(seed, 2, rows, columns), [draw(seed + 1, columns)] * has_scale
     out = torch.full((2, rows, columns), torch.nan)
-    launch("aten.rms_norm.default", [x, scale], [out], normalized_shape=tuple(x.shape[2:]), eps=1e-6)
-    wanted = functional.rms_norm(x.double(), (columns,), scale.double(), 1e-6)
+    launch("aten.rms_norm.default", [x, *weights], [out], normalized_shape=tuple(x.shape[2:]), eps=1e-6)
+    wanted = functional.rms_norm(x.double(), (columns,), *(weight.double() for weight in weights), eps=1e-6)
     torch.testing.assert_close(out.double(), wanted, atol=ATOL, rtol=RTOL)
 
 
