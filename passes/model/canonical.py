@@ -218,18 +218,22 @@ def _step(node: CanonicalNode, digests: dict[str, str], live: bool, substitute: 
 
 @dataclass(frozen=True, slots=True)
 class _GraphReader:
-    """Reads graphs of `model`; `own` are the names of its own functions, `bodies` a digest of all of them."""
+    """Reads graphs of `model`; `own` are the names of its own functions, `bodies` a digest of all of them.
+
+    `depth` is the number of bodies around the graph: in a body, an input of the body around it is another value.
+    """
 
     model: DetachedModel
     own: frozenset[tuple[str, str]]
     bodies: str
     tensor_key: TensorKey
+    depth: int = 0
     known: dict[Hashable, str] = field(default_factory=dict)
     """Digests by their parts."""
 
-    def graph(self, graph: GraphProto, *, is_body: bool = False) -> CanonicalGraph:
+    def graph(self, graph: GraphProto) -> CanonicalGraph:
         inputs = [
-            (info.name, _hash("input", index, is_body or info.name, info.type.SerializeToString(deterministic=True)))
+            (info.name, _hash("input", index, self.depth or info.name, info.type.SerializeToString(deterministic=True)))
             for index, info in enumerate(graph.input)
         ]
         stored = [(tensor.name, self.tensor(tensor)) for tensor in graph.initializer]
@@ -238,7 +242,7 @@ class _GraphReader:
             bare.values.ClearField("name")
             stored.append((sparse.values.name, _hash("sparse", bare.SerializeToString(deterministic=True))))
         outputs = tuple(info.name for info in graph.output)
-        return CanonicalGraph(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs, is_body)
+        return CanonicalGraph(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs, self.depth > 0)
 
     def nodes(self, nodes: Iterable[NodeProto]) -> tuple[CanonicalNode, ...]:
         return tuple([self.node(node, index) for index, node in enumerate(nodes)])
@@ -247,7 +251,7 @@ class _GraphReader:
         plain, bodies, constant = [], [], ""
         for attribute in sorted(node.attribute, key=attrgetter("name")):
             inner = bodies_of(attribute)
-            bodies.extend(self.graph(graph, is_body=True) for graph in inner)
+            bodies.extend(replace(self, depth=self.depth + 1).graph(graph) for graph in inner)
             plain.append((attribute.name, len(inner) or self.attribute(attribute)))
         op, inputs, outputs = node.op_type, tuple(node.input), tuple(node.output)
         if op == "Constant" and node.domain == "" and node.attribute and node.attribute[0].name == "value":

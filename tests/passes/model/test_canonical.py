@@ -140,6 +140,24 @@ def test_live_digest_sees_into_subgraphs() -> None:
     assert value_digests(first).whole != value_digests(other).whole
 
 
+def test_the_counters_of_two_loops_one_in_the_other_are_not_one() -> None:
+    text = """
+    g (int64 trips, bool c, float[2] x) => (float[2] y) {{
+        y = Loop (trips, c, x) <body = outer (int64 i, bool go, float[2] s) => (bool going, float[2] t) {{
+            going = Identity (go)
+            t = Loop (trips, go, s) <body = inner (int64 j, bool on, float[2] v) => (bool staying, float[2] w) {{
+                staying = Identity (on)
+                step = Cast <to = 1> ({counter})
+                w = Mul (v, step)
+            }}>
+        }}>
+    }}
+    """
+    outer, inner = (detached(model_of(text.format(counter=name))) for name in "ij")
+    assert value_digests(outer).whole != value_digests(inner).whole
+    assert canonical_digest(outer) != canonical_digest(inner)
+
+
 @given(st.permutations(["a", "b", "c"]))
 def test_independent_nodes_may_come_in_any_order(order: list[str]) -> None:
     ops = {"a": "a = Neg (x)", "b": "b = Abs (x)", "c": "c = Relu (x)"}
