@@ -260,8 +260,11 @@ class _Flattener:
         known = {name: self._enter(name) for name in self._entries()}
         nodes = self._order_nodes()
         reads = [list(node.input) for node in nodes]  # now: to replace a value changes the nodes that read it
+        moved: dict[str, str] = {}
+        """What a Reshape of a value of the region made → what stands for it now; the region may read it as well."""
         for node, names_read in zip(nodes, reads, strict=True):
             inputs = [known.get(name) or self._operand(name) for name in names_read]
+            inputs = [moved.get(name, name) for name in inputs]
             if node.op_type == "ReduceMean":
                 inputs[1] = self.rewriter.constant_of(np.array([-1]), "last_axis")
             names = list(filter(None, node.output))
@@ -269,9 +272,10 @@ class _Flattener:
             known.update(zip(names, self._copy(node, inputs), strict=True))
             for name, (flat, shapes, others) in read.items():
                 for reader in flat:
+                    moved[reader.output[0]] = known[name]
                     self.rewriter.replace(reader.output[0], known[name])
                 for reader in shapes:
-                    self._write_reshape(reader, known[name])
+                    moved[reader.output[0]] = self._write_reshape(reader, known[name])
                 if others:
                     self._write_reshape(node, known[name], name)
         for name in [name for node in reversed(nodes) for name in node.output]:
@@ -325,9 +329,11 @@ class _Flattener:
             return name
         return self.rewriter.constant_of(array.reshape(math.prod(array.shape[:-1]), array.shape[-1]), f"{name}/rows")
 
-    def _write_reshape(self, node: NodeProto, matrix: str, name: str = "") -> None:
-        """Make the output of a node, or its output `name`, from a matrix."""
+    def _write_reshape(self, node: NodeProto, matrix: str, name: str = "") -> str:
+        """Make the output of a node, or its output `name`, from a matrix; returns what it is called now."""
         name = name or node.output[0]
         shape = self.rewriter.fixed_shape(name)
         assert shape is not None
-        self.rewriter.replace(name, self._reshape(matrix, shape, name))
+        made = self._reshape(matrix, shape, name)
+        self.rewriter.replace(name, made)
+        return name if name in self.rewriter.held else made

@@ -199,7 +199,10 @@ class Rewriter:
             return
         made, is_held = self.producers.get(new), new in self.held
         self.held.add(new)  # for now: the old producer may be all that reads it
-        self.remove(producer)
+        if any(self.consumers[name] or name in self.held for name in producer.output if name != old):
+            self.rename(old, old)  # its other outputs stay
+        else:
+            self.remove(producer)
         if not is_held:
             self.held.remove(new)
         if made is None or is_held or bodies_in(made):

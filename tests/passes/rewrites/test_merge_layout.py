@@ -266,6 +266,24 @@ def test_a_product_of_matrices_takes_a_bias_that_is_the_same_for_each_row(
     assert merged(text, context, atol=1e-6, w=ROW_WEIGHTS["w"], bias=bias) == lines
 
 
+def test_the_operators_of_rows_read_a_matrix_that_a_reshape_made_of_the_rows(context: PassContext) -> None:
+    text = """g (float[1, 3, 8] x) => (float[1, 3, 8] y) {
+        a = MatMul (x, w) b = Add (a, bias) c = Reshape (b, sizes) y = Sub (b, c)
+    }"""
+    weights = {"w": ROW_WEIGHTS["w"], "bias": BIASES["bias"], "sizes": np.array([3, 8])}
+    assert merged(text, context, atol=1e-6, **weights) == ["Reshape [3, 8]", "Gemm", "Sub", "Reshape [1, 3, 8]"]
+
+
+def test_each_output_of_a_split_of_rows_keeps_its_name(context: PassContext) -> None:
+    text = """g (float[3, 8] x) => (float[1, 3, 4] left, float[1, 3, 4] right, float[3, 8] y) {
+        a = Reshape (x, sizes) left, right = Split <axis = 2> (a, halves) b = MatMul (left, w) c = Add (b, bias)
+        y = Reshape (c, flat)
+    }"""
+    sizes = {"sizes": np.array([1, 3, 8]), "halves": np.array([4, 4]), "flat": np.array([3, 8])}
+    lines = merged(text, context, atol=1e-6, w=ROW_WEIGHTS["w"][:4], bias=BIASES["bias"], **sizes)
+    assert lines == ["Split", "Reshape [1, 3, 4]", "Reshape [1, 3, 4]", "Gemm"]
+
+
 def test_rows_that_are_mixed_keep_their_axes(context: PassContext) -> None:
     """A Softmax along another axis, and a product of whole values, need the axes."""
     text = ROWS.replace("NORM", "Softmax <axis = 1> (d)")
