@@ -228,12 +228,15 @@ def read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> Document:
     Relative paths are resolved here, file by file, since each is relative to the file that it is written in.
 
     Raises:
-        ConfigError: a file is missing or malformed, or the files extend each other in a circle.
+        ConfigError: a file is missing or malformed, or holds no mapping; or the files extend each other in a circle.
     """
     if path.resolve() in [file.resolve() for file in above]:
         circle = " → ".join(str(step) for step in (*above, path))
         raise ConfigError(f"{path}: extends itself: {circle}; take one of these out")
-    own = read_yaml(path)
+    data, marks = read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: found {describe(data)}, expected a mapping with at least the key 'model'")
+    own = Document(data, marks)
     bases = _bases(own)
     own = Document(anchor_paths({k: v for k, v in own.data.items() if k != "extends"}, path.parent), own.marks)
     merged = Document({}, Marks({}))

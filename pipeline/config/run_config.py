@@ -1,4 +1,4 @@
-"""`RunConfig`: all settings of one run, read once, at the edge; and recipes outside of one, on a command line, say."""
+"""`RunConfig`: all settings of one run, read once, at the edge."""
 
 from __future__ import annotations
 
@@ -22,96 +22,16 @@ from pydantic import (
 )
 
 from passes.errors import check_type
-from passes.recipe import DEFAULT_RECIPE, EARLIER_RECIPES, FIRST_FOR_TORCH, TORCH_RECIPE
 from passes.suggest import describe_absence
 from passes.visible import HIDDEN
 from pipeline.config.model import ModelConfig
 from pipeline.config.paths import anchor_paths, apply_overrides, is_reference, merge, read_with_bases
 from pipeline.config.quantsim import QuantSimConfig
+from pipeline.config.recipe import default_recipe, write_out_earlier
 from pipeline.config.sections import ExportConfig, Files, PassesConfig, RuntimeConfig, Section, VerifyConfig
 from pipeline.config.train import TrainConfig
-from pipeline.config.yaml_source import Document, Marks, check_plain, describe, parse_value, to_config_error
+from pipeline.config.yaml_source import Document, Marks, check_plain, describe, to_config_error
 from pipeline.errors import ConfigError, OnnxlineError
-
-SUFFIXES: Final = (".yaml", ".yml")
-
-OWNER: Final = "onnxoptimizer/"
-"""Optional prefix of the passes of onnxoptimizer; a recipe names them without it."""
-
-
-def default_recipe(model: object) -> tuple[str, ...]:
-    """The default recipe for the section `model`, which may be plain data or validated."""
-    return DEFAULT_RECIPE if _is_file(model) else TORCH_RECIPE
-
-
-def _is_file(model: object) -> bool:
-    return bool(model.get("onnx") if isinstance(model, Mapping) else getattr(model, "onnx", None))
-
-
-def _write_out_earlier(model: object, recipe: Any) -> Any:
-    """`recipe` with the items of each default recipe of an earlier release, which depend on the source too."""
-    if not isinstance(recipe, list | tuple):
-        return recipe
-    names = [item if isinstance(item, str) else "" for item in recipe]
-    first = () if _is_file(model) else (FIRST_FOR_TORCH,)
-    earlier = {name: (*first, *EARLIER_RECIPES[name]) for name in names if name in EARLIER_RECIPES}
-    return tuple(step for item, name in zip(recipe, names, strict=True) for step in earlier.get(name, (item,)))
-
-
-def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
-    """The items of a recipe; none for an empty text, as `recipe: []` in YAML.
-
-    Args:
-        entries: each a YAML file, which is a configuration or has a `recipe`; or items with commas between them, as
-            YAML writes a list: `default,onnxsim`, or `{onnxsim: {check_n: 1}}`. Paths in a file are relative to its
-            folder, others to the working directory.
-
-    Raises:
-        ConfigError: a file is missing or has no recipe, or an item is none.
-    """
-    return tuple(item for entry in entries for item in _items(entry))
-
-
-def recipe_of_run(model: Path) -> tuple[Any, ...]:
-    """The recipe of the run in the folder `model`; for an ONNX file, the default recipe."""
-    config = model / "run.yaml"
-    return read_recipe([str(config)]) if config.is_file() else DEFAULT_RECIPE
-
-
-def _items(entry: str) -> tuple[Any, ...]:
-    if entry.endswith(SUFFIXES):
-        return _check_items(_of_file(Path(entry)), entry)
-    return _check_items(parse_value(f"[{entry}]", "--recipe"), "--recipe")
-
-
-def _of_file(path: Path) -> Any:
-    data = read_with_bases(path).data
-    if "recipe" in data:
-        return anchor_paths({"passes": {"recipe": data["recipe"]}}, path.parent)["passes"]["recipe"]
-    section = data.get("passes", {})
-    if isinstance(section, dict) and "model" in data:  # a configuration that may leave its recipe out
-        return section.get("recipe", list(default_recipe(data["model"])))
-    if not isinstance(section, dict) or "recipe" not in section:
-        raise ConfigError(f"{path}: found no recipe; expected a configuration, or `recipe: [default, onnxsim]`")
-    return section["recipe"]
-
-
-def check_passes(section: Mapping[str, Any], title: str) -> PassesConfig:
-    """Check the section `passes` by itself, as an option of the command line or an argument gives it.
-
-    Raises:
-        ConfigError: its message begins with `title`, and names the keys without the section.
-    """
-    try:
-        return PassesConfig.model_validate(section)
-    except ValidationError as error:
-        raise to_config_error(error, PassesConfig, Document(dict(section), Marks.none(title)), title) from None
-
-
-def _check_items(items: Any, title: str) -> tuple[Any, ...]:
-    recipe = check_passes({"recipe": items}, title).recipe
-    return tuple(item.removeprefix(OWNER) if isinstance(item, str) else item for item in recipe)
-
 
 # The name becomes the folder runs/<name>.
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}$"
@@ -177,10 +97,10 @@ class RunConfig(Section):
             case PassesConfig() as passes if "recipe" not in passes.model_fields_set:
                 return {**data, "passes": passes.model_copy(update={"recipe": default_recipe(data["model"])})}
             case PassesConfig() as passes:
-                recipe = _write_out_earlier(data["model"], passes.recipe)
+                recipe = write_out_earlier(data["model"], passes.recipe)
                 return {**data, "passes": passes.model_copy(update={"recipe": recipe})}
             case {"recipe": recipe}:
-                passes = {**data["passes"], "recipe": _write_out_earlier(data["model"], recipe)}
+                passes = {**data["passes"], "recipe": write_out_earlier(data["model"], recipe)}
                 return {**data, "passes": passes}
             case Mapping() as passes:
                 return {**data, "passes": {"recipe": default_recipe(data["model"]), **passes}}

@@ -117,11 +117,11 @@ _EXPONENT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+0123456789"))
 
 
-def read_yaml(path: Path) -> Document:
-    """Read one file.
+def read_yaml(path: Path) -> tuple[Any, Marks]:
+    """What one file holds, and where each value stands.
 
     Raises:
-        ConfigError: it is missing, is not YAML, repeats a key, or is no mapping.
+        ConfigError: it is missing, is not YAML, or repeats a key.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -131,10 +131,7 @@ def read_yaml(path: Path) -> Document:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read: {reason}; expected a YAML configuration") from None
     reader = _YamlReader(str(path))
-    data = reader.read(text)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: found {describe(data)}, expected a mapping with at least the key 'model'")
-    return Document(data, Marks(reader.places))
+    return reader.read(text), Marks(reader.places)
 
 
 def parse_value(text: str, title: str) -> Any:

@@ -150,6 +150,8 @@ def test_recipes_are_read_from_words_and_files(tmp_path: Path) -> None:
     assert read_recipe(["{onnxsim: {check_n: 1}}, nop"]) == ({"onnxsim": {"check_n": 1}}, "nop")
     (tmp_path / "steps.yaml").write_text("recipe: [nop, own.py:Mine]\n")
     assert read_recipe([str(tmp_path / "steps.yaml")]) == ("nop", f"{tmp_path}/own.py:Mine")
+    (tmp_path / "list.yaml").write_text("- nop\n- own.py:Mine: {factor: 2}\n")
+    assert read_recipe([str(tmp_path / "list.yaml")]) == ("nop", {f"{tmp_path}/own.py:Mine": {"factor": 2}})
     own = read_recipe([str(ROOT / "configs" / "own_pass.yaml")])
     assert own[0] == f"{ROOT}/examples/own_pass.py:ScaleQuery"
     assert own[2] == "onnxsim"
@@ -180,3 +182,6 @@ def test_a_file_without_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("name: other\n")
     with pytest.raises(ConfigError, match="found no recipe; expected a configuration, or"):
         read_recipe([str(tmp_path / "other.yaml")])
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(ConfigError, match="found nothing, expected a list of steps, or a configuration"):
+        read_recipe([str(tmp_path / "empty.yaml")])
