@@ -49,24 +49,52 @@ static void weigh_masked(float *row, const float *mask, ptrdiff_t keys, float sc
     weigh(row, row, keys, 1);
 }
 
+// The rows of a mask: `strides` apart by (batch, head, query).
+struct Mask {
+  const float *first;
+  const Setting *strides;
+  const float *row(ptrdiff_t b, ptrdiff_t h, ptrdiff_t query) const {
+    return first + b * strides[0].whole + h * strides[1].whole + query * strides[2].whole;
+  }
+};
+
+// A number that hides a key: beside one that is not hidden, its weight is 0 whatever its score is.
+constexpr float HIDDEN = -1e30f;
+
+// How many keys from the first one on are to be read: the ones after that are hidden from every query, as the free rows of
+// a cache are. All of them where a query sees no key, since a softmax of equal numbers is their mean.
+static ptrdiff_t count_seen(const Mask &mask, ptrdiff_t b, ptrdiff_t h, ptrdiff_t queries, ptrdiff_t keys) {
+  ptrdiff_t seen = 0, rows = mask.strides[2].whole ? queries : 1;
+  for (ptrdiff_t query = 0; query < rows; query++) {
+    const float *row = mask.row(b, h, query);
+    ptrdiff_t last = keys;
+    while (last > 0 && row[last - 1] <= HIDDEN) last--;
+    if (last == 0) return keys;
+    if (last > seen) seen = last;
+  }
+  return seen;
+}
+
 // out <- softmax(query @ key^T * scale + mask) @ value.
 // Settings: batch, heads, queries, keys, width, then strides by (batch, head, token) of query, key, value and out, the
 // scale, has a mask, and its strides by (batch, head, query).
 KERNEL(attend_all) {
-  const Setting *s = settings, *strides = settings + 5, *of_mask = settings + 19;
-  ptrdiff_t batch = s[0].whole, heads = s[1].whole, queries = s[2].whole, keys = s[3].whole, width = s[4].whole;
+  const Setting *s = settings, *strides = settings + 5;
+  ptrdiff_t batch = s[0].whole, heads = s[1].whole, queries = s[2].whole, all = s[3].whole, width = s[4].whole;
   float scale = (float)s[17].real;
   bool has_mask = s[18].whole;
   static thread_local std::vector<float> of_keys, scores;
-  size_t room = width * ((keys + PANEL - 1) / PANEL * PANEL) + LANES;
+  Mask mask = {has_mask ? (const float *)operands[4] : nullptr, settings + 19};
+  size_t room = width * ((all + PANEL - 1) / PANEL * PANEL) + LANES;
   if (of_keys.size() < room) of_keys.resize(room);
-  if (scores.size() < (size_t)(QUERIES * keys + LANES)) scores.resize(QUERIES * keys + LANES);
-  float *of_values = panels_for(keys, width);
+  if (scores.size() < (size_t)(QUERIES * all + LANES)) scores.resize(QUERIES * all + LANES);
+  float *of_values = panels_for(all, width);
   for (ptrdiff_t b = 0; b < batch; b++)
     for (ptrdiff_t h = 0; h < heads; h++) {
       auto at = [&](int operand, int of) {
         return (float *)operands[operand] + b * strides[3 * of].whole + h * strides[3 * of + 1].whole;
       };
+      ptrdiff_t keys = has_mask ? count_seen(mask, b, h, queries, all) : all;
       fill_panels(of_keys.data(), at(2, 1), width, keys, 1, strides[5].whole);
       fill_panels(of_values, at(3, 2), keys, width, strides[8].whole, 1);
       for (ptrdiff_t first = 0; first < queries; first += QUERIES) {
@@ -76,8 +104,7 @@ KERNEL(attend_all) {
         for (ptrdiff_t i = 0; i < rows; i++) {
           float *row = scores.data() + i * keys;
           if (has_mask)
-            weigh_masked(row, (const float *)operands[4] + b * of_mask[0].whole + h * of_mask[1].whole + (first + i) * of_mask[2].whole,
-                         keys, scale);
+            weigh_masked(row, mask.row(b, h, first + i), keys, scale);
           else
             weigh(row, row, keys, scale);
         }

@@ -175,6 +175,34 @@ def test_a_query_that_no_key_answers_is_0_and_nan_stays() -> None:
     torch.testing.assert_close(out, wanted, atol=ATOL, rtol=RTOL)
 
 
+LOWEST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("hidden", [-INF, LOWEST, -1e4])
+@pytest.mark.parametrize("seen", [(1, 1, 1), (40, 41, 42), (70, 3, 17), (5, 0, 9)], ids=str)
+def test_attention_to_the_first_rows_of_a_cache(hidden: float, seen: tuple[int, ...]) -> None:
+    """Each query sees the first keys; one that sees none has the mean of all values, or 0 where it adds -inf."""
+    query, key, value = draw(0, 1, 2, 3, 8), draw(1, 1, 2, 70, 8), draw(2, 1, 2, 70, 8)
+    mask = torch.zeros(1, 1, 3, 70)
+    for row, count in enumerate(seen):
+        mask[..., row, count:] = hidden
+    out = torch.full((1, 3, 2, 8), NAN)
+    launch(Kind.ScaledDotProductAttention, [query, key, value, mask], [out], scale=0.5, mask=True)
+    wanted = functional.scaled_dot_product_attention(query, key, value, mask, scale=0.5).transpose(1, 2)
+    torch.testing.assert_close(out, wanted, atol=ATOL, rtol=RTOL)
+
+
+@pytest.mark.parametrize("has_row_for_each", [False, True])
+def test_free_rows_of_a_cache_are_not_read(has_row_for_each: bool) -> None:
+    query, key, value = draw(0, 1, 1, 3, 8), draw(1, 1, 1, 70, 8), draw(2, 1, 1, 70, 8)
+    mask = torch.zeros(1, 1, 3 if has_row_for_each else 1, 70)
+    mask[..., 20:], key[:, :, 20:], value[:, :, 20:] = LOWEST, NAN, NAN
+    out = torch.full((1, 3, 1, 8), NAN)
+    launch(Kind.ScaledDotProductAttention, [query, key, value, mask], [out], scale=0.5, mask=True)
+    wanted = functional.scaled_dot_product_attention(query, key[:, :, :20], value[:, :, :20], scale=0.5)
+    torch.testing.assert_close(out, wanted.transpose(1, 2), atol=ATOL, rtol=RTOL)
+
+
 @pytest.mark.parametrize("number", [NAN, -INF])
 def test_attention_to_a_key_that_is_no_number(number: float) -> None:
     """One query times -inf is -inf or inf by its sign, so only queries above 0 are free of the second key."""
