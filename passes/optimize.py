@@ -189,7 +189,8 @@ class _Stages:
         begun = time.perf_counter()
         inputs = self._inputs_of(run.model, feeds) if is_empty else ModelInputs(run.model, self.context, drawn)
         with nullcontext() if inputs.are_none else limit_runs(self.context, run.model):
-            made = restart(step, run.model, inputs, self.policy, self.context)
+            is_last = place + 1 == len(steps)
+            made = restart(step, run.model, inputs, self.policy, self.context, is_last=is_last)
         row = replace(made.row, seconds=time.perf_counter() - begun)
         self.observer(step.name, place + done, total, row)
         self.on_change(len(run.rows), row, AnalyzedModel(run.model), AnalyzedModel(made.model))

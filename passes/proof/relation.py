@@ -62,13 +62,20 @@ class ModelInputs:
     fault: str = ""
     """Why the model cannot be compared with, after `read` failed."""
 
-    def of_part(self, part: DetachedModel) -> ModelInputs:
-        """The inputs for a part of the model that takes some of them: what is known, or the draws that are needed."""
+    def of_part(self, part: DetachedModel, *, only_runs: bool) -> ModelInputs:
+        """The inputs for a part of the model.
+
+        Args:
+            part: takes some of the inputs.
+            only_runs: take the draws that are needed to see that it runs; further steps are compared on all.
+
+        Returns:
+            What is known of its inputs, or the plan of its draws.
+        """
         taken = part.index.required_inputs
         known = [{name: feeds[name] for name in taken if name in feeds} for feeds in self.known]
-        plan = self.plan and replace(
-            self.plan.reduce_to_needed(), inputs=tuple(entry for entry in self.plan.inputs if entry.name in taken)
-        )
+        plan = self.plan and (self.plan.reduce_to_needed() if only_runs else self.plan)
+        plan = plan and replace(plan, inputs=tuple(entry for entry in plan.inputs if entry.name in taken))
         return ModelInputs(part, self.context, known, plan)
 
     @property

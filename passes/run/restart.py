@@ -40,8 +40,21 @@ def restart(
     inputs: ModelInputs,
     policy: Policy,
     context: PassContext,
+    *,
+    is_last: bool,
 ) -> Restart:
-    """Run `step` on `model` and prove its relation on `inputs`; none where the proof is by structure alone.
+    """Run `step` on `model` and prove its relation on `inputs`.
+
+    Args:
+        step: changes what the model takes or gives.
+        model: the model before.
+        inputs: none where the proof is by structure alone.
+        policy: whether the step is skipped.
+        context: the workers.
+        is_last: no step comes after it, which would be compared on the same inputs.
+
+    Returns:
+        The model that the step made; `model` itself where the step is skipped or rejected.
 
     Raises:
         ModelError: `model` does not run, or computes nothing that can be compared.
@@ -56,6 +69,7 @@ def restart(
     skip = policy.skips(step.name)
     if skip is not None:
         return reject(Status.SKIPPED, skip.reason)
+    asked = inputs
     try:
         with context.drawing(inputs.read):
             result = apply_step(step, model, context)
@@ -68,11 +82,11 @@ def restart(
         proof = RelationProof({}, ())
         if result.relation is not None and not inputs.are_none:
             is_same = _computes_the_same(before.canonical, after.canonical, result.relation)
-            asked = inputs.of_part(result.model) if is_same else inputs
+            asked = inputs.of_part(result.model, only_runs=is_last) if is_same else inputs
             proof = prove_relation(asked.model, result.model, result.relation, asked, context)
     except StepFailed as failure:
-        if inputs.fault:
-            raise ModelError(inputs.fault) from failure
+        if inputs.fault or asked.fault:
+            raise ModelError(inputs.fault or asked.fault) from failure
         return reject(Status(failure.status), str(failure) or type(failure).__name__)
     if proof.why:
         return reject(Status.REVERTED, f"differs: {proof.why}", proof.errors)

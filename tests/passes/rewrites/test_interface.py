@@ -244,6 +244,16 @@ class Tampering(Extract):
 def test_a_part_with_another_weight_is_seen(step: type[Extract], status: Status, context: PassContext) -> None:
     model = open_model(chain())
     inputs = ModelInputs(model, context, plan=plan_draws(model))
-    found = restart(step(outputs=["b"]), model, inputs, Policy(), context)
+    found = restart(step(outputs=["b"]), model, inputs, Policy(), context, is_last=True)
     assert found.row.status is status, found.row.reason
     assert found.feeds or status is Status.REVERTED
+
+
+@pytest.mark.parametrize("step", [{"extract": {"outputs": ["b"]}}, {"outputs": {"add": ["b"], "drop": ["y"]}}])
+def test_steps_after_a_part_was_cut_out_are_compared_on_all_draws(step: dict, context: PassContext) -> None:
+    """A part only has to run, and what is done to it afterwards may be wrong for some sizes alone."""
+    plain, alone, before = (
+        len(passes.optimize(chain(), recipe, context=context).coverage.draws)
+        for recipe in (["fold_constants"], [step], [step, "fold_constants"])
+    )
+    assert alone < before == plain
