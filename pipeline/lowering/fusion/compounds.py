@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.ir.graph import Graph, InputRef, Op
+from pipeline.ir.graph import Graph, Op
 from pipeline.lowering.fusion.op_patterns import constant_number
 from pipeline.lowering.fusion.pointwise import is_float32
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
@@ -77,18 +77,28 @@ def _epsilon_of(graph: Graph, x: int, vid: int) -> float | None:
     total = _only_producer(graph, vid)
     if total is None or total.kind != "aten.add.Tensor" or total.attrs.get("alpha", 1) != 1:
         return None
-    mean, epsilon = _only_producer(graph, total.inputs[0]), total.attrs.get("other")
-    if isinstance(epsilon, InputRef):
-        epsilon = constant_number(graph, total.inputs[epsilon.index])
-    if mean is None or mean.kind != "aten.mean.dim" or not isinstance(epsilon, int | float):
+    averaged, epsilon = _split_number(graph, total)
+    mean, spec = _only_producer(graph, averaged), graph.values[x].spec
+    if mean is None or mean.kind != "aten.mean.dim" or epsilon is None or not spec.rank:
         return None
-    spec = graph.values[x].spec
     is_of_rows = mean.attrs.get("dim") in ((-1,), (spec.rank - 1,)) and mean.attrs.get("keepdim") is True
     square = producer(graph, mean.inputs[0])
     if not spec.is_static or not is_of_rows or mean.attrs.get("dtype") is not None or square is None:
         return None
     is_square = _is_power(square, 2) or (square.kind == "aten.mul.Tensor" and len(square.inputs) == 2)
-    return float(epsilon) if is_square and set(square.inputs) == {x} else None
+    return epsilon if is_square and set(square.inputs) == {x} else None
+
+
+def _split_number(graph: Graph, total: Op) -> tuple[int, float | None]:
+    """A summand, and the number that is added to it; None for a sum of two values that change."""
+    if len(total.inputs) == 1:
+        other = total.attrs.get("other")
+        return total.inputs[0], float(other) if isinstance(other, int | float) else None
+    for value, other in (total.inputs, total.inputs[::-1]):
+        number = constant_number(graph, other)
+        if number is not None:
+            return value, float(number)
+    return total.inputs[0], None
 
 
 def _is_power(op: Op, exponent: float) -> bool:

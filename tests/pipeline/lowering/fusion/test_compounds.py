@@ -42,10 +42,11 @@ BY_RSQRT = {
     '  %6 "root": float32[2, 3, 1] = aten.sqrt.default(%5) {self: $0}\n': "",
     "aten.reciprocal.default(%6)": "aten.rsqrt.default(%5)",
 }
+BY_OTHER_SUM = {"aten.add.Tensor(%4, %2)": "aten.add.Tensor(%2, %4)"}
 BY_PRODUCT = {"aten.pow.Tensor_Scalar(%0) {self: $0, exponent: 2.0}": "aten.mul.Tensor(%0, %0) {self: $0, other: $1}"}
 
 
-@pytest.mark.parametrize("written", [{}, BY_QUOTIENT, BY_RSQRT, BY_PRODUCT], ids=["", "quotient", "rsqrt", "product"])
+@pytest.mark.parametrize("written", [{}, BY_QUOTIENT, BY_RSQRT, BY_PRODUCT, BY_OTHER_SUM])
 def test_a_norm_and_its_weight_are_one_call(written: dict[str, str]) -> None:
     assert_becomes(
         join_compounds,
@@ -90,11 +91,12 @@ def test_a_result_that_is_read_before_the_weight_is_a_norm_without_one() -> None
         {"exponent: 2.0": "exponent: 3.0"},
         {"aten.pow.Tensor_Scalar(%0) {self: $0, exponent: 2.0}": "aten.mul.Tensor(%0, %1) {self: $0, other: $1}"},
         {"aten.add.Tensor(%4, %2) {self: $0, other: $1}": "aten.add.Tensor(%4, %2) {self: $0, other: $1, alpha: 2}"},
+        {"aten.add.Tensor(%4, %2)": "aten.add.Tensor(%4, %4)"},
         {"aten.mul.Tensor(%0, %7)": "aten.mul.Tensor(%3, %7)"},
         {"return %9": "return %9, %7"},
         {"float32": "float16"},
     ],
-    ids=["power", "no square", "alpha", "other rows", "factor is read", "half precision"],
+    ids=["power", "no square", "alpha", "no number", "other rows", "factor is read", "half precision"],
 )
 def test_another_computation_is_left_alone(written: dict[str, str]) -> None:
     numbers = {"epsilon": EPSILON["epsilon"].half()} if "float32" in written else EPSILON

@@ -58,8 +58,8 @@ struct Mask {
   }
 };
 
-// A number that hides a key: beside one that is not hidden, its weight is 0 whatever its score is.
-constexpr float HIDDEN = -1e30f;
+// A number of a mask that hides a key: where another key is not hidden, its weight is 0 for every score far from overflow.
+constexpr float HIDDEN = -1e38f;
 
 // How many keys from the first one on are to be read: the ones after that are hidden from every query, as the free rows of
 // a cache are. All of them where a query sees no key, since a softmax of equal numbers is their mean.
