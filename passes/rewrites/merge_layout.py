@@ -14,6 +14,7 @@ from onnx import NodeProto
 
 from passes.context import PassContext
 from passes.graph.op_facts import LAYOUT_OPS, attribute_of, input_of
+from passes.graph.traversal import bodies_in
 from passes.rewrites.biased_product import join_biases, why_apart
 from passes.rewrites.flat_rows import flatten_rows
 from passes.rewrites.layout_map import LayoutCall, LayoutMap, NoLayout
@@ -162,11 +163,14 @@ class _ChainMerger:
         return sum(call.op == "Transpose" for call in calls) <= turns
 
     def _has_name_for(self, end: NodeProto, chain: _LayoutChain, calls: Sequence[LayoutCall]) -> bool:
-        """Whether the end of the chain keeps the name of an output: an input, and another output, have their own."""
+        """Whether the end of the chain keeps the name of an output: an input, another output and what a node with
+        bodies makes have their own."""
         if calls or end.output[0] not in self.rewriter.held or len(chain.nodes) > chain.own:
             return True
         computes = any(node.op_type not in MOVING for node in chain.nodes)
-        return computes or (chain.source in self.rewriter.producers and chain.source not in self.rewriter.held)
+        producer = self.rewriter.producers.get(chain.source)
+        is_free = producer is not None and not bodies_in(producer) and chain.source not in self.rewriter.held
+        return computes or is_free
 
     def _chains(self, end: NodeProto) -> Iterator[_LayoutChain]:
         """The chains that end in a node, the shortest first."""

@@ -284,6 +284,17 @@ def test_each_output_of_a_split_of_rows_keeps_its_name(context: PassContext) -> 
     assert lines == ["Split", "Reshape [1, 3, 4]", "Reshape [1, 3, 4]", "Gemm"]
 
 
+def test_an_output_that_a_branch_makes_keeps_its_name(context: PassContext) -> None:
+    """An Identity would stand for the Reshape, and another one for that Identity, without an end."""
+    text = """g (float[3, 8] x) => (float[3, 8] y) {
+        a = If (c) <then_branch = t () => (float[3, 8] b) { b = Neg (x) },
+                    else_branch = e () => (float[3, 8] d) { d = Abs (x) }>
+        y = Reshape (a, sizes)
+    }"""
+    result = MergeLayout().apply(detached(model_of(text, c=np.bool_(True), sizes=np.array([3, 8]))), context)
+    assert (result.changed, result.why) == (False, "every chain is in its shortest form")
+
+
 def test_rows_that_are_mixed_keep_their_axes(context: PassContext) -> None:
     """A Softmax along another axis, and a product of whole values, need the axes."""
     text = ROWS.replace("NORM", "Softmax <axis = 1> (d)")
