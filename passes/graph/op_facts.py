@@ -43,23 +43,6 @@ PASSING_OPS: Final = ARRANGING | SAME_OPS
 MOVES: Final = LAYOUT_OPS | {"Slice", "Expand", "Tile", "Split", "Gather", "DepthToSpace", "SpaceToDepth"}
 """Ops that move the elements of their first input; the other inputs are positions or sizes."""
 
-CURVES: Final = frozenset(
-    {
-        *("Abs", "Cast", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu"),
-        *("Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus"),
-        *("Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu"),
-    }
-)
-"""Operators of one input that compute element by element."""
-
-OF_TWO: Final = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max"})
-"""Operators of two inputs that compute element by element, and broadcast."""
-
-BROADCASTING: Final = OF_TWO | {
-    *("Where", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor"),
-}
-"""Operators whose operands broadcast to one shape."""
-
 MATRIX_PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
 PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "ConvTranspose"}

@@ -14,8 +14,9 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.context import PassContext
-from passes.graph.op_facts import BROADCASTING, CURVES, PRODUCTS, attribute_of, input_of
+from passes.graph.op_facts import PRODUCTS, attribute_of, input_of
 from passes.rewrites.four_axes import REDUCTIONS
+from passes.rewrites.merge_layout import BROADCASTING, CURVES
 from passes.rewrites.rewriter import Rewriter
 from passes.step import Description, PassResult, Step, values
 from passes.suggest import plural

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto
 
-from passes.graph.op_facts import CURVES, OF_TWO, RESHAPES, attribute_of, input_of
+from passes.graph.op_facts import attribute_of, input_of
 from passes.graph.traversal import group_linked
 from passes.rewrites.biased_product import find_bias
 from passes.rewrites.rewriter import Rewriter
@@ -25,7 +25,14 @@ from passes.rewrites.rewriter import Rewriter
 Lead = tuple[int, ...]
 """The sizes of the axes before the last one."""
 
-MAPS: Final = CURVES | OF_TWO | {"Where", "Clip"}
+MAPS: Final = frozenset(
+    {
+        *("Abs", "Cast", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu"),
+        *("Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus"),
+        *("Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu"),
+        *("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "Clip"),
+    }
+)
 """Operators that compute element by element."""
 
 ALONG_ROWS: Final = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "Split", "Concat"})
@@ -33,6 +40,8 @@ ALONG_ROWS: Final = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "R
 
 FIRST_AXIS: Final = frozenset({"Split", "Concat"})
 """Operators whose axis is the first one where nothing is said."""
+
+RESHAPING: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 @dataclass(frozen=True)
@@ -203,7 +212,7 @@ class _Flattener:
 
     def _matrix_of(self, name: str) -> str:
         """The matrix that a Reshape turns into `name`; empty where there is none."""
-        node = self.rewriter.producer(name, *RESHAPES)
+        node = self.rewriter.producer(name, *RESHAPING)
         if node is None:
             return ""
         shape = self.rewriter.fixed_shape(node.input[0])
@@ -211,7 +220,7 @@ class _Flattener:
 
     def _reshape_source(self, name: str) -> str:
         """The value that a Reshape turns into `name`; empty where there is none."""
-        node = self.rewriter.producer(name, *RESHAPES)
+        node = self.rewriter.producer(name, *RESHAPING)
         return "" if node is None else node.input[0]
 
     def _matrix_shape(self, name: str) -> tuple[int, int]:
@@ -222,7 +231,7 @@ class _Flattener:
     def _find_flat_copy(self, name: str) -> str | None:
         """The matrix that a Reshape makes of `name` already; None where there is none."""
         for node in self.rewriter.consumers[name]:
-            is_reshape = node.op_type in RESHAPES and not node.domain and node.input[0] == name
+            is_reshape = node.op_type in RESHAPING and not node.domain and node.input[0] == name
             if is_reshape and self.rewriter.fixed_shape(node.output[0]) == self._matrix_shape(name):
                 return node.output[0]
         return None
@@ -239,7 +248,7 @@ class _Flattener:
         return flat, shapes, len(flat) + len(shapes) < len(outside) or name in self.rewriter.held
 
     def _is_fixed_reshape(self, node: NodeProto, name: str) -> bool:
-        is_reshape = node.op_type in RESHAPES and not node.domain and node.input[0] == name
+        is_reshape = node.op_type in RESHAPING and not node.domain and node.input[0] == name
         return is_reshape and self.rewriter.fixed_shape(node.output[0]) is not None
 
     def _makes_matrix(self, node: NodeProto, name: str) -> bool:

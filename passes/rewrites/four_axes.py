@@ -15,8 +15,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
-from passes.graph.op_facts import BROADCASTING, CURVES, RESHAPES, attribute_of, input_of
-from passes.rewrites.merge_layout import merge_chains
+from passes.graph.op_facts import RESHAPES, attribute_of, input_of
+from passes.rewrites.merge_layout import BROADCASTING, CURVES, merge_chains
 from passes.rewrites.rewriter import Rewriter
 from passes.step import Description, PassResult, Step, values
 from passes.suggest import plural

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.context import PassContext
-from passes.graph.op_facts import BROADCASTING, CURVES, LAYOUT_OPS, OF_TWO, attribute_of, input_of
+from passes.graph.op_facts import LAYOUT_OPS, attribute_of, input_of
 from passes.graph.traversal import bodies_in
 from passes.rewrites.biased_product import join_biases, why_apart
 from passes.rewrites.flat_rows import flatten_rows
@@ -25,6 +25,30 @@ from passes.weights.detached import DetachedModel
 
 MOVING: Final = LAYOUT_OPS | {"Expand", "Tile"}
 """The operators of a chain."""
+
+CURVES: Final = frozenset(
+    {
+        *("Abs", "Cast", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu"),
+        *("Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus"),
+        *("Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu"),
+    }
+)
+"""Operators of one input that compute element by element."""
+
+OF_TWO: Final = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max"})
+"""Operators of two inputs that compute element by element, and broadcast."""
+
+BROADCASTING: Final = OF_TWO | {
+    "Where",
+    "Equal",
+    "Less",
+    "LessOrEqual",
+    "Greater",
+    "GreaterOrEqual",
+    "And",
+    "Or",
+    "Xor",
+}
 
 NOTHING: Final = "every chain is in its shortest form"
 

@@ -1,11 +1,17 @@
-"""The report of a run in parts: that of each part, and of the chain, as `report.json` and as a page."""
+"""The report of a run in parts: that of each part, and of the chain, as `report.json` and as a page.
+
+The page shows the chain of the quantized parts, too, for as long as their models stay the same.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from typing import Final
 
-from pipeline.report import ChainReport, ImageReport, Report, report_json
+from pipeline.report import ChainQuantization, ChainReport, ImageReport, Report, report_json
 from pipeline.report.html.parts import render_parts
+from pipeline.stages.report import ENCODINGS, QUANTIZATION, QUANTIZATION_REPORT, key_of_models
 from pipeline.workspace import Workspace
 
 
@@ -43,5 +49,28 @@ def write_parts_report(
         chain=chain,
     )
     workspace.write_text("report.json", report_json(report))
-    workspace.write_text("report.html", render_parts(report))
+    _write_page(report, workspace)
     return report
+
+
+def save_chain(found: ChainQuantization, report: Report, workspace: Workspace) -> None:
+    """Save what the page shows of the quantized parts of a run, and write the page with it."""
+    workspace.save(QUANTIZATION, key_of_models(report), found)
+    _write_page(report, workspace)
+
+
+def _write_page(report: Report, workspace: Workspace) -> None:
+    chain = workspace.load(QUANTIZATION, key_of_models(report), ChainQuantization)
+    workspace.write_text("report.html", render_parts(report, chain))
+
+
+def remove_quantized(workspace: Workspace) -> None:
+    """Remove what a simulation has written for all parts together, so that it is never next to other models."""
+    workspace.forget(QUANTIZATION)
+    shutil.rmtree(workspace.folder / QUANTIZED, ignore_errors=True)
+    for name in (ENCODINGS, QUANTIZATION_REPORT):
+        (workspace.folder / name).unlink(missing_ok=True)
+
+
+QUANTIZED: Final = "quantized"
+"""The folder of the quantized parts, with what an application reads next to them."""

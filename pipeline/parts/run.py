@@ -15,7 +15,7 @@ from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog
 from pipeline.model_run import ModelRun, exit_code_of
 from pipeline.parts.diffusion import prove_images, write_pipeline
 from pipeline.parts.folder import describe_files, store_once, write_models
-from pipeline.parts.report import write_parts_report
+from pipeline.parts.report import remove_quantized, write_parts_report
 from pipeline.parts.result import PartsResult
 from pipeline.parts.sessions import MODELS
 from pipeline.report import ChainReport, ImageReport, Report
@@ -132,6 +132,8 @@ class PartsRun:
                 files, is_known = write_models(finals, *self._origin, self.workspace, refers=refers)
                 if not refers:
                     self._store_once()
+            if not is_known:
+                remove_quantized(self.workspace)
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
 
     def _store_once(self) -> None:

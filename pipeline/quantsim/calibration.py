@@ -53,18 +53,24 @@ class FiniteHistogramCollector(HistogramCollector):
     Args:
         method: whose settings it has.
         percentile: of the method of that name.
-        known: the histograms of a stopped run.
+        known: what a stopped run has measured.
     """
 
-    def __init__(self, method: Method, percentile: float, known: Mapping[str, Histogram]) -> None:
+    def __init__(self, method: Method, percentile: float, known: MeasuredRanges) -> None:
         super().__init__(**{**COLLECTORS[method], "percentile": percentile}, scenario="same")
-        self.histogram_dict = dict(known)
+        self.histogram_dict = dict(known.histograms)
+        self.infinite = {name: limits for name, limits in known.extents().items() if np.isinf(limits).any()}
 
     def count(self, name: str, array: np.ndarray) -> None:
         """Add the elements of a tensor."""
         if not array.size:
             return
         low, high = float(array.min()), float(array.max())
+        if not np.isnan(low) and (np.isinf((low, high)).any() or name in self.infinite):  # no bins divide that
+            counts = self.histogram_dict.pop(name, None)
+            known = (float(counts[2]), float(counts[3])) if counts else self.infinite.get(name)
+            self.infinite[name] = _hull(known, (low, high))
+            return
         check_finite(name, low, high)
         self._check_bins(name, max(abs(low), abs(high)))
         try:
@@ -170,7 +176,8 @@ class MeasuredRanges:
     """The ranges and histograms after some samples.
 
     limits: the least and the greatest number of each tensor, as the method has them. Percentile and entropy have none
-        before the last sample, and MSE none of tensors with numbers, since they depend on the format. The least is
+        before the last sample, and MSE none of tensors with numbers, since they depend on the format, but for those
+        that are infinite on a sample, which have no histogram. The least is
         above the greatest where no sample has a number of the tensor, as of a cache of length 0.
     histograms: of each tensor that has numbers; none for min-max.
     """
@@ -247,11 +254,11 @@ def measure(
         percentile: of the method of that name.
 
     Raises:
-        UsageError: no samples; or a tensor is infinite or NaN on one of them, which no scale can express.
+        UsageError: no samples; or a tensor whose elements are counted is NaN on one of them.
     """
     wanted = sorted({name for names in _measured_tensors(placement).values() for name in names})
     tensors, measured, done = TensorObserver(model, wanted), known or MeasuredRanges(0, {}), 0
-    collector = None if method == "minmax" else FiniteHistogramCollector(method, percentile, measured.histograms)
+    collector = None if method == "minmax" else FiniteHistogramCollector(method, percentile, measured)
     for done, sample in enumerate(samples, 1):
         if done <= measured.samples:
             continue
@@ -264,14 +271,15 @@ def measure(
         else:
             for name, array in tensors.walk(sample, done):
                 collector.count(name, array)
-            measured = MeasuredRanges(done, {}, _as_arrays(collector.histogram_dict))
+            measured = MeasuredRanges(done, dict(collector.infinite), _as_arrays(collector.histogram_dict))
         observer(measured)
     if not done:
         raise UsageError("calibration: the data has no samples; expected at least one")
     if collector is None:
         return measured
     limits = collector.find_limits() if method != "mse" and measured.histograms else {}
-    return replace(measured, limits=limits | dict.fromkeys(set(wanted) - measured.histograms.keys(), EMPTY))
+    empty = dict.fromkeys(set(wanted) - measured.histograms.keys(), EMPTY)
+    return replace(measured, limits=empty | limits | collector.infinite)
 
 
 def group_ranges(measured: MeasuredRanges, placement: Placement, model: DetachedModel) -> dict[str, Range]:
@@ -334,7 +342,8 @@ def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str
 
 
 def _hull(known: Range | None, found: Range) -> Range:
-    return (min(known[0], found[0]), max(known[1], found[1])) if known else found
+    """Both together; NaN stays NaN, which Python's min may lose."""
+    return (float(np.minimum(known[0], found[0])), float(np.maximum(known[1], found[1]))) if known else found
 
 
 COLLECTORS: Final[Mapping[Method, Mapping[str, Any]]] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -123,20 +123,31 @@ class QuantizedChain:
 
     def lines(self, most: int | None) -> Iterator[str]:
         """The table over all parts, of the `most` worst layers; and a line for each part."""
-        rows = self.layers[:most]
-        cells = [
-            (row.part, row.layer, row.role or row.op, describe_ratio(row.sqnr_db), f"{row.share:.1%}") for row in rows
-        ]
-        head = ("part", "layer", "is", "alone", "share")
-        widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-        for line in (head, *cells) if cells else ():
+        rows = self.rows[:most]
+        widths = [max(map(len, column)) for column in zip(TITLES, *rows, strict=True)]
+        for line in (TITLES, *rows) if rows else ():
             yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         if len(rows) < len(self.layers):
             yield f"{len(self.layers) - len(rows)} layers with less noise (--verbose shows all)"
+        yield from self.sentences()
+        yield self.noise.sentence
+
+    @property
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """The table, by `TITLES`."""
+        return tuple(
+            (row.part, row.layer, row.role or row.op, describe_ratio(row.sqnr_db), f"{row.share:.1%}")
+            for row in self.layers
+        )
+
+    def sentences(self) -> Iterator[str]:
+        """Why a part has no row, and what each part does alone."""
         yield from self.notes
         for name, noise in self.parts.items():
             yield f"chain with {name} alone quantized: {noise.measured} {describe_ratio(noise.sqnr_db)}"
-        yield self.noise.sentence
+
+
+TITLES: Final = ("part", "layer", "is", "alone", "share")
 
 
 def rate_chain(

@@ -47,9 +47,11 @@ def record(chain: PartsChain, steps: Mapping[str, Step], folder: Path, wanted: M
     """Run the chain, and write calls of each part into files of `folder`, until there are as many as wanted.
 
     Raises:
-        UsageError: the chain has not called a part.
+        UsageError: there is no subject, or the chain has not called a part.
     """
     subjects = list(islice(chain.subjects(), max(*wanted.values(), COMPARED)))
+    if not subjects:
+        raise UsageError(f"{KEY}: found no {chain.noun} in the data, expected one at least: {chain.expected}")
     recorder = _SampleWriter(steps, folder, wanted)
     run, cases = chain.open({part: partial(recorder.call, part) for part in steps}), list[tuple[Any, ChainResult]]()
     for subject in subjects[:COMPARED]:

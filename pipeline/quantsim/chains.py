@@ -7,6 +7,7 @@ gives one after the other to all parts, by a step for each of them: in float, re
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from passes.proof.draws import InputSampler
+from passes.suggest import plural
 from pipeline.config import CalibrationConfig, ModelConfig, QuantSimConfig, RunConfig
 from pipeline.errors import UsageError
 from pipeline.export.load import read_onnx_file
@@ -25,10 +27,10 @@ from pipeline.export.source import InputSpec
 from pipeline.parts import PartsResult
 from pipeline.parts.diffusion import MODEL
 from pipeline.parts.generate import CONFIG, Reader, read_settings
-from pipeline.parts.image_text import PIXELS, ImageTextReader
+from pipeline.parts.image_text import PIXELS, ImageTextReader, ImageTokens
 from pipeline.parts.seq2seq import Seq2SeqReader
 from pipeline.parts.sessions import CarriedStates, Step, TextParts, TextReader
-from pipeline.quantsim.samples import KEY, Feeds, Samples
+from pipeline.quantsim.samples import KEY, Feeds, Samples, without_nan
 from pipeline.verify.user_inputs import read_samples
 from pipeline.workspace import stamp
 
@@ -115,13 +117,20 @@ class PartsChain(ABC):
         return [*Samples(QuantSimConfig(calibration=self.calibration), (), None).identity(), LENGTH, PROMPT]
 
     def read_data(self, *specs: InputSpec) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-        """A name and the arrays of each sample of the data; tokens are within the vocabulary."""
+        """A name and the arrays of each sample of the data; there are tokens, and all are within the vocabulary."""
         for label, feeds in read_samples(self.calibration.data, specs, KEY, self.calibration.args):
-            tokens = feeds.get(TOKENS, np.zeros(0, np.int64))
-            wrong = tokens[(tokens < 0) | (tokens >= self.vocabulary)]
-            if wrong.size:
-                raise UsageError(f"{KEY}: {label}: found the token {wrong[0]}, expected 0 to {self.vocabulary - 1}")
-            yield label, feeds
+            if TOKENS in feeds:
+                self._check_tokens(label, feeds[TOKENS])
+            yield label, without_nan(label, feeds)
+
+    def _check_tokens(self, label: str, tokens: np.ndarray) -> None:
+        if tokens.shape[-1] == 0:
+            raise UsageError(f"{KEY}: {label}: found {TOKENS} of length 0, expected one token at least")
+        size = read_settings(self.models).get("vocab_size")
+        wrong = tokens[(tokens < 0) | (tokens >= (size or math.inf))]
+        if wrong.size:
+            what = f"0 to {size - 1}" if size else "0 or more"
+            raise UsageError(f"{KEY}: {label}: found the token {wrong[0]}, expected {what}")
 
     def specs(self, part: str) -> tuple[InputSpec, ...]:
         """The inputs of a part, as its file declares them."""
@@ -203,14 +212,20 @@ class ImageTextChain(PartsChain):
     noun, expected = "images and prompts", f"files with the arrays {PIXELS} and input_ids"
 
     def read(self) -> Iterator[Feeds]:
-        pixels = next(spec for spec in self.specs("vision") if spec.name == PIXELS)
+        pixels, image = next(spec for spec in self.specs("vision") if spec.name == PIXELS), ImageTokens.of(self.models)
         for label, feeds in self.read_data(pixels, PROMPTS):
             if len(feeds[TOKENS]) != 1:
                 raise UsageError(f"{KEY}: {label}: found {len(feeds[TOKENS])} prompts, expected one for each image")
+            shown = int((feeds[TOKENS] == image.token).sum())
+            if shown != image.count:
+                raise UsageError(
+                    f"{KEY}: {label}: found {plural(shown, 'token')} {image.token}, which stands for an image, "
+                    f"expected {image.count}"
+                )
             yield feeds
 
     def draw(self, generator: np.random.Generator) -> Iterator[Feeds]:
-        image = ImageTextReader(self.models, lambda _: dict).image  # no part is run
+        image = ImageTokens.of(self.models)
         [pixels] = (spec.shape_at({}) for spec in self.specs("vision") if spec.name == PIXELS)
         while True:
             words = generator.integers(0, self.vocabulary, PROMPT)
@@ -269,7 +284,7 @@ class PipelineChain(PartsChain):
         return folder / part / MODEL
 
     def read(self) -> Iterator[tuple[str, int]]:
-        lines = (line for file in self._files() for line in file.read_text(encoding="utf-8").splitlines())
+        lines = (line for file in self._files() for line in _read_text(file).splitlines())
         return zip(filter(str.strip, lines), count(self.calibration.seed), strict=False)
 
     def _files(self) -> list[Path]:
@@ -300,6 +315,13 @@ class PipelineChain(PartsChain):
             [source] = (value.name for value in self.specs(name))
             steps[name]({source: 2 * image - 1})
         return ChainResult(image)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{KEY}: {file}: {error}; expected a text in UTF-8") from error
 
 
 WORDS: Final = (("a red", "a blue", "two green", "an old"), ("house", "cats", "circle", "tree"), ("on grey", "at sea"))

@@ -29,8 +29,9 @@ from pipeline.errors import UsageError
 from pipeline.events import Note, Observer, StageEnded, StageStarted
 from pipeline.parts import PartsResult
 from pipeline.parts.folder import WEIGHTS
+from pipeline.parts.report import QUANTIZED, remove_quantized, save_chain
 from pipeline.parts.sessions import Step
-from pipeline.quantsim.chain_noise import ChainJudge, ChainNoise, QuantizedChain, rate_chain
+from pipeline.quantsim.chain_noise import TITLES, ChainJudge, ChainNoise, QuantizedChain, rate_chain
 from pipeline.quantsim.chain_record import ChainSamples, record
 from pipeline.quantsim.chains import PartsChain, open_chain
 from pipeline.quantsim.encodings import Range
@@ -39,6 +40,7 @@ from pipeline.quantsim.report import QuantSimResult, page_data, to_json_data
 from pipeline.quantsim.shared_values import SharedValues
 from pipeline.quantsim.stages import Simulation
 from pipeline.quantsim.suggest import MetricTarget, Placements, Suggestion, suggest, suggestion_text
+from pipeline.report import ChainQuantization
 from pipeline.stages.report import (
     ENCODINGS,
     QUANTIZATION_REPORT,
@@ -48,9 +50,6 @@ from pipeline.stages.report import (
 )
 from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.workspace import Workspace
-
-QUANTIZED: Final = "quantized"
-"""The folder of the quantized parts, with what an application reads next to them."""
 
 METRIC: Final = "token-agreement"
 """The metric of a chain that writes text: the part of its greedy tokens that the parts in float write too."""
@@ -77,6 +76,14 @@ class PartsQuantSimResult(QuantSimResult):
             yield str(self.metric)
         if self.suggestion is not None:
             yield from suggestion_text(self.suggestion).splitlines()
+
+    def chain_page(self) -> ChainQuantization | None:
+        """What the page of the run shows; None where nothing is run."""
+        if self.chain is None:
+            return None
+        notes = (*([str(self.metric)] if self.metric else ()), *self.chain.sentences())
+        suggestion = suggestion_text(self.suggestion) if self.suggestion else ""
+        return ChainQuantization(self.chain.noise.sentence, TITLES, self.chain.rows, notes, suggestion)
 
     def to_json(self) -> dict[str, Any]:
         """The chain, and what is suggested for it, as plain data."""
@@ -164,13 +171,16 @@ class PartsSimulation:
 
     def run(self) -> PartsQuantSimResult:
         workspace, chain = Workspace(self.before.folder), open_chain(self.config, self.before)
+        for simulation in self.simulations.values():
+            simulation.begin()  # place
+        shared = SharedValues.of(chain, self.models)
+        shared.refuse_two_formats({name: simulation.placement for name, simulation in self.simulations.items()})
         remove_quantized(workspace)
         steps = {name: Session.of(model).run for name, model in self.models.items()}
         with tempfile.TemporaryDirectory(dir=workspace.scratch) as folder:
             samples, judge = self._record(chain, steps, Path(folder))  # the calls of each part
             for name, simulation in self.simulations.items():
-                simulation.begin(samples[name])  # place, and measure
-            shared = SharedValues.of(chain, self.models)
+                simulation.find_ranges(samples[name])
             found = self._finish(samples, shared)
         write_quantized(chain, {name: result.folder / QUANTIZED_MODEL for name, result in found.items()}, workspace)
         if chain.is_alike:
@@ -189,6 +199,8 @@ class PartsSimulation:
             metric=self._rate(rated.noise, judge.subjects),
         )
         workspace.write_text(QUANTIZATION_REPORT, json_text(result.to_json(), indent=1) + "\n")
+        if (page := result.chain_page()) is not None:
+            save_chain(page, self.before.report, workspace)
         return result
 
     def _record(
@@ -209,7 +221,6 @@ class PartsSimulation:
     def _finish(self, samples: Mapping[str, ChainSamples], shared: SharedValues) -> dict[str, QuantSimResult]:
         """Simulate each part, with one range for what parts share."""
         placements = {name: simulation.placement for name, simulation in self.simulations.items()}
-        shared.refuse_two_formats(placements)
         ranges: dict[str, dict[str, Range]] = {}
         if not any(known.encodings_from for known in self.settings.values()):
             for name, placement in shared.unify(placements).items():
@@ -287,13 +298,6 @@ class PartsSimulation:
         begun = time.perf_counter()
         yield details
         self.show(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
-
-
-def remove_quantized(workspace: Workspace) -> None:
-    """Remove what an earlier simulation has written for all parts together."""
-    shutil.rmtree(workspace.folder / QUANTIZED, ignore_errors=True)
-    for name in (ENCODINGS, QUANTIZATION_REPORT):
-        (workspace.folder / name).unlink(missing_ok=True)
 
 
 def write_quantized(chain: PartsChain, files: Mapping[str, Path], workspace: Workspace) -> None:

@@ -93,7 +93,7 @@ class Samples:
             samples = read_samples(self.entries, self._specs, KEY, self._args, targets)
             named = {spec.name for spec in self._specs}
             inputs = ((label, {key: feeds[key] for key in feeds if key in named}) for label, feeds in samples)
-            return islice((_without_nan(*sample) for sample in inputs), count)
+            return islice((without_nan(*sample) for sample in inputs), count)
         if self._sampler is None:
             raise UsageError(f"found neither {KEY} nor draws of the run; expected one of them to measure ranges on")
         return map(self._sampler.draw, range(self._seed, self._seed + count))
@@ -163,8 +163,12 @@ def _elements(sampler: InputSampler) -> Iterator[int]:
         yield math.prod(sampler.sizes[dim] if isinstance(dim, str) else dim for dim in known.shape)
 
 
-def _without_nan(label: str, feeds: Feeds) -> Feeds:
-    """The sample, whose numbers are numbers: the ranges of NaN would be those of the other numbers."""
+def without_nan(label: str, feeds: Feeds) -> Feeds:
+    """The sample, whose numbers are numbers: the ranges of NaN would be those of the other numbers.
+
+    Raises:
+        UsageError: an array holds NaN.
+    """
     for name, array in feeds.items():
         if array.dtype.kind == "f" and np.isnan(array).any():
             count = int(np.isnan(array).sum())

@@ -33,6 +33,7 @@ from pipeline.quantsim.encodings import (
     encode,
     find_limited_biases,
 )
+from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.layer_costs import LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
 from pipeline.quantsim.noise import (
@@ -45,7 +46,13 @@ from pipeline.quantsim.noise import (
 )
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
-from pipeline.quantsim.placement import Placement, describe_opaque_operators, describe_untyped_values, place
+from pipeline.quantsim.placement import (
+    Placement,
+    PlacementRule,
+    describe_opaque_operators,
+    describe_untyped_values,
+    place,
+)
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
 from pipeline.quantsim.report import QuantSimReport, QuantSimResult, make_placement_report, make_report, report_text
@@ -87,6 +94,7 @@ class Simulation:
         self._workspace, self._send, self._notes = workspace, observer, notes
         self._profile = read_profile(settings)
         self._chosen = Chosen()
+        self._in_float = tuple[PlacementRule, ...]()
 
     def open_metric(self, samples: Samples) -> TaskMetric | None:
         """The metric of the task with its value in float; None where none is named."""
@@ -99,17 +107,26 @@ class Simulation:
         return found
 
     def execute(self, samples: Samples) -> QuantSimResult:
-        self.begin(samples)
+        self.begin()
+        self.find_ranges(samples)
         return self.finish(samples)
 
-    def begin(self, samples: Samples) -> None:
-        """Place, and measure."""
+    def begin(self) -> None:
+        """Decide formats, by rules or by the encodings of a file."""
         self._given = self.read_given()
         self.placement = self.place(self._given or ())  # which tensor is quantized how
         self._measured: MeasuredRanges | None = None
         if self._given is None:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
-            self._measured = self.calibrate(self.placement, samples)  # what values each activation takes
+
+    def find_ranges(self, samples: Samples) -> None:
+        """Measure, and leave in float what is infinite on a sample, where the model drops infinity."""
+        if self._given is not None:
+            return
+        self._measured = self.calibrate(self.placement, samples)  # what values each activation takes
+        self._in_float = tuple(find_dropped_infinities(self._model, self.placement, self._measured.extents()))
+        if self._in_float:
+            self.placement = place(self._model, (*rules_of(self._settings, self._model), *self._in_float))
 
     def finish(self, samples: Samples, ranges: Mapping[str, Range] | None = None) -> QuantSimResult:
         """Encode, simulate and measure noise; `ranges` are those of groups, where other models have a say in them."""
@@ -161,9 +178,8 @@ class Simulation:
         self, sensitivity: Mapping[str, float], stored_elsewhere: Collection[str] = frozenset()
     ) -> LayeredModel:
         """The model with its rules, for a suggestion."""
-        return LayeredModel(
-            self._model, rules_of(self._settings, self._model), self.layers, sensitivity, stored_elsewhere
-        )
+        rules = rules_of(self._settings, self._model)
+        return LayeredModel(self._model, rules, self.layers, sensitivity, stored_elsewhere, self._in_float)
 
     def place_only(self, why: str) -> QuantSimResult:
         """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
@@ -217,8 +233,7 @@ class Simulation:
         with self._stage("place") as details:
             rules, notes = self._profile.rules(self._model, given)
             placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes)
-            count = len(placement.quantized())
-            details.append(f"{count} of {len(placement.sites)} tensors quantized")
+            details.append(f"{len(placement.quantized())} of {len(placement.sites)} tensors quantized")
             self._check_target()
             if self._profile.target is not None:
                 refuse_block_floats(placement, self._profile.target)
@@ -339,7 +354,8 @@ class Simulation:
             def note(done: int) -> None:
                 self._send(Progress("measure", f"sample {done}", done, count))
 
-            return measure_noise(self._model, encodings, computed, samples.judged(count), note, tuned=tuned)
+            found = measure_noise(self._model, encodings, computed, samples.judged(count), note, tuned=tuned)
+        return {name: noise for name, noise in found.items() if math.isfinite(noise.signal)}  # infinity has no ratio
 
     def estimate(
         self, encodings: dict[str, Encoding], tuned: DetachedModel, samples: Samples

@@ -104,6 +104,7 @@ class LayeredModel:
     rules: those that are in force now.
     sensitivity: layer, by its output → dB, of the result that all models are rated by.
     stored_elsewhere: constants that another of the models has too, and that are stored once.
+    last_rules: those that no further rule comes after.
     """
 
     model: DetachedModel
@@ -111,10 +112,12 @@ class LayeredModel:
     layers: Sequence[Layer]
     sensitivity: Mapping[str, float]
     stored_elsewhere: Collection[str] = frozenset()
+    last_rules: Sequence[PlacementRule] = ()
 
     def place_with(self, extra: Mapping[str, FormatsConfig]) -> Placement:
         """The placement with further rules."""
-        return place(self.model, [*self.rules, *(_as_rule(selector, found) for selector, found in extra.items())])
+        further = (_as_rule(selector, found) for selector, found in extra.items())
+        return place(self.model, [*self.rules, *further, *self.last_rules])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The results of a chain: the parts of a model one after the other on a backend, against torch."""
+"""The results of a chain: the parts of a model one after the other, against torch, and quantized against float."""
 
 from __future__ import annotations
 
@@ -51,3 +51,19 @@ class ImageReport:
     @property
     def result(self) -> str:
         return f"image of {self.steps} steps {'as' if self.is_right else 'differs from'} diffusers makes it"
+
+
+@dataclass(frozen=True, slots=True)
+class ChainQuantization:
+    """What the page shows of a chain of quantized parts.
+
+    sentence: what they do together; `notes` say it of each part, and of the metric.
+    rows: layers of all parts, worst first, by `titles`.
+    suggestion: a sentence, and rules in YAML on the lines after it; empty where none was asked for.
+    """
+
+    sentence: str
+    titles: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    suggestion: str = ""

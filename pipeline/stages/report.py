@@ -101,13 +101,13 @@ def write_report(
 
 def write_page(report: Report, pictures: Pictures, workspace: Workspace) -> None:
     """Write `report.html`, with the section on quantization if one was saved for these models."""
-    quantization = workspace.load(QUANTIZATION, _key_of_models(report), Quantization)
+    quantization = workspace.load(QUANTIZATION, key_of_models(report), Quantization)
     workspace.write_text("report.html", render(page_of(report, pictures, workspace.folder, quantization)))
 
 
 def save_quantization(found: Quantization, report: Report, workspace: Workspace) -> None:
     """Save what the page shows of a quantization simulation of the final model of a run."""
-    workspace.save(QUANTIZATION, _key_of_models(report), found)
+    workspace.save(QUANTIZATION, key_of_models(report), found)
 
 
 def remove_quantization(workspace: Workspace) -> None:
@@ -163,9 +163,9 @@ def _digest_of_final(workspace: Workspace) -> str:
     return key_of(path.name, digest_of_file(path), data)
 
 
-def _key_of_models(report: Report) -> str:
-    """The key of the final model, which another recipe may make too. A simulation's files go when the model changes."""
-    return key_of([mark.fingerprint for mark in report.marks[-1:]])
+def key_of_models(report: Report) -> str:
+    """The key of the final models, which another recipe may make too. A simulation's files go when a model changes."""
+    return key_of([mark.fingerprint for model in (report, *report.parts.values()) for mark in model.marks[-1:]])
 
 
 QUANTIZATION: Final = "quantsim"

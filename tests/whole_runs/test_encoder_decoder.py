@@ -57,6 +57,8 @@ def test_a_run_of_a_model_with_an_encoder(family: str, tmp_path: Path, command_l
     assert code == 2 and "expected one of --ids 1,2,3, --prompt TEXT and --inputs FILE.npz" in said
     if family == "Whisper":
         quantize_both_parts(settings, tmp_path)
+    else:
+        quantize_relative_positions(settings, tmp_path)
 
 
 @pytest.mark.skipif(
@@ -89,3 +91,14 @@ def quantize_both_parts(settings: dict[str, Any], folder: Path) -> None:
         assert (handed.scale, handed.precision) == (read.scale, read.precision), name
     found = json.loads((folder / "out" / "quantsim.json").read_text())
     assert found["chain"]["layers"][0].keys() >= {"part", "layer", "sqnr_db", "share"}
+
+
+def quantize_relative_positions(settings: dict[str, Any], folder: Path) -> None:
+    """The logarithm of position 0 is -inf, which a Where replaces: it stays in float in both parts."""
+    quantsim = {"profile": "qnn-htp", "calibration": {"samples": 4}, "evaluation": 1, "sensitivity": False}
+    result = QuantSim(RunConfig.from_mapping({**settings, "quantsim": quantsim}), folder / "out", progress=False).run()
+    assert isinstance(result, PartsQuantSimResult) and result.chain is not None and result.chain.noise.sqnr_db > 5
+    for part in result.parts.values():
+        reasons = {found.tensor: found.reason for found in part.report.left_in_float}
+        assert reasons["log"] == "it is infinite on a sample, and Where drops infinity"
+        assert "log" not in {row.tensor for row in part.report.rows}  # infinity has no ratio

@@ -226,6 +226,14 @@ def test_quantized_parts_have_one_set_of_encodings(place: Path, static: PartsRes
     assert together["past_key_values.0.key"].scale == together["present.0.key"].scale
     text = TextGenerator(place / "static" / "quantized").generate(prompts[0].tolist(), max_new_tokens=4, stop=())
     assert len(text.tokens) == 4
+    worst = result.chain.layers[0]
+    page = (place / "static" / "report.html").read_text()
+    assert noise.sentence in page and f"<td>{worst.part}</td><td>{worst.layer}</td>" in page
+    copy = shutil.copytree(place / "static", place / "copy", symlinks=True)
+    (copy / "models" / "kv_mapping.json").unlink()  # as if the models had changed
+    Pipeline(config, copy).run()
+    assert not {"quantized", "quantsim.json", "model.encodings"} & {file.name for file in copy.iterdir()}
+    assert "Quantization" not in (copy / "report.html").read_text()
 
 
 def test_a_part_that_fails_leaves_the_others(place: Path, static: PartsResult) -> None:

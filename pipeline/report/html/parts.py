@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from passes.proof.numbers import only_compared
 from passes.visible import visible
+from pipeline.report.chain import ChainQuantization
 from pipeline.report.html.page import environment, favicon_of, read_asset
 from pipeline.report.html.timeline import seconds_text
 from pipeline.report.model import Report
@@ -27,11 +28,15 @@ class PartView:
     seconds: str
 
 
-def render_parts(report: Report) -> str:
-    """The page as one text; it shows the pages of the parts in frames."""
+def render_parts(report: Report, quantized: ChainQuantization | None = None) -> str:
+    """The page as one text; it shows the pages of the parts in frames.
+
+    Args:
+        quantized: the chain of the quantized parts, where `onnxline quantsim` has made one.
+    """
     tone = "bad" if report.failure else "good"
     shown = {"parts": list(_views(report)), "tone": tone, "style": read_asset("page.css"), "favicon": favicon_of(tone)}
-    return visible(environment().get_template("parts.html.j2").render(report=report, **shown))
+    return visible(environment().get_template("parts.html.j2").render(report=report, quantized=quantized, **shown))
 
 
 def _views(report: Report) -> Iterator[PartView]:

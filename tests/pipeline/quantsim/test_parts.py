@@ -53,7 +53,7 @@ def samples_of(chain: PartsChain, folder: Path, count: int) -> dict[str, list[di
     return {part: list(ChainSamples(chosen, chain, folder, part, ()).first(count)) for part in chain.parts}
 
 
-def text_chain(folder: Path, prompts: Sequence[Sequence[int]]) -> TextChain:
+def text_chain(folder: Path, prompts: Sequence[Sequence[int]] | np.ndarray) -> TextChain:
     save_in_place(folder)
     (folder / "config.json").write_text('{"vocab_size": 7}')
     np.savez(folder / "prompts.npz", input_ids=np.array(prompts))
@@ -105,6 +105,12 @@ def test_random_prompts_are_longer_than_a_chunk(tmp_path: Path) -> None:
     chain = text_chain(tmp_path, [[1]])
     chain.calibration = settings().calibration
     assert len(next(chain.subjects())) > chain.text.chunk
+
+
+def test_data_without_a_prompt_is_one_sentence(tmp_path: Path) -> None:
+    chain = text_chain(tmp_path, np.zeros((0, 3), np.int64))
+    with pytest.raises(UsageError, match="found no prompts in the data, expected one at least: files with an array"):
+        samples_of(chain, tmp_path, 1)
 
 
 def picture(tokens: str, kind: str, bias: str) -> DetachedModel:
