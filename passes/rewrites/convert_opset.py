@@ -14,8 +14,8 @@ from onnx import NodeProto, TensorProto, version_converter
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.graph.index import GraphIndex, constant_of, extract, replace_entries
-from passes.graph.inference import InferenceError, infer_shapes, infer_types
-from passes.graph.op_facts import ONNX_DOMAINS, opset_of
+from passes.graph.inference import InferenceError, dims_of, infer_shapes, infer_types
+from passes.graph.op_facts import ONNX_DOMAINS, attribute_of, opset_of
 from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions
 from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
@@ -83,6 +83,7 @@ def convert(model: bytes, to: int) -> bytes:
     proto = inline_functions(onnx.load_from_string(model))
     _write_constants_as_tensors(proto)
     _drop_defaults(proto, to)
+    _refuse_inner_axes(proto, to)
     try:
         return version_converter.convert_version(proto, to).SerializeToString()
     except Exception as error:
@@ -266,6 +267,31 @@ def _refuse_attention(proto: onnx.ModelProto, to: int) -> None:
     for node, reason in _without_form(proto, to):
         if node.op_type == "Attention" and "no form" in reason:
             raise StepFailed(f"{_name_of(node)} {reason} at opset {to}: put decompose-attention before it")
+
+
+def _refuse_inner_axes(proto: onnx.ModelProto, to: int) -> None:
+    """Refuse a Softmax along an axis before the last one, which onnx's converter takes down as it is.
+
+    Raises:
+        StepFailed: there is one, and opset `to` computes it along all axes after that one, too.
+    """
+    if to >= ALONG_ONE_AXIS or opset_of(proto) < ALONG_ONE_AXIS:
+        return
+    nodes = [node for node in every_node(proto.graph) if node.op_type in FLATTENING and node.domain in ONNX_DOMAINS]
+    inner = [(node, axis) for node in nodes if (axis := attribute_of(node, "axis", -1)) != -1]
+    types = _value_types(proto) if inner else {}
+    for node, axis in inner:
+        dims = dims_of(types[node.input[0]]) if node.input[0] in types else None
+        if dims is not None and axis % len(dims) != len(dims) - 1:
+            raise StepFailed(
+                f"{_name_of(node)} computes along axis {axis} of {len(dims)}; at opset {to} it would compute along all "
+                "axes after that one, too: transpose that axis to the end"
+            )
+
+
+FLATTENING: Final = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
+ALONG_ONE_AXIS: Final = 13
+"""The opset since which `FLATTENING` operators compute along one axis."""
 
 
 def _without_form(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto, str]]:

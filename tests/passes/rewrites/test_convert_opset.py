@@ -181,6 +181,14 @@ def test_down_an_operator_of_the_same_form_stays_where_onnx_has_no_adapter(to: i
     np.testing.assert_array_equal(Session.of(after).run(feeds)["y"], Session.of(model).run(feeds)["y"])
 
 
+def test_down_a_softmax_stays_along_the_last_axis_alone(context: PassContext) -> None:
+    """Below opset 13 the axes after the named one count too, and onnx's converter takes the node as it is."""
+    text = "g (float[2, 3, 4] x) => (float[2, 3, 4] y) {{ y = Softmax <axis = {}> (x) }}"
+    assert picture(ConvertOpset(to=11).apply(model_at(13, text.format(2)), context).model) == ["y = Softmax (x) axis"]
+    with pytest.raises(StepFailed, match="'y' computes along axis 1 of 3; at opset 11 it would compute along all axes"):
+        ConvertOpset(to=11).apply(model_at(13, text.format(1)), context)
+
+
 def test_down_with_bodies(context: PassContext) -> None:
     text = """g (bool c, float[4, 8] x) => (float[4, 8] y) { y = If (c) <
         then_branch = t () => (float[4, 8] a) { a = Relu (x) },
