@@ -39,7 +39,7 @@ def test_tables_and_reproducers_are_written(audited: tuple[Path, Result]) -> Non
     assert [(entry.name, entry.kind, entry.cases) for entry in table.entries if entry.kind == "raised"] == [
         ("fuse_qkv", "raised", ("planted/qkv_of_graph_input",))
     ]
-    assert " on 8 models: " in shown.output
+    assert " on 9 models: " in shown.output
     small = onnx.load(out / "reproducers" / "fuse_qkv-raised.onnx")
     assert len(small.graph.node) == 3
     assert (out / "reproducers" / "fuse_qkv-raised.txt").read_text(encoding="utf-8").startswith("fuse_qkv: raised; ")

@@ -44,6 +44,13 @@ def attention(width: int = 32) -> nn.Module:
     return Attention(width)
 
 
+def circular_attention() -> nn.Module:
+    """A module that holds itself, so that only Python's collector frees it."""
+    module = Attention()
+    module.whole = (module,)  # type: ignore[assignment]
+    return module
+
+
 def attention_with_example() -> tuple[nn.Module, tuple[torch.Tensor]]:
     return Attention(), (torch.linspace(-1, 1, 4 * 8 * 32).reshape(4, 8, 32),)
 

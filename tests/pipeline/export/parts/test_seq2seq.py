@@ -12,15 +12,13 @@ import torch
 
 from benchmarks.encoder_decoder import FAMILIES, configuration, make_model
 from benchmarks.generation import make_model as make_decoder
-from pipeline import RunConfig
 from pipeline.config import ExportConfig, ModelConfig, VerifyConfig
-from pipeline.errors import ConfigError, SourceError
+from pipeline.errors import SourceError
 from pipeline.export import TorchSource, export_onnx, load_source
 from pipeline.export.parts.seq2seq import Decoder, Encoder
 from pipeline.export.reference import run_torch
 from pipeline.parts import TextGenerator
 from pipeline.parts.chain import generate_after_encoder
-from pipeline.quantsim import QuantSim
 
 
 def section_of(family: str, part: str, folder: Path = Path()) -> ModelConfig:
@@ -89,9 +87,3 @@ def test_the_graphs_are_the_model(family: str, tmp_path: Path) -> None:
 def test_a_decoder_alone_is_refused_in_one_sentence() -> None:
     with pytest.raises(SourceError, match="LlamaForCausalLM has no encoder and decoder with a cache; expected a model"):
         Encoder(make_decoder("Llama"), section_of("T5", "encoder"))
-
-
-def test_a_simulation_is_of_one_part() -> None:
-    settings = configuration("T5", Path("nowhere"))
-    with pytest.raises(ConfigError, match="quantsim: found the parts encoder, decoder, expected one: --set"):
-        QuantSim(RunConfig.from_mapping(settings, title="t5")).run()

@@ -142,7 +142,8 @@ def test_a_thousand_signatures_leave_the_memory_of_the_last_few(count: int) -> N
     assert len(program.captures) == 4
     assert [reference() is None for reference in dropped] == [True] * (count - 4) + [False] * 4
     gc.collect()
-    assert resident_bytes() - before < 32 * 2**20
+    # 150 signatures would be 300 MiB. The allocator keeps some of what was freed: 38 MiB once, on a loaded machine.
+    assert resident_bytes() - before < 100 * 2**20
 
 
 def test_dropped_captures_can_be_made_again() -> None:
