@@ -96,7 +96,7 @@ class PartsQuantSimResult(QuantSimResult):
 
 
 def check_settings_of_parts(config: RunConfig) -> dict[str, QuantSimConfig]:
-    """The settings of each part, without what is of the chain as a whole.
+    """The settings of each part, without those of the chain as a whole.
 
     Raises:
         UsageError: a setting has no meaning for a run in parts, or differs between parts that it binds together.
@@ -313,7 +313,7 @@ def write_quantized(chain: PartsChain, files: Mapping[str, Path], workspace: Wor
 
 
 def write_joined(files: Iterable[Path], workspace: Workspace) -> None:
-    """Write one file of AIMET's for parts that are alike: all encodings of the first, and what others have besides."""
+    """Write one file of AIMET's for parts that are alike: all encodings of the first part, and what others add."""
     texts = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     workspace.write_text(ENCODINGS, json.dumps(join_encodings(texts), indent=2) + "\n")
 
