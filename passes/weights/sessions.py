@@ -235,22 +235,16 @@ def _put_fixed_first(graph: onnx.GraphProto) -> None:
 
 def _put_fixed_late(graph: onnx.GraphProto) -> None:
     """Put nodes that depend on no input directly before the first node that reads them, for a run in this order."""
-    fixed, nodes, waiting = _fixed_values(graph), list[onnx.NodeProto](), dict[str, onnx.NodeProto]()
-
-    def add(node: onnx.NodeProto) -> None:
-        for name in reads_of(node):
-            if (producer := waiting.get(name)) is not None:
-                add(producer)
-        for name in node.output:
-            waiting.pop(name, None)
-        nodes.append(node)
-
-    for node in graph.node:
+    fixed, first, places = _fixed_values(graph), dict[str, int](), list[int]()
+    for index in reversed(range(len(graph.node))):
+        node, place = graph.node[index], index
         if fixed.issuperset(node.output):
-            waiting.update(dict.fromkeys(node.output, node))
-        else:
-            add(node)
-    replace_entries(graph.node, [*nodes, *{id(node): node for node in waiting.values()}.values()])
+            place = min((first[name] for name in node.output if name in first), default=index)
+        places.append(place)
+        first |= {name: min(place, first.get(name, place)) for name in reads_of(node)}
+    places.reverse()
+    order = sorted(range(len(places)), key=places.__getitem__)  # stable: a node stays before those that read it
+    replace_entries(graph.node, [graph.node[index] for index in order])
 
 
 def _fixed_values(graph: onnx.GraphProto) -> set[str]:

@@ -66,6 +66,16 @@ def test_a_tensor_without_elements_has_no_extremes() -> None:
     assert found == {"x": EMPTY, "r": EMPTY, "unread": pytest.approx((np.e, np.e))}
 
 
+def test_a_long_chain_of_constants_is_computed() -> None:
+    """Longer than Python's stack is deep."""
+    chain = "\n".join(f"c{at + 1} = Neg (c{at})" for at in range(1500))
+    model = detached(
+        model_of(f"g (float[2] x) => (float[2] y) {{ {chain} y = Add (x, c1500) }}", c0=np.float32([1, 2]))
+    )
+    found = TensorObserver(model, ["y"]).find_extremes({"x": np.float32([10, 10])}, 1)
+    assert found == {"y": (11, 12)}
+
+
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 20))
 def test_portions_are_bounded_and_complete(sizes: list[int], most: int) -> None:
     named = {str(place): size for place, size in enumerate(sizes)}
