@@ -248,7 +248,10 @@ def measure(
     """Measure the quantized tensors on all samples.
 
     Args:
-        samples: in the order of the stopped run, if `known` is given.
+        model: in float.
+        placement: which tensors are quantized.
+        samples: input → array, in the order of the stopped run, if `known` is given.
+        method: how a range follows from the elements.
         known: what a stopped run has measured; its samples are not run again.
         observer: called after each sample.
         percentile: of the method of that name.

@@ -84,6 +84,10 @@ def measure_noise(
     """The noise of `tensors`, which are computed values of `model`.
 
     Args:
+        model: in float.
+        encodings: tensor → its scale and format.
+        samples: input → array.
+        observer: called after each sample with the number of samples that are done.
         tensors: with the nodes that are one step together, where that is more than the node that makes the value.
         tuned: `model` with the numbers that are quantized in place of its own.
         has_total: whether the whole quantized model is run; otherwise `total` is 0.

@@ -107,7 +107,13 @@ def divide_by_size(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
 
 
 def reduce_values(model: DetachedModel, names: Collection[str], operators: Sequence[str]) -> DetachedModel:
-    """`model` with the outputs `NAME/OPERATOR` alone, each computed directly after the value of that name."""
+    """`model` with the outputs `NAME/OPERATOR` alone, each computed directly after the value of that name.
+
+    Args:
+        model: whose nodes make the values.
+        names: float values of its main graph.
+        operators: of ONNX, with one input, such as ReduceMin.
+    """
     proto = model.copy_proto()
     nodes: list[NodeProto] = []
     for node in model.proto.graph.node:
