@@ -10,6 +10,7 @@ have none.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,11 +25,13 @@ from onnxruntime.quantization.calibrate import HistogramCollector
 
 from passes.weights.detached import DetachedModel
 from passes.weights.files import replace_when_done
-from pipeline.config.quantsim import DEFAULT_PERCENTILE, Precision
+from pipeline.config.quantsim import DEFAULT_PERCENTILE, CalibrationConfig, Precision
 from pipeline.errors import InternalError, UsageError
 from pipeline.quantsim.encodings import Range, encode_range
 from pipeline.quantsim.observation import EMPTY, Feeds, TensorObserver
 from pipeline.quantsim.placement import Placement
+from pipeline.quantsim.samples import Samples
+from pipeline.workspace import key_of
 
 Method = Literal["minmax", "percentile", "entropy", "mse"]
 
@@ -259,30 +262,108 @@ def measure(
     Raises:
         UsageError: no samples; or a tensor whose elements are counted is NaN on one of them.
     """
-    wanted = sorted({name for names in _measured_tensors(placement).values() for name in names})
-    tensors, measured, done = TensorObserver(model, wanted), known or MeasuredRanges(0, {}), 0
-    collector = None if method == "minmax" else FiniteHistogramCollector(method, percentile, measured)
-    for done, sample in enumerate(samples, 1):
-        if done <= measured.samples:
-            continue
-        if collector is None:
+    measurement = RangeMeasurement(model, placement, method, known, percentile)
+    for sample in samples:
+        if (measured := measurement.add(sample)) is not None:
+            observer(measured)
+    return measurement.finish()
+
+
+class RangeMeasurement:
+    """Measures the quantized tensors, a sample at a time; the arguments are those of `measure`."""
+
+    def __init__(
+        self,
+        model: DetachedModel,
+        placement: Placement,
+        method: Method = "minmax",
+        known: MeasuredRanges | None = None,
+        percentile: float = DEFAULT_PERCENTILE,
+    ) -> None:
+        self._wanted = sorted({name for names in _measured_tensors(placement).values() for name in names})
+        self._tensors, self._method = TensorObserver(model, self._wanted), method
+        self._measured, self._done = known or MeasuredRanges(0, {}), 0
+        self._collector = None if method == "minmax" else FiniteHistogramCollector(method, percentile, self._measured)
+
+    def add(self, sample: Feeds) -> MeasuredRanges | None:
+        """Measure the tensors on one more sample, and return what has been measured so far; None where a stopped run
+        has measured this sample.
+
+        Raises:
+            UsageError: a tensor whose elements are counted is NaN.
+        """
+        self._done += 1
+        if self._done <= self._measured.samples:
+            return None
+        if self._collector is None:
             limits = {
-                name: _hull(measured.limits.get(name), found)
-                for name, found in tensors.find_extremes(sample, done).items()
+                name: _hull(self._measured.limits.get(name), found)
+                for name, found in self._tensors.find_extremes(sample, self._done).items()
             }
-            measured = MeasuredRanges(done, limits)
+            self._measured = MeasuredRanges(self._done, limits)
         else:
-            for name, array in tensors.walk(sample, done):
-                collector.count(name, array)
-            measured = MeasuredRanges(done, dict(collector.infinite), _as_arrays(collector.histogram_dict))
-        observer(measured)
-    if not done:
-        raise UsageError("calibration: the data has no samples; expected at least one")
-    if collector is None:
+            for name, array in self._tensors.walk(sample, self._done):
+                self._collector.count(name, array)
+            counted = _as_arrays(self._collector.histogram_dict)
+            self._measured = MeasuredRanges(self._done, dict(self._collector.infinite), counted)
+        return self._measured
+
+    def finish(self) -> MeasuredRanges:
+        """The ranges by the method.
+
+        Raises:
+            UsageError: there was no sample.
+        """
+        collector, measured = self._collector, self._measured
+        if not self._done:
+            raise UsageError("calibration: the data has no samples; expected at least one")
+        if collector is None:
+            return measured
+        limits = collector.find_limits() if self._method != "mse" and measured.histograms else {}
+        empty = dict.fromkeys(set(self._wanted) - measured.histograms.keys(), EMPTY)
+        return replace(measured, limits=empty | limits | collector.infinite)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """A measurement of ranges, and the file in which a later run finds them by their key."""
+
+    measurement: RangeMeasurement
+    file: Path
+    key: str
+
+    def save(self, measured: MeasuredRanges) -> None:
+        """Write what has been measured so far."""
+        measured.save(self.file, self.key)
+
+    def finish(self, *, keep: bool) -> MeasuredRanges:
+        """The ranges; unless `keep`, only a run that was stopped finds its file."""
+        measured = self.measurement.finish()
+        if keep:
+            self.save(measured)
+        else:
+            self.file.unlink(missing_ok=True)
         return measured
-    limits = collector.find_limits() if method != "mse" and measured.histograms else {}
-    empty = dict.fromkeys(set(wanted) - measured.histograms.keys(), EMPTY)
-    return replace(measured, limits=empty | limits | collector.infinite)
+
+
+def open_calibration(
+    model: DetachedModel, placement: Placement, settings: CalibrationConfig, samples: Samples, folder: Path
+) -> Calibration:
+    """A measurement of the quantized tensors, which goes on where a stopped run with the same arguments has ended.
+
+    Args:
+        model: in float.
+        placement: which tensors are quantized.
+        settings: the method of the ranges.
+        samples: say which data this is; the measurement gets it one by one.
+        folder: for the file of the ranges.
+    """
+    graph = hashlib.sha256(model.proto.SerializeToString(deterministic=True)).hexdigest()
+    tensors = [placed.site.tensor for placed in placement.quantized()]
+    known = settings.model_dump(mode="json"), samples.fitted, samples.identity()
+    key, file = key_of(RANGES_VERSION, *known, graph, tensors), folder / RANGES
+    found = MeasuredRanges.load(file, key)
+    return Calibration(RangeMeasurement(model, placement, settings.method, found, settings.percentile), file, key)
 
 
 def group_ranges(measured: MeasuredRanges, placement: Placement, model: DetachedModel) -> dict[str, Range]:
@@ -359,3 +440,9 @@ their signs, which an asymmetric range needs."""
 
 NO_NUMBERS: Final[Range] = (0.0, 0.0)
 """The range of tensors that have no numbers in any sample."""
+
+RANGES: Final = "calibration.npz"
+"""The file of ranges and histograms that are kept between runs, next to the results of stages."""
+
+RANGES_VERSION: Final = 2
+"""Of what that file holds; the ranges of another version are measured anew."""

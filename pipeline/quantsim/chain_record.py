@@ -1,17 +1,18 @@
 """The calls that the parts of a chain get: these are the samples of each part.
 
-The chain is run with the parts in float, and their calls are kept: decode reads the cache that prefill and decode have
-written, a decoder the states of its encoder, a denoiser the latents at the time steps of its scheduler, a VAE the
-latents that come out.
+The chain is run with the parts in float. Ranges are measured on all calls, and some are kept for what else is measured:
+decode reads the cache that prefill and decode have written, a decoder the states of its encoder, a denoiser the latents
+at the time steps of its scheduler, a VAE the latents that come out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ from pipeline.quantsim.chains import LENGTH, ChainResult, PartsChain
 from pipeline.quantsim.samples import KEY, Feeds, Samples
 
 KEPT: Final = 4
-"""About how many calls of a part are samples for one subject: all steps of a denoiser, and a few of a decoder over its
+"""About how many calls of a part are kept for one subject: all steps of a denoiser, and a few of a decoder over its
 whole text, at other places for each subject, as a cache has other values after many tokens than after few."""
 
 COMPARED: Final = 2
@@ -35,16 +36,32 @@ COMPARED: Final = 2
 class ChainRecord:
     """What a chain has done in float.
 
-    counts: part → how many calls of it lie in the folder.
+    counts: part → how many calls of it lie in the folder. seen: part → how many calls its observer has seen.
     cases: the first subjects with their results.
     """
 
     counts: Mapping[str, int]
+    seen: Mapping[str, int]
     cases: tuple[tuple[Any, ChainResult], ...]
 
 
-def record(chain: PartsChain, steps: Mapping[str, Step], folder: Path, wanted: Mapping[str, int]) -> ChainRecord:
+def record(
+    chain: PartsChain,
+    steps: Mapping[str, Step],
+    folder: Path,
+    wanted: Mapping[str, int],
+    observers: Mapping[str, Callable[[Feeds], object]] = MappingProxyType({}),
+    progress: Callable[[int, int], object] = lambda *_: None,
+) -> ChainRecord:
     """Run the chain, and write calls of each part into files of `folder`, until there are as many as wanted.
+
+    Args:
+        chain: gives the subjects, and calls the parts.
+        steps: part → its call in float.
+        folder: for the files.
+        wanted: part → how many calls are written.
+        observers: part → what is called with the inputs of each call of it, also of those that are not written.
+        progress: called after each subject, with its number and how many there are at most.
 
     Raises:
         UsageError: there is no subject, or the chain has not called a part.
@@ -52,7 +69,7 @@ def record(chain: PartsChain, steps: Mapping[str, Step], folder: Path, wanted: M
     subjects = list(islice(chain.subjects(), max(*wanted.values(), COMPARED)))
     if not subjects:
         raise UsageError(f"{KEY}: found no {chain.noun} in the data, expected one at least: {chain.expected}")
-    recorder = _SampleWriter(steps, folder, wanted)
+    recorder = _SampleWriter(steps, folder, wanted, observers)
     run, cases = chain.open({part: partial(recorder.call, part) for part in steps}), list[tuple[Any, ChainResult]]()
     for subject in subjects[:COMPARED]:
         cases.append((subject, run(subject, LENGTH, ())))  # without keeping a call: this says how many there are
@@ -62,21 +79,31 @@ def record(chain: PartsChain, steps: Mapping[str, Step], folder: Path, wanted: M
             break
         run(subject, LENGTH, ())
         recorder.begin(number + 1)
+        progress(number + 1, len(subjects))
     missing = next((part for part, found in recorder.counts.items() if not found), None)
     if missing is not None:
         raise UsageError(
             f"{KEY}: {plural(len(subjects), 'sample')} gave no call of the part {missing}, so its ranges are not "
             "known; a call of prefill takes a prompt of a whole chunk, and one of vision an image"
         )
-    return ChainRecord(recorder.counts, tuple(cases))
+    return ChainRecord(recorder.counts, recorder.seen, tuple(cases))
 
 
 class _SampleWriter:
-    """Calls the steps of a chain, and writes every `stride`th call of a part, beginning one later for each subject."""
+    """Calls the steps of a chain, and writes every `stride`th call of a part, beginning one later for each subject.
 
-    def __init__(self, steps: Mapping[str, Step], folder: Path, wanted: Mapping[str, int]) -> None:
-        self._steps, self._folder, self._wanted = steps, folder, wanted
-        self.counts = dict.fromkeys(steps, 0)
+    Observers see all calls: a call of a decoder is one token, and a few dozen tokens have narrower ranges than texts.
+    """
+
+    def __init__(
+        self,
+        steps: Mapping[str, Step],
+        folder: Path,
+        wanted: Mapping[str, int],
+        observers: Mapping[str, Callable[[Feeds], object]],
+    ) -> None:
+        self._steps, self._folder, self._wanted, self._observers = steps, folder, wanted, observers
+        self.counts, self.seen = dict.fromkeys(steps, 0), dict.fromkeys(steps, 0)
         self._places = dict.fromkeys(steps, 0)
         self._strides: dict[str, int] = {}
         self._number = 0
@@ -97,6 +124,9 @@ class _SampleWriter:
             arrays: dict[str, Any] = dict(feeds)
             np.savez_compressed(self._folder / _file_name(part, count), **arrays)  # much of a cache is zeros
             self.counts[part] += 1
+        if self._strides and part in self._observers:
+            self._observers[part](dict(feeds))
+            self.seen[part] += 1
         self._places[part] += 1
         return self._steps[part](feeds)
 
@@ -127,7 +157,7 @@ class ChainSamples(Samples):
                 yield dict(arrays)
 
     def identity(self) -> list[object]:
-        return [*self._chain.identity(), KEPT, self._part, *self._known]
+        return [*self._chain.identity(), self._part, *self._known]
 
     @property
     def may_change(self) -> bool:

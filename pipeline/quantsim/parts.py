@@ -26,7 +26,7 @@ from passes.weights.files import save_together
 from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import UsageError
-from pipeline.events import Note, Observer, StageEnded, StageStarted
+from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.parts import PartsResult
 from pipeline.parts.folder import WEIGHTS
 from pipeline.parts.report import QUANTIZED, remove_quantized, save_chain
@@ -178,9 +178,7 @@ class PartsSimulation:
         remove_quantized(workspace)
         steps = {name: Session.of(model).run for name, model in self.models.items()}
         with tempfile.TemporaryDirectory(dir=workspace.scratch) as folder:
-            samples, judge = self._record(chain, steps, Path(folder))  # the calls of each part
-            for name, simulation in self.simulations.items():
-                simulation.find_ranges(samples[name])
+            samples, judge = self._record(chain, steps, Path(folder))  # the calls of each part, and ranges
             found = self._finish(samples, shared)
         write_quantized(chain, {name: result.folder / QUANTIZED_MODEL for name, result in found.items()}, workspace)
         if chain.is_alike:
@@ -206,16 +204,31 @@ class PartsSimulation:
     def _record(
         self, chain: PartsChain, steps: Mapping[str, Step], folder: Path
     ) -> tuple[dict[str, ChainSamples], ChainJudge]:
-        """Run the chain in float, and keep as many calls of each part as its stages read."""
-        with self._stage("record") as details:
-            wanted = {name: max(known.calibration.samples, known.evaluation) for name, known in self.settings.items()}
-            recording = record(chain, steps, folder, wanted)
-            details += [f"{plural(found, 'call')} of {name}" for name, found in recording.counts.items()]
-        digests = [
+        """Run the chain in float, measure ranges on all calls, and keep those that the stages of each part read."""
+        wanted = {name: max(known.calibration.samples, known.evaluation) for name, known in self.settings.items()}
+        identity: list[object] = [
             hashlib.sha256(model.proto.SerializeToString(deterministic=True)).hexdigest()
             for model in self.models.values()
         ]
-        samples = {name: ChainSamples(known, chain, folder, name, digests) for name, known in self.settings.items()}
+        identity.append(wanted)
+        samples = {name: ChainSamples(known, chain, folder, name, identity) for name, known in self.settings.items()}
+        with self._stage("calibrate") as details:
+            opened = {
+                name: simulation.open_calibration(samples[name])
+                for name, simulation in self.simulations.items()
+                if not self.settings[name].encodings_from
+            }
+            recording = record(
+                chain,
+                steps,
+                folder,
+                wanted,
+                {name: found.measurement.add for name, found in opened.items()},
+                lambda done, count: self.show(Progress("calibrate", f"{chain.noun} {done}", done, count)),
+            )
+            for name, found in opened.items():
+                self.simulations[name].take_ranges(found, samples[name])
+            details += [f"{plural(found, 'call')} of {name}" for name, found in recording.seen.items()]
         return samples, ChainJudge(chain, steps, recording.cases)
 
     def _finish(self, samples: Mapping[str, ChainSamples], shared: SharedValues) -> dict[str, QuantSimResult]:

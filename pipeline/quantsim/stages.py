@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tempfile
 import time
@@ -11,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
 from passes.encodings.encoding import fit_encodings
@@ -23,7 +21,7 @@ from pipeline.config import QuantSimConfig, SuggestConfig
 from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.jobs import choose_executor
-from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
+from pipeline.quantsim.calibration import Calibration, MeasuredRanges, group_ranges, open_calibration
 from pipeline.quantsim.encodings import (
     Encoding,
     Range,
@@ -68,13 +66,7 @@ from pipeline.stages.report import (
     ROUNDED_MODEL,
     remove_quantization,
 )
-from pipeline.workspace import Workspace, key_of
-
-RANGES: Final = "calibration.npz"
-"""The file of ranges and histograms that are kept between runs, next to the results of stages."""
-
-RANGES_VERSION: Final = 2
-"""Of what that file holds; the ranges of another version are measured anew."""
+from pipeline.workspace import Workspace
 
 
 class Simulation:
@@ -120,10 +112,30 @@ class Simulation:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
 
     def find_ranges(self, samples: Samples) -> None:
-        """Measure, and leave in float what is infinite on a sample, where the model drops infinity."""
+        """Measure what values each activation takes."""
         if self._given is not None:
             return
-        self._measured = self.calibrate(self.placement, samples)  # what values each activation takes
+        settings = self._settings.calibration
+        with self._stage("calibrate") as details:
+            calibration = self.open_calibration(samples)
+            for sample in samples.first(samples.fitted):
+                if (measured := calibration.measurement.add(sample)) is not None:
+                    self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, samples.fitted))
+                    calibration.save(measured)
+            details.append(settings.method)
+            self.take_ranges(calibration, samples)
+
+    def open_calibration(self, samples: Samples) -> Calibration:
+        """A measurement of the quantized tensors, which goes on where a stopped run has ended."""
+        if samples.note:
+            self._send(Note(samples.note))
+        return open_calibration(
+            self._model, self.placement, self._settings.calibration, samples, self._workspace.stages
+        )
+
+    def take_ranges(self, calibration: Calibration, samples: Samples) -> None:
+        """End the measurement, and leave in float what is infinite on a sample, where the model drops infinity."""
+        self._measured = calibration.finish(keep=not samples.may_change)
         self._in_float = tuple(find_dropped_infinities(self._model, self.placement, self._measured.extents()))
         if self._in_float:
             self.placement = place(self._model, (*rules_of(self._settings, self._model), *self._in_float))
@@ -261,31 +273,6 @@ class Simulation:
             placement, encodings = adopt_encodings(placement, given, self._model)
             details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
         return placement, encodings
-
-    def calibrate(self, placement: Placement, samples: Samples) -> MeasuredRanges:
-        settings = self._settings.calibration
-        with self._stage("calibrate") as details:
-            if samples.note:
-                self._send(Note(samples.note))
-            graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
-            measured = [placed.site.tensor for placed in placement.quantized()]
-            known = settings.model_dump(mode="json"), samples.fitted, samples.identity()
-            key = key_of(RANGES_VERSION, *known, graph, measured)
-            file = self._workspace.stages / RANGES
-
-            def note(measured: MeasuredRanges) -> None:
-                self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, samples.fitted))
-                measured.save(file, key)
-
-            known = MeasuredRanges.load(file, key)
-            data, method = samples.first(samples.fitted), settings.method
-            measured = measure(self._model, placement, data, method, known, note, settings.percentile)
-            if samples.may_change:  # only a run that was stopped is taken up
-                file.unlink(missing_ok=True)
-            else:
-                measured.save(file, key)
-            details.append(settings.method)
-        return measured
 
     def optimize(
         self, placement: Placement, ranges: Mapping[str, Range], samples: Samples

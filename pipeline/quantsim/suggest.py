@@ -1,6 +1,7 @@
 """Mixed precision for a target: which layers get another format, so that the noise or the size is as asked for.
 
-For a ratio of signal to noise the layers that add most to the noise of the outputs get more bits, one after the other;
+For a ratio of signal to noise the layers that add most to the noise of the outputs get more bits, one after the other,
+and after all of them the operators between layers, such as sums and norms, whose noise is not estimated;
 for a size those that add least, for each byte that it saves, get fewer; for the metric of the task those that add most
 for each byte get more, and then those that turn out not to be needed go back. How many that takes is searched by
 halving, and what is suggested has been simulated: the estimate decides the order alone. Sizes follow from shapes. A
@@ -77,6 +78,7 @@ class Suggestion:
     rules: of a run in parts those of all parts.
     part_rules: part → the rules of that part alone.
     layers: how many change; of `suggest.units`, how many of these.
+    others: how many operators between layers change as well.
     sqnr_db: the least of the outputs, simulated.
     simulations: how many were run to find it.
     metric: of the task, where that is the target.
@@ -91,6 +93,7 @@ class Suggestion:
     simulations: int
     metric: float | None = None
     part_rules: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+    others: int = 0
 
 
 Placements = Mapping[str, Placement]
@@ -131,10 +134,11 @@ class MetricTarget:
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
     """Layers that change together, each with the name of its model; by a rule with `selector`, or without one by a rule
-    for each of their tensors."""
+    for each of their tensors. One that `is_between` layers is some other operator."""
 
     layers: tuple[tuple[str, Layer], ...]
     selector: str = ""
+    is_between: bool = False
 
 
 def suggest(
@@ -165,6 +169,8 @@ def suggest(
     default = FEWER_BITS if settings.size is not None else MORE_BITS if metric is None else MORE_WEIGHT_BITS
     formats = settings.formats or default
     ranked = _rank(settings, models, _find_units(settings.units, models, are_alike=are_alike), placed)
+    if settings.sqnr_db is not None and not settings.units:
+        ranked += _find_others(models, placed, are_alike=are_alike)
     known: dict[tuple[int, ...], float] = {}
 
     def placed_by(rules: Mapping[str, Mapping[str, FormatsConfig]]) -> dict[str, Placement]:
@@ -206,16 +212,18 @@ def suggest(
         chosen = _leave_out(chosen, is_enough, lambda left: bytes_with(left)[1])
     rules = {name: {key: _as_yaml(entry) for key, entry in own.items()} for name, own in rules_with(chosen).items()}
     shared, own = _split_rules(rules)
+    others = sum(ranked[number].is_between for number in chosen)
     return Suggestion(
         _goal(settings),
         count is not None,
         shared,
-        len(chosen),
+        len(chosen) - others,
         simulate(placed_with(chosen)) if metric else value_with(chosen),
         bytes_with(chosen)[1],
         len(known),
         value_with(chosen) if metric else None,
         own,
+        others,
     )
 
 
@@ -258,6 +266,21 @@ def _find_units(selectors: Sequence[str], models: Mapping[str, LayeredModel], *,
     return found
 
 
+def _find_others(
+    models: Mapping[str, LayeredModel], placed: Mapping[str, Mapping[str, PlacedSite]], *, are_alike: bool
+) -> list[Unit]:
+    """The operators with a quantized tensor that no layer has, such as a sum of residuals, in graph order."""
+    units: dict[object, list[tuple[str, Layer]]] = {}
+    for name, entry in models.items():
+        known = {tensor for layer in entry.layers for tensor in layer.tensors()}
+        for node in entry.model.proto.graph.node:
+            layer = Layer((node,))
+            if node.output and not (placed[name].keys() & {*layer.tensors()}) <= known:
+                known.update(layer.tensors())
+                units.setdefault(layer.output if are_alike else (name, layer.output), []).append((name, layer))
+    return [Unit(tuple(layers), is_between=True) for layers in units.values()]
+
+
 def _select_layers(selector: str, entry: LayeredModel) -> Iterator[Layer]:
     """The layers of which the selector matches a result or a weight."""
     sites = find_sites(entry.model)
@@ -272,9 +295,16 @@ def suggestion_text(suggestion: Suggestion) -> str:
     """The suggestion, in a sentence and in YAML."""
     met = "" if suggestion.is_met else " cannot be met; the best that was found"
     what = f"{suggestion.sqnr_db:.2f} dB and {suggestion.weight_bytes / 2**20:.2f} MiB of weights"
-    changed = (
-        f"{plural(suggestion.layers, 'layer')} in another format" if suggestion.layers else "the rules as they are"
+    changed = " and ".join(
+        filter(
+            None,
+            (
+                plural(suggestion.layers, "layer") if suggestion.layers else "",
+                plural(suggestion.others, "operator") + " between layers" if suggestion.others else "",
+            ),
+        )
     )
+    changed = f"{changed} in another format" if changed else "the rules as they are"
     if suggestion.metric is not None:
         what = f"{suggestion.metric:.4f}, {what}"
     title = f"{suggestion.goal}{met}: {changed} ({what}, {plural(suggestion.simulations, 'simulation')})"

@@ -90,6 +90,18 @@ def test_a_decoder_is_sampled_over_its_whole_text_at_other_places_for_each_sourc
         np.testing.assert_array_equal(call["past_key_values.0.encoder.key"], FEATURES.reshape(1, 6))
 
 
+def test_ranges_are_of_all_calls_and_not_of_those_that_are_kept(models: Path, tmp_path: Path) -> None:
+    chain = Seq2SeqChain(models, ("encoder", "decoder"), settings(seed=3).calibration)
+    seen: dict[str, list[int]] = {"encoder": [], "decoder": []}
+    observers = {
+        "encoder": lambda feeds: seen["encoder"].append(len(feeds)),
+        "decoder": lambda feeds: seen["decoder"].append(feeds["past_key_values.0.decoder.key"].shape[1]),
+    }
+    found = record(chain, steps_of(chain), tmp_path, {"encoder": 2, "decoder": 2}, observers)
+    assert found.counts == {"encoder": 2, "decoder": 2} and found.seen == {"encoder": 2, "decoder": 64}
+    assert seen["decoder"] == [*range(32)] * 2
+
+
 def test_a_prompt_outside_of_the_vocabulary_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"prompts.npz: found the token 9, expected 0 to 6"):
         next(text_chain(tmp_path, [[1, 9]]).subjects())

@@ -49,8 +49,8 @@ def simulate(model: DetachedModel, placement: Placement) -> float:
     return compare_outputs(model, insert_qdq(model, encodings), samples())["y"].sqnr_db
 
 
-def find(target: SuggestConfig) -> Suggestion:
-    model = chain()
+def find(target: SuggestConfig, model: DetachedModel | None = None) -> Suggestion:
+    model = model or chain()
     placement = place(model, rules(model))
     encodings = encode(placement, calibrate(model, placement, samples()), model)
     sensitivity = estimate_sensitivity(model, encodings, samples())
@@ -90,6 +90,21 @@ def test_a_ratio_out_of_reach_gives_the_best_that_was_found() -> None:
     assert found.layers == 3
     assert found.sqnr_db == pytest.approx(with_rules(found))
     assert "cannot be met; the best that was found: 3 layers" in suggestion_text(found)
+
+
+def test_operators_between_layers_change_where_all_layers_are_not_enough() -> None:
+    """The sum alone has a wide range, of which its consumer takes a narrow part: no layer reads or makes it."""
+    draw = np.random.default_rng(0)
+    model = model_of(
+        "g (float[4, 64] x) => (float[4, 64] y) { s = Add(x, wide) t = Sub(s, wide) h = Tanh(t) y = MatMul(h, w) }",
+        wide=np.full((1, 64), 1000, np.float32),
+        w=draw.normal(size=(64, 64)).astype(np.float32),
+    )
+    base = simulate(model, place(model, rules(model)))
+    found = find(SuggestConfig(sqnr_db=base + 20), model)
+    assert found.is_met and (found.layers, found.others) == (1, 1)
+    assert found.rules["tensor:s"] == {"activations": "uint16"}
+    assert "1 layer and 1 operator between layers in another format" in suggestion_text(found)
 
 
 def test_a_size_is_met_by_the_layers_that_add_least() -> None:
