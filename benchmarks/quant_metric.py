@@ -30,9 +30,9 @@ from pipeline.config import FormatsConfig, RunConfig, SuggestConfig
 from pipeline.config.quantsim import MetricConfig, parse_precision
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.metric import Sample, TaskMetric
-from pipeline.quantsim.noise import estimate_sensitivity, find_layers
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from pipeline.quantsim.suggest import LayeredModel, MetricTarget, suggest, weight_bytes
 from pipeline.run import Pipeline
 

@@ -33,10 +33,10 @@ from pipeline.export.load import read_onnx_file
 from pipeline.export.source import draw_inputs, named_dims
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import Encoding, encode
-from pipeline.quantsim.noise import Layer, count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.sensitivity import Layer, count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.run import Pipeline
 
 FOLDER: Final = Path("runs/benchmarks/quant_sensitivity")

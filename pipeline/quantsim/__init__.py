@@ -20,7 +20,8 @@ shard_data.py   the weights of products rounded by GPTQ, step by step with the p
 pieces.py       the model cut into pieces that run one after the other
 simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
-noise.py        what each step adds, what has come together at each tensor, and what each layer does to the outputs
+noise.py        what each step adds, and what has come together at each tensor
+sensitivity.py  what each layer does to the outputs, by their gradients (gradients.py)
 torch_nodes.py  layers as torch's operators, by which that is estimated; outputs by torch and torchao, as a cross-check
 metric.py       the metric of the task, of both models
 layer_costs.py  what each layer alone costs that metric

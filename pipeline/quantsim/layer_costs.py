@@ -11,8 +11,8 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.metric import TaskMetric
-from pipeline.quantsim.noise import Layer, find_layers
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.sensitivity import Layer, find_layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,11 @@ from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
 from pipeline.quantsim.encodings import Encoding
-from pipeline.quantsim.noise import Layer, find_layers, measure_noise, sqnr_db
+from pipeline.quantsim.noise import measure_noise, sqnr_db
 from pipeline.quantsim.optimizers import BiasCorrection, Optimizer
 from pipeline.quantsim.placement import Placement
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.sensitivity import Layer, find_layers
 
 SCRIPT: Final = Path(__file__).with_name("algorithm.py")
 

@@ -34,14 +34,7 @@ from pipeline.quantsim.encodings import (
 from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.layer_costs import LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
-from pipeline.quantsim.noise import (
-    Noise,
-    count_needed_samples,
-    estimate_sensitivity,
-    find_layers,
-    is_measured,
-    measure_noise,
-)
+from pipeline.quantsim.noise import Noise, is_measured, measure_noise
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import (
@@ -55,6 +48,7 @@ from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
 from pipeline.quantsim.report import QuantSimReport, QuantSimResult, make_placement_report, make_report, report_text
 from pipeline.quantsim.samples import Samples
+from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import declare_types, find_quantized, store_constants
 from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, suggest

@@ -29,9 +29,9 @@ from passes.weights.detached import DetachedModel
 from pipeline.config import FormatsConfig, SuggestConfig
 from pipeline.config.quantsim import FLOAT
 from pipeline.errors import UsageError
-from pipeline.quantsim.noise import Layer
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, find_matches, place
 from pipeline.quantsim.qdq import stored_bits
+from pipeline.quantsim.sensitivity import Layer
 from pipeline.quantsim.sites import find_sites
 
 

@@ -10,8 +10,7 @@ The cross-check shares no kernel with onnxruntime: floats are computed by torch'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,7 +21,7 @@ import torch
 from onnx import NodeProto, helper
 from torch import Tensor
 
-from passes.graph.inference import EVERY_FLOAT, find_floats, float_tensors
+from passes.graph.inference import float_tensors
 from passes.graph.traversal import reads_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -104,35 +103,31 @@ class TorchNodes:
         self.reads = tuple(sorted({name for node in nodes for name in reads_of(node)} - made - stored.keys()))
         self._imported: list[ImportedNodes] = []
 
-    def compute(self, values: Tensors, leaves: Collection[str] = (), own: Own | None = None) -> dict[str, Tensor]:
+    def compute(self, values: Tensors, own: Own = STRAIGHT_THROUGH) -> dict[str, Tensor]:
         """The values that the nodes make, by name.
 
         Args:
             values: those of `reads`.
-            leaves: values of which gradients are asked for, in so far as they are made here.
             own: functions for kinds of operators, in place of torch's.
 
         Raises:
             Unsupported: no Graph holds all of the nodes, or torch refuses the operands of an operator, such as a window
                 that is larger than what it is laid over.
         """
-        imported = self._import_for({name: values[name] for name in self.reads})
+        imported = self.import_for({name: values[name] for name in self.reads})
         graph, slots = imported.part.graph, dict(imported.tensors)
         names = [value.name for value in graph.values]
         slots |= {vid: values[names[vid]] for vid in graph.inputs}
         for op in graph.ops:
-            ins = [slots[vid] for vid in op.inputs]
-            if op.kind in FLAT and ins[0].requires_grad:
-                raise Unsupported(f"no gradient goes through 1 operator of the model: {op.operator}", [op.operator])
-            try:
-                results = apply(op, ins, STRAIGHT_THROUGH if own is None else own)
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                raise Unsupported(f"torch does not compute {place_of(op)} on these inputs: {error}") from error
-            for vid, result in zip(op.outputs, results, strict=True):
-                slots[vid] = result.requires_grad_() if names[vid] in leaves else result
+            slots.update(zip(op.outputs, compute_op(op, [slots[vid] for vid in op.inputs], own), strict=True))
         return {**imported.constants, **{names[vid]: tensor for vid, tensor in slots.items()}}
 
-    def _import_for(self, values: Tensors) -> ImportedNodes:
+    def import_for(self, values: Tensors) -> ImportedNodes:
+        """The Graph of the nodes for the shapes of `values`, which are those of `reads`, and for the numbers it needs.
+
+        Raises:
+            Unsupported: no Graph holds all of the nodes.
+        """
         signature = tuple((value.dtype, tuple(value.shape)) for value in values.values())
         for imported in self._imported:
             same = (np.array_equal(array, to_numpy(values[name])) for name, array in imported.part.fixed.items())
@@ -158,134 +153,26 @@ class TorchNodes:
         return self._imported[-1]
 
 
-def _is_shape(array: np.ndarray) -> bool:
-    return array.dtype == np.int64 and array.ndim < 2 and array.size <= SHAPE_LENGTH
-
-
-class Backward:
-    """Backward passes through the part of `model` after the values `names`.
-
-    `reads` are the values that a pass needs as well as the weights, and `computed` those that it computes.
+def compute_op(op: Op, ins: Sequence[Tensor], own: Own = STRAIGHT_THROUGH) -> list[Tensor]:
+    """The results of one op, through which gradients go.
 
     Args:
-        computed_here: values that are computed here too, though nodes make them before all `names` or they are among
-            `names`.
-        kept: values that a pass hands on, as well as `names` and outputs.
+        own: functions for kinds of operators, in place of torch's.
 
     Raises:
-        Unsupported: no output of floats depends on `names`.
+        Unsupported: no gradient goes through it, or torch refuses its operands, such as a window that is larger than
+            what it is laid over.
     """
-
-    def __init__(
-        self,
-        model: DetachedModel,
-        names: Collection[str],
-        computed_here: Collection[str] = (),
-        kept: Collection[str] = (),
-    ) -> None:
-        graph = model.proto.graph
-        self._names = frozenset(names)
-        floats = find_floats(model.proto, EVERY_FLOAT).keys()
-        nodes, self._reached = _find_path(graph, self._names, frozenset(computed_here), floats)
-        self.computed = frozenset(name for node in nodes for name in node.output if name)
-        self._starts = self._names - self.computed
-        self._outputs = [info.name for info in graph.output if info.name in self._reached]
-        if not self._outputs:
-            raise Unsupported("no output of floats depends on a layer that is quantized")
-        self._kept = self._names.union(kept, self._outputs)
-        self._op_of = {name: node.op_type for node in nodes for name in node.output}
-        self._nodes = TorchNodes(nodes, model.proto.opset_import, self.computed, read_stored(model))
-        self.reads = tuple(sorted({*self._nodes.reads, *self._starts}))
-
-    def forward(self, values: Arrays) -> Forward:
-        """Compute the nodes on the way, from the values named in `reads`.
-
-        Raises:
-            Unsupported: an operator on the way has no gradient.
-        """
-        given = {name: as_tensor(values[name]) for name in self.reads}
-        for name in self._starts:
-            given[name].requires_grad_()
-        with torch.enable_grad():
-            found = {**given, **self._nodes.compute(given, self._names)}
-        cut = sorted({self._op_of[name] for name in self._reached & self._op_of.keys() if _is_cut(found.get(name))})
-        if cut:
-            shown = ", ".join(cut)
-            raise Unsupported(f"no gradient goes through {plural(len(cut), 'operator')} of the model: {shown}", cut)
-        kept = {name: value for name, value in found.items() if name in self._kept}
-        return Forward(kept, self._outputs, [name for name in self._names if name in kept])
+    if op.kind in FLAT and ins[0].requires_grad:
+        raise Unsupported(f"no gradient goes through 1 operator of the model: {op.operator}", [op.operator])
+    try:
+        return apply(op, ins, own)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise Unsupported(f"torch does not compute {place_of(op)} on these inputs: {error}") from error
 
 
-def _is_cut(value: Tensor | None) -> bool:
-    return value is not None and not value.requires_grad
-
-
-class Forward:
-    """The values of one pass, through which gradients can be taken more than once."""
-
-    def __init__(self, values: dict[str, Tensor], outputs: Sequence[str], names: Sequence[str]) -> None:
-        self.values = values
-        self._outputs, self._names = outputs, names
-
-    def outputs(self) -> dict[str, np.ndarray]:
-        """By name, in float32 or more: sums of squares overflow in 16 bits."""
-        return {name: _to_wide_array(self.values[name]) for name in self._outputs}
-
-    def visit_gradients(
-        self, directions: Arrays, visit: Callable[[str, np.ndarray], object], *, is_last: bool = False
-    ) -> None:
-        """Call `visit` with each value that an output depends on, and the gradient of the sum of direction · output.
-
-        Values come as the backward pass reaches them, the last of the model first, and no gradient is held longer.
-
-        Args:
-            directions: output → array of its shape.
-            visit: gets the name of the value and its gradient, in float32 or more.
-            is_last: whether no other gradients are taken, so that the pass may free what it has read.
-        """
-        lines = [(self.values[name] * as_tensor(line)).double().sum() for name, line in directions.items()]
-        with ExitStack() as hooks:
-            for name in self._names:
-                hook = self.values[name].register_hook(
-                    lambda gradient, name=name: visit(name, _to_wide_array(gradient))
-                )
-                hooks.callback(hook.remove)
-            leaves = [value for value in self.values.values() if value.is_leaf and value.requires_grad]
-            torch.autograd.grad(torch.stack(lines).sum(), leaves, retain_graph=not is_last, allow_unused=True)
-
-
-def _to_wide_array(tensor: Tensor) -> np.ndarray:
-    """In float32 or more; numpy has no bfloat16 either."""
-    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)).numpy()
-
-
-def _find_path(
-    graph: onnx.GraphProto, names: Collection[str], computed_here: frozenset[str], floats: Collection[str]
-) -> tuple[list[NodeProto], set[str]]:
-    """The nodes between `names` and the outputs, by values that carry a gradient, with those that make the values
-    `computed_here`; and the values that depend on `names`."""
-    reached = set(names)
-    forward: list[NodeProto] = []
-    for node in graph.node:
-        results = [*_carry_gradient(node, floats)]
-        depends = not reached.isdisjoint(reads_of(node)) and results
-        if depends or not computed_here.isdisjoint(node.output):
-            forward.append(node)
-        if depends:
-            reached.update(results)
-    wanted = {info.name for info in graph.output}
-    nodes: list[NodeProto] = []
-    for node in reversed(forward):
-        if not wanted.isdisjoint(node.output):
-            nodes.append(node)
-            wanted.update(reads_of(node))
-    nodes.reverse()
-    return nodes, reached
-
-
-def _carry_gradient(node: NodeProto, floats: Collection[str]) -> Iterator[str]:
-    """The results of `node` that carry a gradient: floats, and integers that a DequantizeLinear reads."""
-    yield from (name for name in node.output if name in floats or (name and node.op_type == "QuantizeLinear"))
+def _is_shape(array: np.ndarray) -> bool:
+    return array.dtype == np.int64 and array.ndim < 2 and array.size <= SHAPE_LENGTH
 
 
 class QuantizedLayers:
@@ -330,8 +217,8 @@ class QuantizedLayers:
                     if name not in results
                 }
                 made = self._nodes[id(node)].compute({**reads, **results})
-                results |= {name: self._quantize(name, made[name]) for name in node.output if name}
-            return {name: (results[name] - values[name]).numpy() for name in filter(None, nodes[-1].output)}
+                results |= {name: self._quantize(name, made.pop(name)) for name in node.output if name}
+            return {name: results[name].sub_(values[name]).numpy() for name in filter(None, nodes[-1].output)}
 
     def _quantize(self, name: str, value: Tensor) -> Tensor:
         encoding = self._encodings.get(name)

@@ -12,9 +12,10 @@ from benchmarks.quant_sensitivity import measure_each_alone, rank_correlation
 from passes.weights.sessions import Session
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.noise import estimate_sensitivity, find_layers
+from pipeline.quantsim.gradients import Backward, cut_graph
 from pipeline.quantsim.placement import place
-from pipeline.quantsim.torch_nodes import Backward, TorchNodes, read_stored
+from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
+from pipeline.quantsim.torch_nodes import Tensors, TorchNodes, read_stored
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 IMAGE, ROW = (2, 4, 6, 6), (3, 2, 5)
@@ -205,11 +206,68 @@ def test_outputs_of_bfloat16_have_gradients() -> None:
     text = "g (float[2, 4] x) => (bfloat16[2, 4] y) { r = MatMul (x, w) y = Cast <to = 16> (r) }"
     model = model_of(text, w=np.eye(4, dtype=np.float32))
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
-    backward = Backward(model, ["r"])
+    backward = Backward(model, {"r": ()})
     assert backward.reads == ("r",)
     forward = backward.forward({"r": x})
     (output,) = forward.outputs().values()
     np.testing.assert_array_equal(output, x)
     gradients: dict[str, np.ndarray] = {}
-    forward.visit_gradients({"y": x}, gradients.__setitem__)
+    forward.visit_gradients({"y": x}, lambda name, gradient, _: gradients.__setitem__(name, gradient))
     np.testing.assert_array_equal(gradients["r"], x)
+
+
+ATTENTION = """g (float[1, 64, 8] x) => (float[1, 64, 8] y) {
+    a = MatMul(x, w)
+    b = MatMul(x, v)
+    t = Transpose <perm = [0, 2, 1]> (b)
+    s = MatMul(a, t)
+    p = Softmax <axis = -1> (s)
+    c = MatMul(p, a)
+    m = MatMul(c, w)
+    d = Add(m, bias)
+    e = MatMul(d, v)
+    y = Add(e, a)
+}"""
+
+
+def test_gradients_of_pieces_are_those_of_the_whole() -> None:
+    draw = np.random.default_rng(0)
+    w, v = (draw.standard_normal((8, 8)).astype(np.float32) for _ in range(2))
+    model = model_of(ATTENTION, w=w, v=v, bias=w[0])
+    x = draw.standard_normal((1, 64, 8)).astype(np.float32)
+    company = {"a": "xa", "b": "xb", "s": "ats", "c": "pac", "d": ("c", "m", "d"), "e": "de"}
+    found: list[dict[str, np.ndarray]] = []
+    for whole in (2**28, 1):
+        forward = Backward(model, company, {*company, "m"}, whole).forward({"x": x})
+        gradients: dict[str, np.ndarray] = {}
+
+        def visit(name: str, gradient: np.ndarray, values: Tensors, into: dict[str, np.ndarray] = gradients) -> None:
+            assert values.keys() >= {*company[name]}
+            into[name] = into.get(name, 0) + gradient
+
+        for number in range(2):
+            forward.visit_gradients({"y": np.roll(x, number, 1)}, visit, is_last=number == 1)
+        found.append(gradients)
+    assert found[0].keys() == found[1].keys() == company.keys()
+    for name, gradient in found[0].items():
+        np.testing.assert_allclose(found[1][name], gradient, rtol=1e-5, atol=1e-5)  # sums of float32 in another order
+
+
+def test_cuts_lie_where_little_crosses() -> None:
+    """The scores, 16 KiB each, are with the products that make and read them; all else crosses with 2 KiB."""
+    model = model_of(
+        ATTENTION, w=np.eye(8, dtype=np.float32), v=np.eye(8, dtype=np.float32), bias=np.ones(8, np.float32)
+    )
+    nodes = model.proto.graph.node
+    stored = read_stored(model)
+    made = [name for node in nodes for name in node.output]
+    graph = (
+        TorchNodes(nodes, model.proto.opset_import, made, stored).import_for({"x": torch.zeros(1, 64, 8)}).part.graph
+    )
+    (whole,) = cut_graph(graph, {}, [graph.value("y").vid])
+    assert whole.ops == graph.ops
+    pieces = cut_graph(graph, {}, [graph.value("y").vid], whole=1)
+    assert tuple(op for piece in pieces for op in piece.ops) == graph.ops
+    crossing = {graph.values[vid].name for piece in pieces[:-1] for vid in piece.makes}
+    assert crossing
+    assert crossing.isdisjoint({"s", "p"})

@@ -8,8 +8,8 @@ import pytest
 from passes.encodings.encoding import Encoding, Precision
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
-from pipeline.quantsim.noise import find_layers
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.sensitivity import find_layers
 from pipeline.quantsim.torch_nodes import QuantizedLayers
 from pipeline.runtime.tensors import as_tensor
 from tests.pipeline.quantsim.pictures_of_qdq import model_of

@@ -9,9 +9,10 @@ from onnx.reference import ReferenceEvaluator
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.noise import estimate_sensitivity, measure_noise, sqnr_db
+from pipeline.quantsim.noise import measure_noise, sqnr_db
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import find_fixed_values, insert_qdq
+from pipeline.quantsim.sensitivity import estimate_sensitivity
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 from tests.pipeline.quantsim.test_qdq import RANGES
 

@@ -23,12 +23,12 @@ from pipeline.quantsim.chain_noise import ChainJudge, ChainNoise, rate_chain
 from pipeline.quantsim.chain_record import ChainSamples, record
 from pipeline.quantsim.chains import ChainResult, PartsChain, Seq2SeqChain, TextChain
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.noise import estimate_sensitivity, find_layers
 from pipeline.quantsim.parts import check_settings_of_parts, join_encodings
 from pipeline.quantsim.placement import Placement, place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import make_report
+from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from pipeline.quantsim.shared_values import SharedValues
 from pipeline.quantsim.suggest import LayeredModel, Placements, suggest, suggestion_text
 from tests.pipeline.parts.test_generate import save_in_place

@@ -13,10 +13,11 @@ from passes.weights.detached import DetachedModel, attach, detach
 from pipeline.errors import Unsupported
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import Encoding, encode
-from pipeline.quantsim.noise import count_needed_samples, estimate_sensitivity, find_layers, measure_noise
+from pipeline.quantsim.gradients import Backward
+from pipeline.quantsim.noise import measure_noise
 from pipeline.quantsim.placement import place
+from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.sites import declare_types, find_sites
-from pipeline.quantsim.torch_nodes import Backward
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 
 BLOCK = """block (float[1, 12, 32] x) => (float[1, 12, 32] y, float[1, 32] pooled) {
@@ -335,7 +336,7 @@ def test_a_split_into_equal_parts_is_that_into_their_sizes(opset: int, said: str
 
 def test_slopes_are_those_of_differences() -> None:
     model = block()
-    backward = Backward(model, ["u0"])
+    backward = Backward(model, {"u0": ()})
     feeds = samples(model, 1)[0]
     names = [*backward.reads]
     values = dict(zip(names, evaluate(_with_outputs(model, names), feeds), strict=True))
@@ -345,7 +346,7 @@ def test_slopes_are_those_of_differences() -> None:
         np.testing.assert_allclose(found, wanted, atol=1e-5)
     directions = {name: np.ones_like(array) for name, array in forward.outputs().items()}
     slopes: dict[str, np.ndarray] = {}
-    forward.visit_gradients(directions, slopes.__setitem__)
+    forward.visit_gradients(directions, lambda name, gradient, _: slopes.__setitem__(name, gradient))
     slope = slopes["u0"]
     step = np.zeros_like(values["u0"])
     step[0, 0, 3] = 1e-2

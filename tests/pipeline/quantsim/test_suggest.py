@@ -10,10 +10,10 @@ from passes.weights.detached import DetachedModel
 from pipeline.config import QuantSimConfig, SuggestConfig
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode, find_limited_biases
-from pipeline.quantsim.noise import estimate_sensitivity, find_layers
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import compare_outputs
 from pipeline.quantsim.suggest import LayeredModel, Placements, Suggestion, suggest, suggestion_text
 from tests.pipeline.quantsim.pictures_of_qdq import model_of

@@ -1,0 +1,193 @@
+"""How much of a model's outputs each layer costs where it alone is quantized: estimated for all layers at once.
+
+What a layer adds to its own result is measured: it is computed from what it reads in float, and from the same
+quantized. How that reaches the outputs of the model is taken as linear: for a random direction of the outputs one
+backward pass gives the gradient for every layer's result, and the noise of a layer is the sum of
+(gradient · difference)² over the elements of its result. Elements are squared one by one, as rounding errors of
+neighbours have little to do with each other: then one direction says as much as many would of a sum. A run of the model
+for each layer measures the same, with as many runs as there are layers (benchmarks/quant_sensitivity.py compares the
+two).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import NodeProto
+
+from passes.graph.op_facts import PRODUCTS, RECURRENT
+from passes.graph.traversal import reads_of
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
+from pipeline.quantsim.encodings import Encoding
+from pipeline.quantsim.noise import Feeds, sqnr_db
+from pipeline.quantsim.qdq import drop_unread_nodes
+from pipeline.quantsim.sites import find_sites
+
+WEIGHTED: Final = PRODUCTS | RECURRENT
+
+DIRECTIONS: Final = 1
+"""Of the outputs, for each sample; each is one backward pass, and tells less than another sample would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A product, with the bias that is added to it.
+
+    weights: stored tensors that it reads after layout operators.
+    """
+
+    nodes: tuple[NodeProto, ...]
+    weights: tuple[str, ...] = ()
+
+    @property
+    def output(self) -> str:
+        """What it hands on, by which the layer is known: of a recurrent one that leaves out the sequence, a state."""
+        return self.outputs[0]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All that it hands on: a recurrent layer has its last states next to the sequence."""
+        return tuple(filter(None, self.nodes[-1].output))
+
+    def tensors(self) -> tuple[str, ...]:
+        """What is quantized with the layer: what it reads, and what it makes."""
+        return tuple(dict.fromkeys((*self.values(), *self.weights)))
+
+    def values(self) -> tuple[str, ...]:
+        """What its nodes read and make."""
+        return tuple(name for node in self.nodes for name in (*node.input, *node.output) if name)
+
+
+def find_layers(model: DetachedModel, encodings: Mapping[str, object]) -> tuple[Layer, ...]:
+    """The layers of which something is quantized, in graph order."""
+    graph = model.proto.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    outputs = {info.name for info in graph.output}
+    consumers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for name in reads_of(node):
+            consumers.setdefault(name, []).append(node)
+    sources = {value: site.tensor for site in find_sites(model) for value in site.moved_to}
+    layers: list[Layer] = []
+    for node in graph.node:
+        if node.op_type not in WEIGHTED:
+            continue
+        behind = consumers.get(node.output[0], [])
+        is_biased = len(behind) == 1 and behind[0].op_type == "Add" and not constants.isdisjoint(behind[0].input)
+        nodes = (node, behind[0]) if is_biased and node.output[0] not in outputs else (node,)
+        layer = Layer(nodes, tuple(sources[name] for name in node.input if name in sources))
+        if not encodings.keys().isdisjoint(layer.tensors()):
+            layers.append(layer)
+    return tuple(layers)
+
+
+def count_needed_samples(count: int, layers: int) -> int:
+    """How many of `count` samples the estimate takes for so many layers: half of them, and in a small model fewer, so
+    that it costs about a tenth of a run of the model for each layer with all samples."""
+    return min(-(-count // 2), -(-count * layers // RUNS))
+
+
+RUNS: Final = 50
+"""Ten times the runs of the model that one sample of the estimate costs, all else of it included."""
+
+
+def estimate_sensitivity(
+    model: DetachedModel,
+    encodings: Mapping[str, Encoding],
+    samples: Iterable[Feeds],
+    directions: int = DIRECTIONS,
+    observer: Callable[[int], object] = lambda _: None,
+    tuned: DetachedModel | None = None,
+) -> dict[str, float]:
+    """Layer, by its output → the ratio of signal to noise, in dB, of the model's outputs if that layer alone were
+    quantized. Several outputs count alike. The model runs in pieces, each with its values in memory together.
+
+    Raises:
+        Unsupported: the model has operators between its layers and its outputs that no gradient goes through.
+        StepFailed: onnxruntime refuses a step.
+    """
+    from pipeline.quantsim.gradients import Backward  # torch takes seconds to import
+    from pipeline.quantsim.torch_nodes import QuantizedLayers
+    from pipeline.runtime.tensors import as_tensor
+
+    layers = find_layers(model, encodings)
+    if not layers:
+        return {}
+    company = {name: layer.values() for layer in layers for name in layer.outputs}
+    inside = {name for layer in layers for node in layer.nodes for name in filter(None, node.output)}
+    backward = Backward(model, company, inside)
+    own = {name for layer in layers for name in layer.tensors()}
+    chosen = {name: encoding for name, encoding in encodings.items() if name in own}
+    quantized = QuantizedLayers(tuned or model, chosen, [layer.nodes for layer in layers])
+    reads = (set().union(*company.values()) - backward.computed).union(backward.reads)
+    session = _session_of(model, reads)
+    layer_of = {name: layer for layer in layers for name in layer.outputs}
+    draw = np.random.default_rng(0)
+    noise = dict.fromkeys((layer.output for layer in layers), 0.0)
+    signal = 0.0
+    scales: dict[str, float] = {}
+    for done, feeds in enumerate(samples, 1):
+        values = {**feeds, **(session.run(feeds) if session else {})}
+        forward = backward.forward(values)
+        known = {name: as_tensor(values[name]) for name in reads.intersection(values)}
+        outputs = forward.outputs()
+        scales = scales or {name: 1 / (math.sqrt(_power(array)) or 1) for name, array in outputs.items()}
+        signal += directions * sum(_power(scales[name] * array) for name, array in outputs.items())
+
+        def add_noise(
+            name: str, gradients: np.ndarray, made: Mapping[str, Any], known: Mapping[str, Any] = known
+        ) -> None:
+            layer = layer_of[name]
+            differences = quantized.measure_differences(layer.nodes, {**known, **made})[name]
+            noise[layer.output] += _power(differences, gradients)
+
+        for number in range(directions):
+            lines = {name: _direction(draw, array, scales[name]) for name, array in outputs.items()}
+            forward.visit_gradients(lines, add_noise, is_last=number == directions - 1)
+        observer(done)
+    return {name: sqnr_db(signal, power) for name, power in noise.items()}
+
+
+def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np.ndarray:
+    """Random signs, of the size `scale`."""
+    return np.where(draw.integers(0, 2, array.shape, np.bool_), array.dtype.type(scale), array.dtype.type(-scale))
+
+
+def _power(array: np.ndarray, gradients: np.ndarray | None = None) -> float:
+    """The sum of squares, each multiplied by the square of its gradient; slice by slice, as float64 doubles an array.
+
+    What reaches no output counts as nothing, be it infinite, as a mask that was rounded.
+    """
+    flat, found = array.reshape(-1), 0.0
+    factors = None if gradients is None else gradients.reshape(-1)
+    for start in range(0, flat.size, SLICE):
+        part = flat[start : start + SLICE]
+        if factors is not None:
+            factor = factors[start : start + SLICE]
+            part = np.multiply(factor, part, out=np.zeros_like(part), where=factor != 0)
+        found += float(np.square(part, dtype=np.float64).sum())
+    return found
+
+
+SLICE: Final = 2**20
+"""Elements that are squared at a time."""
+
+
+def _session_of(model: DetachedModel, reads: Collection[str]) -> Session | None:
+    """What computes the values `reads` that are neither inputs nor weights; None where there is nothing to compute."""
+    made = {name for node in model.proto.graph.node for name in node.output}
+    wanted = sorted(made.intersection(reads))
+    if not wanted:
+        return None
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    drop_unread_nodes(proto.graph)
+    return Session.of(DetachedModel(proto, model.weights))
