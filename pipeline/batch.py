@@ -32,7 +32,7 @@ from pipeline.jobs import Job, JobExecutor, JobProgress, JobStatus, Outcome, run
 from pipeline.jobs.job import here
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
-from pipeline.terminal import Screen
+from pipeline.terminal.screen import Screen
 from pipeline.verify.user_inputs import input_files
 from pipeline.workspace import Workspace, digest_of_file, own_code_digest, stamp, versions
 

@@ -11,20 +11,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from rich.text import Text
-
 from passes.proof.numbers import only_compared
 from passes.run.result import PassRow, Status, StructureVerdict, author_of_loss
 from passes.suggest import bytes_text, milliseconds_text, plural
 from passes.visible import visible_line
 from pipeline import events
 from pipeline.events import StageBar, line_of
-from pipeline.terminal import Screen
-from pipeline.workspace import REPRODUCERS
+from pipeline.terminal import PlainScreen, Words, open_screen
 
 if TYPE_CHECKING:
     from pipeline.report import BackendReport
     from pipeline.result import RunResult
+    from pipeline.terminal.screen import Screen
 
 STYLES: Final = {
     Status.RAN: "green",
@@ -55,13 +53,13 @@ class RunConsole:
 
     def __init__(
         self,
-        console: Screen | None = None,
+        console: Screen | PlainScreen | None = None,
         *,
         verbose: bool = False,
         quiet: bool = False,
         keep: Sequence[str] = (),
     ) -> None:
-        self._console = console or Screen(quiet=quiet)
+        self._console = console or open_screen(quiet=quiet)
         self._verbose, self._keep = verbose, keep
         self._bar = StageBar(self._console, shown=self._console.is_terminal and not quiet)
         self._passes_ended: events.PassesEnded | None = None
@@ -90,7 +88,7 @@ class RunConsole:
             case _:
                 pass
 
-    def line(self, text: str | Text, style: str = "") -> None:
+    def line(self, text: Words, style: str = "") -> None:
         """Print one line."""
         self._console.print_line(text, style)
 
@@ -100,7 +98,7 @@ class RunConsole:
             return
         rows, structures = self._passes_ended.passes, self._passes_ended.structures
         shown = [row for row in rows if self._verbose or row.changed or row.remarks or row.status.counts_as_reverted]
-        width = self._console.width if self._console.is_terminal else LOG_WIDTH
+        width = LOG_WIDTH if isinstance(self._console, PlainScreen) else self._console.width
         for line in _table(shown, width, wraps=self._console.is_terminal):
             self.line(line)
         if len(shown) < len(rows):
@@ -111,6 +109,8 @@ class RunConsole:
             if row.status.counts_as_reverted:
                 self.line(f"{row.status.replace('_', ' ')}: {row.name}: {row.reason}", STYLES[row.status])
                 if row.reproducer and folder is not None:
+                    from pipeline.workspace import REPRODUCERS  # with pydantic, which `optimize` does not need
+
                     self.line(f"  the smallest model that brings it down: {folder / REPRODUCERS / row.reproducer}")
         for line in _lost_lines(structures, rows, self._keep):
             self.line(line, "red")
@@ -168,7 +168,7 @@ class RunConsole:
             self.line(f"  {folder / PAGE}")
 
 
-def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text]:
+def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Words]:
     """A heading and a line for each row; a name that is too long for its column gets its own line."""
     if not rows:
         return
@@ -177,19 +177,17 @@ def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text
     figures = sum(widths[1:]) + 2 * len(widths[1:])
     names = max(min(widths[0], width - figures), 12)
     for row, cells in zip((None, *rows), table, strict=True):
-        style = STYLES[row.status] if row else ""
-        line = Text(f"{cells[0]:<{names}}", "" if row else "bold")
+        style, other = (STYLES[row.status], "") if row else ("bold", "bold")
+        name = f"{cells[0]:<{names}}"
         if len(cells[0]) > names:
-            yield line
-            line = Text(" " * names)
-        for column, cell in enumerate(cells[1:], 1):
-            pad = f"{cell:<{widths[column]}}" if column < 3 else f"{cell:>{widths[column]}}"
-            line.append(f"  {pad}", style if column == 1 else "" if row else "bold")
-        line.rstrip()
-        yield line
+            yield [(name, other)]
+            name = " " * names
+        pads = "<", "<", ">", ">"
+        texts = [f"  {cell:{pad}{widths[at]}}" for at, (cell, pad) in enumerate(zip(cells[1:], pads, strict=True), 1)]
+        yield [(name, other), (texts[0], style), ("".join(texts[1:]).rstrip(), other)]
         if row and row.words and not row.status.counts_as_reverted:  # those are explained below the table
             reason = textwrap.wrap(row.words, width - 4, break_long_words=False, break_on_hyphens=False)
-            yield from (Text(f"    {words}", "dim") for words in (reason if wraps else [row.words]))
+            yield from ([(f"    {words}", "dim")] for words in (reason if wraps else [row.words]))
 
 
 def _cells(row: PassRow) -> tuple[str, ...]:

@@ -11,16 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Self
-
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Self
 
 from passes import PassRow, StructureVerdict
 from passes.suggest import plural
 from passes.visible import visible_line
 from pipeline import events
 from pipeline.errors import UsageError
-from pipeline.terminal import ProgressBar, Screen
+from pipeline.terminal import PlainScreen
+
+if TYPE_CHECKING:
+    from pipeline.terminal.screen import ProgressBar, Screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,34 +148,47 @@ class StageBar:
         shown: whether it is drawn at all.
     """
 
-    def __init__(self, console: Screen, *, shown: bool) -> None:
-        self._bar = ProgressBar(
-            TextColumn("{task.description:<10}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[part]}", markup=False),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not shown,
-        )
-        self._task = self._bar.add_task("", total=None, part="")
+    def __init__(self, console: Screen | PlainScreen, *, shown: bool) -> None:
+        self._bar = _open_bar(console) if shown and not isinstance(console, PlainScreen) else None
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
     def update(self, event: Event) -> None:
         """Move the bar, if the event is the start of a stage or of a part of it."""
+        if self._bar is None:
+            return
+        (task,) = self._bar.task_ids
         match event:
             case events.StageStarted(name):
-                self._bar.reset(self._task, description=name, total=None, part="")
+                self._bar.reset(task, description=name, total=None, part="")
             case events.Progress(_, part, done, total):
-                self._bar.update(self._task, completed=done, total=total, part=part)
+                self._bar.update(task, completed=done, total=total, part=part)
             case _:
                 pass
+
+
+def _open_bar(console: Screen) -> ProgressBar:
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn  # not for commands without a terminal
+
+    from pipeline.terminal.screen import ProgressBar
+
+    bar = ProgressBar(
+        TextColumn("{task.description:<10}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[part]}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    bar.add_task("", total=None, part="")
+    return bar
 
 
 @contextmanager
@@ -190,6 +204,8 @@ def show_progress(progress: bool | None, observer: Observer | None = None) -> It
     """
     if progress is not None and not isinstance(progress, bool):
         raise UsageError(f"progress is {progress!r}, expected True, False or None")
+    from pipeline.terminal.screen import Screen
+
     console = Screen(stderr=True)
     in_notebook = console.is_jupyter
     draws_bar = find_spec("ipywidgets") is not None if in_notebook else console.is_terminal

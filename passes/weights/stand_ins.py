@@ -23,6 +23,9 @@ from passes.errors import ModelError
 
 DETACH_FROM_BYTES: Final = 1024
 
+MOST_ELEMENTS: Final = 32
+"""Elements of a stand-in: one for each hex digit of a digest."""
+
 BLOCK: Final = 64
 """Columns that are copied together."""
 
@@ -55,9 +58,13 @@ class Weight:
 
 
 def key_of(tensor: TensorProto) -> Key | None:
-    """What identifies `tensor` if it is a stand-in; None for a dtype that is never detached."""
+    """What identifies `tensor` if it is a stand-in; None for a dtype that is never detached, and for more elements than
+    stand-ins have."""
     field = TYPED_FIELDS.get(tensor.data_type)
-    return None if field is None else (tuple(tensor.dims), tensor.data_type, tuple(getattr(tensor, field)))
+    elements = () if field is None else getattr(tensor, field)
+    if field is None or len(elements) > MOST_ELEMENTS:
+        return None
+    return tuple(tensor.dims), tensor.data_type, tuple(elements)
 
 
 def stand_in_elements(weight: Weight) -> tuple[float, ...] | None:

@@ -19,7 +19,8 @@ from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import choose_executor
 from pipeline.jobs.run import JobsConsole
-from pipeline.terminal import Screen, print_json, print_line
+from pipeline.terminal import print_json, print_line
+from pipeline.terminal.screen import Screen
 
 if TYPE_CHECKING:
     from pipeline.batch import Row

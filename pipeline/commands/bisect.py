@@ -31,7 +31,8 @@ from pipeline.commands.shared import (
 )
 from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UsageError
-from pipeline.terminal import ProgressBar, Screen, print_json, print_line
+from pipeline.terminal import print_json, print_line
+from pipeline.terminal.screen import ProgressBar, Screen
 
 STYLES: Final = {"  - ": "red", "  + ": "green", "  ~ ": "yellow", "  ": "", "note": "yellow", "left out": "yellow"}
 """How a line begins → its style on a terminal."""

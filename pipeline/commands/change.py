@@ -111,13 +111,13 @@ def change_model(
     from passes.tools.doors import run_step
     from passes.weights.files import save, write_errors
     from pipeline.commands.optimize import read_encodings, write_encodings
-    from pipeline.terminal import Screen
+    from pipeline.terminal import open_screen
 
     if not model.is_file():
         raise UsageError(f"{model}: {describe_absence(model)}; expected an ONNX file")
     check_output(out, model)
     given, version = read_encodings(encodings)
-    screen = Screen(quiet=quiet)
+    screen = open_screen(quiet=quiet)
     try:
         run: passes.PassRun = run_step(
             model, step, options, {"proof": proof, "timeout_s": timeout_s, "encodings": given}

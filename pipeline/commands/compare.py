@@ -28,13 +28,14 @@ def compare(
     """Run two ONNX models on the same inputs; compare outputs, layers and common values."""
     from passes.tools.comparison import compare as compare_models
     from passes.why import file_of
-    from pipeline.config import ModelConfig
-    from pipeline.export.load import read_onnx_file
-    from pipeline.verify.user_inputs import read_samples
 
     files = [file_of(path if path.is_file() else folder_of_part(path, part)) for path in (before, after)]
     feeds = []
     if data:
+        from pipeline.config import ModelConfig  # with pydantic: 0.1 s
+        from pipeline.export.load import read_onnx_file
+        from pipeline.verify.user_inputs import read_samples
+
         specs = read_onnx_file(str(files[0]), ModelConfig(onnx=str(files[0]))).inputs
         feeds = [arrays for _, arrays in read_samples(data, specs, "--data")]
     found = compare_models(files[0], files[1], feeds)

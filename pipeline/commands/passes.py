@@ -22,7 +22,8 @@ from passes.recipe.recipe import SINGLE_PASS_LIBRARY, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from pipeline.commands.shared import FORMAT_VERSION, add_command, with_options
-from pipeline.terminal import Screen, print_json, print_line
+from pipeline.terminal import print_json, print_line
+from pipeline.terminal.screen import Screen
 
 
 def register(app: typer.Typer) -> None:

@@ -16,7 +16,7 @@ import typer
 from passes.suggest import plural
 from passes.visible import visible_line
 from pipeline.errors import UsageError
-from pipeline.terminal import Screen, print_text
+from pipeline.terminal import open_screen, print_text
 
 if TYPE_CHECKING:
     from passes.step import Repeat, Step
@@ -184,7 +184,7 @@ def print_styled(text: str, styles: Mapping[str, str]) -> None:
     Args:
         styles: how a line begins → a style of rich.
     """
-    screen = Screen()
+    screen = open_screen()
     if not screen.is_terminal:
         print_text(text)
         return

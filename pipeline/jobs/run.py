@@ -23,7 +23,7 @@ from passes.worker.platforms import lock
 from pipeline.argument_checks import COUNT, FUNCTION, PATH, TEXT, Check, a_mapping, expects, several
 from pipeline.errors import UsageError
 from pipeline.jobs.job import Job, JobExecutor, JobStatus, LocalProcesses, Outcome
-from pipeline.terminal import ProgressBar, Screen
+from pipeline.terminal.screen import ProgressBar, Screen
 from pipeline.workspace import disk_errors, key_of, make_folder
 
 

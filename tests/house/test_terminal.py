@@ -1,4 +1,4 @@
-"""Nothing but `pipeline/terminal.py` writes to the terminal, so that it shows every name safely."""
+"""Nothing but `pipeline/terminal/` writes to the terminal, so that it shows every name safely."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WRITERS = re.compile(
 """How code of Python writes to a terminal, and how a console of rich is made."""
 
 PLACES = {
-    "pipeline/terminal.py": "the one place",
+    "pipeline/terminal/screen.py": "the one place",
     "passes/visible.py": "for guard and bisect, which run in a user's processes and must not load rich",
     "passes/worker/server.py": "its streams, and those of its forks, are a file that the client reads",
 }

@@ -18,7 +18,8 @@ from pipeline.cli import main
 from pipeline.config import RunConfig
 from pipeline.errors import refusal_of
 from pipeline.events import Note, RunLog
-from pipeline.terminal import ProgressBar, Screen, VisibleStream, print_text
+from pipeline.terminal import VisibleStream, print_text
+from pipeline.terminal.screen import ProgressBar, Screen
 
 NAME = "\x1b]0;title\x07\x1b[31mred\x9b2J\u202eback\x08[link=http://a]b[/link]\u2028\ud800"
 SHOWN = r"\x1b]0;title\x07\x1b[31mred\x9b2J\u202eback\x08[link=http://a]b[/link]\u2028\ud800"

@@ -11,7 +11,7 @@ import pytest
 
 import passes
 from passes.catalog.listing import example_of, read_example
-from passes.external.onnxoptimizer import COMPARING, PassOutput, optimize
+from passes.external.onnxoptimizer import COMPARING, LOOKS_FOR, PassOutput, find_links, may_change, optimize
 from passes.external.through_files import number_nodes
 from passes.graph.traversal import every_node
 from tests.support.onnx_models import attention, model_of
@@ -76,6 +76,19 @@ def test_one_pass_does_what_the_library_does(name: str) -> None:
         change = optimize({}, source.SerializeToString(), [name])
         assert (change is not None) == (expected != nothing)
         assert change is None or onnx.load_from_string(change.model) == number_copy(expected)
+        assert change is None or may_change(name, find_links(model))
+
+
+@pytest.mark.parametrize("name", LOOKS_FOR)
+def test_a_pass_is_not_called_where_there_is_nothing_that_it_looks_for(name: str) -> None:
+    assert not may_change(name, find_links(model_of("g (float[2] x) => (float[2] y) { y = Neg (x) }")))
+    picture = example_of(name)
+    assert name == "nop" or (picture is not None and may_change(name, find_links(read_example(picture).model)))
+
+
+def test_links_are_those_of_bodies_too_and_of_what_a_body_reads_from_outside() -> None:
+    assert find_links(model_of(BRANCHES)) == {"Neg", "If", "Abs", "Identity", "Abs(Neg)"}
+    assert may_change("eliminate_identity", find_links(model_of(BRANCHES)))
 
 
 @pytest.mark.parametrize("model", list(pictures()), ids=lambda model: model.graph.node[0].op_type)

@@ -35,7 +35,7 @@ from pipeline.console import RunConsole
 from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Event, PhaseEnded, Progress
 from pipeline.ir import TensorSpec
-from pipeline.terminal import Screen
+from pipeline.terminal.screen import Screen
 from pipeline.training import NotFinite
 from tests.pipeline.authoring.authored_models import MLP, TWINS, batches_of
 from tests.support.processes import run_forked

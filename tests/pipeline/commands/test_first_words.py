@@ -23,7 +23,7 @@ from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline.cli import COMMANDS, app, load_command
 from pipeline.console import RunConsole
 from pipeline.events import PassesEnded
-from pipeline.terminal import Screen
+from pipeline.terminal.screen import Screen
 from tests.support.paths import EXAMPLES, ROOT
 from tests.support.run_fixtures import FACTORIES
 

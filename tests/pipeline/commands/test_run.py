@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pipeline import Pipeline, RunConfig
 from pipeline.cli import app
 from pipeline.console import RunConsole
-from pipeline.terminal import Screen
+from pipeline.terminal.screen import Screen
 
 
 def test_schema_is_json_schema() -> None:

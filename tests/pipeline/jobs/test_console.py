@@ -6,7 +6,7 @@ from io import StringIO
 
 from pipeline.jobs import JobProgress, JobStatus, Outcome
 from pipeline.jobs.run import JobsConsole
-from pipeline.terminal import Screen
+from pipeline.terminal.screen import Screen
 
 ENDED = (
     JobProgress(Outcome("known", JobStatus.DONE), 1, 3, known=True),
