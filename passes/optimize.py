@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 import numpy as np
 import onnx
 
-from passes.context import PassContext, limit_runs, open_context
+from passes.context import PassContext, import_libraries, limit_runs, open_context
 from passes.errors import ModelError, PolicyError, UsageError
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
@@ -130,7 +130,8 @@ def optimize(
         context.spill.renew()
         steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
         if not all(step.makes_reference for step in flatten(steps)):
-            context.worker.start()
+            used = [step for step in flatten(steps) if not policy.skips(step.name)]
+            context.worker.begin(import_libraries, functions=tuple(dict.fromkeys(step.import_library for step in used)))
         stored = _read_source(model, context, proof)
         if stored.has_layers():
             _refuse_on_layers(steps, encodings)

@@ -17,11 +17,13 @@ makes one weight, where a Softmax stands without torch's guard. A weight that th
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any, Final
 
@@ -134,18 +136,25 @@ def call_simplify(model: onnx.ModelProto | str, options: Mapping[str, Any]) -> o
 
 
 def import_onnxsim() -> ModuleType:
-    """onnxsim without torch and sympy: 0.4 s in place of 1.9."""
-    absent = [name for name in OPTIONAL if name not in sys.modules]
-    if "onnxsim" in sys.modules or "torch" in sys.modules:
-        absent = []
-    for name in absent:
-        sys.modules[name] = None  # type: ignore[assignment]
+    """The module of `onnxsim.simplify`, without the rest of the package, torch and sympy: 0.09 s in place of 1.9."""
+    if SIMPLIFIER in sys.modules:
+        return sys.modules[SIMPLIFIER]
+    package = find_spec("onnxsim")
+    if package is None:
+        raise ImportError("onnxsim is not installed")
+    absent = [name for name in OPTIONAL if name not in sys.modules and "torch" not in sys.modules]
+    hidden: dict[str, Any] = dict.fromkeys(absent)  # None: cannot be imported
+    if "onnxsim" not in sys.modules:
+        hidden["onnxsim"] = module_from_spec(package)  # whose code would import 130 modules more
+    sys.modules.update(hidden)
     try:
-        import onnxsim
+        return importlib.import_module(SIMPLIFIER)
     finally:
-        for name in absent:
+        for name in hidden:
             del sys.modules[name]
-    return onnxsim
+
+
+SIMPLIFIER: Final = "onnxsim.onnx_simplifier"
 
 
 def copy_with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.ModelProto:
