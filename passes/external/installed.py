@@ -38,12 +38,17 @@ def require(module: str, step: str, extra: str) -> None:
 
 def refuse_older(distribution: str, oldest: str, installed: str | None = None) -> None:
     """Raises PolicyError where the release of a library that is installed is older than what onnxline can use."""
-    installed = installed or metadata.version(distribution)
+    installed = installed or _installed_version(distribution)
     if _numbers(installed) < _numbers(oldest):
         raise PolicyError(
             f"{distribution} {installed} is installed, and onnxline needs {oldest} or newer; "
             f"pip install -U '{distribution}>={oldest}'"
         )
+
+
+@cache
+def _installed_version(distribution: str) -> str:
+    return metadata.version(distribution)  # reads and parses a file
 
 
 def _numbers(version: str) -> tuple[int, ...]:
