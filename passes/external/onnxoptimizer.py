@@ -173,6 +173,8 @@ def _serialize_numbered(proto: onnx.ModelProto, context: PassContext) -> bytes:
 def _number(proto: onnx.ModelProto) -> bytes:
     numbered = copy_of(proto)
     number_nodes(numbered)
+    for node in every_node(numbered.graph):
+        del node.metadata_props[:]  # the library drops it, and to read that of an exported model is a third of a call
     return numbered.SerializeToString()
 
 
