@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +37,8 @@ class PassContext:
     folder: Path
     proofs: Worker = field(default_factory=Worker)
     user_code: Worker = field(default_factory=lambda: Worker(preload=USER_CODE, alone=True))
+    turn: RLock = field(default_factory=RLock)
+    """Held by who optimizes or bisects: threads that share a context take turns, as a worker answers one of them."""
     spill: WeightFile = field(init=False)
     cache: dict[str, Any] = field(default_factory=dict)
     """What a step leaves for the steps after it, under the name of its library; and the source of `draws`."""

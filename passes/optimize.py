@@ -88,8 +88,8 @@ def optimize(
             `PassRun.encodings`.
         contrib: `refuse` reverts what brings in operators that ONNX does not have, such as `com.microsoft::Attention`;
             of a composite step only the inner passes that do.
-        context: where to work, for who optimizes several models: its workers start but once. `timeout_s` and
-            `memory_gib` are then those with which it was opened.
+        context: where to work, for who optimizes several models: its workers start but once, and threads that share it
+            take turns. `timeout_s` and `memory_gib` are then those with which it was opened.
         prover: proves the changes in place of the seeded draws, on that `context`, whose caller limits the runs.
         observer: is called when a step begins and when it has ended; see `passes.run.runner.Observer`.
         on_change: is shown each change of the model; see `passes.run.runner.ChangeObserver`.
@@ -123,7 +123,7 @@ def optimize(
     for name, found, is_right, expected in accepted:
         if not is_right:
             raise UsageError(f"{name} is {describe_argument(found)}, expected {expected}")
-    with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
+    with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context, context.turn:
         start_process()
         if proof != STRUCTURE:
             context.proofs.start()  # it imports libraries, while the model is read and names are checked

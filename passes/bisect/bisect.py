@@ -91,7 +91,7 @@ def bisect(
     _check_arguments(fault, context, budget_s, progress, observer)
     if sum(wish is not None for wish in (fault, lost, error)) > 1:
         raise UsageError("bisect looks for one fault at a time; give one of fault, lost and error")
-    with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
+    with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context, context.turn:
         source = _read(model, context)
         source = source.without_functions() if source.has_layers() else source
         steps = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,14 @@ def test_unchanged_outputs_are_the_reference_for_every_change(context: PassConte
     )
     assert all(row.status is Status.RAN for row in run.rows), [row for row in run.rows if row.reason]
     assert all(errors.ok for row in run.rows for errors in row.errors.values())
+
+
+def test_threads_that_share_a_context_take_turns(context: PassContext) -> None:
+    with ThreadPoolExecutor() as pool:
+        run = partial(passes.optimize, recipe=["default", "onnxsim"], keep=["qkv"], context=context)
+        runs = [*pool.map(run, [attention(), biased_attention()] * 2)]
+    assert [ops(run) for run in runs[:2]] == [ops(run) for run in runs[2:]]
+    assert all(kept.kept for run in runs for kept in run.structures)
 
 
 @pytest.mark.parametrize("recipe", ["default", "onnxsim", "split-qkv"])
