@@ -256,7 +256,8 @@ class _GraphReader:
         op, inputs, outputs = node.op_type, tuple(node.input), tuple(node.output)
         if op == "Constant" and node.domain == "" and node.attribute and node.attribute[0].name == "value":
             constant = self.tensor(node.attribute[0].t)
-        draw = f"#{index}" if op in RANDOM_OPS else ""  # equal random nodes draw different values
+        is_random = op in RANDOM_OPS or any(inner.draw for body in bodies for inner in body.nodes)
+        draw = f"#{index}" if is_random else ""  # equal random nodes draw different values
         arity = f"{len(inputs)}:{''.join(['1' if name else '0' for name in outputs])}"
         domain = "" if node.domain == "ai.onnx" else node.domain
         is_identity = op == "Identity" and domain == "" and len(inputs) == len(outputs) == 1

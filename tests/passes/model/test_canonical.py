@@ -169,11 +169,14 @@ def test_independent_nodes_may_come_in_any_order(order: list[str]) -> None:
     assert canonical_digest(detached(model_of(text))) == canonical_digest(reference)
 
 
-def test_two_random_draws_are_not_one() -> None:
-    first = "g () => (float[2] y) { a = RandomNormal <shape = [2]> () y = Sub (a, a) }"
-    second = (
-        "g () => (float[2] y) { a = RandomNormal <shape = [2]> () b = RandomNormal <shape = [2]> () y = Sub (a, b) }"
-    )
+DRAW = "RandomNormal <shape = [2]> ()"
+BRANCH = "If (c) <then_branch = t () => (u) {{ u = {draw} }}, else_branch = f () => (w) {{ w = {draw} }}>"
+
+
+@pytest.mark.parametrize("drawn", [DRAW, BRANCH.format(draw=DRAW)], ids=["in the graph", "in a branch"])
+def test_two_random_draws_are_not_one(drawn: str) -> None:
+    first = f"g (bool c) => (float[2] y) {{ a = {drawn} y = Sub (a, a) }}"
+    second = f"g (bool c) => (float[2] y) {{ a = {drawn} b = {drawn} y = Sub (a, b) }}"
     assert value_digests(detached(model_of(first))).whole != value_digests(detached(model_of(second))).whole
 
 
