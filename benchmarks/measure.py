@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -34,19 +35,30 @@ class Child:
     said: str
     samples: tuple[tuple[float, int], ...] = ()
     """Seconds since the epoch, and the memory of the tree then."""
+    processor_seconds: float = 0.0
+    """Of the process and of those below it that have ended, which a machine under load leaves nearly as it is."""
 
 
 def run_child(
-    arguments: Sequence[str], limit_s: float | None = None, *, memory: bool = True, interval_s: float = INTERVAL_S
+    arguments: Sequence[str],
+    limit_s: float | None = None,
+    *,
+    memory: bool = True,
+    interval_s: float = INTERVAL_S,
+    python: str = sys.executable,
 ) -> Child:
     """Run Python with `arguments`; sample its memory every `interval_s`, or leave it alone.
+
+    Args:
+        python: the interpreter; that of another environment imports nothing of this checkout.
 
     Raises:
         SystemExit: the child failed; with its last words.
     """
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        begun = time.perf_counter()
-        child = subprocess.Popen([sys.executable, *arguments], stdout=said, stderr=errors, env=_environment())
+        begun, used = time.perf_counter(), _processor_seconds()
+        environment = _environment() if python == sys.executable else {**os.environ, "PYTHONPATH": ""}
+        child = subprocess.Popen([python, *arguments], stdout=said, stderr=errors, env=environment)
         samples: list[tuple[float, int]] = []
         try:
             while child.poll() is None:
@@ -65,7 +77,14 @@ def run_child(
     if child.returncode != 0:
         last = "\n".join((text + progress).splitlines()[-LAST_LINES:])
         raise SystemExit(f"{' '.join(arguments)} ended with exit code {child.returncode}:\n{last}")
-    return Child(seconds, max((size for _, size in samples), default=0), text, tuple(samples))
+    peak = max((size for _, size in samples), default=0)
+    return Child(seconds, peak, text, tuple(samples), _processor_seconds() - used)
+
+
+def _processor_seconds() -> float:
+    """Of the children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _environment() -> dict[str, str]:

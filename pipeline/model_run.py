@@ -43,8 +43,9 @@ from pipeline.stages.report import (
     write_report,
     write_settings,
 )
-from pipeline.stages.runtime import refuse_wrong_results, remove_ir, run_backends
-from pipeline.stages.source import code_of, fingerprint, open_source, why_not_compared
+from pipeline.stages.runtime import refuse_wrong_results, remove_ir, run_backends, write_ir_alone
+from pipeline.stages.source import code_of, fingerprint, open_source, traced_shapes, why_not_compared
+from pipeline.verify.backends import Shapes
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
 from pipeline.verify.user_inputs import input_files, read_inputs
 from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest, versions
@@ -111,7 +112,7 @@ class ModelRun:
             references = self.reference(source, context)  # run torch, or that file, on every draw
             exported = self.export(source, references, context)  # torch → ONNX, compared with the reference
             references = references.restrict_to(exported.draws, exported.not_covered)
-            path = exported_path(self.config, source, self.workspace)
+            path, shapes = exported_path(self.config, source, self.workspace), traced_shapes(source)
             # Cycles of its parts would keep the module alive: its weights, which only an export moves into the file, or
             # a tensor for each of them.
             del source
@@ -120,7 +121,7 @@ class ModelRun:
                 gc.collect()
                 return_free_memory()
             optimized = self.passes(path, references, exported, context)  # each alone, proven after each change
-        executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference
+        executed = self.runtime(exported, references, shapes)  # import, lower, plan, run, compare with the reference
         write_settings(self.config, self.versions, self.workspace, is_given=self._source is not None)
         report = self.report()
         stages = (exported, optimized, executed, report, report.cached)
@@ -195,13 +196,19 @@ class ModelRun:
             refuse_reverts(self.config, report)
         return report
 
-    def runtime(self, exported: ExportReport, references: References) -> RuntimeReport:
+    def runtime(self, exported: ExportReport, references: References, shapes: Shapes) -> RuntimeReport:
         with self.stage("runtime") as outcome:
+            self._depends_on(self.config.runtime)
             if why_not_compared(self.config):
                 outcome.detail = "nothing is run"
-                self.findings.runtime = RuntimeReport(backends=())
-                return self.findings.runtime
-            self._depends_on(self.config.runtime)
+                if not self.config.model.part:
+                    self.findings.runtime = RuntimeReport(backends=())
+                    return self.findings.runtime
+                report = self._load_or_make(
+                    outcome, RuntimeReport, lambda: write_ir_alone(shapes, self.workspace, self._send)
+                )
+                outcome.detail += ", the IR is written" if report.files else ""
+                return report
             report = self._load_or_make(
                 outcome,
                 RuntimeReport,

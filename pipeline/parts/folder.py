@@ -89,6 +89,15 @@ def write_models(
     return files, False
 
 
+def where_to_load(finals: Mapping[str, Path]) -> str:
+    """A sentence for who wants to load models that refer to the shards of a checkpoint."""
+    paths = " and ".join(str(path) for path in finals.values())
+    return (
+        f"onnx and onnxruntime load {paths}, next to the shards; {MODELS}/ has links to them, which these two refuse, "
+        "since ONNX takes external data from the folder of a model's path alone"
+    )
+
+
 def store_once(parts: Mapping[str, Workspace], whole: Workspace) -> bool:
     """Let the runs of all parts share their weights: their models become links to those in `models` and `exported`.
 

@@ -14,7 +14,7 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
 from pipeline.model_run import ModelRun, exit_code_of
 from pipeline.parts.diffusion import prove_images, write_pipeline
-from pipeline.parts.folder import describe_files, store_once, write_models
+from pipeline.parts.folder import describe_files, store_once, where_to_load, write_models
 from pipeline.parts.report import remove_quantized, write_parts_report
 from pipeline.parts.result import PartsResult
 from pipeline.parts.sessions import MODELS
@@ -130,7 +130,9 @@ class PartsRun:
             else:
                 refers = self.config.export.weights == "referenced"
                 files, is_known = write_models(finals, *self._origin, self.workspace, refers=refers)
-                if not refers:
+                if refers:
+                    self._send(Note(where_to_load(finals)))
+                else:
                     self._store_once()
             if not is_known:
                 remove_quantized(self.workspace)

@@ -30,7 +30,7 @@ from passes.weights.sessions import lacks_kernel
 from pipeline.config import RunConfig
 from pipeline.config.sections import RuntimeConfig
 from pipeline.errors import CheckFailed, DataError, Unsupported, UsageError, message_with_notes
-from pipeline.events import Observer, Progress
+from pipeline.events import Note, Observer, Progress
 from pipeline.importers.from_onnx.source import FilePayload
 from pipeline.ir.graph import Graph, Payload, Role, Value
 from pipeline.ir.json import to_json
@@ -40,7 +40,7 @@ from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.stages.export import key_of_parameter
 from pipeline.stages.source import written_path
-from pipeline.verify.backends import BACKENDS, Backend, Feeds, OnnxFile, shapes_of
+from pipeline.verify.backends import BACKENDS, Backend, Feeds, OnnxFile, Shapes, shapes_of
 from pipeline.verify.divergence import compare_backends
 from pipeline.verify.exact import excuse_rounding
 from pipeline.verify.references import References
@@ -378,11 +378,7 @@ def _write_ir(
         return {}
     graph, program = whole
     plan = with_memory_map(program.plan, config)
-    files = [
-        workspace.write_text("ir.json", json.dumps(to_json(graph), indent=1) + "\n"),
-        workspace.write_text("ir.txt", to_text(graph)),
-        *write_plan_files(plan, graph, model, workspace),
-    ]
+    files = [*_write_graph(graph, workspace), *write_plan_files(plan, graph, model, workspace)]
     return {
         "ops": len(graph.ops),
         "values": len(graph.values),
@@ -394,6 +390,28 @@ def _write_ir(
         "generic_calls": plan.generic_calls(),
         "files": tuple((file.name, *stamp(file)) for file in files),
     }
+
+
+def _write_graph(graph: Graph, workspace: Workspace) -> list[Path]:
+    return [
+        workspace.write_text("ir.json", json.dumps(to_json(graph), indent=1) + "\n"),
+        workspace.write_text("ir.txt", to_text(graph)),
+    ]
+
+
+def write_ir_alone(shapes: Shapes, workspace: Workspace, observer: Observer) -> RuntimeReport:
+    """Write the IR of a model that is not run, for inputs of these shapes; its weights stay where they are.
+
+    No plan is made: who runs such a model has the weights, and compiles the IR. An operator that has no IR is a note.
+    """
+    remove_ir(workspace)
+    try:
+        graph = OnnxFile(written_path(workspace)).graph_for(shapes)
+    except OnnxlineError as error:
+        observer(Note(f"no IR was written: {error}"))
+        return RuntimeReport(backends=())
+    files = _write_graph(graph, workspace)
+    return RuntimeReport(backends=(), files=tuple((file.name, *stamp(file)) for file in files))
 
 
 def find_trainable(path: Path, digests: frozenset[str], globs: Sequence[str]) -> frozenset[str]:

@@ -55,6 +55,16 @@ def open_source(config: RunConfig, loaded: LoadedModel | None = None) -> Source:
     return as_configured(source, config.export)
 
 
+def traced_shapes(source: Source) -> dict[str, tuple[int, ...]]:
+    """The shapes of the inputs in the call that is exported, by name; empty for an ONNX file, which has none."""
+    if isinstance(source, OnnxSource):
+        return {}
+    from pipeline.export.tree import input_tensors  # loads torch, which an ONNX file does not need
+
+    tensors = input_tensors(source.module, source.example).values()
+    return {spec.name: tuple(tensor.shape) for spec, tensor in zip(source.own_inputs, tensors, strict=True)}
+
+
 def fingerprint(source: Source, config: RunConfig, code: Sequence[Path]) -> str:
     """A digest of the model's bytes: weights, and for torch also `code`, the files that make and run it (`code_of`).
 

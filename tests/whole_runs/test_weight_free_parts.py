@@ -10,10 +10,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from passes.graph.layer_calls import layer_functions
 from pipeline import Pipeline, RunConfig
+from pipeline.ir import Role
+from pipeline.ir.json import from_json
 from pipeline.parts import PartsResult
 from tests.support.paths import ROOT
 
@@ -76,6 +79,21 @@ def test_the_mapping_says_which_cache_is_which(result: PartsResult) -> None:
     assert mapping["num_layers"] == 3
     assert mapping["layers"][1]["prefill_key_output"] == "present.1.key"
     assert mapping["layers"][1]["decode_key_input"] == "past_key_values.1.key"
+
+
+@pytest.mark.parametrize(("part", "tokens"), [("prefill", 8), ("decode", 1)])
+def test_each_part_has_an_ir_that_names_its_weights(
+    result: PartsResult, checkpoint: Path, part: str, tokens: int
+) -> None:
+    graph = from_json(json.loads((result.folder / "parts" / part / "ir.json").read_text()))
+    shapes = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
+    assert shapes["input_ids"] == (1, tokens)
+    assert shapes["past_key_values.2.key"] == (1, 1, 32, 16)
+    assert not graph.payloads.keys() & {value.vid for value in graph.values if value.spec.nbytes > 1024}
+    stored = {value.name for value in graph.values if value.role is Role.CONST}
+    with safe_open(checkpoint / "model.safetensors", "np") as shards:
+        assert "model.layers.2.mlp.experts.7.up_proj.weight" in stored & set(shards.keys())
+    assert not (result.folder / "parts" / part / "plan.json").exists()
 
 
 def test_all_structures_are_kept(result: PartsResult) -> None:

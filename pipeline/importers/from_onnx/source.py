@@ -148,7 +148,7 @@ def read_initializers(
         near = nearest_names(pattern, names, 3)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {len(names)}, e.g. {names[:3]}"
         raise UsageError(f"trainable: found no initializer that {pattern!r} names or matches; {hint}")
-    files, stored = FileMaps(), {}
+    files, stored = DataFiles(folder and folder.resolve()), {}
     for proto in graph.initializer:
         name = proto.name
         if takes_all and not is_ir_type(proto.data_type):
@@ -160,33 +160,46 @@ def read_initializers(
             continue
         spec = TensorSpec(tuple(proto.dims), ir_dtype(proto.data_type, f"initializer {name!r}"))
         learns = name in trainable or any(fnmatchcase(name, pattern) for pattern in trainable)
-        stored[name] = Stored(name, spec, payload_of(proto, folder, files), learns)
+        stored[name] = Stored(name, spec, payload_of(proto, files), learns)
     return stored
 
 
-def payload_of(proto: TensorProto, folder: Path | None, files: FileMaps) -> Payload | None:
+@dataclass(frozen=True, slots=True)
+class DataFiles:
+    """The data files in the folder of a model, each found once: a checkpoint has 70,000 tensors in 62 of them."""
+
+    folder: Path | None
+    """With no link in its path."""
+    maps: FileMaps = field(default_factory=FileMaps)
+    paths: dict[str, Path] = field(default_factory=dict)
+    """By the location that tensors give."""
+
+
+def payload_of(proto: TensorProto, files: DataFiles) -> Payload | None:
     """The payload of a tensor; None if the model has no data for it, or its data file is missing."""
     if proto.data_location == TensorProto.EXTERNAL:
-        return external_payload(proto, folder, files)
+        return external_payload(proto, files)
     typed = (proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data)
     if math.prod(proto.dims) and not proto.HasField("raw_data") and not any(typed):
         return None
     return ProtoPayload(proto)
 
 
-def external_payload(proto: TensorProto, folder: Path | None, files: FileMaps) -> FilePayload | None:
-    if folder is None:
+def external_payload(proto: TensorProto, files: DataFiles) -> FilePayload | None:
+    if files.folder is None:
         raise SourceError(
             f"initializer {proto.name!r} is in a file of its own, and the model came without a path; "
             "pass base_dir=, the folder of the model"
         )
     entry = entry_of(proto)
-    path = file_in(folder.resolve(), proto, entry.location)
+    path = files.paths.get(entry.location)
+    if path is None:
+        path = files.paths[entry.location] = file_in(files.folder, proto, entry.location)
     if not path.is_file():
         return None
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
     place = FileRange(str(path), entry.offset, math.prod(proto.dims) * dtype.itemsize)
-    return FilePayload(place, tuple(proto.dims), dtype, files)
+    return FilePayload(place, tuple(proto.dims), dtype, files.maps)
 
 
 class Attributes:
