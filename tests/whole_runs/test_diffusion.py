@@ -54,8 +54,11 @@ def test_a_run_of_a_pipeline(tmp_path: Path) -> None:
     feeds = {"sample": np.zeros((3, 4, 8, 8), np.float32), "timestep": np.array([7]), "encoder_hidden_states": None}
     feeds["encoder_hidden_states"] = np.ones((3, 24, 32), np.float32)
     assert session.run(["out_sample"], feeds)[0].shape == (3, 4, 8, 8)  # type: ignore[union-attr]
+    recorded = (tmp_path / "out" / ".stages" / "calls.pt").stat().st_mtime_ns
     again = Pipeline(config, tmp_path / "out").run()
     assert "chain" in again.cached and "models" in again.cached
+    assert set(parts) == {name.partition(": ")[0] for name in again.cached if name.endswith(": runtime")}
+    assert (tmp_path / "out" / ".stages" / "calls.pt").stat().st_mtime_ns == recorded  # the pipeline did not run again
     assert baseline_of(again.report)["chain"] == {"onnxruntime": "image of 4 steps as diffusers makes it"}
     quantize_the_pipeline(settings, tmp_path)
 

@@ -12,6 +12,7 @@ patches.py     what tracing needs otherwise than transformers has it
 
 from __future__ import annotations
 
+from pipeline.export.parts.diffusion import CallFile
 from pipeline.export.parts.source import load_for_parts, make_part, part_of
 
-__all__ = ["load_for_parts", "make_part", "part_of"]
+__all__ = ["CallFile", "load_for_parts", "make_part", "part_of"]

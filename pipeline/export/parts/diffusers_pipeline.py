@@ -13,13 +13,16 @@ import torch
 
 from pipeline.config import DiffusersConfig, ModelConfig
 from pipeline.errors import MissingExtra, SourceError
-from pipeline.export.parts.diffusion import DiffusionModels
+from pipeline.export.parts.diffusion import CallFile, DiffusionModels
 from pipeline.export.transformers_class import LoadedModel
 from pipeline.export.user_code import first_line
 
 
-def load_pipeline(section: DiffusersConfig, model: ModelConfig) -> LoadedModel:
+def load_pipeline(section: DiffusersConfig, model: ModelConfig, calls: CallFile | None = None) -> LoadedModel:
     """Load or make the pipeline, and record the calls of its models.
+
+    Args:
+        calls: keeps the calls for a later run.
 
     Raises:
         MissingExtra: diffusers is not installed.
@@ -40,7 +43,7 @@ def load_pipeline(section: DiffusersConfig, model: ModelConfig) -> LoadedModel:
                 if hasattr(pipe, "tokenizer_max_length") and name == "tokenizer":
                     pipe.tokenizer_max_length = length
     models = DiffusionModels(pipe, section, model.seed).eval()
-    models.record()
+    models.record(calls)
     return LoadedModel(models, (), f"from {folder}" if folder else f"random, seed {model.seed}", folder)
 
 

@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from passes.proof.draws import Draw, GivenDraw
+from passes.weights.files import replace_when_done
 from pipeline.config import DiffusersConfig, InputConfig, VerifyConfig
 from pipeline.errors import SourceError
 from pipeline.export.parts.draws import flat_arrays
@@ -46,6 +48,34 @@ RENAMED: Final = {("encode", "x"): "sample", ("decode", "z"): "latent_sample"}
 
 NOT_TENSORS: Final = frozenset({"return_dict", "generator"})
 """Parameters that are no part of a graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFile:
+    """A file that keeps the calls of a pipeline's models.
+
+    key: digest of all that they depend on; calls of another one are not taken.
+    """
+
+    path: Path
+    key: str
+
+    def load(self) -> Mapping[str, Any] | None:
+        """`calls`, `alone` and `image` of a `DiffusionModels`; None where there are none, or of another pipeline."""
+        try:
+            known = torch.load(self.path, weights_only=True)
+            return known if known.pop("key") == self.key else None
+        except Exception:  # what a damaged file can raise
+            return None
+
+    def save(self, models: DiffusionModels) -> None:
+        """
+        Raises:
+            OSError: the disk is full, or the folder cannot be written.
+        """
+        found = {"key": self.key, "calls": models.calls, "alone": models.alone, "image": models.image}
+        with replace_when_done(self.path) as temporary:
+            torch.save(found, temporary)
 
 
 @dataclass(eq=False)
@@ -91,12 +121,19 @@ class DiffusionModels:
             self.parts[name] = ComponentPart(*self.component(name), calls, self.alone[name])
         return self.parts[name]
 
-    def record(self) -> None:
-        """Make two images, and note how the models are called.
+    def record(self, file: CallFile | None = None) -> None:
+        """Make two images, and note how the models are called; or take that from an earlier run.
+
+        Args:
+            file: that keeps the calls.
 
         Raises:
             SourceError: the pipeline does not run.
         """
+        known = file.load() if file else None
+        if known is not None:
+            self.calls, self.alone, self.image = known["calls"], known["alone"], known["image"]
+            return
         try:
             with self._recorders():
                 self.image = self.make_image()
@@ -115,6 +152,8 @@ class DiffusionModels:
                 and name.removesuffix("_encoder") in self.pipe.components
             ):
                 self._record_encoder(name)
+        if file:
+            file.save(self)
 
     def _record_encoder(self, name: str) -> None:
         """Calls of the encoder of an autoencoder, which no image of a text needs: of the images that were decoded."""

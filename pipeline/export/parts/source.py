@@ -16,6 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.export.build_source import assemble
 from pipeline.export.call_watch import capture_output
 from pipeline.export.parts.decoder import CachedDecoder
+from pipeline.export.parts.diffusion import CallFile
 from pipeline.export.parts.draws import draw_calls
 from pipeline.export.parts.features import FeaturesPart
 from pipeline.export.parts.holder import TaskPart
@@ -27,8 +28,11 @@ from pipeline.export.source import Source, TorchSource, named_dims
 from pipeline.export.transformers_class import LoadedModel, load_model
 
 
-def load_for_parts(model: ModelConfig, *, weightless: bool = False) -> LoadedModel:
+def load_for_parts(model: ModelConfig, *, weightless: bool = False, calls: CallFile | None = None) -> LoadedModel:
     """Load the model, or the pipeline of diffusers, in eval mode.
+
+    Args:
+        calls: keeps the calls of a pipeline's models for a later run.
 
     Raises:
         SourceError: it cannot be made.
@@ -38,7 +42,7 @@ def load_for_parts(model: ModelConfig, *, weightless: bool = False) -> LoadedMod
         if model.diffusers is not None:
             from pipeline.export.parts.diffusers_pipeline import load_pipeline
 
-            return load_pipeline(model.diffusers, model)
+            return load_pipeline(model.diffusers, model, calls)
         assert model.transformers is not None
         loaded = load_model(model.transformers, model, weightless=weightless)
         loaded.module.eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from benchmarks.diffusion import FAMILIES, configuration
 from pipeline.config import ExportConfig, ModelConfig, VerifyConfig
 from pipeline.errors import ConfigError, SourceError
 from pipeline.export import TorchSource, export_onnx, load_source
-from pipeline.export.parts import load_for_parts
+from pipeline.export.parts import CallFile, load_for_parts
 from pipeline.export.reference import run_torch
 
 
@@ -64,6 +65,19 @@ def test_the_image_is_the_same_by_calls_that_stand_for_the_models(flux: Any) -> 
         assert float((models.make_image() - models.image).abs().max()) < 1e-5  # masks are added in another way
     with models.replace_models({**steps, "transformer": stand_in("transformer", 1.02)}):
         assert float((models.make_image() - models.image).abs().max()) > 1e-3
+
+
+def test_calls_are_taken_from_an_earlier_run_of_the_same_pipeline(flux: Any, tmp_path: Path) -> None:
+    file = CallFile(tmp_path / "calls.pt", "a key")
+    changed = flux.module.image + 1  # which no pipeline makes
+    file.save(replace(flux.module, image=changed))
+    again = load_for_parts(section_of("Flux"), calls=file).module
+    assert (again.image == changed).all() and again.alone == flux.module.alone
+    calls = zip(again.part("transformer").calls, flux.module.part("transformer").calls, strict=True)
+    assert all((found[name] == call[name]).all() for found, call in calls for name in call)
+    assert CallFile(file.path, "another key").load() is None
+    file.path.write_bytes(file.path.read_bytes()[:1000])
+    assert file.load() is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
