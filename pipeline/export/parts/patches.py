@@ -1,24 +1,25 @@
-"""What a decoder needs otherwise than the libraries have it, in its trace and in its reference.
+"""What a part needs otherwise than the libraries have it, in its trace and in its reference.
 
 A row is there only where a trace is impossible or wrong without it. A test fails when a library no longer needs it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
+from operator import attrgetter
 from typing import Any, Final
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
 class CallPatch:
-    """`make(original)` takes the place of the attribute `name` of `module` while the decoder is called."""
+    """`make(original)` takes the place of `name` in `module`, where that is loaded, while the part is called."""
 
     module: str
     name: str
@@ -37,6 +38,26 @@ def _with_additive_mask(attention: Callable[..., Tensor]) -> Callable[..., Tenso
     return attend
 
 
+def _without_move_to_itself(to: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    def convert(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        is_there = len(args) == 1 and not kwargs and {tensor.dtype for tensor in self.parameters()} == {args[0]}
+        return self if is_there else to(self, *args, **kwargs)
+
+    return convert
+
+
+def _with_every_expert(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    del forward
+
+    def compute(self: Any, hidden_states: Tensor, selected_experts: Tensor, routing_weights: Tensor) -> Tensor:
+        weights = selected_experts[:, 0].to(routing_weights.dtype) * routing_weights  # (tokens, experts)
+        results = [self[f"expert_{place}"](hidden_states) for place in range(self.num_experts)]
+        weighted = [result * weights[:, place, None] for place, result in enumerate(results)]
+        return torch.stack(weighted).sum(0).to(hidden_states.dtype)
+
+    return compute
+
+
 PATCHES: Final = (
     CallPatch(
         "torch.nn.functional",
@@ -44,6 +65,20 @@ PATCHES: Final = (
         _with_additive_mask,
         "torch.onnx 2.13 adds the lowest number where torch adds -inf for a mask of bools, so a token of the padding, "
         "which sees no token, has another value in ONNX",
+    ),
+    CallPatch(
+        "torch.nn",
+        "Module.to",
+        _without_move_to_itself,
+        "routers of transformers convert their own weights to float32 in forward, which a trace refuses also where "
+        "they have that type",
+    ),
+    CallPatch(
+        "transformers.models.switch_transformers.modeling_switch_transformers",
+        "SwitchTransformersExperts.forward",
+        _with_every_expert,
+        "the loop goes over the experts that tokens were sent to, which depends on values, and this class has no "
+        "experts_implementation; here each expert sees all tokens, and what it was not sent counts zero times",
     ),
 )
 
@@ -53,6 +88,8 @@ def apply_patches() -> Iterator[None]:
     """Apply all patches in this block."""
     with ExitStack() as stack:
         for row in PATCHES:
-            module = import_module(row.module)
-            stack.enter_context(patch.object(module, row.name, row.make(getattr(module, row.name))))
+            if row.module in sys.modules:
+                *owner, name = row.name.split(".")
+                place = attrgetter(".".join(owner))(sys.modules[row.module]) if owner else sys.modules[row.module]
+                stack.enter_context(patch.object(place, name, row.make(getattr(place, name))))
         yield
