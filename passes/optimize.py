@@ -136,9 +136,9 @@ def optimize(
         if stored.has_layers():
             _refuse_on_layers(steps, encodings)
         check_names(flatten(steps), policy, context)
-        misplaced = (item for item in steps if _makes_reference(item) and (prover or isinstance(item, Repeat)))
-        for item in misplaced:
-            raise PolicyError(describe_misplaced(item))
+        for item in filter(_makes_reference, steps):
+            if isinstance(item, Repeat) or (prover is not None and not item.keeps_outputs):
+                raise PolicyError(describe_misplaced(item))
         run = _Stages(policy, proof, sizes, timeout_s, reproducers, context, observer, on_change, prover)
         given = None if encodings is None else _read_encodings(encodings, collapse(stored)[0])
         return run.through(stored, steps, feeds, given)

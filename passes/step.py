@@ -126,6 +126,10 @@ class Step:
     """Whether it is asked for other inputs, outputs or types: it is proven by the relation of its result, and the steps
     after it are compared with that result."""
 
+    keeps_outputs: ClassVar[bool] = False
+    """Whether a step that makes a reference leaves each required input and each output what it was: then a run whose
+    reference is torch takes it."""
+
     suspects: ClassVar[tuple[str, ...]] = ()
     """Inner passes to suspect first of a fault that no pass is known for."""
 

@@ -13,7 +13,7 @@ from passes.structures.view import GraphView
 
 def find_loras(view: GraphView) -> Iterator[Candidate]:
     """(x·A)·B, perhaps scaled, that is added to x·W, where A has half as many columns as x and B, or fewer."""
-    for down, up, _ in _find_adapters(view):
+    for down, up, *_ in _find_adapters(view):
         yield Candidate(up, (down, up), (down.output[0], up.output[0]), allow_gaps=True)
 
 
@@ -27,7 +27,7 @@ def find_adapted(view: GraphView) -> dict[str, str]:
         Stored tensor A or B → stored tensor W.
     """
     found: dict[str, str] = {}
-    for *products, base in _find_adapters(view):
+    for *products, base, _ in _find_adapters(view):
         adapted = view.weight_behind(base.input[1])
         weights = [view.weight_behind(product.input[1]) for product in products]
         if adapted is not None:
@@ -35,8 +35,26 @@ def find_adapted(view: GraphView) -> dict[str, str]:
     return found
 
 
-def _find_adapters(view: GraphView) -> Iterator[tuple[NodeProto, NodeProto, NodeProto]]:
-    """The products with A, B and W of each adapter."""
+def find_adapter_values(view: GraphView) -> frozenset[str]:
+    """What a model has on account of its adapters, and not its base.
+
+    Args:
+        view: of the model.
+
+    Returns:
+        The matrices A and B, what scales them, and the values from x·A, x·A·B and x·W to their sum.
+    """
+    found = set[str]()
+    for down, _, base, total in _find_adapters(view):
+        ends = (down.output[0], base.output[0])
+        through = SCALING | MATRIX_PRODUCTS | {"Add"}
+        for node in view.upstream(total.output[0], through, lambda node, ends=ends: node.output[0] in ends):
+            found.update((*node.output, *(name for name in node.input if name in view.initializers)))
+    return frozenset(found)
+
+
+def _find_adapters(view: GraphView) -> Iterator[tuple[NodeProto, NodeProto, NodeProto, NodeProto]]:
+    """The products with A, B and W of each adapter, and the Add of their results."""
     for up in view.nodes:
         if not _has_matrix(view, up):
             continue
@@ -46,7 +64,7 @@ def _find_adapters(view: GraphView) -> Iterator[tuple[NodeProto, NodeProto, Node
         for total, value in view.downstream(up.output[0], SCALING):
             base = _find_base(view, view.other_operand(total, value), down) if op_of(total) == "Add" else None
             if base is not None:
-                yield down, up, base
+                yield down, up, base, total
                 break
 
 

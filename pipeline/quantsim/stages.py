@@ -14,6 +14,8 @@ from pathlib import Path
 from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
 from passes.encodings.encoding import fit_encodings
 from passes.errors import StepFailed
+from passes.structures.adapters import find_adapter_values
+from passes.structures.view import GraphView
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
@@ -102,12 +104,16 @@ class Simulation:
         self._given = self.read_given()
         self.placement = self.place(self._given or ())  # which tensor is quantized how
         self._measured: MeasuredRanges | None = None
-        if self._given is None:
+        self._of_adapters = frozenset[str]()
+        if self._given is not None:  # of the base, which every adapter shares
+            own = find_adapter_values(GraphView(self._model)) - self._given.keys()
+            self._of_adapters = own & self.placement.formats().keys()
+        if self._given is None or self._of_adapters:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
 
     def find_ranges(self, samples: Samples) -> None:
-        """Measure what values each activation takes."""
-        if self._given is not None:
+        """Measure what values each activation takes, unless a file has all scales."""
+        if self._given is not None and not self._of_adapters:
             return
         settings = self._settings.calibration
         with self._stage("calibrate") as details:
@@ -138,14 +144,18 @@ class Simulation:
         """Encode, simulate and measure noise; `ranges` are those of groups, where other models have a say in them."""
         placement, measured, ties = self.placement, self._measured, tuple[str, ...]()
         steps = tuple[OptimizedStep, ...]()
-        if measured is not None:
-            ranges = self.ranges(placement) if ranges is None else ranges
+        if measured is not None and ranges is None:
+            ranges = self.ranges(placement)
+        if self._given is not None:  # scales as a file has them, and those of adapters, which are no part of their base
+            own = encode(placement, ranges or {}, self._model) if self._of_adapters else {}
+            own = {name: encoding for name, encoding in own.items() if name in self._of_adapters}
+            placement, encodings = self.adopt(placement, self._given, own)
+        else:
+            assert measured is not None and ranges is not None, "find_ranges has run"
             if self._settings.optimize:
                 self._chosen, steps = self.optimize(placement, ranges, samples)  # weights otherwise than to the nearest
             encodings = encode(placement, ranges, self._model, self._chosen.encodings)  # scales and zero points
             ties = tuple(describe_ranges(placement, measured.extents(), ranges))
-        else:  # both as a file has them
-            placement, encodings = self.adopt(placement, self._given or {})
         tuned = self._chosen.tune(self._model)
         self.quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
         self.layers = find_layers(self._model, encodings)
@@ -261,11 +271,16 @@ class Simulation:
         for obstruction in found:
             self._send(Note(f"quantsim: {self._profile.name}: {obstruction}"))
 
-    def adopt(self, placement: Placement, given: Mapping[str, Encoding]) -> tuple[Placement, dict[str, Encoding]]:
-        """The encodings of a file in place of calibrated ones, and the placement that they are."""
+    def adopt(
+        self, placement: Placement, given: Mapping[str, Encoding], own: Mapping[str, Encoding]
+    ) -> tuple[Placement, dict[str, Encoding]]:
+        """The encodings of a file, and `own`, which are calibrated; and the placement that they are."""
         with self._stage("adopt") as details:
-            placement, encodings = adopt_encodings(placement, given, self._model)
-            details.append(f"{len(encodings)} encodings of {Path(str(self._settings.encodings_from)).name}")
+            placement, encodings = adopt_encodings(placement, {**own, **given}, self._model)
+            name = Path(str(self._settings.encodings_from)).name
+            details.append(f"{len(encodings) - len(own)} encodings of {name}")
+            if own:
+                details.append(f"{len(own)} of adapters calibrated")
         return placement, encodings
 
     def optimize(

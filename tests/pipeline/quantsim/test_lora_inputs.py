@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 from passes.optimize import optimize
 from passes.weights.detached import DetachedModel, attach
+from pipeline.config import RunConfig
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.run import QuantSim
+from pipeline.run import Pipeline
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 GRAPH = """g (float[2, 4, 32] x) => (float[2, 4, 24] y) {
@@ -70,3 +76,50 @@ def test_adapters_have_the_format_of_what_they_adapt() -> None:
 def test_a_format_that_no_node_makes_of_floats_is_refused() -> None:
     with pytest.raises(UsageError, match="the input 'a' has a default and is to be int3/channel; expected 4 or 8 bits"):
         quantized(with_inputs(), "int3/channel")
+
+
+class Adapted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.a, self.b = (torch.nn.Parameter(torch.from_numpy(WEIGHTS[name])) for name in "wab")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.w + (x @ self.a) @ self.b
+
+
+def make() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """What the run below calls."""
+    return Adapted(), (torch.from_numpy(X),)
+
+
+def test_adapters_of_a_torch_module_become_inputs(tmp_path: Path) -> None:
+    config = {"model": {"factory": f"{__name__}:make"}, "passes": {"recipe": ["lora-inputs"], "keep": ["lora"]}}
+    result = Pipeline(RunConfig.model_validate({**config, "runtime": {"backends": ["onnxruntime"]}}), tmp_path).run()
+    model = onnx.load(result.model)
+    assert {info.name for info in model.graph.input} == {"x", "a", "b"}
+    expected = X @ WEIGHTS["w"]
+    np.testing.assert_allclose(run(model, b=np.zeros_like(WEIGHTS["b"])), expected, atol=1e-5)
+
+
+def test_an_adapter_has_the_encodings_of_its_base(tmp_path: Path) -> None:
+    """Those of a file for what the base has, and calibrated ones for what only the adapter has."""
+    base = "g (float[2, 4, 32] x) => (float[2, 4, 24] y) { y = MatMul (x, w) }"
+    for name, text in (("base", base), ("adapted", GRAPH)):
+        weights = {known: array for known, array in WEIGHTS.items() if name == "adapted" or known == "w"}
+        onnx.save(attach(model_of(text, 21, **weights)), tmp_path / f"{name}.onnx")
+    np.savez(tmp_path / "x.npz", x=X)
+
+    def simulate(name: str, **more: str) -> dict[str, Any]:
+        settings = {"profile": "qnn-htp", "calibration": {"data": [str(tmp_path / "x.npz")]}, **more}
+        config = {"model": {"onnx": str(tmp_path / f"{name}.onnx")}, "passes": {"recipe": []}, "quantsim": settings}
+        QuantSim(RunConfig.model_validate(config), tmp_path / name).run()
+        found = json.loads((tmp_path / name / "model.encodings").read_text())
+        return {entry["name"]: entry for entry in (*found["param_encodings"], *found["activation_encodings"])}
+
+    of_base = simulate("base")
+    alone = simulate("adapted")
+    shared = simulate("adapted", encodings_from=str(tmp_path / "base" / "model.encodings"))
+    assert shared.keys() == {"x", "w", "a", "h", "b", "d", "base", "y"}
+    assert {name: shared[name] for name in of_base} == of_base
+    assert {name: shared[name] for name in "abhd"} == {name: alone[name] for name in "abhd"}
+    assert shared["y"] != alone["y"]

@@ -151,7 +151,11 @@ def stored_in(path: Path) -> dict[str, np.ndarray]:
 def test_in_sequence_pieces_read_what_rounded_ones_give(tmp_path: Path) -> None:
     """As if the model had the rounded weights of the pieces before in place of its own."""
     path = write_source(tmp_path)
-    found = round_shards(path, tmp_path / "out", "int3/channel", sequential=True).file
+    result = round_shards(path, tmp_path / "out", "int3/channel", sequential=True)
+    found = result.file
+    assert result.step is not None
+    assert {layer.weight for layer in result.step.layers} == {"first", "second", "third", "fourth", "last"}
+    assert all(layer.taken == (layer.after_db > layer.before_db) for layer in result.step.layers)
     ours, apart = stored_in(found), stored_in(round_shards(path, tmp_path / "apart", "int3/channel").file)
     pieces = (("first", "second"), ("third", "fourth"), ("last",))
     for number, names in enumerate(pieces[1:], 1):
