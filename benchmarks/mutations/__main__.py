@@ -1,19 +1,22 @@
-"""`python -m benchmarks.mutations FOLDER`: are the mutations that `make test-all` catches caught by `make test`, too?
+"""`python -m benchmarks.mutations FOLDER`: which of 400 mutations of the product do the tests catch?
 
-The first call records into FOLDER which of the tests that `make test` leaves out come by which mutation; a later one
-goes on where the last was stopped. Judged are the mutations that such a test comes by: for others the two are the same.
-First the tests are run that lie where the mutated file does, then those left out.
+A copy of the tree holds all mutations, which sleep. `make test` runs there once, and it is recorded which test comes by
+which mutation. Then they are judged one by one, in an order that a seed draws, so that a part of them is a fair sample.
+With `--all` the tests that only `make test-all` runs judge the mutations that `make test` does not catch.
+A later call goes on where the last was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
-from benchmarks.mutations.draw import draw_mutations
-from benchmarks.mutations.judge import Judge
-from benchmarks.mutations.record import collect_tests, copy_tree, read_recording, record
+from benchmarks.mutations.draw import Mutation, draw_mutations
+from benchmarks.mutations.judge import judge, plan_tests, read_results
+from benchmarks.mutations.record import collect_tests, copy_tree, plant, read_recording, record
 
 
 def main() -> None:
@@ -21,29 +24,46 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=33)
-    parser.add_argument("--workers", default="auto", help="processes of pytest while it records")
+    parser.add_argument("--workers", default="0", help="processes of pytest while it records")
+    parser.add_argument("--all", action="store_true", help="judge by the tests that `make test` leaves out, too")
     options = parser.parse_args()
     root, folder = Path(__file__).resolve().parents[2], options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     mutations = draw_mutations(root, options.seed, options.count)
-    tree = copy_tree(root, folder / "judged")
-    kept = collect_tests(tree)
-    if not (folder / "tests.json").is_file():
-        left_out = collect_tests(tree, "--all") - kept
-        record(root, folder, mutations, left_out, ["-n", options.workers, "--dist", "worksteal"])
-    recording = read_recording(folder)
-    results = folder / "results.txt"
-    lines = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
-    print(f"{len(mutations)} mutations, {len(recording.reached)} reached by a test that `make test` leaves out")
-    judge = Judge(tree, recording, kept)
-    done = {int(line.partition(" ")[0]) for line in lines}
-    for number in sorted(recording.reached.keys() - done):
-        ending, said = judge.judge(number, mutations[number])
-        lines.append(f"{number} {ending.value} | {mutations[number]} | {said}")
-        with results.open("a", encoding="utf-8") as file:
-            file.write(f"{lines[-1]}\n")
-        print(lines[-1], flush=True)
-    print(Counter(line.partition(" ")[2].partition(" | ")[0] for line in lines))
+    if not (folder / "tree").is_dir():
+        plant(copy_tree(root, folder / "tree"), mutations)
+    kept = collect_tests(folder / "tree")
+    words = ["-n", options.workers, "--dist", "worksteal"]
+    order = random.Random(options.seed).sample(range(len(mutations)), len(mutations))
+    said = _judge(folder, "make_test", mutations, order, kept, words)
+    if options.all:
+        left_out = collect_tests(folder / "tree", "--all") - kept
+        order = [number for number in order if not said.get(number)]
+        said |= _judge(folder, "test_all", mutations, order, left_out, [*words, "--all"])
+    endings = [_ending(said.get(number), kept) for number in range(len(mutations))]
+    for number, mutation in enumerate(mutations):
+        print(f"{mutation} | {endings[number]} | {said.get(number, '')}")
+    print(Counter(endings))
+
+
+def _judge(
+    folder: Path, name: str, mutations: list[Mutation], order: list[int], tests: Collection[str], words: list[str]
+) -> dict[int, str]:
+    """What the test of `tests` says that catches a mutation; "" where all that come by its place pass."""
+    if not (folder / name).is_dir():
+        record(folder / "tree", folder / f"{name}.part", tests, words)
+        (folder / f"{name}.part").rename(folder / name)
+    recording, results = read_recording(folder / name), folder / f"{name}.txt"
+    plan = {number: plan_tests(recording, number, mutations[number]) for number in order if number in recording.reached}
+    judge(folder / "tree", plan, results, recording.early)
+    return read_results(results)
+
+
+def _ending(said: str | None, kept: Collection[str]) -> str:
+    if said is None:
+        return "reached by none"
+    if not said:
+        return "caught by none"
+    return "caught by make test" if said.partition("\t")[0] in kept else "caught by make test-all alone"
 
 
 if __name__ == "__main__":

@@ -67,14 +67,6 @@ def edit(text: str, edits: list[tuple[Mutation, str, str]]) -> str:
     return b"".join(bytes(line) for line in lines).decode()
 
 
-def mutate(text: str, mutation: Mutation) -> str:
-    """`text` with the fault of `mutation`."""
-    lines = text.encode().splitlines(keepends=True)
-    (first, start), (last, end) = mutation.start, mutation.end
-    middle = f"({mutation.instead})".encode()
-    return b"".join([*lines[:first], lines[first][:start], middle, lines[last][end:], *lines[last + 1 :]]).decode()
-
-
 def _faults(node: ast.AST, inside: bool) -> Iterator[Fault]:
     """The expressions below `node` in bodies of functions, each with the fault that takes its place."""
     if isinstance(node, ast.JoinedStr | ast.pattern | ast.Raise | ast.Assert):

@@ -1,104 +1,43 @@
-"""Does `make test` catch a mutation, and if not, does one of the tests that only `make test-all` runs?
-
-A process imports the libraries once and forks for each mutation, so that a mutation costs the product's own import and
-the tests near its place, up to the first that fails.
-"""
+"""Do tests catch a mutation? Those that come by its place are run, the nearest first, up to the first that fails."""
 
 from __future__ import annotations
 
-import importlib
+import json
 import os
-import signal
+import subprocess
 import sys
-import time
-import traceback
-from collections.abc import Collection, Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-import pytest
-
-from benchmarks.mutations.draw import Mutation, mutate
+from benchmarks.mutations.draw import Mutation
 from benchmarks.mutations.record import Recording
 
-LIBRARIES: Final = (
-    "torch", "torch.export", "torch.onnx", "onnx", "onnx_ir", "onnxruntime", "onnxoptimizer", "onnxscript", "jinja2",
-    "hypothesis", "pydantic", "typer.testing", "rich.console", "transformers", "numpy.testing",
-)  # fmt: skip
-MOST_SECONDS: Final = 120.0
-"""Of the processor, for the tests of one mutation; where they would take longer, the cheapest are run."""
-HANGS: Final = 10.0
-"""How many times `MOST_SECONDS`, and a minute, the tests may take: a loop without an end is caught, too."""
+MOST_SECONDS: Final = 60.0
+"""Of the processor, as recorded, for one mutation and each of the two lists of tests; dearer tests are not run."""
 
 
-class Ending(StrEnum):
-    CAUGHT = "caught by make test"
-    MOVED = "caught by make test-all alone"
-    SURVIVED = "caught by none"
+def plan_tests(recording: Recording, number: int, mutation: Mutation) -> list[tuple[str, float]]:
+    """The tests that judge mutation `number`, with their costs.
 
-
-class Judge:
-    """Judges one mutation after another, in a copy of the tree that belongs to it alone.
-
-    Args:
-        recording: of the tests that `make test` leaves out.
-        kept: the tests that `make test` runs.
+    First those that come by its place, file by file, the nearest first, then the cheapest. After them the others of
+    these files: a fixture or a cache may have come by for all of them.
     """
-
-    def __init__(self, tree: Path, recording: Recording, kept: Collection[str]) -> None:
-        self._tree, self._recording, self._kept = tree, recording, kept
-        os.environ.update(PYTHONPATH=str(tree), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="")
-        for name in LIBRARIES:
-            importlib.import_module(name)
-
-    def judge(self, number: int, mutation: Mutation) -> tuple[Ending, str]:
-        """How it ends, and the last lines of pytest."""
-        path = self._tree / mutation.file
-        before, times = path.read_text(encoding="utf-8"), path.stat()
-        path.write_text(mutate(before, mutation), encoding="utf-8")
-        os.utime(path, (number, number))  # Python compares times of files in seconds with those of compiled modules
-        try:
-            for names, ending in self._rows(number, mutation):
-                said = self._failure(names) if names else None
-                if said is not None:
-                    return ending, said
-        finally:
-            path.write_text(before, encoding="utf-8")
-            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        return Ending.SURVIVED, ""
-
-    def _rows(self, number: int, mutation: Mutation) -> Iterator[tuple[Sequence[str], Ending]]:
-        """Which tests are run one row after the other, and how it ends where one of the row fails."""
-        for place in places_near(mutation.file):
-            yield sorted(name for name in self._kept if name.startswith(place)), Ending.CAUGHT
-        yield self._chosen(self._recording.reached[number]), Ending.MOVED
-
-    def _chosen(self, names: frozenset[str]) -> list[str]:
-        chosen, left = [], MOST_SECONDS
-        for name in sorted(names, key=lambda name: (self._recording.costs[name], name)):
-            left -= self._recording.costs[name]
-            if left < 0 and chosen:
-                break
-            chosen.append(name)
-        return chosen
-
-    def _failure(self, names: Sequence[str]) -> str | None:
-        """What pytest says of the first test that fails, or dies, or does not end; None if all pass."""
-        log = self._tree.parent / "judged.log"
-        until = time.monotonic() + 60 + HANGS * MOST_SECONDS
-        process = os.fork()
-        if process == 0:
-            _run(self._tree, names, log)
-        while os.waitpid(process, os.WNOHANG) == (0, 0):
-            if time.monotonic() > until:
-                os.killpg(process, signal.SIGKILL)
-                os.waitpid(process, 0)
-                return "does not end"
-            time.sleep(0.05)
-        words = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        passed = bool(words) and words[-1] == "exit code 0"
-        return None if passed else " ".join([line for line in words if line.startswith(("FAILED", "ERROR"))][:1])
+    reached = recording.reached.get(number, frozenset())
+    files: dict[str, list[str]] = {}
+    for name in recording.costs:
+        files.setdefault(name.partition("::")[0], []).append(name)
+    files = {file: names for file, names in files.items() if not reached.isdisjoint(names)}
+    cost = {file: sum(recording.costs[name] for name in names) for file, names in files.items()}
+    near = places_near(mutation.file)
+    order = sorted(files, key=lambda file: (*(not f"{file}::".startswith(place) for place in near), cost[file]))
+    names = [name for file in order for name in files[file]]
+    planned, left = [], MOST_SECONDS
+    for name in sorted(names, key=lambda name: name not in reached):
+        left -= recording.costs[name]
+        if left >= 0 or not planned:
+            planned.append((name, recording.costs[name]))
+    return planned
 
 
 def places_near(file: str) -> tuple[str, ...]:
@@ -108,22 +47,35 @@ def places_near(file: str) -> tuple[str, ...]:
     return f"{folder}test_{path.stem}.py::", folder
 
 
-def _run(tree: Path, names: Sequence[str], log: Path) -> None:
-    """In the fork: run the tests, and say at the end of the log how they ended."""
-    os.setsid()
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    os.chdir(tree)
-    sys.path.insert(0, str(tree))
-    code = 3
-    try:
-        known = "ignore::pytest.PytestAssertRewriteWarning"  # plugins of pytest that the libraries have imported
-        code = int(pytest.main(["-x", "-q", "--all", "-p", "no:cacheprovider", "-W", known, *names]))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.write(1, f"\nexit code {code}".encode())
-        os._exit(0)
+def judge(tree: Path, plan: Mapping[int, list[tuple[str, float]]], results: Path, early: frozenset[int]) -> None:
+    """Append to `results` the number of each mutation of `plan` that is not there yet, and what the test that catches
+    it says.
+
+    One process of pytest collects the tests and forks for each mutation. Mutations in code that works while modules are
+    imported have a process of their own.
+
+    Args:
+        tree: in which the mutations sleep; see `record.plant`.
+        early: the numbers of those mutations.
+    """
+    left = {number: tests for number, tests in plan.items() if number not in read_results(results)}
+    for number in sorted(early & left.keys()):
+        _run(tree, {number: left.pop(number)}, results, number)
+    _run(tree, left, results)
+
+
+def read_results(results: Path) -> dict[int, str]:
+    """The number of each mutation that is judged, and the test that catches it, a tab, and what it says; or nothing."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
+    return {int(line.partition("\t")[0]): line.partition("\t")[2] for line in lines}
+
+
+def _run(tree: Path, plan: Mapping[int, list[tuple[str, float]]], results: Path, awake: int = -1) -> None:
+    file = results.with_name("plan.txt")
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in plan.items()), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MUTATION_RESULTS": str(results)}
+    environment |= {"MUTATION_PLAN": str(file), "MUTATION_AWAKE": str(awake)}
+    files = sorted({name.partition("::")[0] for tests in plan.values() for name, _ in tests})
+    command = [sys.executable, "-m", "pytest", "-p", "mutation_hits", "-n", "0", "--all", *files]
+    with results.with_name("judged.log").open("a", encoding="utf-8") as log:
+        subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)

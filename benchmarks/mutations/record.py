@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,15 +16,19 @@ from typing import Final
 
 from benchmarks.mutations.draw import Mutation, edit
 
+NOT_PLANTED: Final = ("passes/worker/own_names.py",)
+"""It finds modules: a place in it would look for the module that it asks."""
 LEFT_OUT: Final = (".venv", ".git", "runs", "__pycache__", "*_cache", ".hypothesis", "*.egg-info")
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What each test has cost in seconds of the processor, and who comes by each mutation."""
+    """What each test has cost in seconds of the processor, in the order of their run, and who comes by each mutation;
+    `early` are the mutations that are come by while modules are imported."""
 
     costs: dict[str, float]
     reached: dict[int, frozenset[str]]
+    early: frozenset[int]
 
 
 def copy_tree(root: Path, folder: Path) -> Path:
@@ -42,18 +46,26 @@ def collect_tests(tree: Path, *options: str) -> frozenset[str]:
     return frozenset(line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line)
 
 
-def record(root: Path, folder: Path, mutations: list[Mutation], tests: Collection[str], words: list[str]) -> None:
+def plant(tree: Path, mutations: list[Mutation]) -> None:
+    """Put `mutations` into the files of `tree`, each of which sleeps until `mutation_hits.py` wakes it."""
+    for file, group in groupby(enumerate(mutations), lambda pair: pair[1].file):
+        if file not in NOT_PLANTED:
+            edits = [
+                (mutation, f'(({mutation.instead}) if __import__("mutation_hits").hit({number}) else (', "))")
+                for number, mutation in group
+            ]
+            (tree / file).write_text(edit((tree / file).read_text(encoding="utf-8"), edits), encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("mutation_hits.py"), tree)
+
+
+def record(tree: Path, folder: Path, tests: Collection[str], words: Sequence[str] = ()) -> None:
     """Write what `read_recording` reads of `tests` into `folder`; `words` are options of pytest."""
-    tree = copy_tree(root, folder / "recorded")
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "hits.txt").unlink(missing_ok=True)
     (folder / "chosen.json").write_text(json.dumps(sorted(tests)), encoding="utf-8")
-    for file, group in groupby(enumerate(mutations), lambda pair: pair[1].file):
-        edits = [(mutation, f'(__import__("mutation_hits").hit({number}) or (', "))") for number, mutation in group]
-        (tree / file).write_text(edit((tree / file).read_text(encoding="utf-8"), edits), encoding="utf-8")
-    shutil.copy(Path(__file__).with_name("mutation_hits.py"), tree)
-    environment = {**os.environ, "PYTHONPATH": str(tree), "MUTATION_FOLDER": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MUTATION_FOLDER": str(folder)}
     files = sorted({test.partition("::")[0] for test in tests})
-    command = [sys.executable, "-m", "pytest", "-p", "mutation_hits", "--all", *words, *files]
+    command = [sys.executable, "-m", "pytest", "-p", "mutation_hits", *words, *files]
     with (folder / "record.log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
 
@@ -68,8 +80,11 @@ def read_recording(folder: Path) -> Recording:
             if failed == "0":
                 costs[tests[int(number)]] = float(seconds)
     reached: dict[int, set[str]] = {}
+    early: set[int] = set()
     for words in re.findall(rb"^(\d+) (-?\d+)$", (folder / "hits.txt").read_bytes(), re.MULTILINE):
         mutation, number = map(int, words)  # other lines are of tests whose passes write to every file that is open
-        if number >= 0 and tests[number] in costs:  # -1: no test runs, but a file of tests is imported
+        if number < 0:  # no test runs, but a file of tests is imported
+            early.add(mutation)
+        elif tests[number] in costs:
             reached.setdefault(mutation, set()).add(tests[number])
-    return Recording(costs, {mutation: frozenset(names) for mutation, names in reached.items()})
+    return Recording(costs, {key: frozenset(names) for key, names in reached.items()}, frozenset(early))

@@ -16,6 +16,7 @@ import numpy as np
 
 from passes.errors import UsageError
 from passes.graph.index import GraphIndex
+from passes.graph.op_facts import attribute_of
 from passes.rewrites.file_weights import FileWeights
 from passes.rewrites.matmul_nbits import NibbleWeight, read_dequantized
 from passes.suggest import plural
@@ -66,7 +67,7 @@ def read_checkpoint(model: DetachedModel, path: Path) -> FileWeights:
 def _is_first_axis_summed(model: DetachedModel, name: str) -> bool:
     """Whether a product reads the square weight `name` as [inputs, outputs]."""
     consumer = model.index.consumers[name][0]
-    return consumer.op_type == "MatMul"
+    return consumer.op_type == "MatMul" or (consumer.op_type == "Gemm" and not attribute_of(consumer, "transB"))
 
 
 def read_nibbles(path: Path) -> dict[str, NibbleWeight]:

@@ -248,7 +248,7 @@ def _in_groups(olds: Dims, news: Dims, at: int) -> int | None:
     end = start * int(news[at])
     reached, found = 1, None
     for old, size in enumerate(sizes):
-        if size > 1 and reached < end and reached * size > start:
+        if reached < end and reached * size > start:
             found = old  # the elements of this axis vary within the new one
         reached *= size
     return found

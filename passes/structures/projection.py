@@ -233,7 +233,7 @@ def _is_matrix(view: GraphView, node: NodeProto, side: Side, matrix: Matrix) -> 
     dims = view.dims(matrix.value) or tuple(matrix.stored.dims)
     if "Conv" in node.op_type:
         return side == 1 and len(dims) > 2 and set(dims[2:]) == {1} and dims[1] != 1
-    return len(dims) >= 2 and sum(dim != 1 for dim in dims) > 1
+    return sum(dim != 1 for dim in dims) > 1
 
 
 def _other_side(side: Side) -> Side:

@@ -180,6 +180,10 @@ REFUSED = {
         lambda: change_model(lambda m: setattr(first(m).external_data[1], "value", "4000"), "external"),
         "seed.data ends before initializer 'w' does",
     ),
+    "negative dims of a tensor in a file": (
+        lambda: change_model(lambda m: first(m).dims.__setitem__(slice(None), [-4, -4]), "external"),
+        "expected no negative dims",
+    ),
     "offset in words": (
         lambda: change_model(lambda m: setattr(first(m).external_data[1], "value", "0x10"), "external"),
         "expected an integer",

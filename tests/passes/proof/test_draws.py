@@ -13,6 +13,7 @@ import passes
 from passes import ModelError, Status
 from passes.context import PassContext
 from passes.optimize import draw_feeds, open_dims, second_sizes
+from passes.proof.lookups import rows_by_input
 from tests.support.onnx_models import detached
 
 HEADER = '<ir_version: 8, opset_import: ["": 18]>'
@@ -64,6 +65,11 @@ def test_dims_of_one_name_are_drawn_alike() -> None:
     drawn = draw_feeds(model, 1, sizes={"N": 3, "M": 4})
     assert {name: array.shape for name, array in drawn.items()} == {"x": (3, 3), "i": (4, 3)}
     assert {name: array.shape for name, array in draw_feeds(model, 0).items()} == {"x": (2, 3), "i": (2, 2)}
+
+
+def test_indices_stay_within_a_table_that_is_computed() -> None:
+    text = "g (int64[9] ids) => (float[9] y) <float[3] w = {1, 2, 3}> { t = Neg (w) y = Gather (t, ids) }"
+    assert rows_by_input(detached(onnx.parser.parse_model(f"{HEADER} {text}"))) == {"ids": 3}
 
 
 @pytest.mark.parametrize("total", ["total_length", "past_length + length", "length+past_length"])

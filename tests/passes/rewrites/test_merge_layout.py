@@ -198,6 +198,15 @@ def test_rows_stay_a_matrix_between_two_products(context: PassContext) -> None:
     assert sorted(lines) == sorted([flat, "Gemm", flat, *norm, deep])
 
 
+def test_a_reshape_of_the_rows_to_another_shape_is_not_their_matrix(context: PassContext) -> None:
+    text = ROWS.replace("NORM", "LayerNormalization <axis = 2> (d, scale)")
+    text = text.replace("[2, 3, 8] y)", "[2, 3, 8] y, float[2, 24] u)").replace("\n}", " u = Reshape (r, two)\n}")
+    lines = merged(text, context, **ROW_WEIGHTS, two=np.array([2, 24]))
+    assert sorted(line for line in lines if "Reshape" in line) == [
+        "Reshape [2, 24]", "Reshape [2, 3, 8]", "Reshape [6, 8]", "Reshape [6, 8]",
+    ]  # fmt: skip
+
+
 def test_a_value_that_others_read_too_is_given_back_once(context: PassContext) -> None:
     text = ROWS.replace("NORM", "LayerNormalization <axis = 2> (d, scale)")
     text = text.replace("(float[2, 3, 8] y)", "(float[2, 3, 8] y, float[2, 8, 3] u)")

@@ -95,6 +95,22 @@ def test_a_checkpoint_goes_into_a_model_and_out_again(layout: NibbleLayout, tran
     assert read_nibbles(tmp_path / "again" / "model.safetensors").keys() == {"net.fc"}
 
 
+@pytest.mark.parametrize("product", ["MatMul (x, fc)", "Gemm (x, fc)", "Gemm <transB = 1> (x, fc)"])
+def test_a_square_weight_lies_as_its_product_reads_it(product: str, tmp_path: Path) -> None:
+    """The shape does not say which axis has the inputs."""
+    integers, zeros, scales = INTEGERS[:N], ZEROS[:1], SCALES[:1]
+    parts = {"qweight": pack_words(integers, AWQ_ORDER), "qzeros": pack_words(zeros, AWQ_ORDER), "scales": scales}
+    safetensors.numpy.save_file({f"fc.{name}": array for name, array in parts.items()}, tmp_path / "w.safetensors")
+    settings = {"bits": 4, "group_size": GROUP, "checkpoint_format": "awq"}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(settings))
+    text = f"g (float[2, {N}] x) => (float[2, {N}] y) {{ y = {product} }}"
+    source = detached(model_of(text, 21, fc=np.zeros((N, N), np.float32)))
+    quantized = read_checkpoint(source, tmp_path / "w.safetensors").store(source)
+    x = DRAW.normal(size=(2, N)).astype(np.float32)
+    weight = (integers - zeros) * scales.astype(np.float32)
+    np.testing.assert_allclose(Session.of(quantized).run({"x": x})["y"], x @ weight, rtol=1e-5, atol=1e-5)
+
+
 def test_what_has_no_form_is_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, "gptq_v2")
     tensors = safetensors.numpy.load_file(path)

@@ -116,6 +116,13 @@ def test_a_cache_of_qattention_is_taken_apart() -> None:
     assert len(STRUCTURES["qkv"].find(result.model).instances) == 1
 
 
+def test_a_cache_that_qattention_begins_is_taken_apart() -> None:
+    text = QUANTIZED.replace(", float[2, 2, 4, 3, 8] past", "").replace(", , past)", ")").replace("11, 8]", "8, 8]")
+    model = merged_model(text)
+    result = split_and_compare(model, split_qkv, feeds_of(model))
+    assert "present = Concat <axis = 0> (y.present_key_apart, y.present_value_apart)" in picture(result.model)
+
+
 def feeds_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     draws: dict[int, Callable[[list[int]], np.ndarray]] = {

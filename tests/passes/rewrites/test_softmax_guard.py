@@ -18,7 +18,7 @@ SEES = np.tril(np.ones((4, 4), bool))
 GUARDED = """g (float[2, 4, 8] q, float[2, 8, 4] k, {more}) => (float[2, 4, 4] y) {{
     scores = MatMul (q, k)
     {mask}
-    p = Softmax <axis = -1> (masked)
+    p = Softmax <axis = 2> (masked)
     nan = IsNaN (p)
     y = Where (nan, zero, p)
 }}"""

@@ -93,3 +93,10 @@ def test_an_axis_that_a_squeezed_value_does_not_have_is_not_known() -> None:
     squeeze = model.proto.graph.node[-1]
     found = {axis: dict(inputs_with_axis(GraphView(model), squeeze, axis)) for axis in (-1, -2, -3, -4)}
     assert found == {-1: {"x": -1}, -2: {"x": -3}, -3: {"x": None}, -4: {"x": None}}
+
+
+def test_a_squeeze_of_named_axes_leaves_other_axes_of_size_1() -> None:
+    text = "g (float[1, 1, 3] x) => (float[1, 3] y) { at = Constant <value_ints = [1]> () y = Squeeze (x, at) }"
+    model = detached(drawn(text))
+    found = {axis: dict(inputs_with_axis(GraphView(model), model.proto.graph.node[-1], axis)) for axis in (-1, -2)}
+    assert found == {-1: {"x": -1}, -2: {"x": -3}}

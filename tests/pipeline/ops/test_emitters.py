@@ -88,6 +88,13 @@ SLICE = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
             "pads=.*expected 2",
         ),
         ("ConvPointwise", CONV, [f32(1, 2), f32(3, 2)], [f32(1, 3)], "1 to 3 more"),
+        (
+            "ScaledDotProductAttention",
+            {"scale": 1.0, "mask": True, "causal": False, "backend": "auto"},
+            [*[f32(1, 2, 4, 8)] * 3, f32(1, 1, 3, 4)],
+            [f32(1, 4, 2, 8)],
+            r"a mask \[1, 1, 3, 4\] of the scores \[1, 2, 4, 4\]",
+        ),
         ("Reshape", {"shape": (2, 2)}, [f32(3)], [f32(2, 2)], "3 elements into"),
         ("Transpose", {"perm": (0, 0)}, [f32(3, 4)], [f32(3, 4)], "no permutation"),
         ("Split", {"axis": 0, "sizes": (1,)}, [f32(3)], [f32(1), f32(2)], "sizes=.*expected 2 items"),

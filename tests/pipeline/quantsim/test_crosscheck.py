@@ -100,7 +100,7 @@ def test_the_second_bias_of_nncf_is_found_and_4_bits_alone_are_no_jump() -> None
 
 WIDE = """two (float[16, 64] x) => (float[16, 64] y) {
     first = MatMul(x, w)
-    second = Add(first, b)
+    second = Add(b, first)
     third = Relu(second)
     y = MatMul(third, w)
 }"""

@@ -128,7 +128,7 @@ def test_what_does_not_suit_is_named() -> None:
 EVALUATE = """
 def evaluate(model, samples):
     found = [model(sample)["y"].argmax(-1) == sample["label"] for sample in [*samples, *samples]]
-    return sum(rows.mean() for rows in found) / len(found)
+    return sum(rows.mean() for rows in found) / (2 * len(samples))
 
 def nothing(model, samples):
     return None

@@ -12,6 +12,7 @@ from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
 from pipeline.ops import emitter_of
 from pipeline.runtime import compile_graph
+from pipeline.runtime.operators import random_normal
 
 N = 100_000
 FAR = 5 / N**0.5
@@ -31,6 +32,12 @@ def test_normal_numbers_have_their_mean_and_scale() -> None:
     scaled = (actual["y"] - 3) / 2
     assert abs(scaled.mean()) < FAR and abs(scaled.std() - 1) < FAR
     assert abs((scaled**3).mean()) < 15**0.5 * FAR  # a cube of a normal number has a variance of 15
+
+
+def test_normal_numbers_have_the_digits_of_their_dtype() -> None:
+    """`random_normal` draws float64 in float64: a float32 in its place has 24 of 53 bits."""
+    y = random_normal([N], 0.0, 1.0, "float64", 7, None)
+    assert (y != y.float().double()).any()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float", "double", "bfloat16"])
