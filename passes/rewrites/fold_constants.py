@@ -17,6 +17,7 @@ from onnx import NodeProto
 
 from passes.context import PassContext
 from passes.graph.index import GraphIndex, extract, replace_entries
+from passes.graph.inference import dims_of
 from passes.graph.op_facts import RANDOM_OPS, attribute_of, has_body
 from passes.graph.traversal import reads_of
 from passes.model.signature import FREE_INITIALIZERS, declare_initializers, drop_default_inputs
@@ -53,6 +54,7 @@ class FoldConstants(Step):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         excluded, unread = set[str](), _unread_to_skip(model, self.unread_limit)
+        declared = _declared_bytes(model.proto.graph)
         while True:
             nodes = _foldable(model.proto, excluded, unread)
             if not nodes:
@@ -62,13 +64,24 @@ class FoldConstants(Step):
             sizes = _sizes(model)
             read = _read_by_others(model.proto, nodes)
             parts = [_part(model, group, read) for group in groups]
+            limits = [max(self.grow_limit, _bytes_read(group, sizes)) for group in groups]
+            # A cache of zeros has megabytes, which the worker that computes them would keep.
+            too_large = {
+                name
+                for (_, wanted), limit in zip(parts, limits, strict=True)
+                for name in wanted
+                if declared.get(name, 0) > limit
+            }
+            if too_large:
+                excluded |= {node.output[0] for node in nodes if too_large & set(node.output)}
+                continue
             sources = [(portable(part, context.spill), wanted) for part, wanted in parts]
             computed = context.worker.call(compute, parts=sources, folder=str(context.folder))
             too_large = {
                 value.name
-                for group, results in zip(groups, computed, strict=True)
+                for limit, results in zip(limits, computed, strict=True)
                 for value in results
-                if value.nbytes > max(self.grow_limit, _bytes_read(group, sizes))
+                if value.nbytes > limit
             }
             if not too_large:
                 return PassResult(_replace_nodes(model, nodes, [value for results in computed for value in results]))
@@ -131,6 +144,20 @@ def _unread_to_skip(model: DetachedModel, unread_limit: int | None) -> frozenset
         for name, weight in weights
         if weight is not None and weight.unread and (weight.data.nbytes > limit or not weight.data.flags.c_contiguous)
     )
+
+
+def _declared_bytes(graph: onnx.GraphProto) -> dict[str, int]:
+    """Bytes of each value whose type and sizes the graph declares."""
+    found = {}
+    for info in graph.value_info:
+        dims, kind = dims_of(info), info.type.tensor_type.elem_type
+        if dims is not None and all(isinstance(dim, int) for dim in dims) and kind not in NO_BYTES:
+            found[info.name] = math.prod(dims) * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
+    return found
+
+
+NO_BYTES: Final = frozenset({onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING})
+"""Types of elements whose size is not known from the type."""
 
 
 def _foldable(proto: onnx.ModelProto, excluded: set[str], unread: Collection[str]) -> list[NodeProto]:

@@ -22,7 +22,13 @@ from pipeline.export.call_watch import capture_output
 from pipeline.export.custom_ops import custom_translations
 from pipeline.export.exported import ExportedModel, name_dims, name_inputs_and_outputs
 from pipeline.export.source import TorchSource
-from pipeline.export.trace import decompose_complex, move_complex_as_real, raise_scalars, trace_module
+from pipeline.export.trace import (
+    cast_subtrahends,
+    decompose_complex,
+    move_complex_as_real,
+    raise_scalars,
+    trace_module,
+)
 from pipeline.export.translations import translation_table
 from pipeline.export.tree import input_tensors
 from pipeline.export.user_code import advice_on_trace, first_line
@@ -67,6 +73,7 @@ def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
         program = decompose_complex(program)
         move_complex_as_real(program)
         raise_scalars(program)
+        cast_subtrahends(program)
         result = torch.onnx.export(
             program,
             dynamo=True,

@@ -250,6 +250,23 @@ def _lower(node: Node) -> Node:
 T = TypeVar("T")
 
 
+def cast_subtrahends(program: ExportedProgram) -> None:
+    """Cast, in place, integers that are subtracted from a float number, as in `1.0 - mask`, to the type of the result.
+
+    torch.onnx 2.13 casts them itself, and finds no form of the subtraction then.
+    """
+    for node in calls_in(program.graph_module):
+        if node.target is torch.ops.aten.rsub.Scalar:
+            source, made = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+            if source.dtype != made.dtype:
+                with node.graph.inserting_before(node):
+                    cast = node.graph.call_function(
+                        torch.ops.aten._to_copy.default, node.args[:1], {"dtype": made.dtype}
+                    )
+                cast.meta = {**node.meta, "val": source.to(made.dtype)}
+                node.replace_input_with(node.args[0], cast)  # type: ignore[arg-type]
+
+
 def separate_memory(module: nn.Module, arguments: T) -> T:
     """Copy each tensor of `arguments` that shares memory with an earlier one or with a weight; strides are kept.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from passes.context import PassContext
 from passes.rewrites.fold_constants import FoldConstants
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
+from passes.worker.client import Worker
 from tests.support.onnx_models import detached, matrix, model_of
 
 Fold = Callable[..., onnx.ModelProto]
@@ -96,6 +98,18 @@ def test_a_tiny_expand_does_not_become_megabytes(folded: Fold) -> None:
     after = folded(model_of(text))
     assert body(after) == ["wide = Expand (two, shape)", "y = Mul (x, wide)"]
     assert body(folded(model_of(text), grow_limit=2**22)) == ["y = Mul (x, wide)"]
+
+
+def test_what_is_declared_as_megabytes_is_not_even_computed(context: PassContext) -> None:
+    text = """
+    g (float[1024, 512] x) => (float[1024, 512] y) <float[1024, 512] wide> {
+        wide = Expand (two, shape)
+        y = Mul (x, wide)
+    }
+    """
+    refuses = replace(context, worker=Worker(preload=("no_such_module",)))  # it fails when it is asked
+    result = FoldConstants().apply(detached(model_of(text, shape=np.array([1024, 512]), two=np.float32([2]))), refuses)
+    assert not result.changed and "larger" in (result.why or "")
 
 
 def test_before_ir_version_4_an_initializer_has_to_be_an_input_too(folded: Fold) -> None:

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from pipeline.errors import Unsupported
 from pipeline.export.to_onnx import explain_untranslatable
-from pipeline.export.trace import BY_PARTS, MOVES, decompose_complex, move_complex_as_real, raise_scalars
+from pipeline.export.trace import (
+    BY_PARTS,
+    MOVES,
+    cast_subtrahends,
+    decompose_complex,
+    move_complex_as_real,
+    raise_scalars,
+)
 from pipeline.export.transformers_defaults import keep_triangular_systems
 from pipeline.export.translations import TRANSLATIONS, translation_table
 from pipeline.runtime.tensors import to_numpy
@@ -37,6 +44,7 @@ def exported(function: Callable[..., Any], *args: Tensor) -> onnx.ModelProto:
     program = decompose_complex(program)
     move_complex_as_real(program)
     raise_scalars(program)
+    cast_subtrahends(program)
     try:
         made = torch.onnx.export(
             program, dynamo=True, optimize=False, verbose=False, custom_translation_table=translation_table()
@@ -226,6 +234,16 @@ def test_a_scalar_along_a_dim_is_a_vector_of_one_element() -> None:
 
     x = torch.tensor([1.0, -3.0])
     np.testing.assert_allclose(run(exported(along, x), x), along(x), atol=1e-6)
+
+
+def test_integers_from_a_float_number_as_a_mask_of_zeros_and_ones() -> None:
+    """torch.onnx 2.13 refuses `1.0 - mask` for integers by itself; without that the cast can go."""
+    mask = torch.tensor([[1, 0, 1]])
+    model = exported(lambda given: (1.0 - given) * -3.0, mask)
+    np.testing.assert_array_equal(run(model, mask), [[0.0, -3.0, 0.0]])
+    program = torch.export.export(Calling(lambda given: 1.0 - given), (mask,))
+    with pytest.raises(Exception, match="Cannot find a compatible OpOverload"):
+        torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
 
 
 def test_the_phase_of_a_negative_number_is_pi() -> None:
