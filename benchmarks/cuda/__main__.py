@@ -3,19 +3,24 @@
     benchmarks/cuda/run.sh [--rows NAME,…] [--minutes 8] [--out FOLDER] [--dry]
 
 Writes FOLDER/NAME.json for each row, and FOLDER/rows.md, a table for benchmarks/RESULTS.md with the name of the card.
-A row that this card has measured at this commit is not run again.
+A row that this card has measured at this commit is not run again, and one that failed there comes after the others. A
+row that is ended keeps the figures that it had by then.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
-import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +30,19 @@ FOLDER = Path(__file__).with_name("results")
 DRY_LIMIT = 5
 """A dry run is not measured, and may share its machine."""
 
+DRY_CARD = "dry run on the CPU"
+
 ROW_EXIT_S = 10
 """Seconds that are left for a row to be worth a start."""
+
+CHECKS_S = 180
+"""Seconds after the begin of a run up to which checks have their turn; figures have the rest."""
+
+CARD_S = 40
+"""Seconds for torch to name the card, and"""
+
+KILL_S = 5
+"""for a process to be gone after it was ended."""
 
 
 def main() -> int:
@@ -38,8 +54,8 @@ def main() -> int:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(run_row(options.one, dry=options.dry)))
-        return 0
+        print(json.dumps(run_row(options.one, dry=options.dry)), flush=True)
+        os._exit(0)  # what compilers have started may wait for ever at the end of Python
     from benchmarks.cuda.rows import ROWS
 
     wanted = [name for name in options.rows.split(",") if name] or list(ROWS)
@@ -47,21 +63,25 @@ def main() -> int:
         parser.error(f"no row {unknown[0]!r}; rows: {', '.join(ROWS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     begun, commit = time.monotonic(), commit_of_tree()
-    card = card_name(dry=options.dry)
+    card = DRY_CARD if options.dry else card_name()
+    before = {name: read_result(options.out, name, card, commit) for name in wanted}
+    statuses = {name: found["status"] for name, found in before.items() if found}
     failed = 0
-    for name in wanted:
-        file = options.out / f"{name}.json"
-        if is_measured(file, card, commit):
+    for name in [name for name in wanted if name not in statuses] + [name for name in wanted if name in statuses]:
+        if statuses.get(name) == "ran":
             print(f"{name}: measured already", flush=True)
             continue
-        left = options.minutes * 60 - (time.monotonic() - begun)
+        ends_s = options.minutes * 60
+        if name.startswith("check-") and not options.dry:
+            ends_s = min(ends_s, CHECKS_S)
+        left = ends_s - (time.monotonic() - begun)
         if left < ROW_EXIT_S:
             print(f"{name}: no time left", flush=True)
             continue
         limit_s = ROWS[name].limit_s * (DRY_LIMIT if options.dry else 1)
         found = start_row(name, min(limit_s, left), dry=options.dry)
         found |= {"row": name, "card": card, "commit": commit, "goal": ROWS[name].goal}
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        write_whole(options.out / f"{name}.json", json.dumps(found, indent=1) + "\n")
         failed += found["status"] != "ran"
         print(f"{name}: {found['status']}, {found['seconds']:.1f} s", flush=True)
         write_table(options.out, list(ROWS))
@@ -74,53 +94,91 @@ def run_row(name: str, *, dry: bool) -> dict[str, Any]:
     from benchmarks.cuda.rows import ROWS
 
     begun = time.monotonic()
+    found: dict[str, Any] = {"status": "ran"}
     try:
-        figures = ROWS[name].run(Bench.open(dry=dry))
+        bench = Bench.open(dry=dry, show=lambda figures: print(json.dumps({"figures": plain(figures)}), flush=True))
+        found["figures"] = plain(ROWS[name].run(bench))
     except Exception as error:  # whatever it is, it is the result of the row
-        return {
-            "status": "failed",
-            "error": f"{type(error).__name__}: {error}",
-            "trace": traceback.format_exc()[-4000:],
-            "seconds": time.monotonic() - begun,
-        }
-    plain = {key: asdict(value) if is_dataclass(value) else value for key, value in figures.items()}  # type: ignore[arg-type]
-    return {"status": "ran", "figures": plain, "seconds": time.monotonic() - begun, "torch": version_of_torch()}
+        trace = traceback.format_exc()[-4000:]
+        found = {"status": "failed", "error": f"{type(error).__name__}: {error}"[:4000], "trace": trace}
+    return {**found, "seconds": time.monotonic() - begun, "torch": version_of_torch()}
+
+
+def plain(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: asdict(value) if is_dataclass(value) else value for key, value in figures.items()}  # type: ignore[arg-type]
 
 
 def start_row(name: str, limit_s: float, *, dry: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.cuda", "--one", name, *(["--dry"] if dry else [])]
+    return read_row(*run_for(command, limit_s), limit_s)
+
+
+def run_for(command: Sequence[str], limit_s: float) -> tuple[int | None, str, str, float]:
+    """Exit code (None after the limit), stdout, stderr and seconds of a command, of which no process lives on.
+
+    It writes to files: a pipe stays open as long as a process of a compiler has it, whoever is ended.
+    """
     begun = time.monotonic()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-        lines = done.stdout.strip().splitlines()
-        if done.returncode == 0 and lines:
-            return dict(json.loads(lines[-1]))
-        error = (done.stdout + done.stderr)[-4000:]
-        status = f"exit {done.returncode}"
-    except subprocess.TimeoutExpired as timeout:
-        status, error = f"longer than {limit_s:.0f} s", str(timeout.stderr or b"")[-2000:]
-    return {"status": status, "error": error, "seconds": time.monotonic() - begun}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True)
+        code: int | None = None
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_S)  # a process in the driver may not end at once
+        texts = [(file.seek(0), file.read())[1] for file in (out, errors)]
+    return code, *texts, time.monotonic() - begun  # type: ignore[return-value]
 
 
-def is_measured(file: Path, card: str, commit: str) -> bool:
-    if not file.is_file():
-        return False
-    found = json.loads(file.read_text())
-    return (found["status"], found["card"], found["commit"]) == ("ran", card, commit)
+def read_row(code: int | None, out: str, errors: str, seconds: float, limit_s: float) -> dict[str, Any]:
+    """The result that a row wrote; the figures that it had by then, where it did not come to its end."""
+    written = [found for line in out.splitlines() if (found := read_line(line))]
+    if code == 0 and written and "status" in written[-1]:
+        return written[-1]
+    status = f"longer than {limit_s:.0f} s" if code is None else f"exit {code}"
+    figures = next((found["figures"] for found in reversed(written) if "figures" in found), {})
+    return {"status": status, "figures": figures, "error": (out + errors)[-4000:], "seconds": seconds}
+
+
+def read_line(line: str) -> dict[str, Any]:
+    with suppress(ValueError):
+        found = json.loads(line)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def read_result(folder: Path, name: str, card: str, commit: str) -> dict[str, Any]:
+    """What this card had for the row at this commit; empty if nothing."""
+    file = folder / f"{name}.json"
+    found = read_line(file.read_text()) if file.is_file() else {}
+    return found if (found.get("card"), found.get("commit")) == (card, commit) else {}
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Under another name first, so that a run that is ended leaves no half of a file."""
+    whole = file.with_suffix(".new")
+    whole.write_text(text)
+    whole.replace(file)
 
 
 def write_table(folder: Path, names: list[str]) -> None:
     """rows.md: a line for each row that has a result."""
     lines = ["| row | card | status | figures | goal |", "| --- | --- | --- | --- | --- |"]
     for name in names:
-        if (file := folder / f"{name}.json").is_file():
-            found = json.loads(file.read_text())
+        found = read_line(file.read_text()) if (file := folder / f"{name}.json").is_file() else {}
+        if found:
             shown = "; ".join(f"{key} {show(value)}" for key, value in found.get("figures", {}).items())
             shown = shown or found.get("error", "").strip().replace("\n", " ")[-200:]
             lines.append(
                 f"| {name} | {found['card']} | {found['status']} | {shown.replace('|', '/')} | {found['goal']} |"
             )
-    (folder / "rows.md").write_text("\n".join(lines) + "\n")
+    write_whole(folder / "rows.md", "\n".join(lines) + "\n")
 
 
 def show(value: Any) -> str:
@@ -129,18 +187,28 @@ def show(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def card_name(*, dry: bool) -> str:
-    from benchmarks.cuda.measure import Bench
+def card_name() -> str:
+    """Asked of another process: this one has no memory on the card, and no driver can hold it up.
 
-    return Bench.open(dry=dry).card
+    Raises:
+        SystemExit: torch sees no card.
+    """
+    code, out, errors, _ = run_for([sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"], CARD_S)
+    if code != 0:
+        raise SystemExit(f"no card: {errors.strip()[-500:] or f'torch did not name one within {CARD_S} s'}")
+    return out.strip().splitlines()[-1]
 
 
 def commit_of_tree() -> str:
-    try:
+    """That of git, or a digest of the sources where the tree came without it."""
+    with suppress(OSError, subprocess.CalledProcessError):
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         return done.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("COMMIT", f"unknown, on {platform.node()}")
+    digest = hashlib.sha256()
+    for folder in ("pipeline", "passes", "benchmarks/cuda"):
+        for file in sorted(Path(folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return os.environ.get("COMMIT", f"sources {digest.hexdigest()[:12]}")
 
 
 def version_of_torch() -> str:

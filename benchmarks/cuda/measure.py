@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,19 +24,17 @@ class Bench:
 
     dry: bool
     device: Device
+    show: Callable[[Mapping[str, Any]], None]
+    """Takes the figures of a row that goes on."""
 
     @classmethod
-    def open(cls, *, dry: bool) -> Bench:
-        return cls(dry, RecordingDevice(2**28) if dry else find_device("cuda"))
+    def open(cls, *, dry: bool, show: Callable[[Mapping[str, Any]], None] = lambda _: None) -> Bench:
+        return cls(dry, RecordingDevice(2**28) if dry else find_device("cuda"), show)
 
     @property
     def place(self) -> torch.device:
         """Where torch's own side of a row has its tensors."""
         return torch.device("cpu") if self.dry else self.device.place
-
-    @property
-    def card(self) -> str:
-        return "dry run on the CPU" if self.dry else torch.cuda.get_device_name(self.device.place)
 
     def pick(self, real: Any, tiny: Any) -> Any:
         return tiny if self.dry else real

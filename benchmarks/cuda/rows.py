@@ -104,6 +104,7 @@ def forward(of: Forward, bench: Bench, modes: Sequence[str] = ("default", "reduc
         figures["replay"] = bench.time(lambda: program.replay(feed, copy=False))
         figures["eager"] = bench.time(lambda: there(*given))
         for mode in modes:
+            bench.show(figures | ratios(figures))
             figures[mode] = peer(bench, there, mode, given)
     return figures | ratios(figures)
 
@@ -168,6 +169,7 @@ def train(name: str, bench: Bench) -> Figures:
     program, figures["recorded"] = recorded(module, batch, bench)
     program.step(given)
     figures["own reserved bytes"] = reserved(bench) - base
+    figures["arena and pools, bytes"] = program._compiled.plan.arena_bytes + pool_bytes(bench)
     figures["capture"] = program.capture.summary
     figures["replay"] = bench.time(lambda: program.step(given))
     figures["back to back, ms"] = bench.back_to_back(lambda: program.step(given))
@@ -180,6 +182,7 @@ def train(name: str, bench: Bench) -> Figures:
 
     figures["eager"] = bench.time(lambda: step(twin))
     for mode in ("default", "reduce-overhead"):
+        bench.show(figures | ratios(figures))
         empty_cache(bench)
         before = reserved(bench)
         figures[mode] = peer_step(bench, twin, mode, step)
@@ -210,6 +213,14 @@ def peer_step(bench: Bench, module: nn.Module, mode: str, step: Callable[[Callab
 
 def reserved(bench: Bench) -> int:
     return 0 if bench.dry else torch.cuda.memory_reserved()
+
+
+def pool_bytes(bench: Bench) -> int:
+    """Of all graphs that there are."""
+    if bench.dry:
+        return 0
+    segments = torch.cuda.memory_snapshot()
+    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
 
 
 def empty_cache(bench: Bench) -> None:

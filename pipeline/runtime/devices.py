@@ -2,7 +2,7 @@
 
 A `Device` allocates, shows a part of its memory as a tensor, brings tensors to itself, and waits for what was launched
 there. A device with streams also says on which of them a program runs, and records launches as a graph. Only this file,
-and `recording.py` for the device of the tests, know how a kind of device does that.
+`cuda_streams.py`, and `recording.py` for the device of the tests, know how a kind of device does that.
 
 No program has run on a CUDA device yet: `CudaDevice` is untested there. The rules that it has to keep are proven on
 `recording.RecordingDevice`.
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import ClassVar, Final, Protocol
-from weakref import WeakValueDictionary
 
 import torch
 
@@ -24,7 +23,8 @@ from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.devices import devices_of
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.planning.arena import ALIGNMENT
-from pipeline.runtime.tensors import storage_id, torch_dtype, with_strides
+from pipeline.runtime.cuda_streams import CudaLateValue, CudaOrder, CudaPool, OrderedGuard, capture_into
+from pipeline.runtime.tensors import torch_dtype, with_strides
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
 Launches = Sequence[Callable[[], object]]
@@ -41,8 +41,9 @@ class RecordedGraph(Protocol):
 class LateValue(Protocol):
     """A tensor of a device that the host reads when the device is done with it, without waiting."""
 
-    def start(self) -> None:
-        """Begin to copy the tensor to the host, unless a copy is under way."""
+    def start(self, *, at_once: bool = False) -> None:
+        """Begin to copy the tensor to the host, unless a copy is under way, or `at_once` is not said and the last one
+        was just now."""
         ...
 
     def poll(self) -> torch.Tensor | None:
@@ -50,14 +51,24 @@ class LateValue(Protocol):
         ...
 
 
-class StreamOrder:
-    """The order of launches on the memory of one sequence of runs; the launches of a CPU are in order by themselves."""
+class StreamOrder(Protocol):
+    """The order of launches on the memory of one sequence of runs."""
 
     def enter(self) -> None:
         """Let what is launched next wait for what was launched before, also on another stream."""
+        ...
 
     def keep(self, memory: Iterable[torch.Tensor]) -> None:
         """Let nobody have these bytes before the launches that use them are done, on whichever stream they are."""
+        ...
+
+
+class HostOrder:
+    """The launches of a CPU are in order by themselves."""
+
+    def enter(self) -> None: ...
+
+    def keep(self, memory: Iterable[torch.Tensor]) -> None: ...
 
 
 class Device(ABC):
@@ -133,6 +144,10 @@ class Device(ABC):
         """
         return with_strides(tensor.detach().to(self.place, non_blocking=not self.is_host), strides)
 
+    def as_source(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, of more than a few KiB, or a copy of it that the device reads while the host goes on."""
+        return tensor
+
     def pin(self, tensor: torch.Tensor) -> None:  # noqa: B027 - torch can do it on the CPU only
         """Let torch refuse to free or to move the storage of a tensor that lies here, where torch can."""
 
@@ -156,7 +171,7 @@ class Device(ABC):
 
     def order(self) -> StreamOrder:
         """A new order of launches."""
-        return StreamOrder()
+        return HostOrder()
 
     def guard(self, order: StreamOrder) -> DispatchGuard:
         """What is entered around each replay; see `make_guard`."""
@@ -181,6 +196,10 @@ class Device(ABC):
             GraphFailure: a launch cannot be recorded.
         """
         raise NotImplementedError(f"{self.name} records no graphs")
+
+
+LAUNCH_ERRORS: Final = (RuntimeError, IndexError, ValueError, TypeError, MemoryError)
+"""What the operators of torch and numpy raise."""
 
 
 class GraphFailure(RuntimeError):
@@ -239,6 +258,11 @@ class CudaDevice(Device):
         """A tensor that comes by DLPack has a storage of its own, which torch cannot resize."""
         return torch.from_dlpack(memory[first:last])
 
+    def as_source(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In pinned memory: CUDA copies more than 64 KiB of any other memory only after all launches of the stream, and
+        the host waits. torch gives the memory to nobody before the copy is done."""
+        return tensor.pin_memory() if tensor.is_cpu else tensor
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._index)
 
@@ -255,7 +279,8 @@ class CudaDevice(Device):
         return CudaOrder(self._index)
 
     def guard(self, order: StreamOrder) -> DispatchGuard:
-        return OrderedGuard(order)
+        assert isinstance(order, CudaOrder)
+        return OrderedGuard(order, self._index)
 
     def late_value(self, tensor: torch.Tensor) -> LateValue:
         return CudaLateValue(tensor)
@@ -271,74 +296,21 @@ class CudaDevice(Device):
             torch.cuda.synchronize()
 
     def new_pool(self) -> object:
-        return torch.cuda.graph_pool_handle()
+        return CudaPool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._index))
 
     def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
         """In the capture mode of one thread, so that other threads may use the device meanwhile."""
+        assert isinstance(pool, CudaPool)
         graph, at = torch.cuda.CUDAGraph(), -1
         for generator in generators:
             graph.register_generator_state(generator)
         try:
-            with self.scope(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # type: ignore[arg-type]
+            with self.scope(), capture_into(graph, pool):
                 for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
                     launch()
-        except RuntimeError as error:
+        except LAUNCH_ERRORS as error:
             raise GraphFailure(max(at, 0), error.__context__ or error) from error  # type: ignore[arg-type]
         return graph
-
-
-class CudaOrder(StreamOrder):
-    """Launches wait for the stream of the launches before them."""
-
-    def __init__(self, index: int) -> None:
-        self._index, self._last = index, torch.cuda.current_stream(index)
-        self._raw = self._last.cuda_stream
-        self._kept = WeakValueDictionary[int, torch.Tensor]()
-
-    def enter(self) -> None:
-        if torch._C._cuda_getCurrentRawStream(self._index) != self._raw:
-            stream = torch.cuda.current_stream(self._index)
-            stream.wait_stream(self._last)
-            self._last, self._raw = stream, stream.cuda_stream
-            for memory in {storage_id(memory): memory for memory in self._kept.values()}.values():
-                memory.record_stream(stream)
-
-    def keep(self, memory: Iterable[torch.Tensor]) -> None:
-        self._kept.update((id(tensor), tensor) for tensor in memory)
-
-
-class OrderedGuard:
-    """The guard of the dispatcher; entering it also puts what is launched in order."""
-
-    def __init__(self, order: StreamOrder) -> None:
-        self._order, self._guard = order, make_guard()
-
-    def __enter__(self) -> None:
-        self._order.enter()
-        self._guard.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._guard.__exit__(*error)
-
-
-class CudaLateValue:
-    """A copy in pinned memory, and an event after it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._host = tensor, torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        self._event: torch.cuda.Event | None = None
-
-    def start(self) -> None:
-        if self._event is None:
-            self._host.copy_(self._tensor, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def poll(self) -> torch.Tensor | None:
-        if self._event is None or not self._event.query():
-            return None
-        self._event = None
-        return self._host
 
 
 CPU: Final = CpuDevice()

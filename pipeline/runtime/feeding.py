@@ -155,7 +155,8 @@ class PointedSlot:
             return held
         if type(given) in PLAIN and self._is_shown_as_it_is(given):  # type: ignore[arg-type]
             return given  # type: ignore[return-value]
-        return self._device.copy_in(accept_tensor(self._entry, given, self._device), self._entry.strides)
+        accepted = accept_tensor(self._entry, given, self._device)
+        return self._device.copy_in(self._device.as_source(accepted), self._entry.strides)
 
     def _is_shown_as_it_is(self, tensor: torch.Tensor) -> bool:
         strides = self._entry.strides

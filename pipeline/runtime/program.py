@@ -22,7 +22,7 @@ from pipeline.ops import Kind, Layout, unpack
 from pipeline.ops.aten import TYPED, is_call, takes_any_order, untyped_call
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.call_check import why_refused
-from pipeline.runtime.devices import CPU, TARGET, Device, device_of
+from pipeline.runtime.devices import CPU, LAUNCH_ERRORS, TARGET, Device, device_of
 from pipeline.runtime.feeding import operands
 from pipeline.runtime.kernels import (
     KERNELS,
@@ -304,9 +304,6 @@ class ProcessBound:
             f"of this process; {self.instead}"
         )
 
-
-LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError, MemoryError)
-"""What the operators of torch and numpy raise."""
 
 Slots = Sequence[torch.Tensor]
 

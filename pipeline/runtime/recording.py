@@ -22,7 +22,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from pipeline.runtime.devices import CUDA_ALIGNMENT, Device, GraphFailure, LateValue, Launches, StreamOrder
+from pipeline.runtime.devices import (
+    CUDA_ALIGNMENT,
+    LAUNCH_ERRORS,
+    Device,
+    GraphFailure,
+    LateValue,
+    Launches,
+    StreamOrder,
+)
 from pipeline.runtime.recording_memory import DeviceMemory, Pool
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
@@ -137,7 +145,7 @@ class RecordingDevice(Device):
             with DeviceMode(self):
                 for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
                     launch()
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        except LAUNCH_ERRORS as error:
             raise GraphFailure(max(at, 0), error) from error
         finally:
             self.capture = None
@@ -256,6 +264,8 @@ class GraphRecord:
     def __init__(self, device: RecordingDevice, pool: Pool) -> None:
         self._device, self.pool = device, pool
         self._calls: list[RecordedCall] = []
+        if pool.is_gone:
+            raise RuntimeError("internal assert failed: use_count > 0, since the last graph of this pool is gone")
         pool.graphs += 1
         weakref.finalize(self, device.memory.drop, pool)
 
@@ -361,7 +371,7 @@ class RecordingLateValue:
         self._tensor = tensor
         self._copy: torch.Tensor | None = None
 
-    def start(self) -> None:
+    def start(self, *, at_once: bool = False) -> None:
         if self._copy is None:
             self._copy = self._tensor.clone()
 

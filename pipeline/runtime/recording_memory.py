@@ -20,6 +20,8 @@ class Pool:
     """Memory that only the graphs of one session use; it is given back when the last of them is gone."""
 
     graphs: int = 0
+    is_gone: bool = False
+    """Whether the last graph is gone; torch takes no further one into such a pool."""
     free: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -92,6 +94,7 @@ class DeviceMemory:
         """A graph of `pool` is gone."""
         pool.graphs -= 1
         if not pool.graphs:
+            pool.is_gone = True
             for first, last in pool.free:
                 self._bytes[first:last] = POISON
                 _give(self._free, first, last)

@@ -26,12 +26,14 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 get_default_dtype, float32 = torch.get_default_dtype, torch.float32
+is_autocast_enabled, set_autocast_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
 len_torch_function_stack = vars(torch._C)["_len_torch_function_stack"]
 
 
 def plain_state() -> AbstractContextManager[None]:
     """A context in which torch computes as it does by default. It costs next to nothing where that is so already."""
-    return PLAIN if has_plain_defaults() and not torch.is_autocast_enabled("cpu") else _shield()
+    is_plain = has_plain_defaults() and not (is_autocast_enabled("cpu") or is_autocast_enabled("cuda"))
+    return PLAIN if is_plain else _shield()
 
 
 def has_plain_defaults() -> bool:
@@ -50,8 +52,13 @@ def _has_default_device() -> bool:
 @contextmanager
 def _shield() -> Iterator[None]:
     device = torch.device("cpu") if _has_default_device() else PLAIN
+    is_on_card = is_autocast_enabled("cuda")
     with FLOAT32, torch.autocast("cpu", enabled=False), device:
-        yield
+        set_autocast_enabled("cuda", False)  # torch.autocast warns of it where there is no card
+        try:
+            yield
+        finally:
+            set_autocast_enabled("cuda", is_on_card)
 
 
 class _Float32AsDefault:
@@ -96,7 +103,11 @@ Keys = torch._C.DispatchKeySet
 Key = torch._C.DispatchKey
 
 LEFT_OUT = reduce(
-    or_, map(Keys, (Key.AutogradFunctionality, Key.AutogradOther, Key.AutogradNestedTensor, Key.AutocastCPU))
+    or_,
+    map(
+        Keys,
+        (Key.AutogradFunctionality, Key.AutogradOther, Key.AutogradNestedTensor, Key.AutocastCPU, Key.AutocastCUDA),
+    ),
 )
 """The keys of `at::AutoDispatchBelowAutograd`, and that of autocast. Versions of tensors are still counted."""
 

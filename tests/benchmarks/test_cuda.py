@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from benchmarks.cuda.checks import CHECKS, check_operators, operators
+from benchmarks.cuda.__main__ import read_result, read_row, run_for, write_table
+from benchmarks.cuda.checks import CASES, CHECKS, check_operators, operator_case, operators
 from benchmarks.cuda.measure import Bench
 from benchmarks.cuda.rows import ROWS
 from pipeline.ir.devices import to_device
@@ -50,6 +52,39 @@ def test_a_run_writes_results_and_does_not_repeat_them(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "check-indices.json").read_text())
     assert (found["status"], found["card"]) == ("ran", "dry run on the CPU")
     assert "| check-indices | dry run on the CPU | ran | shows found late" in (tmp_path / "rows.md").read_text()
+
+
+def test_a_row_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    """A process of a compiler has the row's output open; its figures up to then are kept."""
+    started = tmp_path / "started"
+    script = f"""echo '{{"figures": {{"replay": 1}}}}'; echo half; sleep 100 & echo $! > {started}; sleep 100"""
+    begun = time.monotonic()
+    found = read_row(*run_for(["bash", "-c", script], 1.0), 1.0)
+    assert time.monotonic() - begun < 30
+    assert (found["status"], found["figures"]) == ("longer than 1 s", {"replay": 1})
+    stat = Path("/proc", started.read_text().strip(), "stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z", "nobody has waited for it yet"
+
+
+def test_a_row_that_ends_early_says_how() -> None:
+    found = read_row(*run_for([sys.executable, "-c", "raise SystemExit('no memory')"], 60), 60)
+    assert (found["status"], found["figures"], found["error"]) == ("exit 1", {}, "no memory\n")
+
+
+def test_a_half_of_a_file_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "kernels.json").write_text('{"status": "ran", "card": "H2')
+    assert read_result(tmp_path, "kernels", "H200", "0") == {}
+    write_table(tmp_path, ["kernels"])
+    assert "kernels" not in (tmp_path / "rows.md").read_text()
+
+
+def test_where_one_operator_fails_the_check_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = {"Exp": CASES["Exp"], "Item": (lambda x: x * x.sum().item(), CASES["Exp"][1], "")}
+    monkeypatch.setattr("benchmarks.cuda.checks.CASES", case)
+    monkeypatch.setattr("benchmarks.cuda.checks.operators", lambda: (*operator_case(("Exp",))[:2], [torch.ones(9)]))
+    with pytest.raises(AssertionError, match="Item: ") as failure:
+        check_operators(RecordingDevice(2**20))
+    assert "Exp: " not in str(failure.value)
 
 
 def test_what_reads_the_host_on_cuda_has_an_obstacle_and_nothing_else() -> None:

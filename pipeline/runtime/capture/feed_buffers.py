@@ -20,6 +20,8 @@ from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
 from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.capture.session import CaptureSession
+from pipeline.runtime.devices import Device
+from pipeline.runtime.feeding import LARGE
 from pipeline.runtime.program import ProgramMemory
 from pipeline.runtime.slots import Feed, accept_tensor
 from pipeline.runtime.tensors import as_tensor, torch_dtype
@@ -251,8 +253,12 @@ class FeedBuffers:
 
     def _writer(self, name: str) -> Write:
         """The host waits for no copy to another device; `partial` costs 0.1 µs, which a replay on the CPU spares."""
-        copy = self._targets[name].copy_
-        return copy if self._session.device.is_host else partial(copy, non_blocking=True)
+        target, device = self._targets[name], self._session.device
+        if device.is_host:
+            return target.copy_
+        if target.nbytes < LARGE:
+            return partial(target.copy_, non_blocking=True)
+        return partial(copy_large, target, device)
 
     def _target_of(self, value: FedValue) -> torch.Tensor:
         if value.is_state:
@@ -297,6 +303,10 @@ class FeedBuffers:
                 continue
             known = ", ".join(self._values)
             raise UsageError(f"the feed has {name!r}, which is no input; inputs: {known}{nearest(name, self._values)}")
+
+
+def copy_large(target: torch.Tensor, device: Device, fed: torch.Tensor) -> None:
+    target.copy_(device.as_source(fed), non_blocking=True)
 
 
 def as_tensors(feed: Feed) -> dict[str, torch.Tensor]:

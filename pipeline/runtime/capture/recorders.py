@@ -217,9 +217,7 @@ class GraphRecorder:
         Raises:
             GraphFailure: the device cannot record a launch.
         """
-        session = self._session
-        graph = session.device.record(launches, session.pool, session.randomness.generators)
-        return GraphReplay(graph, launches)
+        return GraphReplay(self._session.record(launches), launches)
 
     def settle(self, replay: Callable[[], None]) -> None:
         """A graph is compiled when it is recorded."""

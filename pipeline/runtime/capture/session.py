@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from weakref import WeakSet
 
 import torch
 
@@ -20,7 +20,8 @@ from pipeline.errors import UsageError
 from pipeline.ops import Kind
 from pipeline.ops.aten import DRAWING
 from pipeline.planning import FeedEntry
-from pipeline.runtime.devices import Device
+from pipeline.runtime.devices import Device, RecordedGraph
+from pipeline.runtime.kernels import Launch
 from pipeline.runtime.operators import find_operator
 from pipeline.runtime.program import LaunchStep, ProgramMemory
 from pipeline.runtime.tensors import torch_dtype
@@ -113,11 +114,20 @@ class CaptureSession:
         self.filled: set[str] = set()
         """Names of the weights and inputs that a capture has taken from its feed."""
         self._warned: set[str] = set()
+        self._pool: object = None
+        self._graphs = WeakSet[RecordedGraph]()
 
-    @cached_property
-    def pool(self) -> object:
-        """The pool of memory of all graphs of this session."""
-        return self.device.new_pool()
+    def record(self, launches: Sequence[Launch]) -> RecordedGraph:
+        """The launches as a graph. All graphs of a session share a pool of memory, which ends with the last of them.
+
+        Raises:
+            GraphFailure: the device cannot record a launch.
+        """
+        if not self._graphs:
+            self._pool = self.device.new_pool()
+        graph = self.device.record(launches, self._pool, self.randomness.generators)
+        self._graphs.add(graph)
+        return graph
 
     def snapshot(self) -> Snapshot:
         """Copies of states and generators as they are.

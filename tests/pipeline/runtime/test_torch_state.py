@@ -11,7 +11,7 @@ import torch
 
 from pipeline.runtime import compile_graph
 from pipeline.runtime.eager import run_eager
-from pipeline.runtime.torch_state import FLOAT32, plain_state
+from pipeline.runtime.torch_state import FLOAT32, plain_state, without_autograd
 from tests.support.torch_programs import Calls, compile_module, feed_of, graph_of
 
 X = torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
@@ -24,6 +24,26 @@ def default_dtype() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def autocast_of_a_card() -> Iterator[None]:
+    """What `torch.autocast("cuda")` does where there is a card."""
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def test_autocast_of_a_card_is_off_in_a_run_and_on_for_its_caller() -> None:
+    with autocast_of_a_card():
+        with plain_state():
+            assert not torch.is_autocast_enabled("cuda")
+        assert torch.is_autocast_enabled("cuda")
+        with without_autograd():
+            assert not torch.is_autocast_enabled("cuda")
+        assert torch.is_autocast_enabled("cuda")
 
 
 SWITCHED_ON: dict[str, Callable[[], AbstractContextManager[object]]] = {

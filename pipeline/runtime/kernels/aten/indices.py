@@ -57,7 +57,7 @@ class IndexFlags:
         """Wait for the device, so that `poll` knows of everything that was launched before."""
         self._device.synchronize()
         self._late.poll()  # ends a look that began before the last launches; the flags are set still
-        self._late.start()
+        self._late.start(at_once=True)
         self._device.synchronize()
 
     def poll(self) -> int | None:

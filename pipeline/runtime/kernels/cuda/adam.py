@@ -41,17 +41,17 @@ def launch_adam(
     from pipeline.runtime.kernels.cuda import adam_kernel
 
     update: Any = adam_kernel.update
-    place = step.device
     largest = groups[3] if len(groups) > 3 else [None] * len(gradients)
-    rows = [
-        [p.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), 0 if top is None else top.data_ptr(), p.numel()]
-        for g, p, m, v, top in zip(gradients, *groups[:3], largest, strict=True)
-    ]
-    blocks = [[number, first] for number, row in enumerate(rows) for first in range(0, row[5], BLOCK)]
+    parts = [*zip(groups[0], gradients, *groups[1:3], largest, strict=True)]
+    places = [[number, first] for number, part in enumerate(parts) for first in range(0, part[0].numel(), BLOCK)]
+    blocks = torch.tensor(places, dtype=torch.int64, device=step.device)
+    table = AddressTable(parts, step.device)
     return partial(
-        update[len(blocks),],
-        torch.tensor(rows, dtype=torch.int64, device=place),
-        torch.tensor(blocks, dtype=torch.int64, device=place),
+        _update_at,
+        update[len(places),],
+        table,
+        parts,
+        blocks,
         step,
         rate,
         skip,
@@ -68,3 +68,33 @@ def launch_adam(
         length=BLOCK,
         enable_fp_fusion=True,
     )
+
+
+Part = tuple[torch.Tensor | None, ...]
+"""Parameter, gradient, first and second moment, and the largest second one where there is any."""
+
+
+class AddressTable:
+    """Where the parts lie and how many elements they have, on the device. A run may point a gradient elsewhere."""
+
+    def __init__(self, parts: Sequence[Part], place: torch.device) -> None:
+        self._addresses = addresses_of(parts)
+        sizes = [0 if part[0] is None else part[0].numel() for part in parts]
+        rows = [[*row, size] for row, size in zip(self._addresses, sizes, strict=True)]
+        self.memory = torch.tensor(rows, dtype=torch.int64, device=place)
+
+    def follow(self, parts: Sequence[Part]) -> None:
+        """Write the addresses that differ from those of the last launch; none does while a graph is recorded."""
+        found = addresses_of(parts)
+        if found != self._addresses:
+            self._addresses = found
+            self.memory[:, :-1].copy_(torch.tensor(found, dtype=torch.int64))
+
+
+def addresses_of(parts: Sequence[Part]) -> list[list[int]]:
+    return [[0 if tensor is None else tensor.data_ptr() for tensor in part] for part in parts]
+
+
+def _update_at(update: Any, table: AddressTable, parts: Sequence[Part], *rest: Any, **settings: Any) -> None:
+    table.follow(parts)
+    update(table.memory, *rest, **settings)

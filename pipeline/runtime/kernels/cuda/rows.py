@@ -26,8 +26,7 @@ def launch_row_program(program: Program, ins: Ins, out: torch.Tensor) -> Launch:
     space = space_of(program, ins, out)
     tile = Tile.for_program(program, space)
     kernel = build_kernel(write_source(program, space, tile))
-    grid = (-(-space.rows // tile.rows), -(-space.columns // tile.columns))
-    return partial(kernel[grid], *ins, out, num_warps=tile.warps, enable_fp_fusion=True)
+    return partial(kernel[tile.count_blocks(space),], *ins, out, num_warps=tile.warps, enable_fp_fusion=True)
 
 
 def space_of(program: Program, ins: Ins, out: torch.Tensor) -> RowSpace:

@@ -82,6 +82,14 @@ class Tile:
         columns = width if needs_whole_rows(program) else min(width, MOST_IN_A_TILE // 2)
         return cls(max(1, min(_power_of_two(space.rows), MOST_IN_A_TILE // columns)), columns)
 
+    def count_blocks(self, space: RowSpace) -> int:
+        """How many blocks compute `space`: a grid of one axis, since CUDA has at most 65,535 along any other one."""
+        return -(-space.rows // self.rows) * self.count_across(space)
+
+    def count_across(self, space: RowSpace) -> int:
+        """How many of them lie side by side in a row."""
+        return -(-space.columns // self.columns)
+
     @property
     def warps(self) -> int:
         """Groups of 32 threads for a block."""
@@ -105,8 +113,10 @@ def write_source(program: Program, space: RowSpace, tile: Tile) -> str:
 
 def _write_body(program: Program, space: RowSpace, tile: Tile) -> Iterator[str]:
     wide = ".to(tl.int64)" if space.reaches_far else ""
-    yield f"rows = tl.program_id(0){wide} * {tile.rows} + tl.arange(0, {tile.rows})[:, None]"
-    yield f"columns = tl.program_id(1){wide} * {tile.columns} + tl.arange(0, {tile.columns})[None, :]"
+    across = tile.count_across(space)
+    yield f"block = tl.program_id(0){wide}"
+    yield f"rows = block // {across} * {tile.rows} + tl.arange(0, {tile.rows})[:, None]"
+    yield f"columns = block % {across} * {tile.columns} + tl.arange(0, {tile.columns})[None, :]"
     yield f"inside = (rows < {space.rows}) & (columns < {space.columns})"
     rest = "rows"
     for axis in reversed(range(len(space.sizes) - 1)):

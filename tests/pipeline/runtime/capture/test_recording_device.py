@@ -267,6 +267,23 @@ def live_blocks(device: RecordingDevice) -> set[int]:
     return {block.first for block in blocks if block.is_live and block.pool is None}
 
 
+def test_a_pool_ends_with_its_last_graph(device: RecordingDevice) -> None:
+    """torch fails where a graph is recorded into a pool that no graph uses any more: `use_count > 0`."""
+    pool = device.new_pool()
+    graph = device.record([], pool, ())
+    del graph
+    with pytest.raises(RuntimeError, match="the last graph of this pool is gone"):
+        device.record([], pool, ())
+    program = compile_graph(mixed_graph(), device=device)
+    program.capture(FEED)
+    shared = program.captures.session._pool
+    program.capture({**FEED, "x": device.copy_in(FEED["x"])})
+    assert program.captures.session._pool is shared, "a further graph has the pool of the first one"
+    program.drop_captures()
+    program.replay(FEED)
+    assert program.captures.session._pool is not shared
+
+
 def test_what_is_kept_is_forgotten_with_its_capture(device: RecordingDevice) -> None:
     program = compile_graph(mixed_graph(), device=device)
     order = program.context.states.order

@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.ops.row_programs import INSTRUCTIONS, Input, Program, read_program
+from pipeline.runtime.feeding import SlotPointer
+from pipeline.runtime.feeding import operands as operands_in
+from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.cuda import launch_adam, launch_row_program
 from pipeline.runtime.kernels.cuda.rows import space_of
 from pipeline.runtime.kernels.cuda.source import RowSpace, Tile, join_axes, write_source
@@ -98,8 +101,9 @@ def test_the_text_of_a_kernel() -> None:
     text = write_source(program, space, Tile.for_program(program, space))
     assert text.splitlines() == [
         "def row_program(p0, p1, result):",
-        "    rows = tl.program_id(0) * 4 + tl.arange(0, 4)[:, None]",
-        "    columns = tl.program_id(1) * 8 + tl.arange(0, 8)[None, :]",
+        "    block = tl.program_id(0)",
+        "    rows = block // 1 * 4 + tl.arange(0, 4)[:, None]",
+        "    columns = block % 1 * 8 + tl.arange(0, 8)[None, :]",
         "    inside = (rows < 4) & (columns < 6)",
         "    a0 = rows",
         "    i0 = tl.load(p0 + a0 * 6 + columns * 1, (rows < 4) & (columns < 6), 0.0).to(tl.float32)",
@@ -116,6 +120,22 @@ def test_far_offsets_are_counted_in_64_bits() -> None:
     near, far = (RowSpace((size, 4096), ((4096, 1),)) for size in (2**18, 2**19))
     assert "int64" not in write_source(program, near, Tile.for_program(program, near))
     assert "int64" in write_source(program, far, Tile.for_program(program, far))
+
+
+@pytest.mark.parametrize("text", ["exp(i0)", "sum(i0)"])
+def test_blocks_lie_along_the_one_axis_that_cuda_has_enough_of(text: str) -> None:
+    """2^27 elements in one row for a chain, and in rows for a sum; along the second axis CUDA takes 65,535 blocks."""
+    program = read_program(text)
+    ins, out = [torch.empty(2**15, 4096, device="meta")], torch.empty(2**15, 4096, device="meta")
+    space = space_of(program, ins, out)
+    tile = Tile.for_program(program, space)
+    assert tile.count_blocks(space) * tile.rows * tile.columns == 2**27
+    assert "program_id(1)" not in write_source(program, space, tile)
+
+
+def test_a_chain_over_several_blocks_of_a_row() -> None:
+    x = torch.randn(3, 2 * 1024 + 5)
+    run_both("exp(i0); add(v0, i1)", [x, torch.randn(2 * 1024 + 5)], x.shape, torch.float32)
 
 
 @st.composite
@@ -169,6 +189,24 @@ def test_adam_over_all_parameters(decoupled: bool, largest: bool, maximize: bool
             peer.step()
         launch()
     torch.testing.assert_close(groups[0], [parameter.detach() for parameter in peers], atol=2e-6, rtol=2e-6)
+
+
+def test_adam_reads_gradients_where_a_run_has_pointed_them_at() -> None:
+    """A run writes a large output of its caller into new memory, also where that is a gradient."""
+    groups = [[torch.zeros(3)] for _ in range(3)]
+    gradient, elsewhere = torch.zeros(3), torch.ones(3)
+    step, rate, skip = torch.ones(()), torch.tensor(0.5, dtype=torch.float64), torch.zeros(())
+    attrs = {"beta1": 0.9, "beta2": 0.99, "epsilon": 0.0, "weight_decay": 0, "decoupled": False, "maximize": False}
+    launch = launch_adam(groups, [gradient], step, rate, skip, attrs)
+    assert launch is not None
+    SlotPointer(gradient, operands_of(launch)).point_at(elsewhere)
+    launch()
+    torch.testing.assert_close(groups[0][0], torch.full((3,), -0.5))
+
+
+def operands_of(launch: Launch) -> list[torch.Tensor]:
+    """The tensors in it with three elements, each other than a moment or a parameter."""
+    return [tensor for tensor in operands_in(launch) if tensor.shape == (3,)][1:2]
 
 
 def test_adam_leaves_mixed_dtypes_to_torch() -> None:
