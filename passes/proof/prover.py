@@ -262,5 +262,6 @@ RANDOM: Final = (
 """The error where nothing could be compared; takes the outputs."""
 
 HOLDS_NAN: Final = (
-    "output {!r} of the reference holds NaN, so nothing can be compared with it; check the weights and the input ranges"
+    "output {!r} of the reference holds NaN, so nothing can be compared with it; check the weights and the input "
+    "ranges, or prove by structure alone (proof: structure)"
 )
