@@ -167,12 +167,14 @@ def _find_costly_layer(config_file: Path, budget_s: float, *, as_json: bool) -> 
     """
     from pipeline.console import RunConsole
     from pipeline.quantsim import QuantSim
+    from pipeline.quantsim.parts import PartsQuantSimResult
 
     config = RunConfig.from_yaml(config_file) if config_file.suffix in CONFIG_SUFFIXES else None
     if config is None or config.quantsim is None or config.quantsim.metric is None:
         raise UsageError(f"bisect --metric: found {config_file}, expected a configuration (.yaml) with quantsim.metric")
     with RunConsole(quiet=as_json) as screen:
-        costs = QuantSim(config, None, screen.show, progress=False, costs_budget_s=budget_s).run().report.costs
+        result = QuantSim(config, None, screen.show, progress=False, costs_budget_s=budget_s).run()
+        costs = result.costs if isinstance(result, PartsQuantSimResult) else result.report.costs
     assert costs is not None
     if as_json:
         print_json({"format_version": FORMAT_VERSION, **dataclasses.asdict(costs)})

@@ -62,9 +62,6 @@ def quantsim(
     from pipeline.quantsim.parts import PartsQuantSimResult
     from pipeline.quantsim.report import report_text
 
-    if best is not None:
-        config.refuse_parts("quantsim --best")
-
     screen = RunConsole(verbose=verbose, quiet=quiet or as_json, keep=config.passes.keep)
     found: Best | None = None
     with screen:

@@ -125,7 +125,8 @@ def measure_hessians(folder: Path, names: set[str]) -> Arrays:
     made = [output.name for output in session.get_outputs() if output.name in names]
     found: Arrays = {}
     for sample in read_samples(folder):
-        values = {**sample, **dict(zip(made, session.run(made, sample), strict=True))}
+        arrays = session.run(made, sample) if made else []  # no name would mean all outputs
+        values = {**sample, **dict(zip(made, arrays, strict=True))}
         for name in names:
             rows = values[name].reshape(-1, values[name].shape[-1]).astype(np.float64)
             found[name] = found.get(name, 0.0) + rows.T @ rows

@@ -1,7 +1,8 @@
 """`onnxline quantsim CONFIG --best 4bit`: the algorithms that are there, tried one after the other within a budget.
 
 All trials are judged on the same samples, which no step and no calibration has seen. The winner is the one whose worst
-output has the highest ratio of signal to noise there; its configuration is written as a file of its own.
+output, or whose chain of parts, has the highest ratio of signal to noise there; its configuration is written as a file
+of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pipeline.config import FormatsConfig, QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer
 from pipeline.quantsim.optimizers import SeqMse
+from pipeline.quantsim.parts import PartsQuantSimResult
 from pipeline.quantsim.preparation import prepare_config
 from pipeline.quantsim.report import QuantSimResult
 from pipeline.quantsim.run import QuantSim
@@ -28,7 +30,7 @@ from pipeline.quantsim.run import QuantSim
 BEST: Final = "best.yaml"
 """The configuration of the winner, next to the files of its run."""
 
-TITLE: Final = "# Chosen by onnxline quantsim --best, for its worst output on samples that were held out, among"
+TITLE: Final = "# Chosen by onnxline quantsim --best, for its result on samples that were held out, among"
 
 EVERYTHING: Final = "op:*"
 
@@ -77,7 +79,8 @@ class Best:
 
     def lines(self) -> Iterator[str]:
         """The table, and a sentence on the winner."""
-        head = ("weights", "steps", "worst output, held out", "weights", "time")
+        what = "chain" if isinstance(self.result, PartsQuantSimResult) else "worst output"
+        head = ("weights", "steps", f"{what}, held out", "weights", "time")
         rows = [head, *(trial.row() for trial in self.trials)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
@@ -176,12 +179,17 @@ def run_trial(
         raise
     except OnnxlineError as error:
         return replace(trial, why=str(error).partition("\n")[0], seconds=time.perf_counter() - begun), None
-    failed = next((step for step in result.report.optimized if step.status == "failed"), None)
+    reports = [part.report for part in result.parts.values()] if isinstance(result, PartsQuantSimResult) else []
+    steps = (step for report in reports or [result.report] for step in report.optimized)
+    failed = next((step for step in steps if step.status == "failed"), None)
     seconds = time.perf_counter() - begun
     if failed is not None:
         return replace(trial, why=f"{failed.name} failed: {failed.reason}", seconds=seconds), result
-    ratio = min((noise.sqnr_db for noise in result.report.outputs.values()), default=math.inf)
-    size = result.report.quantized_weight_bytes
+    if isinstance(result, PartsQuantSimResult):
+        ratio, size = result.chain.noise.sqnr_db if result.chain else math.inf, result.quantized_weight_bytes
+    else:
+        ratio = min((noise.sqnr_db for noise in result.report.outputs.values()), default=math.inf)
+        size = result.report.quantized_weight_bytes
     return replace(trial, sqnr_db=ratio, weight_bytes=size, seconds=seconds), result
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from passes.suggest import plural
 from pipeline.config import QuantSimConfig
 from pipeline.errors import UsageError
-from pipeline.parts.sessions import Step
+from pipeline.parts.sessions import PAST_PREFIX, Step
 from pipeline.quantsim.chains import LENGTH, ChainResult, PartsChain
 from pipeline.quantsim.samples import KEY, Feeds, Samples
 
@@ -52,6 +52,8 @@ def record(
     wanted: Mapping[str, int],
     observers: Mapping[str, Callable[[Feeds], object]] = MappingProxyType({}),
     progress: Callable[[int, int], object] = lambda *_: None,
+    *,
+    holds_out: bool = False,
 ) -> ChainRecord:
     """Run the chain, and write calls of each part into files of `folder`, until there are as many as wanted.
 
@@ -62,24 +64,44 @@ def record(
         wanted: part → how many calls are written.
         observers: part → what is called with the inputs of each call of it, also of those that are not written.
         progress: called after each subject, with its number and how many there are at most.
+        holds_out: the subjects whose results are compared give no samples, and their calls have files apart. Then
+            texts are also read at once, for algorithms that need many tokens.
 
     Raises:
-        UsageError: there is no subject, or the chain has not called a part.
+        UsageError: there is no subject, or none but those that are held out, or the chain has not called a part.
     """
-    subjects = list(islice(chain.subjects(), max(*wanted.values(), COMPARED)))
+    subjects = list(islice(chain.subjects(), max(*wanted.values(), COMPARED) + COMPARED * holds_out))
     if not subjects:
         raise UsageError(f"{KEY}: found no {chain.noun} in the data, expected one at least: {chain.expected}")
+    if holds_out and len(subjects) == 1:
+        raise UsageError(
+            f"{KEY}: found 1 sample, expected two at least: the steps of quantsim.optimize see one, and are judged on "
+            "another"
+        )
+    held = min(COMPARED, -(-len(subjects) // 4)) if holds_out else 0
     recorder = _SampleWriter(steps, folder, wanted, observers)
     run, cases = chain.open({part: partial(recorder.call, part) for part in steps}), list[tuple[Any, ChainResult]]()
-    for subject in subjects[:COMPARED]:
+    for subject in subjects[: held or COMPARED]:
         cases.append((subject, run(subject, LENGTH, ())))  # without keeping a call: this says how many there are
-    recorder.begin(0)
-    for number, subject in enumerate(subjects):
+    recorder.set_strides(len(cases))
+
+    def read_whole(subject: Any, found: ChainResult, kind: str) -> None:
+        if found.tokens and (whole := chain.extend(subject, found.tokens[:-1])) is not None:
+            recorder.begin(0, kind)
+            run(whole, 1, ())
+
+    for number, subject in enumerate(subjects[:held]):
+        recorder.begin(number, HELD)
+        run(subject, LENGTH, ())
+        read_whole(subject, cases[number][1], TEXT + HELD)
+    for number, subject in enumerate(subjects[held:]):
         if recorder.is_full:
             break
-        run(subject, LENGTH, ())
-        recorder.begin(number + 1)
-        progress(number + 1, len(subjects))
+        recorder.begin(number)
+        found = run(subject, LENGTH, ())
+        if holds_out:
+            read_whole(subject, found, TEXT)
+        progress(number + 1, len(subjects) - held)
     missing = next((part for part, found in recorder.counts.items() if not found), None)
     if missing is not None:
         raise UsageError(
@@ -103,36 +125,55 @@ class _SampleWriter:
         observers: Mapping[str, Callable[[Feeds], object]],
     ) -> None:
         self._steps, self._folder, self._wanted, self._observers = steps, folder, wanted, observers
-        self.counts, self.seen = dict.fromkeys(steps, 0), dict.fromkeys(steps, 0)
+        self._counts = {kind: dict.fromkeys(steps, 0) for kind in ("", HELD, TEXT, TEXT + HELD)}
+        self.seen = dict.fromkeys(steps, 0)
         self._places = dict.fromkeys(steps, 0)
         self._strides: dict[str, int] = {}
-        self._number = 0
+        self._number, self._kind = 0, ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Part → how many samples of it there are."""
+        return self._counts[""]
 
     @property
     def is_full(self) -> bool:
         return all(found >= self._wanted[part] for part, found in self.counts.items())
 
-    def begin(self, number: int) -> None:
-        """Begin the subject `number`; the calls of a part that there were for those before it say the strides."""
-        if not number:
-            self._strides = {part: max(1, calls // (COMPARED * KEPT)) for part, calls in self._places.items()}
-        self._number, self._places = number, dict.fromkeys(self._steps, 0)
+    def set_strides(self, subjects: int) -> None:
+        """Keep about `KEPT` calls of a part for a subject, by the calls that there were for so many of them."""
+        self._strides = {part: max(1, calls // (subjects * KEPT)) for part, calls in self._places.items()}
+
+    def begin(self, number: int, kind: str = "") -> None:
+        """Begin the subject `number`; observers see the calls of samples alone."""
+        self._number, self._kind, self._places = number, kind, dict.fromkeys(self._steps, 0)
 
     def call(self, part: str, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        place, stride, count = self._places[part], self._strides.get(part), self.counts[part]
-        if stride and place % stride == self._number % stride and count < self._wanted[part]:
+        place, stride, counts = self._places[part], self._strides.get(part), self._counts[self._kind]
+        is_chosen = stride and place % stride == self._number % stride
+        if self._kind.startswith(TEXT):
+            is_chosen = any(name.startswith(PAST_PREFIX) for name in feeds)
+        if is_chosen and counts[part] < self._wanted[part]:
             arrays: dict[str, Any] = dict(feeds)
-            np.savez_compressed(self._folder / _file_name(part, count), **arrays)  # much of a cache is zeros
-            self.counts[part] += 1
-        if self._strides and part in self._observers:
+            file = self._folder / _file_name(part, self._kind, counts[part])
+            np.savez_compressed(file, **arrays)  # much of a cache is zeros
+            counts[part] += 1
+        if self._strides and part in self._observers and not self._kind:
             self._observers[part](dict(feeds))
             self.seen[part] += 1
         self._places[part] += 1
         return self._steps[part](feeds)
 
 
-def _file_name(part: str, place: int) -> str:
-    return f"{part}.{place:05}.npz"
+HELD: Final = "held."
+TEXT: Final = "text."
+"""Kinds of calls that are no samples: those that are held out, and those of parts with a cache that read a text at
+once. A mask hides later tokens there, which it does not where a decoder reads token by token; so these calls are for
+algorithms that round weights, and no ranges are measured on them."""
+
+
+def _file_name(part: str, kind: str, place: int) -> str:
+    return f"{part}.{kind}{place:05}.npz"
 
 
 class ChainSamples(Samples):
@@ -140,24 +181,49 @@ class ChainSamples(Samples):
 
     Args:
         known: what tells other models from these.
+        holds_out: whether calls are judged that are no samples, as `record` was asked for.
     """
 
     def __init__(
-        self, settings: QuantSimConfig, chain: PartsChain, folder: Path, part: str, known: Sequence[object]
+        self,
+        settings: QuantSimConfig,
+        chain: PartsChain,
+        folder: Path,
+        part: str,
+        known: Sequence[object],
+        *,
+        holds_out: bool = False,
     ) -> None:
         super().__init__(settings, (), None)
         self._chain, self._folder, self._part, self._known = chain, folder, part, known
+        self._holds_out = holds_out
 
     def first(self, count: int) -> Iterator[Feeds]:
+        return self._read("", count)
+
+    def judged(self, count: int) -> Iterator[Feeds]:
+        return self._read(HELD * self._holds_out, count)
+
+    def optimized(self) -> Iterator[Feeds]:
+        return self._read(self._kind_of_text(""), self.fitted)
+
+    def optimized_judged(self, count: int) -> Iterator[Feeds]:
+        return self._read(self._kind_of_text(HELD), count)
+
+    def _kind_of_text(self, kind: str) -> str:
+        has_text = (self._folder / _file_name(self._part, TEXT + kind, 0)).is_file()
+        return TEXT * has_text + kind
+
+    def _read(self, kind: str, count: int) -> Iterator[Feeds]:
         for place in range(count):
-            file = self._folder / _file_name(self._part, place)
+            file = self._folder / _file_name(self._part, kind, place)
             if not file.is_file():
                 return
             with np.load(file) as arrays:
                 yield dict(arrays)
 
     def identity(self) -> list[object]:
-        return [*self._chain.identity(), self._part, *self._known]
+        return [*self._chain.identity(), self._part, self._holds_out, *self._known]
 
     @property
     def may_change(self) -> bool:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -112,6 +112,10 @@ class PartsChain(ABC):
     def vocabulary(self) -> int:
         return read_settings(self.models).get("vocab_size") or 2
 
+    def extend(self, subject: Any, _tokens: Sequence[int]) -> Any:
+        """The subject with a text after it, which a decoder reads at once; None where the chain reads no text."""
+        return None
+
     def identity(self) -> list[object]:
         """What tells other subjects from these."""
         return [*Samples(QuantSimConfig(calibration=self.calibration), (), None).identity(), LENGTH, PROMPT]
@@ -140,6 +144,9 @@ class PartsChain(ABC):
 
 TOKENS: Final = "input_ids"
 
+WRITTEN: Final = "decoder_input_ids"
+"""What a decoder has written already, in a subject of an encoder and a decoder."""
+
 PROMPTS: Final = InputSpec(TOKENS, ("batch", "length"), "int64", 0, 0)
 
 
@@ -162,6 +169,9 @@ class TextChain(PartsChain):
         size = max(PROMPT, self.text.chunk + 1) if self.text.is_static else PROMPT
         while True:
             yield generator.integers(0, self.vocabulary, size).tolist()
+
+    def extend(self, subject: list[int], tokens: Sequence[int]) -> list[int]:
+        return [*subject, *tokens]
 
     def open(self, steps: Mapping[str, Step]) -> Run:
         return partial(self._read, TextReader(self.text, CarriedStates(self.text, lambda path: steps[path.stem])))
@@ -195,6 +205,9 @@ class Seq2SeqChain(PartsChain):
             else:
                 yield {spec.name: generator.standard_normal(shape, np.float32)}
 
+    def extend(self, subject: Feeds, tokens: Sequence[int]) -> Feeds:
+        return {**subject, WRITTEN: np.array(tokens, np.int64)}
+
     def open(self, steps: Mapping[str, Step]) -> Run:
         start = read_settings(self.models).get("start", 0)
         return partial(self._read, Seq2SeqReader(self.models, lambda path: steps[path.stem]), start)
@@ -203,7 +216,7 @@ class Seq2SeqChain(PartsChain):
         reader.encode(source)
         config = json.loads((self.models / CONFIG).read_text(encoding="utf-8"))
         limit = config.get("max_target_positions") or config.get("max_position_embeddings") or most
-        return read_greedily(reader, [start], min(most, limit), text)
+        return read_greedily(reader, [start, *source.get(WRITTEN, ())], min(most, limit), text)
 
 
 class ImageTextChain(PartsChain):
@@ -232,6 +245,11 @@ class ImageTextChain(PartsChain):
             words[words == image.token] = 0
             ids = np.insert(words, 2, [image.token] * image.count)[None]
             yield {PIXELS: generator.standard_normal(pixels, np.float32), TOKENS: ids.astype(np.int64)}
+
+    def extend(self, subject: Feeds, tokens: Sequence[int]) -> Feeds:
+        image = ImageTokens.of(self.models).token  # a written one has no image
+        words = list(takewhile(lambda token: token != image, tokens))
+        return {**subject, TOKENS: np.append(subject[TOKENS], [words], axis=1).astype(np.int64)}
 
     def open(self, steps: Mapping[str, Step]) -> Run:
         return partial(self._read, ImageTextReader(self.models, lambda path: steps[path.stem]))

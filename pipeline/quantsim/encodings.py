@@ -7,6 +7,7 @@ calibrated ones, every tensor that is to be quantized has one there, or is named
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
+from passes.encodings.aimet import WITHOUT_QUANTIZER, AimetVersion, aimet_text, is_listed
 from passes.encodings.encoding import (
     BIAS,
     LPBQ_SCALES,
@@ -370,3 +372,24 @@ def _adopt(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> PlacedSite:
     if encoding is not None:
         return replace(placed, precision=encoding.precision, asked=None)
     return replace(placed, precision=None, reason=placed.reason or "its weight has a scale for each block")
+
+
+def encodings_text(
+    model: DetachedModel, encodings: Mapping[str, Encoding], version: AimetVersion
+) -> tuple[str, tuple[str, ...]]:
+    """The file of AIMET's, and a sentence for each format that it leaves out.
+
+    Args:
+        model: in float.
+        encodings: by tensor.
+        version: of AIMET's format.
+    """
+    moved = {name for node in model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER for name in node.output}
+    own = {name: encoding for name, encoding in encodings.items() if name not in moved}
+    listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
+    left = Counter(str(own[name].precision) for name in own.keys() - listed.keys())
+    notes = (
+        f"leaves {plural(count, 'tensor')} of {what} out, for which version {version} of AIMET's files has no form"
+        for what, count in left.items()
+    )
+    return aimet_text(listed, {tensor.name for tensor in model.proto.graph.initializer}, version), tuple(notes)

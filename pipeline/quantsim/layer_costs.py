@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,14 +11,14 @@ from passes.provenance.annotations import module_path_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.encodings import Encoding
-from pipeline.quantsim.metric import TaskMetric
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import Layer, find_layers
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """A layer, and the metric of the model in which it alone is quantized. `sqnr_db` is its estimated sensitivity."""
+    """A layer, and the metric of the model in which it alone is quantized. `sqnr_db` is its estimated sensitivity, and
+    `part` the part of a run that it is in."""
 
     layer: str
     op: str
@@ -25,6 +26,11 @@ class LayerCost:
     value: float
     loss: float
     sqnr_db: float | None
+    part: str = ""
+
+    def __str__(self) -> str:
+        own = ", ".join(filter(None, (self.op, self.part, self.module)))
+        return f"{self.layer} ({own})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,56 +52,92 @@ class LayerCosts:
             yield f"{metric}; no layer alone costs any of it"
         else:
             yield (
-                f"{metric}; {worst.layer} ({worst.op}{worst.module and f', {worst.module}'}) costs it most: "
+                f"{metric}; {worst} costs it most: "
                 f"{worst.value:.4f} with it alone quantized, {self.without_worst:.4f} with it in float and all else "
                 "quantized"
             )
         for cost in self.costs:
             own = "" if cost.sqnr_db is None else f", sensitivity {cost.sqnr_db:.1f} dB"
-            yield f"  {cost.value:.4f}  {cost.layer} ({cost.op}{cost.module and f', {cost.module}'}){own}"
+            yield f"  {cost.value:.4f}  {cost}{own}"
         if self.untried:
             yield f"  {plural(self.untried, 'layer')} not tried: the time was up (--budget-s)"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CostedModel:
+    """A float model with the encodings of all its quantized tensors; `sensitivity`: layer, by its output → dB."""
+
+    model: DetachedModel
+    encodings: Mapping[str, Encoding]
+    sensitivity: Mapping[str, float]
+
+    def quantize(self, names: Iterable[str]) -> DetachedModel:
+        """The model with these tensors quantized."""
+        wanted = set(names)
+        return insert_qdq(self.model, {name: encoding for name, encoding in self.encodings.items() if name in wanted})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostMetric:
+    """A metric of the task. `rate` gives its value with some models quantized, by name; the others are in float."""
+
+    name: str
+    float_value: float
+    rate: Callable[[Mapping[str, DetachedModel]], float]
+    loss: Callable[[float], float]
+
+
 def measure_costs(
-    model: DetachedModel,
-    encodings: Mapping[str, Encoding],
-    metric: TaskMetric,
-    sensitivity: Mapping[str, float],
+    models: Mapping[str, CostedModel],
+    metric: CostMetric,
     budget_s: float,
     note: Callable[[int, int], object] = lambda *_: None,
+    *,
+    are_alike: bool = False,
 ) -> LayerCosts:
-    """Rate the model with each layer alone quantized, the most sensitive first, until the time is up.
+    """Rate the models with each layer alone quantized, the most sensitive first, until the time is up.
 
     Args:
-        sensitivity: layer, by its output → dB; layers that are not in it come last.
+        models: by name; a model by itself has the name "".
+        metric: what is rated.
+        budget_s: seconds after which no further layer is tried; one layer is tried in any case.
+        note: called after each layer, with how many are done and how many there are.
+        are_alike: the models have layers in common, by name, which are quantized together. Layers that the sensitivity
+            does not know come last.
     """
-    layers = sorted(find_layers(model, encodings), key=lambda layer: sensitivity.get(layer.output, float("inf")))
+    layers = {name: find_layers(entry.model, entry.encodings) for name, entry in models.items()}
+    units: dict[object, list[tuple[str, Layer]]] = {}
+    for name, own in layers.items():
+        for layer in own:
+            units.setdefault(layer.output if are_alike else (name, layer.output), []).append((name, layer))
+
+    def sensitivity_of(unit: list[tuple[str, Layer]]) -> float:
+        return min(models[name].sensitivity.get(layer.output, math.inf) for name, layer in unit)
+
+    ranked = sorted(units.values(), key=sensitivity_of)
     begun = time.perf_counter()
-    costs: list[LayerCost] = []
-    for layer in layers:
-        if costs and time.perf_counter() - begun > budget_s:
+    found: list[tuple[LayerCost, list[tuple[str, Layer]]]] = []
+    for unit in ranked:
+        if found and time.perf_counter() - begun > budget_s:
             break
-        value = metric.rate(insert_qdq(model, _only(encodings, layer.tensors())))
-        place, name = module_path_of(layer.nodes[0]), layer.output
+        value = metric.rate({name: models[name].quantize(layer.tensors()) for name, layer in unit})
+        known = sensitivity_of(unit)
+        node, part = unit[0][1].nodes[0], " and ".join(name for name, _ in unit)
+        place = module_path_of(node)
         module = place.paths[-1] if place and place.paths else ""
-        op = layer.nodes[0].op_type
-        costs.append(LayerCost(name, op, module, value, metric.loss(value), sensitivity.get(name)))
-        note(len(costs), len(layers))
-    costs.sort(key=lambda cost: -cost.loss)  # stable: of equal ones the most sensitive comes first
-    whole = metric.rate(insert_qdq(model, encodings))
-    without = whole
-    if costs:
-        worst = next(layer for layer in layers if layer.output == costs[0].layer)
-        own = _tensors_of_one(worst, layers)
-        without = metric.rate(insert_qdq(model, _only(encodings, encodings.keys() - own)))
-    left = len(layers) - len(costs)
-    return LayerCosts(metric.name, metric.float_value, whole, tuple(costs), left, without)
-
-
-def _only(encodings: Mapping[str, Encoding], names: Iterable[str]) -> dict[str, Encoding]:
-    wanted = set(names)
-    return {name: encoding for name, encoding in encodings.items() if name in wanted}
+        ratio = known if math.isfinite(known) else None
+        cost = LayerCost(unit[0][1].output, node.op_type, module, value, metric.loss(value), ratio, part)
+        found.append((cost, unit))
+        note(len(found), len(ranked))
+    found.sort(key=lambda entry: -entry[0].loss)  # stable: of equal ones the most sensitive comes first
+    left = {name: set(entry.encodings) for name, entry in models.items()}
+    whole = without = metric.rate({name: entry.quantize(left[name]) for name, entry in models.items()})
+    if found:
+        for name, layer in found[0][1]:
+            left[name] -= _tensors_of_one(layer, layers[name])
+        without = metric.rate({name: entry.quantize(left[name]) for name, entry in models.items()})
+    costs = tuple(cost for cost, _ in found)
+    return LayerCosts(metric.name, metric.float_value, whole, costs, len(ranked) - len(costs), without)
 
 
 def _tensors_of_one(layer: Layer, layers: Iterable[Layer]) -> set[str]:

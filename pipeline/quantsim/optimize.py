@@ -27,6 +27,8 @@ from passes.graph.op_facts import BIAS, BIASED, MATRIX_PRODUCTS
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
+from passes.weights.split_run import names_computed_in_numpy
+from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import measure_noise, sqnr_db
 from pipeline.quantsim.optimizers import BiasCorrection, Optimizer
@@ -53,8 +55,8 @@ class OptimizedLayer:
 
 @dataclass(frozen=True, slots=True)
 class OptimizedStep:
-    """What a step did. `outputs` are the least ratios of the model's outputs before and after it; `left`: weight → why
-    the step does not take it."""
+    """What a step did. `outputs_db` are the least ratios of the model's outputs before and after it, or those of the
+    chain of parts; `left`: weight → why the step does not take it."""
 
     name: str
     status: str
@@ -77,7 +79,8 @@ class OptimizedStep:
             parts.append(f"{plural(len(self.left), 'weight')} left, such as {name}: {why}")
         if self.outputs_db:
             before, after = self.outputs_db
-            parts.append(f"outputs {before:.2f} → {after:.2f} dB")
+            undone = f", so it is undone: {self.reason}" if self.status == "reverted" and after < before else ""
+            parts.append(f"outputs {before:.2f} → {after:.2f} dB{undone}")
         return f"optimize {self.name} ({self.release}): {'; '.join(parts)}; {self.seconds:.1f} s"
 
 
@@ -129,6 +132,7 @@ class Optimization:
         encodings: of the weights alone, by min-max; `select_weights` gives them.
         held_out: gives the samples that no step sees, anew with each call.
         rate: gives the least ratio of the outputs in dB with what was chosen.
+        must_not_fall: whether a step by which `rate` falls is undone, as where it is that of a chain of parts.
         folder: for the float model and the samples that the libraries see, which lie there.
     """
 
@@ -138,6 +142,7 @@ class Optimization:
     held_out: Callable[[], Iterable[Feeds]]
     rate: Callable[[Chosen], float]
     folder: Path
+    must_not_fall: bool = False
 
     def run(
         self,
@@ -159,9 +164,13 @@ class Optimization:
             observer(step.name, done)
             begun = time.perf_counter()
             try:
-                chosen, row = self._run_step(step, chosen)
-                before, rated = rated, self.rate(chosen) if row.status == "ran" else rated
-                row = replace(row, outputs_db=(before, rated))
+                found, row = self._run_step(step, chosen)
+                before, after = rated, self.rate(found) if row.status == "ran" else rated
+                row = replace(row, outputs_db=(before, after))
+                if self.must_not_fall and after < before:
+                    row = replace(row, status="reverted", reason="the chain is worse by it")
+                else:
+                    chosen, rated = found, after
             except StepFailed as failure:
                 row = OptimizedStep(step.name, "failed", str(failure))
             rows.append(replace(row, seconds=time.perf_counter() - begun))
@@ -268,6 +277,19 @@ class Optimization:
             self.model, chosen.encodings, steps, self.held_out(), tuned=chosen.tune(self.model), has_total=False
         )
         return {name: found.local / (found.signal or 1.0) for name, found in noise.items()}
+
+
+def refuse_numpy_operators(model: DetachedModel) -> None:
+    """Refuse a model that onnxruntime does not run by itself, as the libraries do.
+
+    Raises:
+        UsageError: naming an operator.
+    """
+    for name in names_computed_in_numpy(model.proto):
+        raise UsageError(
+            f"quantsim.optimize: the algorithms run the model on onnxruntime, and {name} has a reference in numpy "
+            "alone; give its CustomOp a `shared_library` with a kernel, or leave `optimize` out"
+        )
 
 
 def find_weights(

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural
 from passes.visible import json_text
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save_together
@@ -35,11 +35,13 @@ from pipeline.quantsim.chain_noise import TITLES, ChainJudge, ChainNoise, Quanti
 from pipeline.quantsim.chain_record import ChainSamples, record
 from pipeline.quantsim.chains import PartsChain, open_chain
 from pipeline.quantsim.encodings import Range
+from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import MetricResult
+from pipeline.quantsim.optimize import Chosen, refuse_numpy_operators
 from pipeline.quantsim.report import QuantSimResult, page_data, to_json_data
 from pipeline.quantsim.shared_values import SharedValues
 from pipeline.quantsim.stages import Simulation
-from pipeline.quantsim.suggest import MetricTarget, Placements, Suggestion, suggest, suggestion_text
+from pipeline.quantsim.suggest import MetricTarget, Placements, Suggestion, suggest, suggestion_text, weight_bytes
 from pipeline.report import ChainQuantization
 from pipeline.stages.report import (
     ENCODINGS,
@@ -51,6 +53,9 @@ from pipeline.stages.report import (
 from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.workspace import Workspace
 
+ALIKE: Final = ("prefill", "decode")
+"""Parts that are one module for other numbers of tokens, over one set of weights."""
+
 METRIC: Final = "token-agreement"
 """The metric of a chain that writes text: the part of its greedy tokens that the parts in float write too."""
 
@@ -61,12 +66,17 @@ class PartsQuantSimResult(QuantSimResult):
 
     chain: None where nothing is run.
     metric: of the chain, where `quantsim.metric` names it.
+    costs: what each layer costs that metric, where that was asked for.
+    weight_bytes, quantized_weight_bytes: of the constants of all parts; what parts share is counted once.
     """
 
     parts: Mapping[str, QuantSimResult] = field(default_factory=dict)
     chain: QuantizedChain | None = None
     suggestion: Suggestion | None = None
     metric: MetricResult | None = None
+    costs: LayerCosts | None = None
+    weight_bytes: int = 0
+    quantized_weight_bytes: int = 0
 
     def chain_lines(self, most: int | None) -> Iterator[str]:
         """What the chain says, of its `most` worst layers."""
@@ -76,6 +86,9 @@ class PartsQuantSimResult(QuantSimResult):
             yield str(self.metric)
         if self.suggestion is not None:
             yield from suggestion_text(self.suggestion).splitlines()
+        if self.weight_bytes:
+            before, after = bytes_text(self.weight_bytes), bytes_text(self.quantized_weight_bytes)
+            yield f"weights of all parts: {before} → {after}"
 
     def chain_page(self) -> ChainQuantization | None:
         """What the page of the run shows; None where nothing is run."""
@@ -127,17 +140,25 @@ def check_settings_of_parts(config: RunConfig) -> dict[str, QuantSimConfig]:
                 f"parts.{name}.quantsim.calibration: the calls of all parts are those of one chain; expected data, "
                 "args and seed under quantsim"
             )
-        if settings.optimize:
+        if settings.optimize != whole.optimize and config.model.parts == ALIKE:
             raise UsageError(
-                "quantsim.optimize: found steps for a run in parts, each of which would get other weights by them; "
-                f"leave them out, or name one part: --set model.part={name}"
+                f"parts.{name}.quantsim.optimize: prefill and decode share their weights, which are rounded once; "
+                "expected it under quantsim"
             )
         found[name] = settings.model_copy(update={"suggest": None, "metric": None})
     return found
 
 
-def simulate_parts(config: RunConfig, before: PartsResult, notes: Sequence[str], show: Observer) -> PartsQuantSimResult:
-    """Simulate all parts of a run that ended well.
+def simulate_parts(
+    config: RunConfig,
+    before: PartsResult,
+    notes: Sequence[str],
+    show: Observer,
+    *,
+    holds_out: bool = False,
+    costs_budget_s: float | None = None,
+) -> PartsQuantSimResult:
+    """Simulate all parts of a run that ended well; `holds_out` and `costs_budget_s` are those of `QuantSim`.
 
     Raises:
         UsageError, CheckFailed: as for `QuantSim.run`.
@@ -155,7 +176,14 @@ def simulate_parts(config: RunConfig, before: PartsResult, notes: Sequence[str],
         if why:
             found = {name: simulation.place_only(why) for name, simulation in simulations.items()}
             return PartsQuantSimResult(before.folder, next(iter(found.values())).report, (), parts=found)
-        return PartsSimulation(config, before, settings, models, simulations, show).run()
+        for name, model in models.items():
+            if settings[name].optimize:
+                refuse_numpy_operators(model)
+        holds_out |= any(known.optimize for known in settings.values())
+        if holds_out:
+            show(Note("quantsim: ranges and steps are fitted to some samples, and all is judged on others"))
+        chosen = PartsSimulation(config, before, settings, models, simulations, show, holds_out, costs_budget_s)
+        return chosen.run()
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +196,8 @@ class PartsSimulation:
     models: Mapping[str, DetachedModel]
     simulations: Mapping[str, Simulation]
     show: Observer
+    holds_out: bool
+    costs_budget_s: float | None
 
     def run(self) -> PartsQuantSimResult:
         workspace, chain = Workspace(self.before.folder), open_chain(self.config, self.before)
@@ -179,7 +209,7 @@ class PartsSimulation:
         steps = {name: Session.of(model).run for name, model in self.models.items()}
         with tempfile.TemporaryDirectory(dir=workspace.scratch) as folder:
             samples, judge = self._record(chain, steps, Path(folder))  # the calls of each part, and ranges
-            found = self._finish(samples, shared)
+            found = self._finish(samples, shared, judge)
         write_quantized(chain, {name: result.folder / QUANTIZED_MODEL for name, result in found.items()}, workspace)
         if chain.is_alike:
             write_joined([result.folder / ENCODINGS for result in found.values()], workspace)
@@ -187,6 +217,10 @@ class PartsSimulation:
             quantized = {name: simulation.quantized for name, simulation in self.simulations.items()}
             rated = rate_chain(judge, quantized, {name: result.report for name, result in found.items()})
             details.append(rated.noise.sentence)
+        sizes = [
+            weight_bytes(self.models[name], simulation.placement, shared.stored_before(name))
+            for name, simulation in self.simulations.items()
+        ]
         result = PartsQuantSimResult(
             workspace.folder,
             next(iter(found.values())).report,
@@ -195,6 +229,9 @@ class PartsSimulation:
             chain=rated,
             suggestion=self._suggest(judge, rated, shared),
             metric=self._rate(rated.noise, judge.subjects),
+            costs=self._measure_costs(judge, rated, shared),
+            weight_bytes=sum(before for before, _ in sizes),
+            quantized_weight_bytes=sum(after for _, after in sizes),
         )
         workspace.write_text(QUANTIZATION_REPORT, json_text(result.to_json(), indent=1) + "\n")
         if (page := result.chain_page()) is not None:
@@ -211,12 +248,15 @@ class PartsSimulation:
             for model in self.models.values()
         ]
         identity.append(wanted)
-        samples = {name: ChainSamples(known, chain, folder, name, identity) for name, known in self.settings.items()}
+        samples = {
+            name: ChainSamples(known, chain, folder, name, identity, holds_out=self.holds_out)
+            for name, known in self.settings.items()
+        }
         with self._stage("calibrate") as details:
             opened = {
                 name: simulation.open_calibration(samples[name])
                 for name, simulation in self.simulations.items()
-                if not self.settings[name].encodings_from
+                if simulation.needs_ranges
             }
             recording = record(
                 chain,
@@ -225,14 +265,17 @@ class PartsSimulation:
                 wanted,
                 {name: found.measurement.add for name, found in opened.items()},
                 lambda done, count: self.show(Progress("calibrate", f"{chain.noun} {done}", done, count)),
+                holds_out=self.holds_out,
             )
             for name, found in opened.items():
                 self.simulations[name].take_ranges(found, samples[name])
             details += [f"{plural(found, 'call')} of {name}" for name, found in recording.seen.items()]
         return samples, ChainJudge(chain, steps, recording.cases)
 
-    def _finish(self, samples: Mapping[str, ChainSamples], shared: SharedValues) -> dict[str, QuantSimResult]:
-        """Simulate each part, with one range for what parts share."""
+    def _finish(
+        self, samples: Mapping[str, ChainSamples], shared: SharedValues, judge: ChainJudge
+    ) -> dict[str, QuantSimResult]:
+        """Simulate each part, with one range for what parts share, and the roundings of the first for their weights."""
         placements = {name: simulation.placement for name, simulation in self.simulations.items()}
         ranges: dict[str, dict[str, Range]] = {}
         if not any(known.encodings_from for known in self.settings.values()):
@@ -241,7 +284,21 @@ class PartsSimulation:
             ranges = self._ranges(placements, shared)
         found: dict[str, QuantSimResult] = {}
         for name, simulation in self.simulations.items():
-            found[name] = simulation.finish(samples[name], ranges.get(name))
+            chosen = None
+            if found and shared.are_alike and self.settings[name].optimize:
+                chosen = shared.keep(next(iter(self.simulations.values())).chosen)
+
+            def rate(chosen: Chosen, name: str = name) -> float:
+                members = self.models if shared.are_alike else [name]
+                quantized = {
+                    member: self.simulations[member].quantize(
+                        placements[member], ranges[member], chosen if member == name else shared.keep(chosen)
+                    )
+                    for member in members
+                }
+                return judge.compare(quantized).sqnr_db
+
+            found[name] = simulation.finish(samples[name], ranges.get(name), chosen, rate)
             part = self.before.parts[name]
             save_quantization(page_data(found[name].report), part.report, Workspace(part.folder))
             write_page(part.report, part.optimize.pictures, Workspace(part.folder))
@@ -250,6 +307,27 @@ class PartsSimulation:
     def _ranges(self, placements: Placements, shared: SharedValues) -> dict[str, dict[str, Range]]:
         ranges = {name: self.simulations[name].ranges(placement) for name, placement in placements.items()}
         return shared.join(ranges, placements)
+
+    def _measure_costs(self, judge: ChainJudge, rated: QuantizedChain, shared: SharedValues) -> LayerCosts | None:
+        """What each layer alone costs the metric of the chain; None where that is not asked for."""
+        if self.costs_budget_s is None:
+            return None
+        ratios: dict[str, dict[str, float]] = {name: {} for name in self.models}
+        for row in rated.layers:
+            ratios[row.part][row.layer] = row.sqnr_db
+        with self._stage("layers") as details:
+            found = measure_costs(
+                {
+                    name: CostedModel(simulation.tuned, simulation.encodings, ratios[name])
+                    for name, simulation in self.simulations.items()
+                },
+                CostMetric(METRIC, 1.0, lambda models: judge.compare(models).agreement, lambda value: 1.0 - value),
+                self.costs_budget_s,
+                lambda done, count: self.show(Progress("layers", f"layer {done}", done, count)),
+                are_alike=shared.are_alike,
+            )
+            details.append(plural(len(found.costs), "layer"))
+        return found
 
     def _rate(self, noise: ChainNoise, subjects: int) -> MetricResult | None:
         """The metric of the chain, which is 1 in float; None where none is named."""

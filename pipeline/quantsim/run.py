@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from passes.custom_ops import declare_ops
 from passes.suggest import plural
 from passes.weights.detached import read_model
-from passes.weights.split_run import names_computed_in_numpy
 from pipeline.argument_checks import FLAG, FUNCTION, NUMBER, PATH, a, expects
 from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
@@ -18,6 +17,7 @@ from pipeline.export.load import read_onnx_file
 from pipeline.export.source import InputSpec
 from pipeline.parts import PartsResult
 from pipeline.quantsim.metric import check_metric
+from pipeline.quantsim.optimize import refuse_numpy_operators
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.parts import check_settings_of_parts, simulate_parts
 from pipeline.quantsim.placement import refuse_quantized_activations
@@ -110,7 +110,11 @@ class QuantSim:
         before = pipeline.run()
         notes = (*conversion, *describe_run(before, config))
         if isinstance(before, PartsResult):
-            return simulate_parts(config, before, notes, show)
+            result = simulate_parts(
+                config, before, notes, show, holds_out=self._holds_out, costs_budget_s=self._costs_budget_s
+            )
+            self._check_steps(result.parts.values())
+            return result
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
             try:
@@ -125,10 +129,13 @@ class QuantSim:
                 raise
             save_quantization(page_data(result.report), before.report, workspace)
             write_page(before.report, before.optimize.pictures, workspace)
-            failed = [step for step in result.report.optimized if step.status == "failed"]
-            if failed and config.passes.strict:
-                raise CheckFailed(f"quantsim.optimize, with passes.strict: {failed[0]}")
+            self._check_steps([result])
             return replace(result, run=before.report)
+
+    def _check_steps(self, results: Iterable[QuantSimResult]) -> None:
+        failed = [step for result in results for step in result.report.optimized if step.status == "failed"]
+        if failed and self._config.passes.strict:
+            raise CheckFailed(f"quantsim.optimize, with passes.strict: {failed[0]}")
 
     def _simulate(
         self, before: RunResult, settings: QuantSimConfig, workspace: Workspace, notes: Sequence[str], show: Observer
@@ -144,11 +151,8 @@ class QuantSim:
             if settings.optimize:
                 self._hold_out(samples, settings, show)
             return simulation.round_in_shards(before.model, samples)
-        for name in names_computed_in_numpy(model.proto) if settings.optimize else ():
-            raise UsageError(
-                f"quantsim.optimize: the algorithms run the model on onnxruntime, and {name} has a reference in numpy "
-                "alone; give its CustomOp a `shared_library` with a kernel, or leave `optimize` out"
-            )
+        if settings.optimize:
+            refuse_numpy_operators(model)
         specs = self._read_specs(before.model)
         sampler, source = before.sampler, self._config.model
         if sampler is not None and source.onnx is not None and not self._config.verify.inputs:

@@ -65,6 +65,14 @@ class Samples:
         """The first `count` of the samples that were held out; of all samples where none were."""
         return islice(self.first(self._judged_from + count), self._judged_from, None)
 
+    def optimized(self) -> Iterator[Feeds]:
+        """The samples that algorithms of `quantsim.optimize` see."""
+        return self.first(self.fitted)
+
+    def optimized_judged(self, count: int) -> Iterator[Feeds]:
+        """The samples that layers of these algorithms are judged on."""
+        return self.judged(count)
+
     def of_metric(self, count: int) -> Iterator[Feeds]:
         """The samples of `quantsim.metric`, with their targets: its own data; without any what is judged of that of
         the calibration; without any `count` draws.

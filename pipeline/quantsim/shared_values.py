@@ -16,6 +16,7 @@ from pipeline.errors import UsageError
 from pipeline.parts.sessions import PAST_PREFIX, PRESENT_PREFIX
 from pipeline.quantsim.chains import PartsChain
 from pipeline.quantsim.encodings import Range
+from pipeline.quantsim.optimize import Chosen
 from pipeline.quantsim.placement import PlacedSite, Placement
 from pipeline.quantsim.suggest import Placements
 
@@ -60,6 +61,10 @@ class SharedValues:
     def stored_before(self, part: str) -> frozenset[str]:
         """The stored tensors of a part that an earlier one has too."""
         return frozenset(name for name, parts in self.weights.items() if part in parts[1:])
+
+    def keep(self, chosen: Chosen) -> Chosen:
+        """What was chosen for the stored tensors that parts share."""
+        return Chosen().take(chosen, self.weights)
 
     def refuse_two_formats(self, placements: Placements) -> None:
         """Refuse rules that give a weight other formats in other parts that are alike.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from passes.encodings.aimet import WITHOUT_QUANTIZER, aimet_text, is_listed, read_aimet
+from passes.encodings.aimet import read_aimet
 from passes.encodings.encoding import fit_encodings
 from passes.errors import StepFailed
 from passes.structures.adapters import find_adapter_values
@@ -31,10 +30,11 @@ from pipeline.quantsim.encodings import (
     describe_limited_biases,
     describe_ranges,
     encode,
+    encodings_text,
     find_limited_biases,
 )
 from pipeline.quantsim.infinity import find_dropped_infinities
-from pipeline.quantsim.layer_costs import LayerCosts, measure_costs
+from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
 from pipeline.quantsim.noise import Noise, is_measured, measure_noise
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
@@ -54,7 +54,7 @@ from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensiti
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import declare_types, find_quantized, store_constants
 from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, suggest
-from pipeline.quantsim.target_check import check_target, refuse_block_floats
+from pipeline.quantsim.target_check import describe_obstructions, refuse_block_floats
 from pipeline.stages.report import (
     ENCODINGS,
     QUANTIZATION_REPORT,
@@ -81,7 +81,7 @@ class Simulation:
         self._model, self._settings = declare_types(store_constants(model)), settings
         self._workspace, self._send, self._notes = workspace, observer, notes
         self._profile = read_profile(settings)
-        self._chosen = Chosen()
+        self.chosen = Chosen()
         self._in_float = tuple[PlacementRule, ...]()
 
     def open_metric(self, samples: Samples) -> TaskMetric | None:
@@ -108,12 +108,17 @@ class Simulation:
         if self._given is not None:  # of the base, which every adapter shares
             own = find_adapter_values(GraphView(self._model)) - self._given.keys()
             self._of_adapters = own & self.placement.formats().keys()
-        if self._given is None or self._of_adapters:
+        if self.needs_ranges:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
 
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether no file has all scales."""
+        return self._given is None or bool(self._of_adapters)
+
     def find_ranges(self, samples: Samples) -> None:
-        """Measure what values each activation takes, unless a file has all scales."""
-        if self._given is not None and not self._of_adapters:
+        """Measure what values each activation takes."""
+        if not self.needs_ranges:
             return
         settings = self._settings.calibration
         with self._stage("calibrate") as details:
@@ -140,8 +145,22 @@ class Simulation:
         if self._in_float:
             self.placement = place(self._model, (*rules_of(self._settings, self._model), *self._in_float))
 
-    def finish(self, samples: Samples, ranges: Mapping[str, Range] | None = None) -> QuantSimResult:
-        """Encode, simulate and measure noise; `ranges` are those of groups, where other models have a say in them."""
+    def finish(
+        self,
+        samples: Samples,
+        ranges: Mapping[str, Range] | None = None,
+        chosen: Chosen | None = None,
+        rate: Callable[[Chosen], float] | None = None,
+    ) -> QuantSimResult:
+        """Encode, simulate and measure noise.
+
+        Args:
+            samples: the inputs.
+            ranges: of groups, where other models have a say in them.
+            chosen: the roundings of another model that shares the weights, in place of `quantsim.optimize`.
+            rate: gives the ratio in dB with roundings, which no step may lower; by default the least of the outputs,
+                which steps report.
+        """
         placement, measured, ties = self.placement, self._measured, tuple[str, ...]()
         steps = tuple[OptimizedStep, ...]()
         if measured is not None and ranges is None:
@@ -152,11 +171,13 @@ class Simulation:
             placement, encodings = self.adopt(placement, self._given, own)
         else:
             assert measured is not None and ranges is not None, "find_ranges has run"
-            if self._settings.optimize:
-                self._chosen, steps = self.optimize(placement, ranges, samples)  # weights otherwise than to the nearest
-            encodings = encode(placement, ranges, self._model, self._chosen.encodings)  # scales and zero points
+            if chosen is not None:
+                self.chosen = chosen.suit(placement)
+            elif self._settings.optimize:  # weights otherwise than to the nearest
+                self.chosen, steps = self.optimize(placement, ranges, samples, rate)
+            encodings = encode(placement, ranges, self._model, self.chosen.encodings)  # scales and zero points
             ties = tuple(describe_ranges(placement, measured.extents(), ranges))
-        tuned = self._chosen.tune(self._model)
+        self.encodings, self.tuned = encodings, (tuned := self.chosen.tune(self._model))
         self.quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
         self.layers = find_layers(self._model, encodings)
         metric = self.open_metric(samples)  # what the task says of it
@@ -170,7 +191,7 @@ class Simulation:
             report = replace(report, costs=self.measure_costs(metric, encodings, tuned, sensitivity))
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
             report = replace(report, suggestion=self.suggest(self._settings.suggest, sensitivity, samples, metric))
-        files = self._write(report, self.quantized, encodings, tuned if steps else None)
+        files = self._write(report, self.quantized, encodings, tuned if steps or chosen else None)
         return QuantSimResult(self._workspace.folder, report, files)
 
     def ranges(self, placement: Placement) -> dict[str, Range]:
@@ -178,17 +199,17 @@ class Simulation:
         assert self._measured is not None
         return group_ranges(self._measured, placement, self._model)
 
-    def encode(self, placement: Placement, ranges: Mapping[str, Range]) -> dict[str, Encoding]:
-        """The encodings with another placement than that of the rules."""
-        return encode(placement, ranges, self._model, self._chosen.suit(placement).encodings)
-
-    def quantize(self, placement: Placement, ranges: Mapping[str, Range]) -> DetachedModel:
-        """The model with another placement than that of the rules."""
-        return insert_qdq(self._chosen.suit(placement).tune(self._model), self.encode(placement, ranges))
+    def quantize(
+        self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen | None = None
+    ) -> DetachedModel:
+        """The model with another placement than that of the rules, or with other roundings than those of the steps."""
+        chosen = self.chosen.suit(placement) if chosen is None else chosen
+        return insert_qdq(chosen.tune(self._model), encode(placement, ranges, self._model, chosen.encodings))
 
     def find_limited(self, placement: Placement, ranges: Mapping[str, Range]) -> list[str]:
         """The biases that their format does not hold."""
-        return [name for name, *_ in find_limited_biases(self.encode(placement, ranges), self._model)]
+        encodings = encode(placement, ranges, self._model, self.chosen.suit(placement).encodings)
+        return [name for name, *_ in find_limited_biases(encodings, self._model)]
 
     def layered_model(
         self, sensitivity: Mapping[str, float], stored_elsewhere: Collection[str] = frozenset()
@@ -250,7 +271,10 @@ class Simulation:
             rules, notes = self._profile.rules(self._model, given)
             placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes)
             details.append(f"{len(placement.quantized())} of {len(placement.sites)} tensors quantized")
-            self._check_target()
+            for sentence in describe_obstructions(
+                self._model, self._profile.name, self._profile.target, refuse=self._settings.unsupported == "refuse"
+            ):
+                self._send(Note(sentence))
             if self._profile.target is not None:
                 refuse_block_floats(placement, self._profile.target)
             for sentence in (*notes, *describe_opaque_operators(self._model), *describe_untyped_values(self._model)):
@@ -260,16 +284,6 @@ class Simulation:
                     Note(f"quantsim: left as they are, since the model quantizes them: {plural(len(own), 'value')}")
                 )
         return placement
-
-    def _check_target(self) -> None:
-        """Name what the target of the profile does not take, or refuse it."""
-        table = self._profile.target
-        found = check_target(self._model, table).obstructions if table is not None else ()
-        if found and self._settings.unsupported == "refuse":
-            listing = "".join(f"\n  {obstruction}" for obstruction in found)
-            raise CheckFailed(f"{self._profile.name} does not take the model (quantsim.unsupported: refuse):{listing}")
-        for obstruction in found:
-            self._send(Note(f"quantsim: {self._profile.name}: {obstruction}"))
 
     def adopt(
         self, placement: Placement, given: Mapping[str, Encoding], own: Mapping[str, Encoding]
@@ -284,7 +298,11 @@ class Simulation:
         return placement, encodings
 
     def optimize(
-        self, placement: Placement, ranges: Mapping[str, Range], samples: Samples
+        self,
+        placement: Placement,
+        ranges: Mapping[str, Range],
+        samples: Samples,
+        rate: Callable[[Chosen], float] | None,
     ) -> tuple[Chosen, tuple[OptimizedStep, ...]]:
         """Weights as libraries round them, where a layer is better for it on samples that the library has not seen."""
         settings = self._settings
@@ -293,13 +311,14 @@ class Simulation:
                 self._model,
                 placement,
                 select_weights(placement, encode(placement, ranges, self._model)),
-                lambda: samples.judged(settings.evaluation),
-                lambda chosen: self._rate(placement, ranges, chosen, samples),
+                lambda: samples.optimized_judged(settings.evaluation),
+                rate or (lambda chosen: self._rate(placement, ranges, chosen, samples)),
                 Path(folder),
+                must_not_fall=rate is not None,
             )
             found = optimization.run(
                 optimizers_of(settings.optimize),
-                samples.first(samples.fitted),
+                samples.optimized(),
                 lambda name, done: self._send(Progress("optimize", name, done, len(settings.optimize))),
             )
             details.append(", ".join(f"{row.name} {row.status}" for row in found[1]))
@@ -307,8 +326,7 @@ class Simulation:
 
     def _rate(self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen, samples: Samples) -> float:
         """The least ratio of the outputs in dB."""
-        encodings = encode(placement, ranges, self._model, chosen.encodings)
-        quantized = insert_qdq(chosen.tune(self._model), encodings)
+        quantized = self.quantize(placement, ranges, chosen)
         outputs = compare_outputs(self._model, quantized, samples.judged(self._settings.evaluation))
         return min((found.sqnr_db for found in outputs.values()), default=math.inf)
 
@@ -318,10 +336,8 @@ class Simulation:
         """What each layer alone costs the task."""
         with self._stage("layers") as details:
             found = measure_costs(
-                tuned,
-                encodings,
-                metric,
-                sensitivity,
+                {"": CostedModel(tuned, encodings, sensitivity)},
+                CostMetric(metric.name, metric.float_value, lambda models: metric.rate(models[""]), metric.loss),
                 self._costs_budget_s or 0.0,
                 lambda done, count: self._send(Progress("layers", f"layer {done}", done, count)),
             )
@@ -387,7 +403,7 @@ class Simulation:
 
         def simulate(placements: Placements) -> float:
             [placement] = placements.values()
-            return self._rate(placement, self.ranges(placement), self._chosen.suit(placement), samples)
+            return self._rate(placement, self.ranges(placement), self.chosen.suit(placement), samples)
 
         def find_limited(placements: Placements) -> dict[str, list[str]]:
             return {name: self.find_limited(found, self.ranges(found)) for name, found in placements.items()}
@@ -413,21 +429,10 @@ class Simulation:
         tuned: DetachedModel | None,
     ) -> tuple[str, ...]:
         save(quantized, self._workspace.folder / QUANTIZED_MODEL)
-        constants = {tensor.name for tensor in self._model.proto.graph.initializer}
-        version = self._settings.encodings
-        moved = {
-            name for node in self._model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER for name in node.output
-        }
-        own = {name: encoding for name, encoding in encodings.items() if name not in moved}
-        listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
-        for what, count in Counter(str(own[name].precision) for name in own.keys() - listed.keys()).items():
-            self._send(
-                Note(
-                    f"quantsim: {ENCODINGS} leaves {plural(count, 'tensor')} of {what} out, for which version "
-                    f"{version} of AIMET's files has no form"
-                )
-            )
-        self._workspace.write_text(ENCODINGS, aimet_text(listed, constants, version))
+        text, notes = encodings_text(self._model, encodings, self._settings.encodings)
+        for sentence in notes:
+            self._send(Note(f"quantsim: {ENCODINGS} {sentence}"))
+        self._workspace.write_text(ENCODINGS, text)
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
         files = (QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
         if tuned is None:

@@ -24,7 +24,7 @@ from passes.portability import BY_OPERATOR
 from passes.provenance.annotations import annotations_of, module_path_of
 from passes.rewrites.attention_operators import is_attention
 from passes.weights.detached import DetachedModel
-from pipeline.errors import UsageError
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.quantsim.placement import Placement
 from pipeline.quantsim.profiles import OperatorGroup, TargetTable
 
@@ -71,6 +71,27 @@ def refuse_block_floats(placement: Placement, table: TargetTable) -> None:
                 f"quantsim.rules: {placed.site.tensor} is to be {name}, which {table.title} does not dequantize; "
                 "give it another format, or take the profile weight-only"
             )
+
+
+def describe_obstructions(
+    model: DetachedModel, name: str, table: TargetTable | None, *, refuse: bool
+) -> tuple[str, ...]:
+    """A sentence for each thing that a target does not take.
+
+    Args:
+        model: in float.
+        name: of the profile, which the sentences begin with.
+        table: of the target; None has no sentences.
+        refuse: whether a single one is too many.
+
+    Raises:
+        CheckFailed: there is one, and `refuse` is set.
+    """
+    found = check_target(model, table).obstructions if table is not None else ()
+    if found and refuse:
+        listing = "".join(f"\n  {obstruction}" for obstruction in found)
+        raise CheckFailed(f"{name} does not take the model (quantsim.unsupported: refuse):{listing}")
+    return tuple(f"quantsim: {name}: {obstruction}" for obstruction in found)
 
 
 def check_target(model: DetachedModel, table: TargetTable) -> TargetReport:

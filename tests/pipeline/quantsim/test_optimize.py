@@ -68,6 +68,28 @@ def run(
     return placement, chosen, rows
 
 
+def test_a_step_by_which_the_chain_gets_worse_is_undone(tmp_path: Path) -> None:
+    model, ratios = two_products(), iter([20.0, 19.0])
+    placement = place(model, [rule("op:*", "int4/channel", "float")])
+    encodings = encode(placement, {}, model)
+    optimization = Optimization(
+        model, placement, encodings, lambda: samples(2, seed=2), lambda _: next(ratios), tmp_path, must_not_fall=True
+    )
+    chosen, [row] = optimization.run(optimizers_of(["gptq"]), samples(4, seed=1))
+    assert (row.status, row.outputs_db, dict(chosen.arrays)) == ("reverted", (20.0, 19.0), {})
+    assert any(layer.taken for layer in row.layers)
+    assert "outputs 20.00 → 19.00 dB, so it is undone: the chain is worse by it" in str(row)
+
+
+def test_gptq_takes_a_model_whose_products_read_its_inputs_alone(tmp_path: Path) -> None:
+    model = model_of(
+        "g (float[16, 32] x) => (float[16, 8] y) { y = MatMul(x, w) }",
+        w=np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32),
+    )
+    _, chosen, [row] = run(tmp_path, "int4/channel", "gptq", model=model)
+    assert row.status == "ran" and chosen.arrays.keys() == {"w"}
+
+
 def test_gptq_gives_the_numbers_of_its_library_and_is_better_on_samples_that_it_has_not_seen(tmp_path: Path) -> None:
     """onnxsim's own call on its own form of the model, and its scalar arithmetic: blocks of 8 of int4."""
     from onnxsim import apply_gptq

@@ -23,6 +23,7 @@ from pipeline.quantsim.chain_noise import ChainJudge, ChainNoise, rate_chain
 from pipeline.quantsim.chain_record import ChainSamples, record
 from pipeline.quantsim.chains import ChainResult, PartsChain, Seq2SeqChain, TextChain
 from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.layer_costs import CostedModel, CostMetric, measure_costs
 from pipeline.quantsim.parts import check_settings_of_parts, join_encodings
 from pipeline.quantsim.placement import Placement, place
 from pipeline.quantsim.profiles import rules_of
@@ -100,6 +101,30 @@ def test_ranges_are_of_all_calls_and_not_of_those_that_are_kept(models: Path, tm
     found = record(chain, steps_of(chain), tmp_path, {"encoder": 2, "decoder": 2}, observers)
     assert found.counts == {"encoder": 2, "decoder": 2} and found.seen == {"encoder": 2, "decoder": 64}
     assert seen["decoder"] == [*range(32)] * 2
+
+
+def test_what_is_held_out_is_no_sample_and_a_text_is_read_at_once_for_algorithms(models: Path, tmp_path: Path) -> None:
+    sources = np.concatenate([FEATURES + shift for shift in (0, 1, -1)], dtype=np.float32)
+    np.savez(tmp_path / "sources.npz", input_features=sources)
+    chain = Seq2SeqChain(models, ("encoder", "decoder"), settings(data=[str(tmp_path / "sources.npz")]).calibration)
+    seen: list[float] = []
+    observers = {"encoder": lambda feeds: seen.append(float(feeds["input_features"].sum()))}
+    record(chain, steps_of(chain), tmp_path, dict.fromkeys(chain.parts, 5), observers, holds_out=True)
+    chosen = QuantSimConfig(calibration=chain.calibration)
+    samples = {part: ChainSamples(chosen, chain, tmp_path, part, (), holds_out=True) for part in chain.parts}
+    assert seen == [21, 9]
+    assert [call["input_features"].sum() for call in samples["encoder"].optimized()] == [21, 9]
+    assert [call["input_features"].sum() for call in samples["encoder"].judged(8)] == [15]
+    assert [call["input_ids"].shape[1] for call in samples["decoder"].judged(8)] == [1] * 4
+    assert [call["input_ids"].shape[1] for call in samples["decoder"].optimized()] == [32, 32]
+    [held] = samples["decoder"].optimized_judged(8)
+    np.testing.assert_array_equal(held["past_key_values.0.encoder.key"], FEATURES.reshape(1, 6))
+
+
+def test_one_sample_cannot_be_held_out(tmp_path: Path) -> None:
+    chain = text_chain(tmp_path, [[1, 2, 3, 4, 5]])
+    with pytest.raises(UsageError, match="found 1 sample, expected two at least: the steps of"):
+        record(chain, steps_of(chain), tmp_path, dict.fromkeys(chain.parts, 1), holds_out=True)
 
 
 def test_a_prompt_outside_of_the_vocabulary_is_one_sentence(tmp_path: Path) -> None:
@@ -289,6 +314,17 @@ def test_the_table_over_all_parts_is_what_runs_of_the_chain_measure(pair: Pair) 
     assert head.split() == ["part", "layer", "is", "alone", "share"] and first.split()[:2] == ["second", "y"]
 
 
+def test_the_layer_that_costs_most_is_found_over_all_parts(pair: Pair) -> None:
+    found = pair.encodings(pair.placements())
+    models = {name: CostedModel(model, found[name], {}) for name, model in pair.models.items()}
+    metric = CostMetric("noise", 0.0, lambda chosen: -pair.judge.compare(chosen).sqnr_db, lambda value: value)
+    costs = measure_costs(models, metric, 100)
+    assert (costs.costs[0].part, costs.costs[0].layer) == ("second", "y") and len(costs.costs) == 4
+    assert costs.quantized_value == -pair.compare(pair.placements()).sqnr_db > costs.without_worst
+    together = measure_costs(models, metric, 100, are_alike=True)
+    assert [cost.part for cost in together.costs if cost.layer == "m"] == ["first and second"]
+
+
 def test_a_suggestion_over_all_parts_names_the_part_and_holds(pair: Pair) -> None:
     placements, encodings = pair.placements(), pair.encodings(pair.placements())
     sensitivity = {
@@ -356,7 +392,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"quantsim": {"metric": {"use": "token-agreement", "output": "y"}}}, "found token-agreement with output"),
     ({"parts": {"decode": {"quantsim": {"suggest": {"size": 0.5}}}}}, "parts.decode.quantsim.suggest: the chain"),
     ({"parts": {"decode": {"quantsim": {"calibration": {"seed": 3}}}}}, "parts.decode.quantsim.calibration: the calls"),
-    ({"quantsim": {"optimize": ["gptq"]}}, "quantsim.optimize: found steps for a run in parts"),
+    ({"parts": {"decode": {"quantsim": {"optimize": ["gptq"]}}}}, "prefill and decode share their weights, which"),
 ]
 
 
