@@ -158,8 +158,7 @@ class Simulation:
             samples: the inputs.
             ranges: of groups, where other models have a say in them.
             chosen: the roundings of another model that shares the weights, in place of `quantsim.optimize`.
-            rate: gives the ratio in dB with roundings, which no step may lower; by default the least of the outputs,
-                which steps report.
+            rate: gives a ratio in dB that no step may lower; by default steps report the least of the outputs.
         """
         placement, measured, ties = self.placement, self._measured, tuple[str, ...]()
         steps = tuple[OptimizedStep, ...]()
