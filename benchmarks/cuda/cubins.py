@@ -72,6 +72,7 @@ CASES: Final = (
 )
 TYPES: Final = ("fp16", "bf16", "fp32")
 ADAM: Final = "AdamW over all parameters"
+INDICES: Final = "check of indices"
 
 
 def main() -> None:
@@ -94,6 +95,7 @@ def list_kernels(types: Sequence[str] = TYPES) -> Iterator[tuple[str, str, Any, 
             signature = dict.fromkeys(kernel.arg_names, f"*{dtype}")
             yield case.name, dtype, kernel, signature, {}, tile.warps
     yield ADAM, "fp32", *adam_kernel()
+    yield INDICES, "int64", *indices_kernel()
 
 
 def adam_kernel() -> tuple[Any, dict[str, str], dict[str, Any], int]:
@@ -104,6 +106,15 @@ def adam_kernel() -> tuple[Any, dict[str, str], dict[str, Any], int]:
     constants = {**of_betas, **settings, "dtype": adam_kernel.tl.float32, "length": 1024}
     tables = {"table": "*i64", "blocks": "*i64", "step": "*fp32", "rate": "*fp64", "skip": "*fp32"}
     return adam_kernel.update, {**tables, **dict.fromkeys(constants, "constexpr")}, constants, 4
+
+
+def indices_kernel() -> tuple[Any, dict[str, str], dict[str, Any], int]:
+    from pipeline.runtime.kernels.cuda import index_kernel
+
+    constants = {"has_ignored": True, "length": 256}
+    numbers = dict.fromkeys(("low", "high", "ignored", "count"), "i32")
+    pointers = {"index": "*i64", "safe": "*i64", "flag": "*u8"}
+    return index_kernel.clamp, {**pointers, **numbers, **dict.fromkeys(constants, "constexpr")}, constants, 4
 
 
 @dataclass(frozen=True, slots=True)

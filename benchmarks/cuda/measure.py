@@ -43,7 +43,7 @@ class Bench:
         """`torch.compile`; a dry run takes the backend that compiles nothing."""
         return torch.compile(module, backend="eager") if self.dry else torch.compile(module, mode=mode)
 
-    def time(self, call: Callable[[], object], seconds: float = 3.0) -> Timing:
+    def time(self, call: Callable[[], object], seconds: float = 1.5) -> Timing:
         """Medians over calls for about `seconds`, after some that are not counted."""
         for _ in range(self.pick(5, 1)):
             call()

@@ -73,8 +73,9 @@ class Context(ProcessBound):
             self.memory = ProgramMemory(bound, self.states, places, runner_of_body)
             self._slots = self.memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps
-            self._flags = self.memory.new_flags()
-            self._launches = [self.memory.bind_step(step, self._slots, self._flags) for step in bound.steps]
+            flags = self.memory.new_flags()
+            self._launches = [self.memory.bind_step(step, self._slots, flags) for step in bound.steps]
+            self._flags = flags if flags is not None and flags.owners else None
             self.memory.keep(self._launches, self._flags)
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [

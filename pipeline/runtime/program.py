@@ -36,7 +36,7 @@ from pipeline.runtime.kernels import (
     prepare_kernel,
 )
 from pipeline.runtime.kernels.aten.call import Strides, strides_in_trace
-from pipeline.runtime.kernels.aten.indices import CURRENT, IndexFlags
+from pipeline.runtime.kernels.aten.indices import CURRENT, CheckedCall, IndexFlags
 from pipeline.runtime.kernels.base import (
     ResultMismatch,
     data_error,
@@ -375,7 +375,8 @@ class ProgramMemory:
         if bodies:
             step = step.with_attrs(bodies=tuple(map(self.runner_of, bodies)))
         ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
-        token = CURRENT.set(flags and (flags, step.index))
+        constants = [at for at, vid in enumerate(step.call.in_vids) if self._is_constant(vid)]
+        token = CURRENT.set(flags and CheckedCall(flags, step.index, constants))
         try:
             with kernels_for_threads(self.bound.threads, self.bound.device):
                 launch = step.bind(ins, outs)
@@ -384,6 +385,10 @@ class ProgramMemory:
         finally:
             CURRENT.reset(token)
         return partial(_launch_and_wait, launch, self.bound.device) if self.bound.debug else launch
+
+    def _is_constant(self, vid: int) -> bool:
+        root = self.bound.plan.root(vid)
+        return root in self.bound.weights and self.bound.plan.slots[root].role is Role.CONST
 
     def check_shapes(self, slots: Slots) -> None:
         """Check that torch resized no out= tensor. Shapes do not depend on data, so the first run is enough.

@@ -93,8 +93,9 @@ class Capture(ProcessBound):
                     session.device.pin(weight)
             self._slots = memory.bind_slots(self._feed.tensors)
             steps = session.randomness.with_generators(memory.bound.steps)
-            self.flags = memory.new_flags()
-            launches = [memory.bind_step(step, self._slots, self.flags) for step in steps]
+            flags = memory.new_flags()
+            launches = [memory.bind_step(step, self._slots, flags) for step in steps]
+            self.flags = flags if flags is not None and flags.owners else None
             outputs, save_outputs = self._bind_outputs()
             further = [*save_outputs, *self._bind_updates()]
             memory.keep([*launches, *further], self.flags)

@@ -7,8 +7,9 @@ the error is raised by a later run than the one with the wrong index.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from pipeline.ir import InputRef
 from pipeline.runtime.devices import Device
 from pipeline.runtime.kernels.aten.call import CallTemplate
 from pipeline.runtime.kernels.base import Ins, Launch
+from pipeline.runtime.kernels.cuda import has_triton, launch_clamp
 
 SELECTING: Final = """
 index_select.default gather.default index_copy.default index_add.default index_fill.int_Scalar index_fill.int_Tensor
@@ -69,8 +71,17 @@ class IndexFlags:
         return self.owners[int(found.nonzero()[0])]
 
 
-CURRENT: Final[ContextVar[tuple[IndexFlags, int] | None]] = ContextVar("CURRENT", default=None)
-"""The flags of the program whose call, by its index, is bound now; None on the CPU, where kernels check indices."""
+@dataclass(frozen=True, slots=True)
+class CheckedCall:
+    """The call, by its index, that is bound now, and which of its operands never change."""
+
+    flags: IndexFlags
+    call: int
+    constants: Collection[int]
+
+
+CURRENT: Final[ContextVar[CheckedCall | None]] = ContextVar("CURRENT", default=None)
+"""None on the CPU, where kernels check indices."""
 
 
 def check_indices(template: CallTemplate, ins: Ins) -> tuple[Sequence[torch.Tensor], list[Launch]]:
@@ -78,25 +89,37 @@ def check_indices(template: CallTemplate, ins: Ins) -> tuple[Sequence[torch.Tens
     current = CURRENT.get()
     if current is None or not (template.kind in INDEXED or template.kind in LISTS):
         return ins, []
-    flags, call = current
     checked, launches = list(ins), list[Launch]()
     for at, low, high, ignored in _ranges(template, ins):
-        index, flag = ins[at], flags.new_flag(call)
+        index = ins[at]
+        if at in current.constants and _are_within(index, low, high, ignored):
+            continue
+        flag = current.flags.new_flag(current.call)
         checked[at] = safe = torch.empty_like(index, memory_format=torch.contiguous_format)
-        differs, wrong = torch.empty_like(safe, dtype=torch.bool), torch.empty_like(flag)
-        launches.append(partial(torch.clamp, index, low, high, out=safe))
-        if ignored is not None:
-            is_ignored = torch.empty_like(differs)
-            launches += [
-                partial(torch.eq, index, ignored, out=is_ignored),
-                partial(safe.masked_fill_, is_ignored, ignored),
-            ]
-        launches += [
-            partial(torch.ne, index, safe, out=differs),
-            partial(torch.any, differs, out=wrong),
-            partial(flag.logical_or_, wrong),
-        ]
+        clamp = launch_clamp(index, safe, flag, low, high, ignored) if index.is_cuda and has_triton() else None
+        launches += [clamp] if clamp else _clamp_in_turn(index, safe, flag, low, high, ignored)
     return checked, launches
+
+
+def _are_within(index: torch.Tensor, low: int, high: int, ignored: int | None) -> bool:
+    """Read on the host, once, when a program is bound."""
+    right = (index >= low) & (index <= high)
+    return bool((right if ignored is None else right | (index == ignored)).all())
+
+
+def _clamp_in_turn(
+    index: torch.Tensor, safe: torch.Tensor, flag: torch.Tensor, low: int, high: int, ignored: int | None
+) -> Iterator[Launch]:
+    """As `launch_clamp`, by operators of torch."""
+    differs, wrong = torch.empty_like(safe, dtype=torch.bool), torch.empty_like(flag)
+    yield partial(torch.clamp, index, low, high, out=safe)
+    if ignored is not None:
+        is_ignored = torch.empty_like(differs)
+        yield partial(torch.eq, index, ignored, out=is_ignored)
+        yield partial(safe.masked_fill_, is_ignored, ignored)
+    yield partial(torch.ne, index, safe, out=differs)
+    yield partial(torch.any, differs, out=wrong)
+    yield partial(flag.logical_or_, wrong)
 
 
 def _ranges(template: CallTemplate, ins: Ins) -> Iterator[tuple[int, int, int, int | None]]:

@@ -1,4 +1,4 @@
-"""Kernels of ours for CUDA, in Triton: row programs, and Adam over all parameters in one launch.
+"""Kernels of ours for CUDA, in Triton: row programs, Adam over all parameters in one launch, the check of indices.
 
 Each kernel has a form in torch, which computes where Triton is not installed, and which the tests judge it by. Triton's
 interpreter runs the same kernels on the CPU (`TRITON_INTERPRET=1`). Untested on a GPU.
@@ -7,6 +7,7 @@ interpreter runs the same kernels on the CPU (`TRITON_INTERPRET=1`). Untested on
 from __future__ import annotations
 
 from pipeline.runtime.kernels.cuda.adam import launch_adam
+from pipeline.runtime.kernels.cuda.indices import launch_clamp
 from pipeline.runtime.kernels.cuda.rows import has_triton, launch_row_program
 
-__all__ = ["has_triton", "launch_adam", "launch_row_program"]
+__all__ = ["has_triton", "launch_adam", "launch_clamp", "launch_row_program"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+import os
+import shutil
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -38,8 +40,9 @@ def space_of(program: Program, ins: Ins, out: torch.Tensor) -> RowSpace:
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed (the extra `cuda`)."""
-    return find_spec("triton") is not None
+    """Whether Triton is installed (the extra `cuda`), and what it builds its launches with: a compiler of C."""
+    has_compiler = "CC" in os.environ or any(map(shutil.which, ("clang", "gcc")))
+    return find_spec("triton") is not None and has_compiler
 
 
 @cache

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -320,6 +321,17 @@ def test_a_wrong_index_selects_a_row_and_fails_a_later_run(device: RecordingDevi
     with pytest.raises(DataError, match=r"ids: int64\[4\]"):
         program.synchronize()
     program.synchronize()
+
+
+def test_constant_indices_are_checked_when_a_program_is_bound(device: RecordingDevice) -> None:
+    """Positions, say, cost a replay nothing; a wrong constant is found as a wrong index of the feed is."""
+    for number, is_wrong in ((3, False), (4, True)):
+        builder = GraphBuilder("rows")
+        table = builder.input("table", SQUARE)
+        ids = builder.const("ids", TensorSpec((2,), "int64"), np.array([0, number]))
+        (y,) = builder.emit("aten.embedding.default", [table, ids], [("y", TensorSpec((2, 4), "float32"))])
+        program = compile_graph(builder.build([y]), device=device)
+        assert (program.capture({"table": torch.ones(4, 4)}).flags is not None) is is_wrong
 
 
 def test_debug_says_at_once_which_launch_failed(device: RecordingDevice) -> None:

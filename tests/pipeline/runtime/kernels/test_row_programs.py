@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pipeline.ops.row_programs import INSTRUCTIONS, Input, Program, read_program
 from pipeline.runtime.feeding import SlotPointer
 from pipeline.runtime.feeding import operands as operands_in
+from pipeline.runtime.kernels.aten.indices import _clamp_in_turn as clamp_in_turn
 from pipeline.runtime.kernels.base import Launch
-from pipeline.runtime.kernels.cuda import launch_adam, launch_row_program
+from pipeline.runtime.kernels.cuda import launch_adam, launch_clamp, launch_row_program
 from pipeline.runtime.kernels.cuda.rows import space_of
 from pipeline.runtime.kernels.cuda.source import RowSpace, Tile, join_axes, write_source
 from pipeline.runtime.kernels.products import multiply_and_activate
@@ -214,6 +215,28 @@ def test_adam_leaves_mixed_dtypes_to_torch() -> None:
     attrs = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "weight_decay": 0, "decoupled": False, "maximize": False}
     scalar = torch.zeros(())
     assert launch_adam(groups, groups[0], scalar, scalar, scalar, attrs) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("ignored", [None, -100])
+def test_indices_are_clamped_and_wrong_ones_noted(dtype: torch.dtype, ignored: int | None) -> None:
+    """As torch's operators in turn do it, over more than one block; a flag stays set."""
+    right = torch.arange(300, dtype=dtype) % 7
+    for at, number in ((None, 0), (299, 7), (0, -1), (5, -100)):
+        index, flag, by_torch = right.clone(), torch.zeros((), dtype=torch.bool), torch.zeros((), dtype=torch.bool)
+        if at is not None:
+            index[at] = number
+        safe, expected = torch.full_like(index, 99), torch.full_like(index, 99)
+        launch = launch_clamp(index, safe, flag, 0, 6, ignored)
+        assert launch is not None
+        launch()
+        for part in clamp_in_turn(index, expected, by_torch, 0, 6, ignored):
+            part()
+        assert safe.equal(expected)
+        assert flag.item() is by_torch.item() is (at is not None and number != ignored)
+        launch_clamp(right, safe, flag, 0, 6, ignored)()  # type: ignore[misc]
+        assert flag.equal(by_torch)
+    assert launch_clamp(right.view(3, 100).t(), safe, flag, 0, 6, ignored) is None
 
 
 def test_a_product_with_its_activation_in_one_call() -> None:
