@@ -19,7 +19,7 @@ import numpy as np
 
 from passes.encodings.encoding import LPBQ_SCALES, MATRIX, UNKNOWN_AXIS, Encoding, Precision
 from passes.errors import UsageError
-from passes.suggest import describe_argument
+from passes.suggest import describe_argument, with_article
 
 AimetVersion = Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"]
 
@@ -78,9 +78,9 @@ def read_aimet(path: Path) -> tuple[dict[str, Encoding], AimetVersion]:
             f"encodings: {path}: {error.strerror or error}; expected a file of AIMET's encodings"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"encodings: {path} is no JSON, as AIMET's files of encodings are: {error}") from error
+        raise UsageError(f"encodings: {path} is not JSON ({error}); expected a file of AIMET's encodings") from error
     if not isinstance(data, Mapping):
-        raise UsageError(f"encodings: {path} holds no mapping, as AIMET's files of encodings do")
+        raise UsageError(f"encodings: {path}: found {with_article(type(data).__name__)}, expected AIMET's encodings")
     return from_aimet(data), data["version"]
 
 

@@ -104,7 +104,10 @@ class Guard:
             Path(journal).write_text("", encoding="utf-8")
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise PolicyError(f"the guard's log cannot be written: {error}") from error
+            reason = error.strerror or error
+            raise PolicyError(
+                f"the guard's log cannot be written: {journal}: {reason}; name a file in a folder that is there"
+            ) from error
         settings, log = replace(self._settings, journal=journal), GuardLog(journal)
         registry.enter(settings)
         for command in dict.fromkeys(running_pythons(OUR_PROGRAM)):

@@ -45,7 +45,7 @@ class ConvertOpset(Step):
         """
         newest = onnx.defs.onnx_opset_version()
         if not OLDEST <= self.to <= newest:
-            raise PolicyError(f"pass {self.name!r}: to is {self.to}; expected {OLDEST} to {newest}")
+            raise PolicyError(f"{self.name}: found opset {self.to}, expected {OLDEST} to {newest}")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         if opset_of(model.proto) == self.to:

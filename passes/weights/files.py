@@ -295,4 +295,6 @@ def describe_write_error(path: object, error: OSError) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.EEXIST:  # a folder was to be made there
         reason = f"{error.filename} is no folder"
+    if error.errno == errno.EISDIR:
+        reason = "it is a folder; name a file in it"
     return f"cannot write to {path}: {reason}; what was there before is unharmed"

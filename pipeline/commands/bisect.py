@@ -65,8 +65,8 @@ def bisect_model(
     """
     _check_target(lost, error, crash, metric)
     if metric:
-        if recipe or skip or out is not None:
-            raise UsageError("--metric looks at layers, and not at passes; leave out --recipe, --skip and --out")
+        if recipe or skip or out is not None or part is not None:
+            raise UsageError("--metric looks at the layers of a run; leave out --recipe, --skip, --out and --part")
         _find_costly_layer(model, budget_s, as_json=as_json)
         return
     if lost is not None and structure_of(lost) is None:  # refused before a model is exported

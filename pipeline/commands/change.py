@@ -53,17 +53,21 @@ SAID = ("step", "options")
 
 def extract(begin: list[str] | None = None, end: list[str] | None = None) -> dict[str, Any]:
     """Write the part of an ONNX file between values, or nodes, that are named."""
+    if not begin and not end:
+        raise UsageError("extract: found no name; expected --from NAME, --to NAME or both")
     return {"inputs": split_names(begin or ()), "outputs": split_names(end or ())}
 
 
 def outputs(add: list[str] | None = None, drop: list[str] | None = None) -> dict[str, Any]:
     """Make outputs of inner values, or drop outputs with all that only they need."""
+    if not add and not drop:
+        raise UsageError("outputs: found nothing to do; expected --add VALUE or --drop OUTPUT")
     return {"add": split_names(add or ()), "drop": split_names(drop or ())}
 
 
 def rename(value: list[str]) -> dict[str, Any]:
     """Give values of an ONNX file other names: inputs, outputs, weights, and what nodes make."""
-    return {"values": dict(read_pair("--value", text) for text in value)}
+    return {"values": read_pairs("--value", value, "OLD=NEW")}
 
 
 def fix_shapes(shape: list[str]) -> dict[str, Any]:
@@ -141,20 +145,33 @@ def change_model(
         write_encodings(run, out, version, screen.print_line)
 
 
-def read_pair(option: str, text: str) -> tuple[str, str]:
-    """`old=new` as a pair; the last `=` counts, since names may have one."""
-    left, equals, right = text.rpartition("=")
-    if not equals or not left or not right:
-        raise UsageError(f"{option} is {text!r}; expected OLD=NEW")
-    return left, right
+def read_pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:
+    """`old=new` as old → new; the last `=` of a text counts, since names may have one.
+
+    Args:
+        option: for messages, such as `--value`.
+        texts: what the user gave, one text for each time that the option was repeated.
+        form: what is expected, for messages, such as `OLD=NEW`.
+
+    Raises:
+        UsageError: a text is not of this form, or two texts have the same name on the left.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        left, _, right = text.rpartition("=")
+        if not left or not right:
+            raise UsageError(f"{option} is {text!r}; expected {form}")
+        if left in pairs:
+            raise UsageError(f"{option}: found {left}={pairs[left]} and {text} for one name; leave one of them out")
+        pairs[left] = right
+    return pairs
 
 
 def read_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
     """`images=1,3,320,320` as input → sizes."""
-    shapes = {}
-    for text in texts:
-        name, sizes = read_pair("--shape", text)
+    form, shapes = "INPUT=1,3,320,320", {}
+    for name, sizes in read_pairs("--shape", texts, form).items():
         if not all(size.strip().isdecimal() for size in sizes.split(",")):
-            raise UsageError(f"--shape is {text!r}; expected INPUT=1,3,320,320")
+            raise UsageError(f"--shape is '{name}={sizes}'; expected {form}")
         shapes[name] = [int(size) for size in sizes.split(",")]
     return shapes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from pipeline.commands.shared import FORMAT_VERSION, add_command, folder_of_part, print_styled
+from pipeline.commands.shared import FORMAT_VERSION, add_command, locate_parts, print_styled
 from pipeline.terminal import print_json
 
 DIFFERENT = 1
@@ -29,7 +29,7 @@ def compare(
     from passes.tools.comparison import compare as compare_models
     from passes.why import file_of
 
-    files = [file_of(path if path.is_file() else folder_of_part(path, part)) for path in (before, after)]
+    files = [file_of(path) for path in locate_parts((before, after), part)]
     feeds = []
     if data:
         from pipeline.config import ModelConfig  # with pydantic: 0.1 s

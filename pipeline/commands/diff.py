@@ -40,7 +40,7 @@ from passes.weights.detached import read_model
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
 from pipeline.commands.github import Format, annotate
-from pipeline.commands.shared import FORMAT_VERSION, add_command, folder_of_part, print_styled
+from pipeline.commands.shared import FORMAT_VERSION, add_command, folder_of_part, locate_parts, print_styled
 from pipeline.errors import UsageError
 from pipeline.terminal import print_json
 
@@ -78,7 +78,7 @@ def diff(
         raise UsageError("--structure-only runs no model, and --layers and --values need runs; leave one of them out")
     if everything and most is not None:
         raise UsageError("--all writes out every entry, so --most has no effect; leave one of them out")
-    sides = [path if path.is_file() else folder_of_part(path, part) for path in (before, after)]
+    sides = locate_parts((before, after), part)
     first, second = (read_model(file_of(path)) for path in sides)
     matched = match_models(first, second)
     found = compare_matched(matched)

@@ -10,7 +10,7 @@ import typer
 
 from passes.suggest import bytes_text, plural
 from passes.visible import html_table, text_table, visible_line
-from pipeline.commands.change import read_pair, read_shapes
+from pipeline.commands.change import read_pairs, read_shapes
 from pipeline.commands.shared import FORMAT_VERSION, add_command, check_output
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.terminal import print_json, print_line, print_text
@@ -158,7 +158,7 @@ def merge(
     check_output(out, first)
     check_output(out, second)
     try:
-        mapped = dict(read_pair("--map", pair) for pair in pairs)
+        mapped = read_pairs("--map", pairs, "A_OUT=B_IN")
         merged = merge_models(first, second, mapped, encodings=known, proof=not no_proof)
     except StepFailed as failure:
         raise CheckFailed(f"{failure}; {out} was not written") from failure

@@ -63,7 +63,8 @@ def show(
 def trace(folder: Path, out: Path = Path("trace.json"), runs: int = 3) -> None:
     """Run the final model of RUN on random inputs, and write the time of each launch in Chrome's trace format."""
     if not (folder / "model.onnx").is_file():
-        raise UsageError(f"{folder} has no model.onnx; expected the folder of a run")
+        found = "is a file" if folder.is_file() else "has no model.onnx" if folder.is_dir() else "does not exist"
+        raise UsageError(f"{folder} {found}; expected the folder of a run")
     plan: ExecutionPlan = _choose_entry(_read_entries(folder), None)
     from pipeline.config import RunConfig, RuntimeConfig
     from pipeline.importers import from_onnx

@@ -123,7 +123,11 @@ def check(
         check_model(source, target, output)
         return
     if fix or output is not None:
-        raise UsageError("--fix mends what a target does not take: name the target with --target")
+        found = "--fix" if fix else "-o"
+        raise UsageError(
+            f"found {found} without --target: --fix writes a recipe for a target; give --target NAME, --fix and -o "
+            "RECIPE.yaml together"
+        )
     run(source, out, keep=keep, skip=skip, recipe=recipe, overrides=overrides, dry_run=True)
 
 

@@ -103,6 +103,19 @@ def folder_of_part(path: Path, part: str | None) -> Path:
     return path
 
 
+def locate_parts(paths: Sequence[Path], part: str | None) -> list[Path]:
+    """`folder_of_part` of each of the models that a command compares; an ONNX file stays as it is.
+
+    Raises:
+        UsageError: see `folder_of_part`; or a part is named, and all models are ONNX files.
+    """
+    if part is not None and all(path.is_file() for path in paths):
+        raise UsageError(
+            f"found --part {part} with ONNX files alone; leave it out, or name the folder of a run in parts"
+        )
+    return [path if path.is_file() else folder_of_part(path, part) for path in paths]
+
+
 def custom_ops_of(path: Path, overrides: Sequence[str] = ()) -> Sequence[str]:
     """The files of custom operators that a configuration, or the run in a folder, names; none for an ONNX file."""
     from pipeline.config import RunConfig

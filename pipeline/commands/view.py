@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from pipeline.commands.shared import add_command, folder_of_part
+from pipeline.commands.shared import add_command, locate_parts
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.terminal import print_line
 
@@ -39,7 +39,7 @@ def view(
     if explorer and out is not None:
         raise UsageError("--explorer opens Model Explorer, and -o writes a page; leave one of them out")
     paths = [path for path in (model, other) if path is not None]
-    files = [file_of(path if path.is_file() else folder_of_part(path, part)) for path in paths]
+    files = [file_of(path) for path in locate_parts(paths, part)]
     ratios = None
     if errors:
         from passes.tools.comparison import compare

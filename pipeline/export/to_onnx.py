@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, Final
+from typing import Final
 
 import onnx_ir as ir
 import torch
-from sympy import Integer, false
+from sympy import Basic, Integer, false
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.fx import Node
@@ -21,14 +21,14 @@ from pipeline.errors import Unsupported
 from pipeline.export.call_watch import capture_output
 from pipeline.export.custom_ops import custom_translations
 from pipeline.export.exported import ExportedModel, name_dims, name_inputs_and_outputs
-from pipeline.export.source import TorchSource
-from pipeline.export.trace import (
+from pipeline.export.program_rewrites import (
     cast_subtrahends,
     decompose_complex,
     move_complex_as_real,
-    raise_scalars,
-    trace_module,
+    unsqueeze_scalars,
 )
+from pipeline.export.source import TorchSource
+from pipeline.export.trace import trace_module
 from pipeline.export.translations import translation_table
 from pipeline.export.tree import input_tensors
 from pipeline.export.user_code import advice_on_trace, first_line
@@ -53,7 +53,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
         program, checks = (source.program, ()) if source.program else trace_module(source)
         translated = _translate(program, settings.opset)
     model = translated.model
-    _drop_numbers(translated)
+    _drop_constant_outputs(translated)
     _lift_buffers(translated, source)
     parameters = _parameters(model, source)  # before renaming, while names are torch's
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
@@ -72,7 +72,7 @@ def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     try:
         program = decompose_complex(program)
         move_complex_as_real(program)
-        raise_scalars(program)
+        unsqueeze_scalars(program)
         cast_subtrahends(program)
         result = torch.onnx.export(
             program,
@@ -93,8 +93,11 @@ def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     return result
 
 
-def _drop_numbers(translated: torch.onnx.ONNXProgram) -> None:
-    """Remove the outputs that are no tensors, as a call has none for them: the length that a cache counts."""
+def _drop_constant_outputs(translated: torch.onnx.ONNXProgram) -> None:
+    """Remove the graph outputs that stand for no tensor, such as the length that a cache counts as a Python int.
+
+    A call of the module gives no output tensor for them.
+    """
     program, graph = translated.exported_program, translated.model.graph
     assert program is not None
     specs = [spec for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
@@ -140,11 +143,14 @@ def find_computed_types(program: ExportedProgram) -> tuple[str, ...]:
 def _ranges(
     program: ExportedProgram, source: TorchSource
 ) -> tuple[dict[str, tuple[int, int | None]], dict[str, frozenset[int]]]:
-    """The sizes that each named dim may have in the traced program, as far as torch knows them; and small sizes inside
-    of that range for which a guard of the trace fails, where it may hold or not.
+    """The sizes of named dims for which the traced program holds, as far as torch knows.
 
-    A trace may hold for fewer sizes than its ranges say: a state space model may keep its number of chunks, or that
-    the last one is full. Then torch has a guard that is not in the graph.
+    A trace may hold for fewer sizes than torch's range constraints say: the trace of a state space model may have fixed
+    its number of chunks, or that the last chunk is full. torch then has a guard, which is not in the graph.
+
+    Returns:
+        Dim → (least size, largest size or None for no limit).
+        Dim → the sizes below `SMALL` for which a guard fails; the program may compute something else there.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     tensors = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
@@ -179,16 +185,22 @@ def _ranges(
     return ranges, unheld
 
 
-def _holds(guard: Any, traced: Mapping[Any, int], symbols: Set[Any], size: int) -> bool:
-    """Whether a guard holds where all `symbols` are of that size, and the others as traced."""
-    values = {known: Integer(value) for known, value in {**traced, **dict.fromkeys(symbols, size)}.items()}
+def _holds(guard: Basic, traced: Mapping[Basic, int], symbols: Set[Basic], size: int) -> bool:
+    """Whether a guard holds if all `symbols` have this size, and the other symbols the size they were traced with."""
+    values = {symbol: Integer(value) for symbol, value in {**traced, **dict.fromkeys(symbols, size)}.items()}
     return guard.xreplace(values) != false
 
 
-def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbols: Set[Any]) -> int | None:
-    """The largest size of all `symbols`, those of one name, for which the guards hold; None where there is no limit.
+def _largest_size(guards: Sequence[Basic], traced: Mapping[Basic, int], symbols: Set[Basic]) -> int | None:
+    """The largest size for which the guards hold, given to all `symbols` together; None if there is no limit.
 
-    A guard that fails at single sizes, or at odd ones, sets no limit: it concerns strides or a divisor.
+    Only a guard that fails at both of two large neighbouring sizes sets a limit: one that fails at some sizes, such as
+    odd ones, is about strides or a divisor.
+
+    Args:
+        guards: conditions on the symbols.
+        traced: the size of each symbol in the trace.
+        symbols: torch's symbols for one named dim.
     """
     ends = [guard for guard in guards if not any(_holds(guard, traced, symbols, size) for size in (FAR, FAR + 1))]
     if not ends:
@@ -199,15 +211,15 @@ def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbols: Set
 
 
 SMALL: Final = 65
-"""More than any size that is drawn by itself."""
+"""Greater than any size that a draw chooses freely."""
 FAR: Final = 2**14
 """Longer than any chunk, and short enough that no count of bytes reaches the bounds of an index."""
 NO_LARGEST: Final = 2**31
-"""From here on torch's bounds mean that there is none."""
+"""An upper bound of torch that is at least this large means: no bound."""
 
 
 def _parameters(model: ir.Model, source: TorchSource) -> list[ir.Value]:
-    """The initializers that are parameters. A tied weight has one initializer, so all of its names are compared."""
+    """The initializers that are parameters. A tied weight has one initializer and several names; any of them counts."""
     named = {name for name, _ in source.module.named_parameters(remove_duplicate=False)}
     return [value for name, value in model.graph.initializers.items() if name in named]
 
@@ -250,7 +262,7 @@ def _operator_name(node: Node) -> str:
 
 
 def _caller(node: Node) -> str:
-    """`, which module 'layers.0.mlp' (MLP) calls at model.py:12`."""
+    """The end of a sentence, such as `, which module 'layers.0.mlp' (MLP) calls at model.py:12`."""
     stack = node.meta.get("nn_module_stack") or {}
     path, kind = list(stack.values())[-1] if stack else ("", "")
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
@@ -261,13 +273,14 @@ def _caller(node: Node) -> str:
 
 
 def _way_out(operator: str, reason: str) -> str:
+    """What to do about an operator without a translation; `reason` is torch's message."""
     if operator.partition(".")[0] not in TORCHS_OWN:
         return (
-            "it is an operator of a library's own: let the module compute the same by torch's operators where "
-            "torch.compiler.is_exporting() is true"
+            "the operator belongs to another library: where torch.compiler.is_exporting() is true, let the module "
+            "compute the same by torch's operators"
         )
     if "complex-valued" in reason:
-        return "on complex numbers it has none: compute with their parts (torch.view_as_real)"
+        return "on complex tensors there is none: compute with their parts (torch.view_as_real)"
     return "try another opset (export.opset), or other torch operators that compute the same"
 
 

@@ -1,7 +1,7 @@
 """ONNX translations that torch's exporter lacks or has wrong: grouped products, `squeeze`, ordered elements, and so on.
 
 An operator of `translation_table` is found by name, since a library registers its own when it is loaded. Scalars along
-a dim have become vectors before (`trace.raise_scalars`).
+a dim have become vectors before (`program_rewrites.unsqueeze_scalars`).
 """
 
 from __future__ import annotations

@@ -89,6 +89,8 @@ class TextParts:
                 return TextParts(
                     place, {name: read_model(file, unread=True).proto.graph for name, file in files.items()}
                 )
+        if not folder.is_dir():
+            raise UsageError(f"no folder {folder}; expected that of a run with model.task: text-generation")
         listing = " or ".join(" and ".join(f"{MODELS}/{name}.onnx" for name in names) for names in LAYOUTS)
         raise UsageError(f"{folder} has no {listing}; expected the folder of a run with model.task: text-generation")
 

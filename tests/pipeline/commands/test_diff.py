@@ -112,6 +112,7 @@ def test_layers_as_a_table_and_as_json(model) -> None:
     [
         (["--structure-only", "--layers"], "--structure-only runs no model, and --layers and --values need runs"),
         (["--all", "--most", "3"], "--all writes out every entry, so --most has no effect"),
+        (["--part", "decoder"], "found --part decoder with ONNX files alone; leave it out"),
     ],
 )
 def test_options_that_exclude_each_other(model, words: list[str], said: str) -> None:

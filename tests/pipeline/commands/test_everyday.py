@@ -81,15 +81,27 @@ def test_what_is_not_proven_is_not_written(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "said"),
     [
-        "extract --to nope", "rename --value x", "fix-shapes --shape x=a,b", "fix-shapes --shape y=1,2",
-        "outputs --drop nope", "change-batch --size 0", "convert-opset --opset 1", "to-fp16 --keep Nope",
+        ("extract", "expected --from NAME, --to NAME or both"),
+        ("extract --to nope", "the model has no value or node 'nope'"),
+        ("outputs", "expected --add VALUE or --drop OUTPUT"),
+        ("outputs --drop nope", "the model has no output 'nope'"),
+        ("rename --value x", "--value is 'x'; expected OLD=NEW"),
+        ("rename --value x=a --value x=b", "found x=a and x=b for one name; leave one of them out"),
+        ("fix-shapes --shape x", "--shape is 'x'; expected INPUT=1,3,320,320"),
+        ("fix-shapes --shape x=a,b", "--shape is 'x=a,b'; expected INPUT=1,3,320,320"),
+        ("fix-shapes --shape y=1,2", "the model has no input 'y'"),
+        ("change-batch --size 0", "size is 0; expected a number of 1 or more, or a dim's name"),
+        ("convert-opset --opset 1", "convert-opset: found opset 1, expected 7 to"),
+        ("to-fp16 --keep Nope", "the model has no node or operator 'Nope'"),
     ],
-)  # fmt: skip
-def test_mistakes(words: str, model: Path) -> None:
+)
+def test_mistakes(words: str, said: str, model: Path) -> None:
     name, *options = words.split()
-    call(name, model, "-o", model.with_name("out.onnx"), *options, code=2)
+    out = model.with_name("out.onnx")
+    assert said in call(name, model, "-o", out, *options, code=2)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("words", ["view -o", "inspect --html"])

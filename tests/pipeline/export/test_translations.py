@@ -16,15 +16,15 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from pipeline.errors import Unsupported
-from pipeline.export.to_onnx import explain_untranslatable
-from pipeline.export.trace import (
+from pipeline.export.program_rewrites import (
     BY_PARTS,
     MOVES,
     cast_subtrahends,
     decompose_complex,
     move_complex_as_real,
-    raise_scalars,
+    unsqueeze_scalars,
 )
+from pipeline.export.to_onnx import explain_untranslatable
 from pipeline.export.transformers_defaults import keep_triangular_systems
 from pipeline.export.translations import TRANSLATIONS, translation_table
 from pipeline.runtime.tensors import to_numpy
@@ -43,7 +43,7 @@ def exported(function: Callable[..., Any], *args: Tensor) -> onnx.ModelProto:
     program = torch.export.export(Calling(function), args, strict=False)
     program = decompose_complex(program)
     move_complex_as_real(program)
-    raise_scalars(program)
+    unsqueeze_scalars(program)
     cast_subtrahends(program)
     try:
         made = torch.onnx.export(

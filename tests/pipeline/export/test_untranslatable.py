@@ -55,8 +55,8 @@ def test_an_operator_of_a_library_s_own(factory: Callable[..., ModelConfig]) -> 
     )
     assert head.endswith('net.py", line 19, in forward')
     assert way_out == (
-        "it is an operator of a library's own: let the module compute the same by torch's operators where "
-        "torch.compiler.is_exporting() is true"
+        "the operator belongs to another library: where torch.compiler.is_exporting() is true, let the module "
+        "compute the same by torch's operators"
     )
     assert "No ONNX function found" in reason
 
@@ -71,7 +71,7 @@ def test_the_very_call_is_named(factory: Callable[..., ModelConfig]) -> None:
     """`unsqueeze` of real numbers, in the module above, is not what fails."""
     first, _ = refusal(factory, "three", "torch.complex(x, x).cumsum(-1).abs().unsqueeze(-1)")
     assert "aten.cumsum.default, which module 'blocks.1' (Inner) calls at File" in first
-    assert first.endswith("; on complex numbers it has none: compute with their parts (torch.view_as_real)")
+    assert first.endswith("; on complex tensors there is none: compute with their parts (torch.view_as_real)")
 
 
 def test_weights_that_forward_converts(factory: Callable[..., ModelConfig]) -> None:
