@@ -285,8 +285,8 @@ class _Nodes:
             if name in node.input:
                 label = f"{node.op_type} {known_as(node)}"
                 is_rounded = node.op_type in ROUNDING and node.input[0] == name  # not a scale
-                behind = self._readers(node.output[0], (*through, label)) if is_rounded else ()
-                yield from tuple(behind) or (f"{label} through {', '.join(through)}" if through else label,)
+                readers = self._readers(node.output[0], (*through, label)) if is_rounded else ()
+                yield from tuple(readers) or (f"{label} through {', '.join(through)}" if through else label,)
 
     @cached_property
     def _root_classes(self) -> tuple[str, ...]:

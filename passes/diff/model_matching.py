@@ -50,11 +50,11 @@ class ModelMatching:
         if matching.before.producers[old] < 0 and matching.after.producers[new] < 0:  # inputs, and what is stored
             return matching.before.value_digests[old] == matching.after.value_digests[new]
         if known >= 0:
-            return known == matching.representative(old) or known in self._behind_lost(old)
+            return known == matching.representative(old) or known in self._sources_of_lost(old)
         producer = matching.after.producers[new]
         return producer >= 0 and matching.old_of[producer] < 0
 
-    def _behind_lost(self, value: int) -> set[int]:
+    def _sources_of_lost(self, value: int) -> set[int]:
         """The values that lost nodes computed `value` from: a pass that removes such a node passes one of them on."""
         matching, values, front = self.nodes, set(), [value]
         while front:

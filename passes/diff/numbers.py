@@ -1,6 +1,7 @@
-"""Measure how much the values of two models differ: each output, each common inner value, and each layer.
+"""Run two matched models on the same inputs, and measure how far their outputs and common inner values are apart.
 
-Two values of two models may be one value by the nodes that make them, and by the nodes that read them.
+`pair_values` says which inner values are common: a value of one model may be a value of the other by the nodes that
+make both, or by the nodes that read both.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
 AT_ONCE: Final = 64
-"""Inner values that are compared in one run; all of them are in memory at once."""
+"""How many inner values one run compares; all of them are in memory at once."""
 
 MOST_SAID: Final = 200
 """Characters of a message of onnxruntime that are kept."""
@@ -48,9 +49,12 @@ class ValueErrors:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """`values` are in the order in which the second model computes them; empty if they were not asked for.
+    """The measured differences of two models.
 
-    `draws` are the draws on which both models ran; `not_run` says why the second model does not run on the rest.
+    outputs: name in the second model → the worst errors of all draws.
+    values: inner values, in the order in which the second model computes them; empty if they were not asked for.
+    draws: the labels of the draws on which both models ran.
+    not_run: a sentence on each draw on which the second model does not run.
     """
 
     outputs: Mapping[str, Errors]
@@ -73,9 +77,14 @@ class DrawnInputs:
 
 
 def draw_inputs(matched: ModelMatching, context: PassContext, most: int | None = None) -> list[DrawnInputs]:
-    """The draws of a proof (`passes.optimize.plan_draws`) on which the first model runs; `most` of them.
+    """The draws of a proof (`passes.optimize.plan_draws`) on which the first model runs.
 
-    A dim that only the second model fixes has its size.
+    A dim that is open in the first model and fixed in the second one gets the fixed size.
+
+    Args:
+        matched: the two models.
+        context: whose proof worker runs the first model.
+        most: how many draws to return; None for all.
 
     Raises:
         ModelError: an input is no tensor.
@@ -278,18 +287,18 @@ def _compare_values(before: np.ndarray, after: np.ndarray, computed_in: str | No
 
 @dataclass(frozen=True, slots=True)
 class ValuePairs:
-    """Pairs of value ids in the indices of two models; of equal values of the first model, the representative.
+    """Which values of two models may be the same, by value id; equal values of the first model are one representative.
 
-    A matched node is one node in both models, but what it makes may be another value: a Conv that took in a
-    BatchNormalization makes what the BatchNormalization made.
+    Matched nodes need not make the same value: a Conv into which a BatchNormalization was folded makes the value that
+    the BatchNormalization made before.
     """
 
     read_as: Mapping[int, Set[int]]
     """Value of the second model → the values of the first that matched nodes read at the same position."""
     certain: Mapping[int, Set[int]]
-    """The part of `read_as` from which both models compute an output by the same nodes with the same weights."""
+    """The part of `read_as` where both models compute an output from the values by equal nodes with equal weights."""
     news: Mapping[int, Iterable[int]]
-    """Value of the first model → the values of the second that may be it, by what makes them first."""
+    """Value of the first model → the values of the second that may be it; those made by matched nodes come first."""
 
 
 def pair_values(matched: ModelMatching) -> ValuePairs:

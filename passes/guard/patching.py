@@ -1,7 +1,9 @@
-"""Intercept a function, wherever it has been imported to, and restore it.
+"""Redirect calls of a function to another function, in every module that has imported it; and undo that.
 
 Replacing `onnxsim.simplify` in its module would miss code that ran `from onnxsim import simplify` before. So the
-function object stays, and its `__code__` is swapped. A native function is replaced in every module that holds it."""
+function object stays, and its `__code__` is replaced. A native function has no code: it is replaced in each module that
+holds it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ them. The constant "dispatch" is replaced by the function: an import could find 
 
 @dataclass(frozen=True, slots=True)
 class Interception:
-    """An intercepted function; `original` is a copy with the original code."""
+    """An intercepted function.
+
+    key: what `dispatch` gets to know the function by.
+    original: computes what the function did: a copy with the original code, or the native function.
+    function: the object that callers hold.
+    """
 
     key: str
     original: Callable[..., Any]
@@ -46,7 +53,7 @@ class Interception:
 
 
 def intercept(key: str, function: Callable[..., Any], dispatch: Callable[..., Any]) -> Interception:
-    """Redirect calls of `function` to `dispatch(key, args, kwargs)`."""
+    """Redirect calls of `function` to `dispatch(key, args, kwargs)`; `restore` undoes it."""
     if not isinstance(function, FunctionType):
         replacement = FunctionType(_code(key, (), dispatch), {"__builtins__": builtins}, key)
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # pickle finds it by these
@@ -79,11 +86,12 @@ def restore(interception: Interception) -> None:
 
 def is_intercepted(function: object) -> bool:
     """Whether `function` is intercepted already."""
-    # Not isinstance: this looks at whatever modules hold, and some of that warns when its class is asked for.
+    # Not isinstance: `function` is any object of any module, and some objects warn when their `__class__` is read.
     return type(function) is FunctionType and function.__code__.co_filename == INTERCEPT_FILE
 
 
 def _code(key: str, free: tuple[str, ...], dispatch: Callable[..., Any]) -> CodeType:
+    """The code of a function that calls `dispatch(key, args, kwargs)` and has the free variables `free`."""
     text = TEMPLATE.format(key=key, cells=" = ".join((*free, "None")), names=", ".join(free) or "None")
     names: dict[str, Any] = {}
     exec(compile(text, INTERCEPT_FILE, "exec"), names)

@@ -48,8 +48,7 @@ def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool
 
 
 def _infos(graph: GraphProto, what: str) -> list[ValueInfoProto]:
-    """The inputs that a caller gives, without initializers that are declared as inputs, too; or all the outputs, since
-    an output may be a constant."""
+    """The inputs that a caller has to give, or all outputs; an initializer that is declared as an input is left out."""
     if what == "output":
         return list(graph.output)
     return required_inputs(graph)
@@ -105,6 +104,7 @@ def fill_in_outputs(model: DetachedModel) -> DetachedModel:
 
 
 def _is_other(declared: TypeProto) -> bool:
+    """Whether the type is declared, and is not that of a tensor: a sequence, an optional, a map."""
     return declared.WhichOneof("value") not in (None, "tensor_type")
 
 
@@ -139,10 +139,11 @@ FREE_INITIALIZERS: Final = 4
 """The first IR version in which an initializer need not be a graph input as well."""
 
 NAMED: Final = 3
+"""How many initializers `describe_defaults` names."""
 
 
 def free_initializers(model: DetachedModel) -> DetachedModel:
-    """A model of an older IR version as one of version 4, in which initializers are no inputs."""
+    """`model` in IR version 4, where initializers need not be inputs; itself if its version is 4 or later."""
     if not 0 < model.proto.ir_version < FREE_INITIALIZERS:
         return model
     proto = model.copy_proto()
@@ -152,7 +153,11 @@ def free_initializers(model: DetachedModel) -> DetachedModel:
 
 
 def drop_default_inputs(graph: onnx.GraphProto) -> set[str]:
-    """Take the inputs away that are initializers, in place; returns their names."""
+    """Remove the graph inputs that are initializers, in place.
+
+    Returns:
+        Their names.
+    """
     names = _defaults(graph)
     for index in reversed([index for index, info in enumerate(graph.input) if info.name in names]):
         del graph.input[index]
@@ -160,7 +165,11 @@ def drop_default_inputs(graph: onnx.GraphProto) -> set[str]:
 
 
 def restore_version(source: DetachedModel, final: DetachedModel) -> DetachedModel:
-    """`final` in the older IR version of `source`, with its initializers as inputs; itself if its opsets are newer."""
+    """`final` in the IR version of `source`, with its initializers as inputs, if that version is below 4.
+
+    Returns:
+        `final` itself if `source` has version 4 or later, or if the opsets differ: newer opsets need a newer version.
+    """
     is_older = 0 < source.proto.ir_version < FREE_INITIALIZERS
     if not is_older or list(source.proto.opset_import) != list(final.proto.opset_import):
         return final
@@ -171,7 +180,7 @@ def restore_version(source: DetachedModel, final: DetachedModel) -> DetachedMode
 
 
 def declare_initializers(graph: onnx.GraphProto) -> None:
-    """Make an input of each initializer, in place, as IR versions before 4 have it."""
+    """Declare each initializer as a graph input too, in place, as IR versions before 4 require."""
     declared = GraphIndex(graph).inputs
     graph.input.extend(
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -181,14 +190,14 @@ def declare_initializers(graph: onnx.GraphProto) -> None:
 
 
 def hide_defaults(graph: onnx.GraphProto) -> None:
-    """Leave the inputs without their defaults, in place, so that no pass can take these for constants."""
+    """Remove the initializers that are defaults of inputs, in place, so that no pass can take them for constants."""
     hidden = _defaults(graph)
     for index in reversed([index for index, tensor in enumerate(graph.initializer) if tensor.name in hidden]):
         del graph.initializer[index]
 
 
 def with_defaults(before: DetachedModel, after: DetachedModel) -> DetachedModel:
-    """`after` with the defaults that inputs of `before` have; an input that it has dropped comes back."""
+    """`after` with the defaults of the inputs of `before`; an input with a default that a pass dropped comes back."""
     graph, hidden = before.proto.graph, _defaults(before.proto.graph)
     if not hidden:
         return after
@@ -213,4 +222,5 @@ def describe_defaults(model: DetachedModel) -> str:
 
 
 def _defaults(graph: onnx.GraphProto) -> set[str]:
+    """The names that are both a graph input and an initializer."""
     return initializers_of(graph).keys() & GraphIndex(graph).inputs.keys()

@@ -215,7 +215,7 @@ def rows_by_input(model: DetachedModel) -> dict[str, int]:
         shape = tuple(lookup.stored.dims) if lookup.stored is not None else view.dims(lookup.data) or ()
         rows = shape[lookup.axis] if lookup.axis < len(shape) else ""
         if isinstance(rows, int):
-            for name in _inputs_behind(lookup.selectors[0], view.producers) & view.required_inputs.keys():
+            for name in _sources_of_moves(lookup.selectors[0], view.producers) & view.required_inputs.keys():
                 sizes[name] = min(rows, sizes.get(name, rows))
     return sizes
 
@@ -224,11 +224,11 @@ def length_inputs(model: DetachedModel) -> frozenset[str]:
     """Inputs that recurrent operators read as the lengths of their sequences."""
     view = GraphView(model)
     recurrent = (node for node in model.index.live if node.op_type in RECURRENT and input_of(node, LENGTHS))
-    read = [_inputs_behind(input_of(node, LENGTHS), view.producers) for node in recurrent]
+    read = [_sources_of_moves(input_of(node, LENGTHS), view.producers) for node in recurrent]
     return frozenset().union(*read) & view.required_inputs.keys()
 
 
-def _inputs_behind(name: str, producers: Mapping[str, NodeProto]) -> set[str]:
+def _sources_of_moves(name: str, producers: Mapping[str, NodeProto]) -> set[str]:
     """The values from which ops that only move or cast elements compute `name`."""
     sources, front, seen = set(), [name], set()
     while front:

@@ -1,5 +1,4 @@
-"""What onnx itself offers as steps: another opset, with what each operator has become there, by onnx's converter; and
-its shape inference."""
+"""The tools of the package `onnx` as steps: its version converter (`convert-opset`) and its shape inference."""
 
 from __future__ import annotations
 
@@ -21,15 +20,15 @@ from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
 
 OLDEST: Final = 7
-"""onnx's converter knows older opsets in part."""
+"""The oldest opset to convert to: onnx's converter lacks operators of older ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertOpset(Step):
     """Convert the model to opset `to`, up or down; local functions are inlined first.
 
-    onnx's converter works on stand-ins: it looks at small constants alone, such as axes. onnxscript's converter is not
-    taken: it goes up only, from 18 to 25, and leaves attributes of older operators as they are.
+    onnx's converter gets stand-ins of the weights: it reads only small constants, such as axes. onnxscript's converter
+    is not used: it only goes up, from 18 to 25, and leaves attributes of older operators as they are.
     """
 
     to: int = 21
@@ -61,12 +60,12 @@ class ConvertOpset(Step):
         converted = context.worker.call(convert, model=model.proto.SerializeToString(), to=self.to)
         proto = onnx.load_from_string(converted)
         for node, reason in _without_form(proto, self.to):
-            raise StepFailed(f"{_name_of(node)} {reason} at opset {self.to}: onnx's converter has left it as it was")
+            raise StepFailed(f"{_name_of(node)} {reason} at opset {self.to}: onnx's converter left it unchanged")
         return PassResult(model.with_proto(proto))
 
 
 def _with_opset(model: DetachedModel, to: int) -> DetachedModel:
-    """`model`, which has operators of other domains alone (such as ai.onnx.ml), with an import of ONNX's own."""
+    """`model`, whose operators are all of other domains (such as ai.onnx.ml), with an import of ONNX's domain."""
     proto = model.copy_proto()
     proto.opset_import.append(onnx.helper.make_opsetid("", to))
     least = onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
@@ -87,30 +86,37 @@ def convert(model: bytes, to: int) -> bytes:
     try:
         return version_converter.convert_version(proto, to).SerializeToString()
     except Exception as error:
-        found = list(_unconvertible(proto, to))
+        refused = list(_unconvertible(proto, to))
         types = _value_types(proto)
         owners = [node for node in every_node(proto.graph) if bodies_in(node)]  # the converter still sees their bodies
-        kept = [node for node in (*owners, *(node for node, _ in found)) if _has_same_form(node, types, proto, to)]
+        kept = [node for node in (*owners, *(node for node, _ in refused)) if _has_same_form(node, types, proto, to)]
         names = {node.output[0] for node in kept}
-        blamed = [f"{_name_of(node)} {why}" for node, why in found if node.output[0] not in names]
+        blamed = [(node, reason) for node, reason in refused if node.output[0] not in names]
         if kept and not blamed:
             return _convert_around(proto, names, to).SerializeToString()
         if not blamed:
             raise
-        more = [words.rpartition("' ")[0] + "'" for words in blamed[1 : NAMED + 1]]
-        others = f"{len(blamed) - 1} more" if len(blamed) > NAMED + 1 else "also"
-        rest = f"; {others}: {', '.join(more)}" if more else ""
-        raise StepFailed(blamed[0] + rest) from error
+        raise StepFailed(_describe_refusals(blamed)) from error
+
+
+def _describe_refusals(blamed: Sequence[tuple[NodeProto, str]]) -> str:
+    """The first node with its reason, and the names of the next `NAMED` nodes."""
+    (node, reason), *others = blamed
+    names = ", ".join(_name_of(other) for other, _ in others[:NAMED])
+    count = f"{len(others)} more" if len(others) > NAMED else "also"
+    return f"{_name_of(node)} {reason}" + (f"; {count}: {names}" if names else "")
 
 
 def _convert_around(proto: onnx.ModelProto, kept: Collection[str], to: int) -> onnx.ModelProto:
-    """`proto` at opset `to`, with the nodes as they are that make the values `kept`: the converter leaves operators of
-    other domains alone.
+    """Convert `proto` to opset `to`, except the nodes whose first output is in `kept`.
+
+    For the time of the conversion these nodes are in a domain of their own: the converter leaves operators of other
+    domains as they are.
 
     Raises:
         StepFailed: the converter refuses the rest.
     """
-    proto.graph.CopyFrom(infer_types(proto))  # it infers nothing through them
+    proto.graph.CopyFrom(infer_types(proto))  # the converter infers no type through operators of other domains
     for node in every_node(proto.graph):
         node.domain = KEPT if node.output and node.output[0] in kept else node.domain
     proto.opset_import.append(onnx.helper.make_opsetid(KEPT, 1))
@@ -127,13 +133,15 @@ def _convert_around(proto: onnx.ModelProto, kept: Collection[str], to: int) -> o
 
 
 KEPT: Final = "onnxline.kept"
+"""The domain of the nodes that the converter must leave as they are."""
 
 
 def _has_same_form(node: NodeProto, types: Mapping[str, onnx.ValueInfoProto], proto: onnx.ModelProto, to: int) -> bool:
-    """Whether opset `to` has the same operator for what the node uses of it: inputs, outputs, attributes and types.
+    """Whether the node can stay as it is: opset `to` has the operator with the same inputs and outputs, and with the
+    attributes and types that the node uses.
 
-    Between Add 14 and Add 13, say, only the types differ, and onnx has no adapter down. What the node computes is
-    proven by a run of the result.
+    Add 14 differs from Add 13 in its types alone, say, and onnx has no adapter down. That the node still computes the
+    same is proven by a run of the result.
     """
     schemas = _schemas_of(node, opset_of(proto), to)
     if schemas is None:
@@ -147,6 +155,7 @@ def _has_same_form(node: NodeProto, types: Mapping[str, onnx.ValueInfoProto], pr
 
 
 def _signature(schema: onnx.defs.OpSchema, without: Collection[str] = ()) -> object:
+    """What two versions of an operator have to share: attributes (but `without`), inputs and outputs, to compare."""
     attributes = {
         name: (found.type, found.required, str(found.default_value))
         for name, found in schema.attributes.items()
@@ -185,7 +194,7 @@ def _drop_defaults(proto: onnx.ModelProto, to: int) -> None:
 
 
 def _schemas_of(node: NodeProto, *opsets: int) -> list[onnx.defs.OpSchema] | None:
-    """The schema of the operator in each of `opsets` of ONNX; None where one of them does not have it."""
+    """The operator's schema in each of `opsets`; None if the node is not ONNX's, or an opset lacks its operator."""
     if node.domain not in ONNX_DOMAINS:
         return None
     try:
@@ -201,7 +210,7 @@ def _is_default(attribute: onnx.AttributeProto, default: onnx.AttributeProto) ->
 
 
 def _write_constants_as_tensors(proto: onnx.ModelProto) -> None:
-    """Give each numeric Constant the attribute `value`, in place: the converter reads axes from no other attribute."""
+    """Store each numeric Constant in the attribute `value`, in place: the converter reads axes from `value` alone."""
     for node in every_node(proto.graph):
         tensor = constant_of(node)
         if tensor is not None and node.attribute[0].name != "value":
@@ -216,9 +225,9 @@ def _value_types(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def _unconvertible(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto, str]]:
-    """The nodes that the converter cannot convert, each tried as a model of its own, with the reason.
+    """(node, reason) for each node that the converter cannot convert, found by converting each node alone.
 
-    The converter's own message names the operator that it met first, and no node.
+    The converter's own message names only the operator that it met first, and no node.
     """
     known, stored = _value_types(proto), dict[str, TensorProto]()
     for index in map(GraphIndex, every_graph(proto.graph)):
@@ -246,7 +255,7 @@ def _unconvertible(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto,
 
 
 def _why_not(error: str, of: int, to: int) -> str:
-    """The converter's message on one node, as the end of a sentence."""
+    """The converter's message on a node as the end of a sentence that begins with the node."""
     lacks = NO_ADAPTER.search(error)
     if lacks is not None:
         return (
@@ -270,10 +279,12 @@ def _refuse_attention(proto: onnx.ModelProto, to: int) -> None:
 
 
 def _refuse_inner_axes(proto: onnx.ModelProto, to: int) -> None:
-    """Refuse a Softmax along an axis before the last one, which onnx's converter takes down as it is.
+    """Refuse a Softmax along an axis before the last one on the way to an opset below 13.
+
+    onnx's converter leaves such a Softmax unchanged, and the older Softmax computes along that axis and all after it.
 
     Raises:
-        StepFailed: there is one, and opset `to` computes it along all axes after that one, too.
+        StepFailed: naming the node.
     """
     if to >= ALONG_ONE_AXIS or opset_of(proto) < ALONG_ONE_AXIS:
         return
@@ -295,7 +306,7 @@ ALONG_ONE_AXIS: Final = 13
 
 
 def _without_form(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto, str]]:
-    """The nodes of ONNX's own operators that opset `to` does not have as they are, each with the reason."""
+    """(node, reason) for each node of ONNX's domain that is not valid at opset `to`."""
     graphs = (proto.graph, *proto.functions)
     own = {(function.domain, function.name) for function in proto.functions}
     for node in (node for graph in graphs for node in every_node(graph)):
@@ -307,11 +318,12 @@ def _without_form(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto, 
 
 
 def _lack_of(node: NodeProto, to: int) -> str:
+    """Why the node is not valid at opset `to`, as the end of a sentence; empty if it is valid."""
     try:
         schema = onnx.defs.get_schema(node.op_type, to, "")
     except onnx.defs.SchemaError:
         known = onnx.defs.has(node.op_type)
-        return "has no form" if known else ""  # onnxruntime adds operators to ONNX's domain, which have no versions
+        return "has no form" if known else ""  # onnxruntime adds operators without versions to ONNX's domain
     if schema.deprecated:
         return "has no form"
     unknown = [attribute.name for attribute in node.attribute if attribute.name not in schema.attributes]

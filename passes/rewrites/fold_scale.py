@@ -111,7 +111,7 @@ class ScaleFolder:
         """Fold a factor into the factor before it, with operators between that only move elements."""
         for node in self.rewriter.by_op("Mul", "Div"):
             factor = self._factor_of(node)
-            before = None if factor is None else self._factor_behind(node.input[factor.data])
+            before = None if factor is None else self._factor_before(node.input[factor.data])
             if factor is None or before is None:
                 continue
             rescaled = [before.node.output[0], *self._values_between(before.node.output[0], factor.node)]
@@ -122,7 +122,7 @@ class ScaleFolder:
     def fold_around_products(self) -> None:
         """Leave one factor of those of a product's operands and of its result."""
         for product in self.rewriter.by_op("MatMul"):
-            factors = [factor for name in product.input if (factor := self._factor_behind(name)) is not None]
+            factors = [factor for name in product.input if (factor := self._factor_before(name)) is not None]
             after = self._factor_after(product.output[0])
             if after is not None and factors:
                 factors.append(after)
@@ -141,7 +141,7 @@ class ScaleFolder:
         In float16 the factors stay on the operands, since the product could overflow without them.
         """
         rewriter, result = self.rewriter, product.output[0]
-        factors = [factor for name in product.input if (factor := self._factor_behind(name)) is not None]
+        factors = [factor for name in product.input if (factor := self._factor_before(name)) is not None]
         after = self._factor_after(result)
         is_plain = not factors and (after is None or after.node.op_type == "Mul")
         if is_plain or (factors and rewriter.dtype(result) == TensorProto.FLOAT16):
@@ -163,7 +163,7 @@ class ScaleFolder:
         """Put each factor into the product with a weight that makes its operand, and into the bias."""
         for node in self.rewriter.by_op("Mul", "Div"):
             factor = self._factor_of(node)
-            steps = None if factor is None else self._weights_behind(node.input[factor.data])
+            steps = None if factor is None else self._weights_before(node.input[factor.data])
             if factor is None or not steps:
                 continue
             scaled = [(step, position, self._scale(step.input[position], factor.number)) for step, position in steps]
@@ -207,7 +207,7 @@ class ScaleFolder:
             return _Factor(node, 1 - position, 1 / number if node.op_type == "Div" else number)
         return None
 
-    def _factor_behind(self, name: str) -> _Factor | None:
+    def _factor_before(self, name: str) -> _Factor | None:
         """The factor that makes `name`, perhaps with layout operators between; nothing else reads what is between."""
         while not self.rewriter.is_shared(name) and (node := self.rewriter.producer(name)) is not None:
             if node.op_type in ("Mul", "Div") and not node.domain:
@@ -225,7 +225,7 @@ class ScaleFolder:
         factor = self._factor_of(node) if is_factor else None
         return factor if factor is not None and node.input[factor.data] == name else None
 
-    def _weights_behind(self, name: str) -> list[tuple[NodeProto, int]] | None:
+    def _weights_before(self, name: str) -> list[tuple[NodeProto, int]] | None:
         """The product with a weight that makes `name`, and the sum with a bias, each with the input to scale."""
         steps: list[tuple[NodeProto, int]] = []
         while not self.rewriter.is_shared(name) and (node := self.rewriter.producer(name)) is not None:

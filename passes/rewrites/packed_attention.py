@@ -1,7 +1,8 @@
-"""onnxruntime's attention operators with Q, K and V in one input: read these, separate them, write the operator again.
+"""Rewrite onnxruntime's attention operators that take Q, K and V in one input to take them as three inputs.
 
-The weight inside of `Attention` and `QAttention` becomes a product, and a packed input is divided by the layout ops
-that the operator stands for. Products merged in the graph itself are split elsewhere.
+`Attention` and `QAttention` hold the weight of the product that makes Q, K and V: it becomes a product in the graph. A
+packed input is divided by layout operators. A product of the graph itself that makes Q, K and V together is the work of
+`split-qkv`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DOMAIN: Final = "com.microsoft"
 
 @dataclass(frozen=True, slots=True)
 class InputPart:
-    """Q, K or V as a value of its own: [batch, length, width]."""
+    """Q, K or V as a value of its own: [batch, length, width]. The width is that of all heads together."""
 
     value: str
     width: int
@@ -71,7 +72,20 @@ def _separate_multi_head(writer: NodeWriter, types: GraphTypes) -> SeparateInput
 
 
 def _unstack(writer: NodeWriter, types: GraphTypes, value: str, names: str) -> tuple[list[InputPart], str]:
-    """The parts of a value with all of them along its axis 3, and the output of the first node that takes one."""
+    """Separate a value [batch, length, heads, parts, size].
+
+    Args:
+        writer: writes the nodes.
+        types: the shapes of the values.
+        value: its name.
+        names: a letter for each part along axis 3: `qkv` or `kv`.
+
+    Returns:
+        The parts, and the output of the node that takes the first of them.
+
+    Raises:
+        NotHandledError: the value has another shape, or its shape is not known.
+    """
     heads, size = types.dim(value, 2), types.dim(value, 4)
     is_packed = types.rank(value) == 5 and types.dim(value, 3) == len(names)
     if not is_packed or not isinstance(heads, int) or not isinstance(size, int):
@@ -148,7 +162,11 @@ SEPARATORS: Final[Mapping[str, Callable[[NodeWriter, GraphTypes], SeparateInputs
 
 @dataclass(frozen=True, slots=True)
 class UnpackedModel:
-    """`unpacked` maps the output of each operator that was written out to the node that takes Q, K and V apart now."""
+    """The result of `unpack_attentions`.
+
+    unpacked: output of a rewritten operator → `SeparateInputs.marker`.
+    notes: a sentence on each operator that was left.
+    """
 
     model: DetachedModel
     unpacked: Mapping[str, str] = field(default_factory=dict)
@@ -168,7 +186,12 @@ class _UnpackedWriter(NodeWriter):
 
 
 def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> UnpackedModel:
-    """`model` with packed attention operators written out, except the operators with an output in `left`."""
+    """Separate the inputs of all packed attention operators of `model`.
+
+    Args:
+        model: the model, which does not change.
+        left: outputs of operators that stay as they are.
+    """
     view = GraphView(model)
     packed = [node for node in view.own if op_of(node) in SEPARATORS and node.output[0] not in left]
     if not packed:
@@ -194,17 +217,20 @@ def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> Unpac
 def _check(writer: NodeWriter, types: GraphTypes) -> None:
     """Raise where the operator has an input, an attribute or an output that the new operator does not take."""
     node = writer.node
-    inputs, outputs, mask, advice = LIMITS.get(op_of(node), ({}, 0, 0, ""))
-    for position, title in inputs.items():
+    limits = LIMITS.get(op_of(node))
+    if limits is None:
+        return
+    for position, title in limits.refused_inputs.items():
         if input_of(node, position):
-            raise NotHandledError(f"it has {title}{advice}")
-    for name in ("do_rotary", "past_present_share_buffer") if outputs else ():
+            raise NotHandledError(f"it has {title}{limits.advice}")
+    for name in ("do_rotary", "past_present_share_buffer"):
         if attribute_of(node, name, 0):
             raise NotHandledError(f"it has {name}")
-    if outputs and any(node.output[outputs:]):
-        raise NotHandledError(f"it has a second output{advice}")
-    if mask and input_of(node, mask) and types.rank(input_of(node, mask)) not in (2, 3):
-        raise NotHandledError(f"it has a mask of lengths{advice}")
+    if any(node.output[limits.most_outputs :]):
+        raise NotHandledError(f"it has a second output{limits.advice}")
+    mask = input_of(node, limits.mask)
+    if mask and types.rank(mask) not in (2, 3):
+        raise NotHandledError(f"it has a mask of lengths{limits.advice}")
 
 
 def _end_as_it_is(writer: NodeWriter, inputs: SeparateInputs) -> None:
@@ -248,7 +274,7 @@ LABELS: Final[Mapping[str, str]] = {
     "projected_with_bias": "qkv_biased",
     **{f"{name}_heads": f"{name}.heads" for name in "qkv"},
 }
-"""Label of the shared reader → the label in these names."""
+"""Label in `separate_inputs`, which other rewrites call too → the label in this writer's names."""
 
 KEPT: Final = ("num_heads", "scale", "mask_filter_value", "unidirectional")
 """The attributes that Attention and QAttention share with MultiHeadAttention."""
@@ -256,11 +282,28 @@ KEPT: Final = ("num_heads", "scale", "mask_filter_value", "unidirectional")
 ADVICE: Final = "; put decompose-attention before split-qkv"
 """The end of a message: the step that takes the operator apart."""
 
-LIMITS: Final[Mapping[str, tuple[Mapping[int, str], int, int, str]]] = {
-    f"{DOMAIN}.Attention": ({4: "a past", 6: "past_sequence_length"}, 1, 3, ADVICE),
-    f"{DOMAIN}.QAttention": ({}, 2, 5, ""),
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What of an operator MultiHeadAttention cannot express.
+
+    refused_inputs: position of an input that it does not take → what the input is.
+    most_outputs: the outputs that it has too.
+    mask: the position of the mask among the inputs.
+    advice: the end of a message.
+    """
+
+    refused_inputs: Mapping[int, str]
+    most_outputs: int
+    mask: int
+    advice: str = ""
+
+
+LIMITS: Final[Mapping[str, _Limits]] = {
+    f"{DOMAIN}.Attention": _Limits({4: "a past", 6: "past_sequence_length"}, most_outputs=1, mask=3, advice=ADVICE),
+    f"{DOMAIN}.QAttention": _Limits({}, most_outputs=2, mask=5),
 }
-"""Operator → inputs that MultiHeadAttention does not take, the most outputs, the position of the mask, and advice."""
+"""Operator → its limits; the others are written again as they are."""
 
 ENDS: Final[Mapping[str, Callable[[NodeWriter, SeparateInputs], None]]] = {
     f"{DOMAIN}.MultiHeadAttention": _end_as_it_is,

@@ -85,7 +85,7 @@ def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     search = ProjectionSearch(view)
     for reading in (reading for readings in attention_operands(search) for reading in readings):
-        queries, keys = search.behind_scores(reading.query, reading.key)
+        queries, keys = search.before_shared_matrix(reading.query, reading.key)
         made = {"q": queries, "k": keys, "v": search.projections_of(reading.value)}
         values = {role: {projection.value for projection in own} for role, own in made.items()}
         count = Counter(value for own in values.values() for value in own)
@@ -95,7 +95,7 @@ def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
                 if count[value] > 1:
                     found[value][role].add(operands[role].name)
     return {
-        value: {role: _values_behind(view, roles[role], HEAD_OPS) for role in "qkv" if role in roles}
+        value: {role: _values_upstream(view, roles[role], HEAD_OPS) for role in "qkv" if role in roles}
         for value, roles in found.items()
     }
 
@@ -112,8 +112,8 @@ def find_merged_gates(view: GraphView) -> dict[str, Roles]:
     for node in view.by_op.get("Mul", ()):
         first, second = node.input
         for gate, up in ((first, second), (second, first)) if view.folded.isdisjoint(node.input) else ():
-            plain, curved = _values_behind(view, [gate], BETWEEN), _values_behind(view, [gate], GATING)
-            ups = _values_behind(view, [up], BETWEEN)
+            plain, curved = _values_upstream(view, [gate], BETWEEN), _values_upstream(view, [gate], GATING)
+            ups = _values_upstream(view, [up], BETWEEN)
             if not ups - curved:
                 continue  # x · sigmoid(x), or a GELU in several ops: one activation of one value
             for value in sorted((curved & ups) - plain):
@@ -130,7 +130,7 @@ def _is_projection(view: GraphView, value: str) -> bool:
     return product is not None and not is_join(view, product)
 
 
-def _values_behind(view: GraphView, names: Iterable[str], through: frozenset[str]) -> frozenset[str]:
+def _values_upstream(view: GraphView, names: Iterable[str], through: frozenset[str]) -> frozenset[str]:
     """`names`, the values that they are computed from through ops in `through`, and those where the walk ends."""
     seen: set[str] = set()
     front = list(names)

@@ -113,10 +113,10 @@ def _find_parts(
         elif value is root:
             raise NotSplit(f"is read whole by {consumers[0]}" if consumers else "has channels of one role only")
         else:
-            yield ChannelPart("".join(own) or REST, _behind_squeeze(value, fixed))
+            yield ChannelPart("".join(own) or REST, _skip_squeezes(value, fixed))
 
 
-def _behind_squeeze(value: ChannelValue, fixed: Mapping[str, str]) -> ChannelValue:
+def _skip_squeezes(value: ChannelValue, fixed: Mapping[str, str]) -> ChannelValue:
     """The output of a Squeeze or an Identity that is the only consumer of `value`."""
     while len(value.nexts) == 1 and not value.consumers and value.name not in fixed:
         (following,) = value.nexts

@@ -1,4 +1,4 @@
-"""Take the weights of a file that another tool has quantized: the float model becomes that of the tool, bit for bit."""
+"""Take the weights out of a file that another tool has quantized: the model then has the tool's weights bit for bit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from passes.rewrites.file_weights import FileWeights
 from passes.rewrites.gguf_files import read_gguf
 from passes.rewrites.nibble_files import read_checkpoint
 from passes.step import Description, PassResult, Relation, Step, values
+from passes.suggest import describe_absence
 from passes.weights.detached import DetachedModel
 
 
 @dataclass(frozen=True, slots=True)
 class TakeWeights(Step):
-    """Take weights of 4 bits out of a file of GGUF, or out of the safetensors of GPTQ or AWQ.
+    """Replace float weights by the 4-bit weights of a GGUF file, or of the safetensors of GPTQ or AWQ.
 
-    The outputs become those of the file's weights, so the proof compares with the float model that has the floats for
-    which the file stands.
+    The step changes the outputs. So its proof compares with the float model whose weights are the file's, dequantized.
 
-    file: its path; `.gguf` or `.safetensors`.
+    file: the path of the file, `.gguf` or `.safetensors`.
     """
 
     file: str = ""
@@ -36,7 +36,7 @@ class TakeWeights(Step):
         if not isinstance(self.file, str) or Path(self.file).suffix not in READERS:
             raise PolicyError(f"{self.name}: file is {self.file!r}; expected a file {' or '.join(READERS)}")
         if not Path(self.file).is_file():
-            raise PolicyError(f"{self.name}: there is no file {self.file}")
+            raise PolicyError(f"{self.name}: file is {self.file!r}: {describe_absence(Path(self.file))}")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         found = read_weight_file(model, Path(self.file))
@@ -47,7 +47,7 @@ class TakeWeights(Step):
 
 
 def read_weight_file(model: DetachedModel, path: Path) -> FileWeights:
-    """The weights of a file that stand for weights of the float model.
+    """Read the weights of a file, and match them with the weights of the float model.
 
     Args:
         model: the float model.
@@ -57,10 +57,13 @@ def read_weight_file(model: DetachedModel, path: Path) -> FileWeights:
         The weights, by the names of the model.
 
     Raises:
-        UsageError: the model has no values, or the file cannot be read or is of another network.
+        UsageError: the model's weights are unread, or the file cannot be read or is of another network.
     """
     if model.unread():
-        raise UsageError(f"{path}: the model's weights are unread, and the order of the file's rows is told by them")
+        raise UsageError(
+            f"{path}: the model's weights are unread, and matching the file's rows compares weights; leave out "
+            "--proof structure"
+        )
     return READERS[path.suffix](model, path)
 
 

@@ -133,10 +133,10 @@ def find_geglus(view: GraphView) -> Iterator[Candidate]:
 
 def _find_gated(view: GraphView, x: str, curve: tuple[NodeProto, ...]) -> Iterator[Candidate]:
     """The products of the value of `curve`, which is made from `x`, with another part or product of the same input."""
-    gate, value = _product_behind(view, x), curve[-1].output[0]
+    gate, value = _product_before(view, x), curve[-1].output[0]
     for product in view.find_consumers(value, "Mul"):
         other = view.source(view.other_operand(product, value))
-        up = _product_behind(view, other)
+        up = _product_before(view, other)
         if gate is None or up is None or other == x or view.source(gate.input[0]) != view.source(up.input[0]):
             continue
         products = (gate,) if gate.output[0] == up.output[0] else (gate, up)
@@ -144,7 +144,7 @@ def _find_gated(view: GraphView, x: str, curve: tuple[NodeProto, ...]) -> Iterat
         yield Candidate(product, (*products, *curve, product), pins, allow_gaps=True)
 
 
-def _product_behind(view: GraphView, name: str) -> NodeProto | None:
+def _product_before(view: GraphView, name: str) -> NodeProto | None:
     """The product with a constant matrix that computes `name`, up to a bias and the selection of a part."""
     for node in view.upstream(name, BETWEEN):
         if op_of(node) in PRODUCTS:

@@ -28,8 +28,8 @@ def find_adapted(view: GraphView) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for *products, base, _ in _find_adapters(view):
-        adapted = view.weight_behind(base.input[1])
-        weights = [view.weight_behind(product.input[1]) for product in products]
+        adapted = view.find_weight(base.input[1])
+        weights = [view.find_weight(product.input[1]) for product in products]
         if adapted is not None:
             found |= {weight.name: adapted.name for weight in weights if weight is not None}
     return found
@@ -75,7 +75,7 @@ def _has_matrix(view: GraphView, node: NodeProto) -> bool:
     """Whether it multiplies a computed value with a stored matrix."""
     if op_of(node) not in MATRIX_PRODUCTS or node.input[0] in view.folded:
         return False
-    weight = view.weight_behind(node.input[1])
+    weight = view.find_weight(node.input[1])
     return weight is not None and len(weight.dims) == 2
 
 

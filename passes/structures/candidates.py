@@ -137,10 +137,10 @@ class _InstanceBuilder:
         )
 
     def _near_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
-        reached = (self._behind_layout(name, members) for name in node.input if name)
+        reached = (self._source_before_layout(name, members) for name in node.input if name)
         return [members[name] for name in reached if name in members]
 
-    def _behind_layout(self, name: str, members: Mapping[str, NodeProto]) -> str:
+    def _source_before_layout(self, name: str, members: Mapping[str, NodeProto]) -> str:
         producer = self._view.producers.get(name)
         while producer is not None and name not in members:
             before = producer.input[0] if producer.op_type in LAYOUT else self._view.before_pair(name)
@@ -170,7 +170,7 @@ class _InstanceBuilder:
     def _kept_weights(self, nodes: Iterable[NodeProto]) -> Iterator[KeptWeight]:
         for node in nodes:
             for name in node.input:
-                tensor = self._view.weight_behind(name) if name else None
+                tensor = self._view.find_weight(name) if name else None
                 quantized = quantized_weight(self._view, name)
                 if quantized is not None:
                     yield KeptWeight(node.op_type, quantized.name, self._digests_of(name, op_of(node)))

@@ -93,7 +93,7 @@ def _concats(model: DetachedModel) -> Iterator[frozenset[str]]:
         return
     view = GraphView(model)
     for node in nodes:
-        tensors = [view.weight_behind(name) for name in node.input]
+        tensors = [view.find_weight(name) for name in node.input]
         matrices = [tensor for tensor in tensors if tensor is not None and sum(dim > 1 for dim in tensor.dims) > 1]
         if len(matrices) > 1:
             yield frozenset(map(model.digest, matrices))

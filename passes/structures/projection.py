@@ -84,7 +84,7 @@ class ProjectionSearch:
                 return projections
         return []
 
-    def behind_scores(self, query: Operand, key: Operand) -> tuple[list[Projection], list[Projection]]:
+    def before_shared_matrix(self, query: Operand, key: Operand) -> tuple[list[Projection], list[Projection]]:
         """Those of `query` and `key`, with a matrix that they share replaced by the projections before it, if these are
         distinct.
 
@@ -97,9 +97,9 @@ class ProjectionSearch:
         shared = self._digests(first) & self._digests(second)
         if not shared:
             return first, second
-        behind = [list(self._behind_shared(side, shared)) for side in (first, second)]
-        known = [_values(side) for side in behind]
-        return (first, second) if not all(known) or known[0] & known[1] else (behind[0], behind[1])
+        before = [list(self._before_shared(side, shared)) for side in (first, second)]
+        known = [_values(side) for side in before]
+        return (first, second) if not all(known) or known[0] & known[1] else (before[0], before[1])
 
     def depends(self, node: NodeProto, source: NodeProto) -> bool:
         """Whether `node` is computed from `source`. The search stops at the position of `source` in the graph."""
@@ -111,13 +111,13 @@ class ProjectionSearch:
     def _digests(self, projections: Iterable[Projection]) -> set[str]:
         return {matrix_digest(self.view, projection.matrix) for projection in projections}
 
-    def _behind_shared(self, projections: Iterable[Projection], shared: set[str]) -> Iterator[Projection]:
+    def _before_shared(self, projections: Iterable[Projection], shared: set[str]) -> Iterator[Projection]:
         distinct: dict[str, Projection] = {}
         for projection in projections:
             is_shared = matrix_digest(self.view, projection.matrix) in shared
             data = projection.contracted
-            behind = self._reach(data.name, data.feature, HEAD_OPS) if is_shared else [projection]
-            distinct.update((source.value, source) for source in behind or [projection])
+            before = self._reach(data.name, data.feature, HEAD_OPS) if is_shared else [projection]
+            distinct.update((source.value, source) for source in before or [projection])
         yield from distinct.values()
 
     def _is_chain(self, projections: list[Projection]) -> bool:
@@ -162,8 +162,8 @@ class ProjectionSearch:
         if not is_rotation(self.view, projection.matrix):
             return []
         data = projection.contracted
-        behind = self._reach(data.name, data.feature, HEAD_OPS)
-        return behind if behind and all(_columns(self.view, source) > size[-1] for source in behind) else []
+        before = self._reach(data.name, data.feature, HEAD_OPS)
+        return before if before and all(_columns(self.view, source) > size[-1] for source in before) else []
 
 
 class _AxisVisit(NamedTuple):

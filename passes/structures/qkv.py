@@ -93,7 +93,7 @@ def _read(search: ProjectionSearch, readings: Sequence[Operands]) -> Triple | Me
     triples: list[tuple[int, Triple]] = []
     merged: MergedProjection | None = None
     for reading in readings:
-        queries, keys = search.behind_scores(reading.query, reading.key)
+        queries, keys = search.before_shared_matrix(reading.query, reading.key)
         for query, key, value in product(queries, keys, search.projections_of(reading.value)):
             values = [query.value, key.value, value.value]
             if len(set(values)) < 3:
@@ -147,8 +147,8 @@ def _without_shared_digests(weights: Sequence[KeptWeight]) -> tuple[KeptWeight, 
 def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], pinnable: Set[str]) -> Instance:
     module = module_of([projection.node for projection in triple])
     outputs = [projection.value for projection in triple]
-    sums = [_behind_bias(view, name) for name in outputs]
-    heads = [_behind_reshapes(view, name) for name in sums]
+    sums = [_skip_bias(view, name) for name in outputs]
+    heads = [_skip_reshapes(view, name) for name in sums]
     # A pin needs a type, and a value of the main graph; elsewhere only the checker protects the instance.
     known = all(name in view.types and name in pinnable for name in (*outputs, *sums, *heads))
     sites = zip(outputs, sums, heads, strict=True) if known else ()
@@ -156,13 +156,13 @@ def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], 
     return Instance("qkv", module, module, weights, pins)
 
 
-def _behind_bias(view: GraphView, name: str) -> str:
+def _skip_bias(view: GraphView, name: str) -> str:
     """The sum with a constant that is the only consumer of `name`, else `name`: product and sum may become one node."""
     node = _only_consumer(view, name)
     return node.output[0] if node is not None and _is_bias(view, node) else name
 
 
-def _behind_reshapes(view: GraphView, name: str) -> str:
+def _skip_reshapes(view: GraphView, name: str) -> str:
     """The value after the bias and all reshapes of `name`, as far as each is the only consumer of the value before.
 
     A product with a bias takes matrices. For other ranks a pass puts it between two Reshapes, and may merge the second
@@ -303,7 +303,7 @@ def find_packed(view: GraphView) -> Iterator[MergedProjection]:
     """The matrices of onnxruntime's operators that project to Q, K and V by themselves."""
     for op in PACKED_OPS:
         for node in view.by_op.get(op, ()):
-            weight = view.weight_behind(node.input[1]) if len(node.input) > 1 else None
+            weight = view.find_weight(node.input[1]) if len(node.input) > 1 else None
             if weight is not None:
                 yield MergedProjection(node.output[0], weight, True)
 

@@ -142,7 +142,7 @@ def _is_table(view: GraphView, name: str) -> bool:
     quantized = quantized_weight(view, name)
     if quantized is not None:
         return len(quantized.stored.dims) == 2
-    table = view.weight_behind(name)
+    table = view.find_weight(name)
     return table is not None and len(table.dims) == 2 and table.data_type in TABLE_TYPES
 
 

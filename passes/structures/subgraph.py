@@ -43,9 +43,9 @@ def is_data(node: NodeProto, view: GraphView) -> bool:
 def nodes_between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) -> list[NodeProto]:
     """`nodes`, and the data nodes on paths of at most `hops` nodes from one of them to another, in graph order."""
     chosen = {first_output(node): node for node in nodes if is_data(node, view)}
-    ahead = _reach(chosen.values(), lambda node: _consumers(node, view), hops)
-    behind = _reach(chosen.values(), lambda node: _producers(node, view), hops)
-    linked = {key: node for key, node in ahead.items() if key in behind and is_data(node, view)}
+    downstream = _reach(chosen.values(), lambda node: _consumers(node, view), hops)
+    upstream = _reach(chosen.values(), lambda node: _producers(node, view), hops)
+    linked = {key: node for key, node in downstream.items() if key in upstream and is_data(node, view)}
     return _sort((chosen | linked).values(), view)
 
 
@@ -90,8 +90,8 @@ def _meeting(starts: list[NodeProto], view: GraphView) -> list[NodeProto]:
     reached = [set(_reach([start], lambda node: _consumers(node, view), HOPS)) for start in starts]
     common = set.intersection(*reached)
     nodes = _sort((view.producers[name] for name in common if name), view)[:1]
-    while nodes and (behind := _only_reader(nodes[-1], view)) is not None and behind.op_type in ARRANGING:
-        nodes.append(behind)
+    while nodes and (reader := _only_reader(nodes[-1], view)) is not None and reader.op_type in ARRANGING:
+        nodes.append(reader)
     return nodes
 
 

@@ -118,7 +118,7 @@ class GraphView(GraphIndex):
         dims = info.type.tensor_type.shape.dim
         return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
 
-    def weight_behind(self, name: str) -> TensorProto | None:
+    def find_weight(self, name: str) -> TensorProto | None:
         """The initializer `name`, perhaps seen through layout ops; None if `name` is computed."""
         return self.initializers.get(self.origin_of(name, ARRANGING))
 

@@ -1,12 +1,12 @@
-"""Digests of tensors, and stand-ins: a few elements in place of a tensor, made from its digest.
+"""`Weight`, a tensor's bytes with their digest; and its stand-in: a few elements in its place, made from the digest.
 
-Optimizers compare and hash tensors by these elements, so two stand-ins are equal exactly when their tensors are equal,
+Optimizers compare and hash tensors by these elements. So two stand-ins are equal exactly when their tensors are equal,
 and the stand-in of a tensor of only 0 or only 1 is all 0 or all 1. The elements of other stand-ins are never 0 or 1,
 nor NaN in any format, since a NaN would make a tensor unequal to itself.
 
-**Unread** weights are identified by their file range instead: their digest is computed from file, offset and length.
-Equal ranges are equal tensors; but two copies of one tensor count as different, and a tensor of only 0 or 1 is not
-recognized. So a model of terabytes is detached without reading any of its elements.
+The digest of an **unread** weight is computed from its file, offset and length. Equal ranges are equal tensors; but two
+copies of one tensor count as different, and a tensor of only 0 or 1 is not recognized. So a model of terabytes is
+detached without reading any of its elements.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from onnx import TensorProto, helper
 from passes.errors import ModelError
 
 DETACH_FROM_BYTES: Final = 1024
+"""Smaller tensors stay in the model."""
 
 MOST_ELEMENTS: Final = 32
 """Elements of a stand-in: one for each hex digit of a digest."""
 
 BLOCK: Final = 64
-"""Columns that are copied together."""
+"""Rows or columns of a transposed matrix that are copied together."""
 
 Key = tuple[tuple[int, ...], int, tuple[float, ...]]
 """Shape, ONNX dtype and elements of a stand-in: they identify a detached tensor that a pass has moved or renamed."""
@@ -35,20 +36,26 @@ Key = tuple[tuple[int, ...], int, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A view of one tensor's bytes as in ONNX `raw_data`: row-major, little-endian."""
+    """A view of one tensor's bytes as in ONNX `raw_data`: row-major, little-endian.
+
+    dims: the tensor's shape.
+    data_type: its dtype, of `TensorProto.DataType`.
+    data: its bytes, uint8; an array that is not contiguous stands for several unread tensors in one.
+    digest: 32 hex digits that equal tensors share.
+    """
 
     dims: tuple[int, ...]
     data_type: int
     data: np.ndarray
     digest: str
     unread: bool = False
-    """Whether its digest is computed from its file range, and not from its content."""
+    """Whether the digest is computed from the file range instead of the content."""
     digests_by_order: dict[tuple[int, ...], str] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Order of axes → the digest of the transposed tensor, where it was asked for."""
 
     @classmethod
     def of(cls, array: np.ndarray) -> Weight:
-        """An array of numbers in memory as a weight; elements that lie in their order are not copied."""
+        """A numeric array as a weight; a row-major array is not copied."""
         data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
         return cls(array.shape, helper.np_dtype_to_tensor_dtype(array.dtype), data, digest_of(array))
 
@@ -58,8 +65,11 @@ class Weight:
 
 
 def key_of(tensor: TensorProto) -> Key | None:
-    """What identifies `tensor` if it is a stand-in; None for a dtype that is never detached, and for more elements than
-    stand-ins have."""
+    """The key of `tensor` if it is a stand-in.
+
+    Returns:
+        None for a dtype that is never detached, and for more elements than a stand-in has.
+    """
     field = TYPED_FIELDS.get(tensor.data_type)
     elements = () if field is None else getattr(tensor, field)
     if field is None or len(elements) > MOST_ELEMENTS:
@@ -68,9 +78,10 @@ def key_of(tensor: TensorProto) -> Key | None:
 
 
 def stand_in_elements(weight: Weight) -> tuple[float, ...] | None:
-    """The elements of a tensor's stand-in; None if no elements identify it, so that it has to stay.
+    """The elements of a tensor's stand-in; an unread weight is not read for them.
 
-    An unread weight is not read.
+    Returns:
+        None if the tensor has to stay: it is small, or its zeros are partly negative.
     """
     if weight.unread:
         return _elements_from_digest(weight.digest)
@@ -79,9 +90,9 @@ def stand_in_elements(weight: Weight) -> tuple[float, ...] | None:
     array = weight.array()
     for unit in (0, 1):
         if array.flat[0] == unit and (array == unit).all():
-            # -0.0 among zeros: equal to a pass, not equal as bytes, so it may not share a stand-in with plain zeros.
+            # A pass takes -0.0 for 0.0, but their bytes differ: a tensor with -0.0 has no stand-in of zeros.
             uniform = not weight.data.reshape(array.size, -1).view(np.uint8).any() if unit == 0 else True
-            return _unit_number(weight, unit) if uniform else None
+            return _elements_of_unit(weight, unit) if uniform else None
     return _elements_from_digest(weight.digest)
 
 
@@ -111,24 +122,24 @@ def point_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
 
 
 def inline(tensor: TensorProto, data: np.ndarray) -> None:
-    """Give `tensor` its bytes back.
+    """Store `data` in `tensor`.
 
     Raises:
-        ModelError: it is a stack of several tensors (`passes.weights.weight_stacks`), without bytes of its own.
+        ModelError: `data` stands for several unread tensors (`passes.weights.weight_stacks`), and has no bytes.
     """
     if not data.flags.c_contiguous:
-        raise ModelError(f"{tensor.name!r} is joined from weights that are to stay unread")
+        raise ModelError(f"{tensor.name!r} is joined from several unread weights; its elements cannot be stored here")
     clear_data(tensor)
     tensor.raw_data = data.tobytes()
 
 
 def _elements_from_digest(digest: str) -> tuple[float, ...]:
-    """Numbers that no format reads as NaN, 0 or 1, as values or as bits."""
+    """2 to 17 for each hex digit: no format reads these as NaN, 0 or 1, neither as values nor as bits."""
     return tuple(2 + int(digit, 16) for digit in digest)
 
 
-def _unit_number(weight: Weight, unit: int) -> tuple[float, ...]:
-    """0 or 1 as the dtype's typed field stores it: small floats keep bit patterns there."""
+def _elements_of_unit(weight: Weight, unit: int) -> tuple[float, ...]:
+    """0 or 1 as the dtype's typed field stores it; for float16, bfloat16 and float8 the field holds bit patterns."""
     if unit == 1 and weight.data_type in SMALL_FLOATS:
         return (int.from_bytes(weight.data[: weight.array().itemsize].tobytes(), "little"),)
     return (unit,)
@@ -148,7 +159,7 @@ def digest_of(array: np.ndarray) -> str:
 
 
 def to_contiguous(array: np.ndarray) -> np.ndarray:
-    """`np.ascontiguousarray`, in a quarter of its time for a transposed matrix: blocks of it fit into a cache."""
+    """`np.ascontiguousarray`; a transposed matrix takes a quarter of the time, since it is copied by blocks."""
     if array.ndim != 2 or array.flags.c_contiguous or not array.flags.f_contiguous:
         return np.ascontiguousarray(array)
     copy = np.empty(array.shape, array.dtype)
@@ -158,7 +169,13 @@ def to_contiguous(array: np.ndarray) -> np.ndarray:
 
 
 def derived_digest(source: str, how: str, elements: Iterable[int]) -> str:
-    """128 bits, in hex, of a tensor identified by its origin; no digest of content is equal."""
+    """The digest of an unread tensor that is made from another: 128 bits in hex, unequal to all digests of content.
+
+    Args:
+        source: the digest of the unread tensor.
+        how: names the operation.
+        elements: integers that determine the operation, such as a permutation.
+    """
     return digest_of_bytes(repr(("unread", source, how, tuple(elements))).encode())
 
 
@@ -180,8 +197,8 @@ TYPED_FIELDS: Final[Mapping[int, str]] = {
         *(TensorProto.UINT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64),
     )
 }
-"""The dtypes that can be detached, with the field of TensorProto that their stand-in's elements go to. A bool stand-in
-could only say "all true"."""
+"""Dtype that can be detached → the field of TensorProto for the stand-in's elements. bool is not among them: its
+elements are 0 and 1 alone."""
 
 
 SMALL_FLOATS: Final = frozenset(

@@ -27,9 +27,9 @@ from pipeline.importers.from_torch.modules import every_module
 
 
 def not_dense(tensor: torch.Tensor) -> str:
-    """Say what a tensor is that is not dense, and what to call; empty for a dense tensor.
+    """What `tensor` is instead of a plain dense tensor, and what to do; empty for a plain dense tensor.
 
-    Check this before reading the shape: a nested tensor has none.
+    Call this before reading the shape: a nested tensor has none.
     """
     if is_functorch_wrapped_tensor(tensor):
         return "a wrapper of torch.func (vmap, grad, jvp), expected a plain tensor: make the call outside of it"
@@ -47,9 +47,11 @@ Path = tuple[str, ...]
 
 
 def branch_of(item: Any) -> tuple[Any, list[Any], list[str] | None] | None:
-    """(torch's TreeSpec, the children one level down, their names by the type's own flattening); None of a leaf.
+    """The children of `item` one level down.
 
-    Names are such as `keys` or `layers.0.keys`; None where the type has none.
+    Returns:
+        (torch's TreeSpec, the children, their names such as `keys` or `layers.0.keys`, or None if the type gives its
+        children no names); None if `item` is a leaf.
     """
     children, spec = pytree.tree_flatten(item, is_leaf=lambda part: part is not item)
     if spec.is_leaf():
@@ -73,6 +75,7 @@ def leaves_with_path(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _key(key: Any) -> str:
+    """The name in a key of torch's pytree."""
     return str(next((getattr(key, field) for kind, field in FIELDS.items() if isinstance(key, kind)), key))
 
 
@@ -80,7 +83,7 @@ FIELDS = {pytree.MappingKey: "key", pytree.SequenceKey: "idx", pytree.GetAttrKey
 
 
 def parameter_names(module: nn.Module) -> tuple[list[str], bool]:
-    """The names of forward's parameters, and whether it takes any other keyword too."""
+    """(the names of forward's parameters, whether forward has `**kwargs`)."""
     parameters = inspect.signature(module.forward).parameters.values()
     named = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -92,7 +95,7 @@ def input_tensors(module: nn.Module, example: Example) -> dict[str, torch.Tensor
 
 
 def named_leaves(module: nn.Module, example: Example) -> list[tuple[str, Any]]:
-    """(name, leaf) of every leaf of the example, constants included, in the order of `tree_flatten`."""
+    """(unique name, leaf) of each leaf of the example, constants included, in the order of `tree_flatten`."""
     leaves = list(leaves_with_path((example.args, example.kwargs)))
     names = _unique([".".join(_input_path(module, path)) for path, _ in leaves])
     return [(name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True)]
@@ -113,7 +116,7 @@ def _input_path(module: nn.Module, path: tuple[str, ...]) -> list[str]:
 
 
 def refill(module: nn.Module, example: Example, feeds: Mapping[str, torch.Tensor]) -> Example:
-    """The example with copies of `feeds` as its tensors; constants stay. Shares no memory with the example.
+    """The example with copies of `feeds` in place of its tensors, by `input_tensors`' names; constants stay.
 
     Raises:
         SourceError: a tensor is missing from `feeds`.
@@ -191,7 +194,7 @@ Part: TypeAlias = TensorLeaf | Fixed | Nested
 
 def register_caches(module: nn.Module) -> None:
     """Register the caches of `transformers` in torch's table, if the module is one of its models."""
-    modelling = sys.modules.get("transformers.modeling_utils")  # a library that is not loaded has made no model
+    modelling = sys.modules.get("transformers.modeling_utils")  # not loaded: the module is none of its models
     if modelling is None:
         return
     kind: type = modelling.PreTrainedModel
@@ -211,10 +214,14 @@ def register_cache_types() -> None:
 
 
 def fixed_values(context: Any) -> dict[str, bool | int | float | str] | None:
-    """The plain values that a trace holds of a cache, by path: {"layers.0.cumulative_length_int": 2}.
+    """The bools, ints, floats and strings that a trace fixes of a cache: {"layers.0.cumulative_length_int": 2}.
 
-    `context` is that of the cache's TreeSpec. Objects (dtypes, devices, configurations) are left out. None where
-    another library has registered the type.
+    Args:
+        context: that of the cache's TreeSpec.
+
+    Returns:
+        Path → value, without other objects (dtypes, devices, configurations); None if another library has registered
+        the type of the cache.
     """
     if not isinstance(context, Nested):
         return None
@@ -223,7 +230,7 @@ def fixed_values(context: Any) -> dict[str, bool | int | float | str] | None:
 
 
 def _caches_beside(model: type) -> Iterator[type]:
-    """Classes of the model's own file that are caches by name, without the base class."""
+    """The classes in the model's own file that are caches by their name, though not subclasses of `Cache`."""
     for name, value in vars(sys.modules[model.__module__]).items():
         if isinstance(value, type) and name.endswith("Cache") and value.__module__ == model.__module__:
             yield value

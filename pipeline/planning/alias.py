@@ -1,7 +1,7 @@
-"""Decide which outputs need no storage of their own: views of an operand, and results written over one that dies.
+"""Decide which outputs need no storage of their own: views of an operand, and results written over a dead operand.
 
-Storage is a class of values that share bytes. A class is named by its root, the value that owns the storage: an
-external value (the caller's tensor, a weight) or a value in the arena.
+Values that share bytes form a storage class. A class is named by its root, the value that owns the storage: an external
+value (the caller's tensor, a weight) or a value in the arena.
 """
 
 from __future__ import annotations
@@ -33,11 +33,16 @@ class Sharing:
 
 
 def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int, Lifetime]) -> Sharing:
-    """The outputs that take the storage of an operand: all outputs of a call as views, its first one in place, or
-    each in place of an operand of its own.
+    """Decide which outputs take the storage of an operand.
 
-    Greedy, in the order of the calls, so a storage class is complete up to the call that asks for it: a value that
-    joins later is a view of a member, and that member is still alive.
+    The outputs of a call are views of one operand; or the first output overwrites an operand; or each output overwrites
+    the operand that the kernel names for it. The calls are taken in order, so a storage class is complete up to the
+    call that asks for it: a value that joins later is a view of a member, which is still alive.
+
+    Args:
+        graph: the graph that was lowered.
+        calls: its kernel calls, in the order in which they run.
+        lives: vid → the first and the last call that use the value.
     """
     alias: dict[int, int] = {}
     classes = _Classes(graph, lives)
@@ -51,7 +56,7 @@ def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int
 
 def _shared_by(call: KernelCall, index: int, classes: _Classes) -> dict[int, tuple[int, Layout]]:
     """{out: (operand, layout)} for the outputs of a call that need no storage of their own."""
-    return _views(call, classes) or _in_place(call, index, classes) or _one_each(call, index, classes)
+    return _views(call, classes) or _in_place(call, index, classes) or _all_in_place(call, index, classes)
 
 
 def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, list[int]]:
@@ -64,15 +69,20 @@ def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, 
 
 
 def find_root(vid: int, alias: Mapping[int, int], known: dict[int, int]) -> int:
-    """The last value in the alias chain of `vid`. `known` caches the roots on the way, so a chain as long as the model
-    (a residual stream that is added to in place, say) is walked once.
+    """The last value in the alias chain of `vid`.
+
+    Args:
+        vid: where the chain begins.
+        alias: value → the value whose storage it takes.
+        known: a cache, vid → root, which is added to: a chain as long as the model, such as a residual stream that is
+            added to in place, is walked once.
     """
-    way = []
+    chain = []
     while vid in alias and vid not in known:
-        way.append(vid)
+        chain.append(vid)
         vid = alias[vid]
     root = known.get(vid, vid)
-    known.update(dict.fromkeys(way, root))
+    known.update(dict.fromkeys(chain, root))
     return root
 
 
@@ -138,6 +148,7 @@ def _may_share(call: KernelCall, source: int, classes: _Classes) -> bool:
 
 
 def _in_place(call: KernelCall, index: int, classes: _Classes) -> dict[int, tuple[int, Layout]]:
+    """The first output over the first operand, of those that the kernel may overwrite, whose storage is free."""
     positions = call.constraints.get("inplace", ())
     for position in positions if isinstance(positions, tuple) else ():
         source = call.in_vids[int(position)]
@@ -146,8 +157,8 @@ def _in_place(call: KernelCall, index: int, classes: _Classes) -> dict[int, tupl
     return {}
 
 
-def _one_each(call: KernelCall, index: int, classes: _Classes) -> dict[int, tuple[int, Layout]]:
-    """The outputs that take the storage of an operand: each output the operand that its constraint names."""
+def _all_in_place(call: KernelCall, index: int, classes: _Classes) -> dict[int, tuple[int, Layout]]:
+    """Each output over the operand that the kernel names for it, where that operand's storage is free."""
     positions = call.constraints.get("overwrites", ())
     pairs = zip(call.out_vids, positions, strict=True) if isinstance(positions, tuple) and positions else ()
     found = ((out, call.in_vids[int(position)]) for out, position in pairs)
@@ -159,6 +170,7 @@ def _one_each(call: KernelCall, index: int, classes: _Classes) -> dict[int, tupl
 
 
 def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes, out: int) -> bool:
+    """Whether the output `out` of the call at `index` may be written over its operand `source`."""
     values = classes.values
     if values[source].spec != values[out].spec:
         return False

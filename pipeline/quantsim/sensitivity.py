@@ -78,9 +78,9 @@ def find_layers(model: DetachedModel, encodings: Mapping[str, object]) -> tuple[
     for node in graph.node:
         if node.op_type not in WEIGHTED:
             continue
-        behind = consumers.get(node.output[0], [])
-        is_biased = len(behind) == 1 and behind[0].op_type == "Add" and not constants.isdisjoint(behind[0].input)
-        nodes = (node, behind[0]) if is_biased and node.output[0] not in outputs else (node,)
+        readers = consumers.get(node.output[0], [])
+        is_biased = len(readers) == 1 and readers[0].op_type == "Add" and not constants.isdisjoint(readers[0].input)
+        nodes = (node, readers[0]) if is_biased and node.output[0] not in outputs else (node,)
         layer = Layer(nodes, tuple(sources[name] for name in node.input if name in sources))
         if not encodings.keys().isdisjoint(layer.tensors()):
             layers.append(layer)

@@ -1,12 +1,15 @@
 """Mixed precision for a target: which layers get another format, so that the noise or the size is as asked for.
 
-For a ratio of signal to noise the layers that add most to the noise of the outputs get more bits, one after the other,
-and after all of them the operators between layers, such as sums and norms, whose noise is not estimated;
-for a size those that add least, for each byte that it saves, get fewer; for the metric of the task those that add most
-for each byte get more, and then those that turn out not to be needed go back. How many that takes is searched by
-halving, and what is suggested has been simulated: the estimate decides the order alone. Sizes follow from shapes. A
-bias that 32 bits do not hold in the scale of the new formats stays in float, and no suggestion for a ratio has a lower
-one than the rules as they are.
+target        order in which layers change                                            new format
+sqnr_db       most noise in the outputs first; after all layers the operators         more bits
+              between them, such as sums and norms, whose noise is not estimated
+size          least noise for each byte saved first                                   fewer bits
+metric_drop   most noise for each byte first                                          more bits
+
+The estimate of the noise decides the order alone. How many layers change is found by bisection, each trial being
+simulated; for a metric, layers that turn out not to be needed then go back. Sizes follow from shapes. A bias that 32
+bits cannot hold in the scale of the new formats stays in float. A suggestion for `sqnr_db` that misses the target is
+the best simulated trial, the rules as they are included.
 
 The layers may be those of several models: the parts of one run, which are rated together, by their chain.
 """
@@ -38,7 +41,13 @@ from pipeline.quantsim.sites import find_sites
 def weight_bytes(
     model: DetachedModel, placement: Placement, leave_out: Collection[str] = frozenset()
 ) -> tuple[int, int]:
-    """Bytes of all constants but those that are left out, before and after; scales and zero points count."""
+    """Bytes of the constants of `model` in float, and with `placement`, scales and zero points included.
+
+    Args:
+        model: the model in float.
+        placement: the format of each tensor.
+        leave_out: constants that do not count.
+    """
     placed = {found.site.tensor: found for found in placement.sites}
     before = after = 0
     for tensor in (tensor for tensor in model.proto.graph.initializer if tensor.name not in leave_out):
@@ -49,16 +58,15 @@ def weight_bytes(
         if found is None or found.precision is None:
             after += size
             continue
-        bits, scales = (
-            stored_bits(found.precision, opset_of(model.proto)),
-            _count_scales(tuple(tensor.dims), found, placed),
-        )
+        bits = stored_bits(found.precision, opset_of(model.proto))
+        scales = _count_scales(tuple(tensor.dims), found, placed)
         after += -(-count * bits // 8)
         after += scales if found.precision.scale_type else 4 * scales + -(-scales * bits // 8)
     return before, after
 
 
 def _count_scales(dims: tuple[int, ...], found: PlacedSite, placed: Mapping[str, PlacedSite]) -> int:
+    """How many scales the constant of the shape `dims` has; a bias has those of its weight."""
     site, precision = found.site, found.precision
     if site.bias_of is not None:  # its scales are those of the weight
         precision = placed[site.bias_of[1]].precision
@@ -75,13 +83,16 @@ def _count_scales(dims: tuple[int, ...], found: PlacedSite, placed: Mapping[str,
 class Suggestion:
     """Rules to add to `quantsim.rules`, and what the model is with them.
 
-    rules: of a run in parts those of all parts.
+    goal: the target, for messages.
+    is_met: whether the target is met.
+    rules: selector → formats; for a run in parts, the rules that all parts share.
     part_rules: part → the rules of that part alone.
-    layers: how many change; of `suggest.units`, how many of these.
+    layers: how many layers change, or how many of `suggest.units`.
     others: how many operators between layers change as well.
-    sqnr_db: the least of the outputs, simulated.
-    simulations: how many were run to find it.
-    metric: of the task, where that is the target.
+    sqnr_db: the least SQNR of the outputs, simulated.
+    weight_bytes: of the quantized model.
+    simulations: how many were run to find the suggestion.
+    metric: the value of the task's metric, if it is the target.
     """
 
     goal: str
@@ -104,10 +115,10 @@ Placements = Mapping[str, Placement]
 class LayeredModel:
     """A model whose layers may change.
 
-    rules: those that are in force now.
-    sensitivity: layer, by its output → dB, of the result that all models are rated by.
-    stored_elsewhere: constants that another of the models has too, and that are stored once.
-    last_rules: those that no further rule comes after.
+    rules: the rules of the configuration.
+    sensitivity: output of a layer → SQNR in dB of the rated result with this layer alone quantized.
+    stored_elsewhere: constants that an earlier model has too, and that are stored once.
+    last_rules: rules that stay after all that are added.
     """
 
     model: DetachedModel
@@ -125,7 +136,11 @@ class LayeredModel:
 
 @dataclass(frozen=True, slots=True)
 class MetricTarget:
-    """The metric with a placement, and whether a value of it is good enough."""
+    """The task's metric as a target.
+
+    rate: placements → the value of the metric.
+    is_good: whether such a value is good enough.
+    """
 
     rate: Callable[[Placements], float]
     is_good: Callable[[float], bool]
@@ -133,8 +148,12 @@ class MetricTarget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """Layers that change together, each with the name of its model; by a rule with `selector`, or without one by a rule
-    for each of their tensors. One that `is_between` layers is some other operator."""
+    """Layers that change together.
+
+    layers: (name of the model, layer).
+    selector: of the rule that changes them; empty for a rule for each of their tensors.
+    is_between: the unit is an operator between layers.
+    """
 
     layers: tuple[tuple[str, Layer], ...]
     selector: str = ""
@@ -150,15 +169,18 @@ def suggest(
     *,
     are_alike: bool = False,
 ) -> Suggestion:
-    """The fewest layers whose change meets the target; or all of them where none does. For a metric of these those
-    that can be left out one by one, the largest first.
+    """Search the fewest layers whose change meets the target.
 
     Args:
-        models: by name; a model by itself has the name "".
-        simulate: gives the least ratio of the result, in dB, with these placements.
-        find_limited: gives the biases that their format does not hold, by model.
-        metric: with `metric_drop`.
+        settings: the target, the units that change together, and the new formats.
+        models: by name; a single model has the name "".
+        simulate: placements → the least SQNR of the outputs, in dB.
+        find_limited: placements → model → the biases that their format cannot hold.
+        metric: for the target `metric_drop`.
         are_alike: the models have layers in common, by name, which change together.
+
+    Returns:
+        The suggestion. If no number of layers meets the target, it changes all of them, or those with the best SQNR.
 
     Raises:
         UsageError: a unit has no layer.
@@ -241,7 +263,7 @@ def _split_rules(rules: Mapping[str, Rules]) -> tuple[Rules, dict[str, Rules]]:
 def _leave_out(
     chosen: tuple[int, ...], is_enough: Callable[[tuple[int, ...]], bool], size_of: Callable[[tuple[int, ...]], int]
 ) -> tuple[int, ...]:
-    """`chosen` without what is not needed; what saves most is tried first."""
+    """`chosen` without the units that the target does not need; the unit that saves most bytes is tried first."""
     rests = {number: tuple(left for left in chosen if left != number) for number in chosen}
     for number in sorted(chosen, key=lambda number: size_of(rests[number])):
         rest = tuple(left for left in chosen if left != number)
@@ -269,7 +291,7 @@ def _find_units(selectors: Sequence[str], models: Mapping[str, LayeredModel], *,
 def _find_others(
     models: Mapping[str, LayeredModel], placed: Mapping[str, Mapping[str, PlacedSite]], *, are_alike: bool
 ) -> list[Unit]:
-    """The operators with a quantized tensor that no layer has, such as a sum of residuals, in graph order."""
+    """The operators between layers with a quantized tensor of their own, such as a sum of residuals, in graph order."""
     units: dict[object, list[tuple[str, Layer]]] = {}
     for name, entry in models.items():
         known = {tensor for layer in entry.layers for tensor in layer.tensors()}
@@ -322,7 +344,7 @@ def _plain(rules: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
 
 
 def _fewest(count: int, is_enough: Callable[[int], bool]) -> int | None:
-    """The least number that is enough, if every greater one is too; None if even `count` is not."""
+    """The least number up to `count` for which `is_enough`, which has to hold for all greater ones; None if none is."""
     if is_enough(0):
         return 0
     if not count or not is_enough(count):
@@ -371,8 +393,10 @@ def _rank(
 def _rules_of(
     units: Sequence[Unit], placed: Mapping[str, Mapping[str, PlacedSite]], formats: FormatsConfig
 ) -> dict[str, dict[str, FormatsConfig]]:
-    """A rule for each unit with a selector, and otherwise for each tensor of its layers that is quantized and is not a
-    bias, which follows its factors; by model."""
+    """Model → selector → formats: a rule for the selector of each unit, or for each quantized tensor of its layers.
+
+    A bias has no rule: its format follows from the formats of the weight and the input.
+    """
     found: dict[str, dict[str, FormatsConfig]] = {model: {} for model in placed}
     for unit in units:
         for model, layer in unit.layers:

@@ -43,7 +43,7 @@ from pipeline.runtime.torch_state import plain_state
 from pipeline.runtime.user_passes import GraphPass, PlanPass, run_graph_passes, run_plan_passes
 
 LARGEST = 2**24
-"""Bytes of one folded result; a larger one costs more memory than it saves time."""
+"""The most bytes of a folded result; a larger one costs more memory than it saves time."""
 
 
 def fold_constants(graph: Graph) -> Graph:
@@ -72,17 +72,21 @@ def fold_constants(graph: Graph) -> Graph:
 
 
 def _fold(graph: Graph, op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """The results of `op`; None where torch refuses it or makes others than the graph says, as is said of the call."""
+    """The results of `op`; None if torch refuses the op or its results have other shapes or dtypes than declared.
+
+    Such an op stays in the graph, where its launch reports the error.
+    """
     try:
         with torch.no_grad():
             made = apply(op, with_strides_of_trace(graph, op, ins), {})
-    except Exception:  # it is of the data, since the call was checked: its launch names the op
+    except Exception:  # the call was checked, so the data is at fault
         return None
     declared = [(spec.shape, spec.dtype) for spec in (graph.values[vid].spec for vid in op.outputs)]
     return made if [(tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in made] == declared else None
 
 
 def _is_constant(graph: Graph, op: Op, operator: torch._ops.OpOverload, known: dict[int, torch.Tensor]) -> bool:
+    """Whether all results of `op` are small and depend on constants alone; `known` are folded results by vid."""
     specs = [graph.values[vid].spec for vid in op.outputs]
     if any(not spec.is_static or spec.nbytes > LARGEST for spec in specs):
         return False
@@ -92,7 +96,7 @@ def _is_constant(graph: Graph, op: Op, operator: torch._ops.OpOverload, known: d
 
 
 def _is_stored(graph: Graph, vid: int) -> bool:
-    """Whether `vid` is a constant with a payload and dense memory: a payload has elements, not gaps or overlaps."""
+    """Whether `vid` is a constant with a payload, without gaps or overlaps in its memory, which no payload can have."""
     value = graph.values[vid]
     dense = value.strides is None or memory_order(value) is not None
     return value.role is Role.CONST and vid in graph.payloads and dense
@@ -172,11 +176,19 @@ class CompiledProgram(Replayable):
 
     @property
     def native_calls(self) -> int:
-        """How many calls kernels in C++ compute; 0 without `native`."""
+        """How many calls are computed by kernels in C++; 0 without `native`."""
         return self.context.native_calls
 
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
-        """Outputs by name for inputs by name; `copy=False` returns views that a later run of the thread may change.
+        """Run the program.
+
+        Args:
+            feed: a tensor for each name of `feed_signature`, of its shape and dtype.
+            copy: return tensors of the caller's own. With False the outputs are views that the thread's next run may
+                overwrite.
+
+        Returns:
+            Output name → tensor.
 
         Raises:
             UsageError: the feed does not fit `feed_signature`, or a state has no value yet.
@@ -211,7 +223,7 @@ class CompiledProgram(Replayable):
         with the memory that was bound, which torch refuses to free or to resize once there is a capture.
 
         Raises:
-            UsageError: one was given other memory since, as `.data = …` and `module.to(…)` do.
+            UsageError: a tensor has other memory now, as after `.data = …` or `module.to(…)`.
         """
         self._bound.refuse_moved_weights()
 
@@ -234,7 +246,7 @@ class CompiledProgram(Replayable):
         """Wait until the device has done all runs and replays; a run itself waits for nothing.
 
         Raises:
-            DataError: one of them had an index out of range, which a device tells late.
+            DataError: a run had an index out of range, which a device reports late.
         """
         with self._turn():
             self.context.synchronize()
@@ -255,10 +267,10 @@ class CompiledProgram(Replayable):
 
     @expects(name=TEXT)
     def state(self, name: str) -> torch.Tensor:
-        """A copy of one of them, as it is now.
+        """A copy of the state `name`, as it is now.
 
         Raises:
-            UsageError: no such state, or a run failed while it wrote to it.
+            UsageError: there is no such state, or a run failed while it wrote to the state.
         """
         if name not in self.state_names:
             raise UsageError(f"no state {name!r}{nearest(name, self.state_names)}")
@@ -270,7 +282,7 @@ class CompiledProgram(Replayable):
         """Set states by name; the others are not changed.
 
         Raises:
-            UsageError: no such state, or another shape or dtype.
+            UsageError: there is no such state, or the tensor has another shape or dtype.
         """
         with self._turn():
             self.context.states.give(states)

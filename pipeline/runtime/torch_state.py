@@ -1,15 +1,15 @@
-"""Shield a run from what the caller's thread has switched on in torch: a graph says all that decides its results.
+"""torch's state for a run: defaults in place of the caller's settings, and a dispatcher without autograd and autocast.
 
-Autocast casts the operands of operators, torch's default dtype is what integers divide to, and a default device is
-where new tensors are made. A region of autocast inside a graph is an op of it, and works all the same. Other modes of
-torch are left on: a tracer has to see what is run.
+**Plain state** (`plain_state`). The graph alone decides the results of a run. So the caller's autocast, which casts
+operands, default dtype, to which integers divide, and default device, where new tensors are made, are switched off. A
+region of autocast inside a graph is an op of the graph, and still works. Other modes of torch stay on: a tracer has to
+see what is run.
 
-What torch's dispatcher leaves out while launches are warmed up, recorded and replayed: autograd and autocast.
-
-Inference mode would leave out as much, but its guard costs 0.46 µs of a replay, and a copy that is made in it is an
-inference tensor, which its caller could not train with. A guard of the dispatcher can be made once and entered at
-each replay, which costs 0.3 µs. It leaves grad mode on, by which SDPA and LSTM choose kernels, so whoever enters it
-switches that off too. Autocast is on where the dispatcher has its key, and torch knows it by nothing else.
+**Dispatch guard** (`make_guard`). While launches are warmed up, recorded and replayed, the dispatcher skips autograd
+and autocast. Inference mode would skip as much, but entering it costs 0.46 µs of a replay, and a copy made in it is an
+inference tensor, which its caller could not train with. A guard is made once and entered at each replay, which costs
+0.3 µs. It leaves grad mode on, by which SDPA and LSTM choose kernels, so code that enters a guard also calls
+`set_grad_enabled(False)`. torch stores whether autocast is on as a key of the dispatcher, so the guard switches it off.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ len_torch_function_stack = vars(torch._C)["_len_torch_function_stack"]
 
 
 def plain_state() -> AbstractContextManager[None]:
-    """A context in which torch computes as it does by default. It costs next to nothing where that is so already."""
+    """A context in which torch computes by its defaults; nearly free if the caller has changed none of them."""
     is_plain = has_plain_defaults() and not (is_autocast_enabled("cpu") or is_autocast_enabled("cuda"))
     return PLAIN if is_plain else _shield()
 
 
 def has_plain_defaults() -> bool:
-    """Whether tensors are made as by default. A replay asks this alone, since its guard leaves autocast out."""
+    """Whether default dtype and default device are torch's own. Autocast is not asked for: a guard switches it off."""
     return (
         get_default_dtype() is float32
         and not FLOAT32.users
@@ -62,8 +62,8 @@ def _shield() -> Iterator[None]:
 
 
 class _Float32AsDefault:
-    """A context in which the default dtype is float32. All threads share that dtype, so the last one to leave puts the
-    caller's back."""
+    """A context in which the default dtype is float32. All threads share torch's default dtype, so the last thread to
+    leave restores the caller's."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -89,7 +89,7 @@ FLOAT32: Final = _Float32AsDefault()
 
 
 class DispatchGuard(Protocol):
-    """Entered as often as one likes, and by one thread at a time: it keeps what it has to put back."""
+    """A context manager that can be entered again and again, by one thread at a time: it stores what it restores."""
 
     def __enter__(self) -> object: ...
 
@@ -120,7 +120,10 @@ def make_guard() -> DispatchGuard:
 
 @contextmanager
 def without_autograd() -> Iterator[None]:
-    """The state of replays for warm-ups and records. What launches keep from them is no inference tensor of a caller
-    in that mode, since a later replay, in no such mode, may write to it."""
+    """The state of a replay, for warm-ups and records.
+
+    Inference mode of the caller is switched off: launches keep tensors that they make here, and a replay outside of
+    inference mode could not write to an inference tensor.
+    """
     with torch.inference_mode(mode=False), torch.no_grad(), make_guard():
         yield

@@ -358,7 +358,7 @@ class _Sketch:
         """The tensor of an input that is constant and no size or place."""
         if not name or name not in self._view.folded:
             return None
-        tensor = self._view.weight_behind(name)
+        tensor = self._view.find_weight(name)
         return None if tensor is None or tensor.data_type in WHOLE_NUMBERS or not tensor.dims else tensor
 
     def _add_readers(self, nodes: Sequence[NodeProto]) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.export.tree import not_dense
-from pipeline.importers.from_torch.tensors import copy_with_strides, extent, is_dense, meet
+from pipeline.importers.from_torch.tensors import copy_with_strides, extent, is_dense, overlap
 from pipeline.ir import Graph, InputRef, Op, Role, Value
 from pipeline.ir.dims import dim_names, dims_of, fix_dims
 from pipeline.ir.graph import parts
@@ -171,7 +171,7 @@ def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:
         others = [
             other
             for other, (first, last) in places.items()
-            if first < end and begin < last and other != name and meet(tensors[name], tensors[other], first - begin)
+            if first < end and begin < last and other != name and overlap(tensors[name], tensors[other], first - begin)
         ]
         if others:
             yield (

@@ -25,7 +25,7 @@ from pipeline.torch_ir.constants import write_constant
 from pipeline.torch_ir.errors import explain_as, parse, report_unexpected
 
 LIMIT = 2**63
-"""A size is less: torch's integers have 64 bits."""
+"""Sizes are below this: torch's integers have 64 bits."""
 
 Size: TypeAlias = Annotated[StrictInt, Field(ge=0, lt=LIMIT)] | StrictStr
 Sizes: TypeAlias = Annotated[
@@ -77,7 +77,7 @@ class _DocumentPart:
     """A frozen dataclass that is a part of the JSON."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(revalidate_instances="always")
-    """Parts that a user made have not been checked."""
+    """Validate instances too: a part that a user made by its constructor has not been validated."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -143,8 +143,9 @@ class OpNode(_DocumentPart):
 
     def __post_init__(self) -> None:
         for name, kind in VIEWS.items():
-            if isinstance(given := getattr(self, name), dict | list | tuple):  # else `IR.graph` says what is wrong
-                object.__setattr__(self, name, kind(given))
+            # A value of another type is wrong; `IR.graph` reports it.
+            if isinstance(value := getattr(self, name), dict | list | tuple):
+                object.__setattr__(self, name, kind(value))
 
     def to_dict(self) -> dict[str, Any]:
         """The node as the JSON has it; torch's constants by name."""
@@ -186,6 +187,7 @@ class NodeBody(_DocumentPart):
 
 
 VIEWS = {"inputs": TensorView, "outputs": TensorView, "attrs": ArgumentView}
+"""Field of an `OpNode` → the read-only type of its value."""
 
 
 class NodeSequence(Sequence[OpNode]):
@@ -246,7 +248,13 @@ def _body_of(graph: Graph) -> NodeBody:
 
 
 def meta_of(graph: Graph, value: Value, name: str = "", *, with_producer: bool = False) -> TensorMeta:
-    """`value` under its own name or another; strides are said where the tensor is made, and not where it is read."""
+    """The `TensorMeta` of `value`.
+
+    Args:
+        name: in place of the value's own name.
+        with_producer: describe the value as an operand, with its producer and without strides; else as a result, with
+            strides and without a producer.
+    """
     producer = producer_of(graph, value) if with_producer else (None, 0)
     strides = None if with_producer else value.strides
     return TensorMeta(name or value.name, value.spec.shape, value.spec.dtype, *producer, value.spec.device, strides)
@@ -258,7 +266,7 @@ def stored_values(graph: Graph) -> Iterator[Value]:
 
 
 def key_of(graph: Graph, value: Value) -> str:
-    """The name of a stored value in a checkpoint."""
+    """The name of a stored value in a checkpoint; that of the value itself if it comes from no checkpoint."""
     return graph.sources[value.vid][0] if value.vid in graph.sources else value.name
 
 

@@ -45,7 +45,7 @@ from pipeline.importers.from_torch.operators import (
     marks_vmap,
     recompile,
 )
-from pipeline.importers.from_torch.tensors import as_written, memory_of
+from pipeline.importers.from_torch.tensors import layout_text, memory_of
 
 
 def mutates(program: ExportedProgram) -> bool:
@@ -257,7 +257,7 @@ def _converts(node: Node) -> bool:
     target, given = (operand.meta.get("val") if isinstance(operand, Node) else None for operand in node.args[:2])
     if not isinstance(target, torch.Tensor) or not isinstance(given, torch.Tensor):
         return False
-    return target.dtype != given.dtype or as_written(target) != as_written(given)
+    return target.dtype != given.dtype or layout_text(target) != layout_text(given)
 
 
 COPY = torch.ops.aten.copy_.default
@@ -325,7 +325,7 @@ def _is_identity(node: Node, given: Node) -> bool:
 
 def _view_facts(tensor: torch.Tensor) -> tuple[str, ...]:
     """The facts that decide how a tensor reads its memory: dtype, conjugation, sign, offset, sizes and strides."""
-    return *map(str, (tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.storage_offset())), *as_written(tensor)
+    return *map(str, (tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.storage_offset())), *layout_text(tensor)
 
 
 def _returns_hidden_view(node: Node) -> bool:

@@ -32,7 +32,7 @@ from pipeline.importers.from_torch.functionalize import (
     written_arguments,
 )
 from pipeline.importers.from_torch.operators import bodies_of, calls_in, held_tensors, line_of
-from pipeline.importers.from_torch.tensors import extent, meet, memory_of
+from pipeline.importers.from_torch.tensors import extent, memory_of, overlap
 
 SharedTensors = Mapping[str, tuple[str, torch.Tensor]]
 """{placeholder: (name in the model, tensor)} of the tensors that share a storage with another one."""
@@ -110,7 +110,7 @@ def _written_together(shared: SharedTensors, placeholders: Collection[str]) -> l
 
 def _share_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
     begin, second_begin = (int(tensor.storage_offset()) * tensor.element_size() for tensor in (first, second))
-    return memory_of(first) == memory_of(second) and meet(first, second, second_begin - begin)
+    return memory_of(first) == memory_of(second) and overlap(first, second, second_begin - begin)
 
 
 def _why_lost(node: Node) -> str:

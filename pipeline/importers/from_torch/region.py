@@ -234,7 +234,7 @@ class Region:
         return Number(self._tensors.size(value) if isinstance(value, SYMBOLIC) else value)
 
     def _stub(self, name: str, tensor: torch.Tensor, role: Role) -> int:
-        self._stubs.append(self._tensors.stub(name, tensor, role))
+        self._stubs.append(self._tensors.declare(name, tensor, role))
         return len(self._stubs) - 1
 
 

@@ -1,4 +1,4 @@
-"""Tensors of the traced program: their spec, strides, named sizes and bytes, and the memory that they use."""
+"""Facts about torch tensors: the IR's spec of a traced tensor, the bytes of a stored one, and shared memory."""
 
 from __future__ import annotations
 
@@ -18,26 +18,30 @@ from pipeline.ir.builder import ValueDecl
 from pipeline.ops import Layout
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
+"""A symbol in torch's text of a size, such as `s77` in `2*s77 + 1`."""
 
 Described = tuple[TensorSpec, tuple[Dim, ...] | None]
 """Spec, and strides where they are not those of a contiguous tensor."""
 
 
 class Tensors:
-    """Reads fake tensors. `dims` renames torch's symbols: {"s77": "batch"}.
+    """Declares the IR's values for fake tensors.
 
     A value on the meta device gets the device `cpu`, where it would be run.
+
+    Args:
+        dims: torch's symbol → name of the dim: {"s77": "batch"}.
     """
 
     def __init__(self, dims: Mapping[str, str]) -> None:
         self._dims = dims
         self._seen: dict[tuple[object, ...], Described] = {}
 
-    def stub(self, name: str, tensor: torch.Tensor, role: Role) -> ValueDecl:
-        """The value `name`, as `tensor` describes it.
+    def declare(self, name: str, tensor: torch.Tensor, role: Role) -> ValueDecl:
+        """The value `name` with the shape, dtype, device and strides of `tensor`.
 
         Raises:
-            Unsupported: a dtype that the IR has not, or a tensor that is not strided.
+            Unsupported: the tensor is not strided, its dtype is unknown to the IR, or a size depends on elements.
         """
         dense = tensor.layout is torch.strided  # a sparse tensor may have no strides
         key = (
@@ -51,10 +55,10 @@ class Tensors:
         return ValueDecl(name, described[0], role, described[1])
 
     def size(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> SymExpr | int:
-        """A number, or how it follows from named dims.
+        """`number` as an int, or as an expression of named dims.
 
         Raises:
-            Unsupported: it follows from the elements of a tensor.
+            Unsupported: the number depends on the elements of a tensor.
         """
         dim = self._dim(number)
         return SymExpr(dim) if isinstance(dim, str) else dim
@@ -79,13 +83,14 @@ class Tensors:
             return int(text)
         if any(UNBACKED.fullmatch(symbol) for symbol in SYMBOL.findall(text)):
             raise Unsupported(
-                f"the size {text} follows from the values in a tensor, and a static IR needs sizes that follow from "
-                "those of the inputs: give that number as a plain argument, or use masks in its place"
+                f"the size {text} depends on the values in a tensor, and a static IR needs sizes that depend on the "
+                "sizes of the inputs alone: give that number as a plain argument, or use a mask"
             )
         return SYMBOL.sub(lambda found: self._dims.get(found[0], found[0]), text)
 
 
 def has_fixed_sizes(sizes: Sequence[torch.SymInt | int]) -> bool:
+    """Whether no size is a symbol."""
     return all(type(size) is int for size in sizes)
 
 
@@ -101,7 +106,7 @@ def is_contiguous(tensor: torch.Tensor) -> bool:
 
 
 UNBACKED = re.compile(r"u\d+|zuf\d+")
-"""torch's names of unbacked symbols: numbers that are not known before the run."""
+"""torch's names of unbacked symbols, whose values are known only when the model runs."""
 
 
 def holds_values(tensor: torch.Tensor) -> bool:
@@ -125,21 +130,21 @@ class TensorPayload:
         return tensor.reshape(-1).view(torch.uint8).numpy().view(foreign).reshape(tuple(tensor.shape))
 
 
-Step = tuple[int, int, int]
-"""A step in memory: its bytes, and the least and the greatest number of such steps."""
-
-
 def memory_of(item: object) -> int | None:
-    """Identify the storage of a tensor, also on meta, where every address is 0; None for what is no dense tensor."""
+    """Identify the storage of a tensor, also on meta, where all addresses are 0.
+
+    Returns:
+        A number that tensors on the same storage share; None if `item` is not a dense tensor.
+    """
     if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_nested:
         return None
-    if is_batchedtensor(item):  # what vmap computes with while it is traced
+    if is_batchedtensor(item):  # made by vmap; it has no storage of its own
         return None
     return item.untyped_storage()._cdata
 
 
-def as_written(tensor: torch.Tensor) -> tuple[str, str]:
-    """Sizes and strides as text: a comparison of symbols themselves would add guards on them."""
+def layout_text(tensor: torch.Tensor) -> tuple[str, str]:
+    """Sizes and strides as text, to compare: a comparison of symbols would add guards to the trace."""
     return str(tuple(tensor.shape)), str(tensor.stride())
 
 
@@ -153,7 +158,7 @@ def copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Bytes from where a dense tensor begins to the end of its last element; 0 where it has none."""
+    """Bytes from the first element of a dense tensor to the end of its last element; 0 if it has no element."""
     if not tensor.numel():
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -161,15 +166,15 @@ def extent(tensor: torch.Tensor) -> int:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements leave no gap and are all distinct, as in a permutation of a contiguous tensor."""
+    """Whether the elements leave no gap and none shares memory, as in a permutation of a contiguous tensor."""
     layout = Layout(tuple(tensor.shape), tensor.stride())
     return not tensor.numel() or (extent(tensor) == tensor.numel() * tensor.element_size() and layout.is_distinct)
 
 
-def meet(first: torch.Tensor, second: torch.Tensor, distance: int) -> bool:
-    """Whether two dense tensors share a byte, where `second` begins `distance` bytes after `first`.
+def overlap(first: torch.Tensor, second: torch.Tensor, distance: int) -> bool:
+    """Whether two dense tensors share a byte, if `second` begins `distance` bytes after `first`.
 
-    Exact, whatever the strides are: every second column and the columns between them do not meet.
+    Exact for all strides: the even columns of a matrix share no byte with its odd columns.
     """
     if not -extent(second) < distance < extent(first):
         return False
@@ -187,8 +192,17 @@ def _axes(tensor: torch.Tensor) -> list[tuple[int, int]]:
     return [(size, stride * width) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
 
 
+Step = tuple[int, int, int]
+"""A step in memory: its length in bytes, and the least and the greatest count of such steps."""
+
+
 def _can_reach(distance: int, steps: Sequence[Step]) -> bool:
-    """Whether some allowed number of each step adds up to `distance`. Long steps first: they leave few cases."""
+    """Whether steps in allowed counts add up to `distance` bytes.
+
+    Args:
+        distance: in bytes; may be negative.
+        steps: the longest first, so that few counts are left to try.
+    """
     if not steps:
         return distance == 0
     (stride, low, high), *rest = steps

@@ -151,7 +151,7 @@ def add_biases_in_products(graph: Graph) -> Graph:
         if terms is None:
             continue
         for rows, bias in (terms, terms[::-1]):
-            product = _product_behind_views(graph, rows)
+            product = _product_before_views(graph, rows)
             if product is None or graph.values[bias].spec.shape != graph.values[product.outputs[0]].spec.shape[1:]:
                 continue
             out = graph.values[op.outputs[0]]
@@ -169,7 +169,7 @@ def add_biases_in_products(graph: Graph) -> Graph:
 ADDMM: dict[str, Attr] = {"self": InputRef(0), "mat1": InputRef(1), "mat2": InputRef(2)}
 
 
-def _product_behind_views(graph: Graph, vid: int) -> Op | None:
+def _product_before_views(graph: Graph, vid: int) -> Op | None:
     """The `mm` whose rows `vid` holds, in groups that views make; nothing else may read these views."""
     columns = graph.values[vid].spec.shape[-1:]
     for op in _sources(graph, vid):

@@ -1,13 +1,12 @@
 """Replay calls of operators from C++: a graph of TorchScript in place of a loop of Python.
 
-The interpreter of TorchScript walks the calls of a graph, without Python and its lock. A graph has the very operators
-of the launches, with `out=` and in place, on the same tensors. The executor compiles it in the first two runs, and may
-rewrite it; a graph that is afterwards not call by call what was built is not used.
+First `read_operator_calls` reads a launch as calls of torch's operators, each with its overload and every argument of
+its schema: what torch's Python functions decide at each call (which overload, which defaults) is decided once. A launch
+that contains any other call is refused with a reason.
 
-Read a launch as calls of torch's operators: each with its overload and every argument of its schema.
-
-What Python's functions of torch decide at each call (which overload, with which defaults) is decided here, once. A
-launch that does not consist of such calls alone is refused with a reason.
+Then `CallGraph` makes one graph of the calls, with the same operators (`out=` and in place included) on the same
+tensors. TorchScript's interpreter runs it without Python and without Python's lock. Its executor compiles the graph in
+the first two runs and may rewrite it; `is_as_built` says whether the compiled graph still makes the same calls.
 """
 
 from __future__ import annotations
@@ -27,12 +26,17 @@ Overload = torch._ops.OpOverload
 
 
 class UnreadableLaunchError(Exception):
-    """A launch has a call that is none of an operator; the message says which and why."""
+    """A launch has a call that is not a call of an operator; the message says which call, and why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorCall:
-    """One call. An argument is a tensor, a constant, a `ListOf`, or a `ResultOf` an earlier call of the same launch."""
+    """A call of an operator.
+
+    overload: the operator, such as `aten.add.Tensor`.
+    arguments: one for each parameter of the schema: a tensor, a constant, a `ListOf`, or a `ResultOf` an earlier call
+        of the same launch.
+    """
 
     overload: Overload
     arguments: tuple[object, ...]
@@ -44,6 +48,8 @@ class OperatorCall:
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
+    """Result `index` of an earlier call."""
+
     call: OperatorCall
     index: int
 
@@ -90,7 +96,7 @@ COPY = torch.ops.aten.copy_.default
 
 
 def _call_of(launch: Launch) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Overload | None]:
-    """The function of `launch` and its arguments; the overload where it has one with it."""
+    """(function, positional arguments, keyword arguments, overload or None) of a launch; partials are unfolded."""
     if not isinstance(launch, partial):
         method_of = getattr(launch, "__self__", None)  # `out.copy_`
         return launch, (method_of,) if isinstance(method_of, torch.Tensor) else (), {}, None
@@ -101,7 +107,11 @@ def _call_of(launch: Launch) -> tuple[Callable[..., Any], tuple[Any, ...], dict[
 
 
 def _overloads(function: Callable[..., Any]) -> Iterator[Overload]:
-    """Those that a function of torch chooses from."""
+    """The overloads from which a function of torch chooses at a call.
+
+    Raises:
+        UnreadableLaunchError: `function` is not a function of torch.
+    """
     if isinstance(function, Overload):
         yield function
         return
@@ -171,12 +181,17 @@ def _bound_arguments(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[
 
 @dataclass(frozen=True, slots=True)
 class OperatorParameter:
-    """One of a schema, which is slow to ask."""
+    """A parameter of a schema, read once, since a schema is slow to read.
+
+    kind: the type as the schema writes it, such as `Optional[List[int]]`.
+    count: the length of a list that may be given as one element for all; 0 if it may not.
+    named_only: the argument can be given by name alone.
+    is_written: the operator writes to the argument.
+    """
 
     name: str
     kind: str
     count: int
-    """Of the elements of a list that may be given as one number; else 0."""
     named_only: bool
     has_default: bool
     default: object
@@ -200,7 +215,16 @@ def _parameters(overload: Overload) -> tuple[OperatorParameter, ...]:
 
 
 def _take(kind: str, value: object, count: int = 0) -> object:
-    """`value` for a parameter of the type `kind`; a list of `count` may be given as one number for all."""
+    """The argument for a parameter.
+
+    Args:
+        kind: see `OperatorParameter`.
+        value: what the call gives.
+        count: see `OperatorParameter`.
+
+    Raises:
+        _MisfitError: the parameter does not take the value.
+    """
     if kind.startswith("Optional["):
         return None if value is None else _take(kind[len("Optional[") : -1], value, count)
     if kind.startswith("List["):
@@ -224,24 +248,24 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "bool": (bool,),
     "str": (str,),
 }
-"""What is taken for a parameter; memory formats, devices and generators are not."""
+"""Type in a schema → the types of its arguments. Memory formats, devices and generators are not taken."""
 
 
 LEAST_CALLS = 6
-"""A graph costs 1.5 µs a run, and spares 0.25 µs a call and more."""
+"""The fewest calls that are worth a graph: a graph costs 1.5 µs a run, and saves at least 0.25 µs a call."""
 
 SETTLING_RUNS = 2
-"""In the first run the executor looks at the arguments, in the second one it compiles."""
+"""Runs until a graph is compiled: the executor looks at the arguments in the first run, and compiles in the second."""
 
 C: Any = torch._C
-"""The classes of graphs have no stubs."""
+"""Typed as Any: torch ships no type stubs for the classes of TorchScript graphs."""
 
 
 class CallGraph:
-    """Calls as one graph.
+    """Calls as one TorchScript graph; `run` makes them all.
 
     Raises:
-        UnreadableLaunchError: TorchScript has no such operator.
+        UnreadableLaunchError: TorchScript refuses a call.
     """
 
     def __init__(self, calls: Sequence[OperatorCall]) -> None:
@@ -257,7 +281,7 @@ class CallGraph:
         """Whether the executor runs the calls that were put into the graph, in their order, on the same operands."""
         try:
             plans = self._function.get_debug_state().execution_plans.values()
-        except RuntimeError:  # nothing was compiled: somebody has switched the executor's passes off
+        except RuntimeError:  # nothing was compiled: the process has switched the executor's optimization off
             return False
         return [list(_describe_calls(plan.graph)) for plan in plans] == [self._calls]
 
@@ -287,9 +311,9 @@ def _constant_or(known: Mapping[str, object], value: Any) -> object:
 
 
 class _TorchScriptBuilder:
-    """A graph from a list of tensors to nothing.
+    """Builds a graph that takes the list `tensors` and returns nothing.
 
-    The tensors are an argument and no constants: the executor computes what depends on constants only once.
+    The tensors are an argument, not constants: the executor would compute only once what depends on constants.
     """
 
     def __init__(self, calls: Sequence[OperatorCall]) -> None:
@@ -336,7 +360,7 @@ class _TorchScriptBuilder:
 
 @cache
 def _names_of(overload: torch._ops.OpOverload) -> tuple[str, str, tuple[str, ...]]:
-    """Of the operator, of its schema, and of the types of its results."""
+    """(name of the operator, text of its schema, types of its results)."""
     schema = overload._schema
     return str(schema.name), str(schema), tuple(str(item.type) for item in schema.returns)
 

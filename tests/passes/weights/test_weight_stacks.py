@@ -59,7 +59,7 @@ def test_a_stack_cannot_be_read(experts: Path) -> None:
     [both] = whole.proto.graph.initializer
     weight = whole.weight(both)
     assert weight is not None
-    with pytest.raises(ModelError, match="'both' is joined from weights that are to stay unread"):
+    with pytest.raises(ModelError, match="'both' is joined from several unread weights"):
         inline(both, weight.data)
     with pytest.raises(ValueError, match="contiguous"):
         weight.array()

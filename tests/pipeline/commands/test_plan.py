@@ -151,7 +151,7 @@ def test_a_trace_runs_what_the_run_ran(tmp_path: Path) -> None:
             "--pin: 'h' is pinned to 'sram' and to 'dram'; leave one of them out",
         ),
         (["show", "plan.bin", "--regions", ""], UsageError, "found '', expected NAME:SIZE"),
-        (["trace", "none"], UsageError, "has no model.onnx; expected the folder of a run"),
+        (["trace", "none"], UsageError, "none does not exist; expected the folder of a run"),
     ],
 )
 def test_mistakes_are_named(folder: Path, arguments: list[str], error: type[Exception], message: str) -> None:

@@ -166,7 +166,7 @@ def test_wrong_wishes_are_one_sentence(counter: Path, wishes: dict, sentence: st
 
 
 def test_a_folder_without_a_decoder_and_an_unknown_backend(tmp_path: Path, counter: Path) -> None:
-    with pytest.raises(UsageError, match="elsewhere; expected that of a run with model.task"):
+    with pytest.raises(UsageError, match="elsewhere; expected that of a run with model"):
         TextGenerator(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(UsageError, match="has no models/decoder"):

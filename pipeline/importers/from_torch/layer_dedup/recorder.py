@@ -25,40 +25,52 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
 from pipeline.importers.from_torch.tensors import TensorPayload
 
-Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-"""All of a tensor without data: sizes, strides, dtype, device."""
+TensorFacts: TypeAlias = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+"""A tensor without its data: sizes, strides, dtype, device."""
 
 
 class MetaResults:
-    """Calls operators. One that makes new tensors on meta is called once for equal arguments and looks of tensors."""
+    """Calls operators on the device meta, and caches their results.
+
+    An operator that makes new tensors is called once for equal arguments and equal facts of the tensors among them.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[type, tuple[Look, ...]]] = {}
+        self._known: dict[Any, tuple[type, tuple[TensorFacts, ...]]] = {}
 
     def call(self, operator: Any, form: Any, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
-        """The result of a call, from the cache if possible; `form` is the arguments without their `tensors`."""
-        if not makes_new(operator):
+        """The result of a call, from the cache if possible.
+
+        Args:
+            operator: an overload of a torch operator.
+            form: the arguments as in `Event.form`.
+            tensors: the tensors among the arguments, in order.
+            args: the positional arguments of the call.
+            kwargs: the keyword arguments of the call.
+        """
+        if not makes_new_tensors(operator):
             return operator(*args, **kwargs)
-        key = operator, form, *map(look, tensors)
+        key = operator, form, *map(facts_of, tensors)
         known = self._known.get(key)
         if known is None:
             result = operator(*args, **kwargs)
             parts = result if isinstance(result, list | tuple) else (result,)
             if all(isinstance(part, torch.Tensor) and part.is_meta for part in parts):
-                self._known[key] = type(result), tuple(map(look, parts))
+                self._known[key] = type(result), tuple(map(facts_of, parts))
             return result
-        kind, looks = known
-        made = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in looks]
+        kind, facts = known
+        made = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in facts]
         return kind(made) if kind in (list, tuple) else made[0]
 
 
-def look(tensor: torch.Tensor) -> Look:
+def facts_of(tensor: torch.Tensor) -> TensorFacts:
+    """All that is known of `tensor` without its data."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 @cache
-def makes_new(operator: Any) -> bool:
-    """Whether the results are new tensors: no views of arguments, and no argument is written to."""
+def makes_new_tensors(operator: Any) -> bool:
+    """Whether the results of `operator` are new tensors, not views of arguments, and no argument is written to."""
     schema = getattr(operator, "_schema", None)
     return schema is not None and not schema.is_mutable and all(result.alias_info is None for result in schema.returns)
 
@@ -74,12 +86,12 @@ tensors of that event, facts of the constant).
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One call.
+    """One recorded call.
 
-    Args:
-        form: the arguments and the keywords as nested tuples, with TENSOR in place of each tensor.
-        refs: the origins of these tensors, in order.
-        origin: the path of the module whose forward made the call.
+    function: the function of torch, or the overload of an operator.
+    form: the positional and the keyword arguments as nested tuples, with TENSOR in place of each tensor.
+    refs: the origins of these tensors, in order.
+    origin: the path of the module whose forward made the call.
     """
 
     function: Any
@@ -105,10 +117,10 @@ def _numbers_in(form: Any) -> Iterator[str]:
 
 
 class CallRecorder:
-    """A context: while it is entered, calls are added to `events`.
+    """A context manager that adds the calls of torch made inside it to `events`.
 
     Args:
-        results: calls operators in place of torch, so that results on meta are cached; None: nothing is cached.
+        results: calls the operators and caches their results on meta; None to call torch itself.
     """
 
     def __init__(self, results: MetaResults | None) -> None:
@@ -167,6 +179,7 @@ class CallRecorder:
         self._alive.append(tensor)
 
     def _form(self, item: Any, tensors: list[torch.Tensor]) -> Any:
+        """An argument as nested tuples (see `Event.form`); its tensors are appended to `tensors`."""
         kind = type(item)
         if isinstance(item, torch.Tensor):
             tensors.append(item)
@@ -182,25 +195,26 @@ class CallRecorder:
         if kind is slice:
             return kind, *(self._form(part, tensors) for part in (item.start, item.stop, item.step))
         self._alive.append(item)
-        return kind, id(item)  # of any other type: equal only if it is the same object
+        return kind, id(item)  # an object of any other type is equal to itself alone
 
     def _ref(self, tensor: torch.Tensor, number: int, index: int) -> Ref:
+        """The origin of `tensor`, which is the tensor at `index` among those that event `number` reads."""
         ref = self._refs.get(id(tensor))
         if ref is None:
-            ref = "found", number, index, _facts(tensor)
+            ref = "found", number, index, _facts_of_constant(tensor)
             self.set_origin(tensor, ref)
         return ref
 
 
 class _FunctionMode(PreDispatchTorchFunctionMode):
-    """Records calls as the model makes them. No other mode of torch sees where autocast begins and ends."""
+    """Records calls as the model makes them; no other mode of torch sees where autocast begins and ends."""
 
     def __init__(self, recorder: CallRecorder) -> None:
         super().__init__(tracer=None)  # type: ignore[arg-type]
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in AUTOCAST:  # torch has entered or left autocast, and this call only tells so
+        if func in AUTOCAST:  # torch has entered or left autocast already; the call only reports it
             return self._recorder.note(func, args)
         return self._recorder.call(func, args, kwargs or {}, operator=False)
 
@@ -223,14 +237,14 @@ class _OperatorMode(TorchDispatchMode):
         return self._recorder.call(func, args, kwargs or {}, operator=True)
 
 
-def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What two equal constants share: shape, strides, dtype, device, and a digest of their bytes if there are any."""
-    seen = look(tensor)
+def _facts_of_constant(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """`facts_of` and a digest of the bytes, if `tensor` has data: two constants are equal if these are."""
+    facts = facts_of(tensor)
     held = tensor.constant if isinstance(tensor, FakeTensor) else tensor
     if held is None or held.is_meta:
-        return seen
+        return facts
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        return *seen, hashlib.blake2b(TensorPayload(held).numpy().tobytes()).hexdigest()
+        return *facts, hashlib.blake2b(TensorPayload(held).numpy().tobytes()).hexdigest()
 
 
 class _TensorPlaceholder:

@@ -9,7 +9,7 @@ from pipeline.ops.fused import Activation
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
-from pipeline.runtime.kernels.native.products import launch_any, launch_near
+from pipeline.runtime.kernels.native.products import launch_any, launch_small
 from pipeline.runtime.kernels.native.rows import (
     in_one_order,
     launch_activation,
@@ -34,14 +34,14 @@ def launch_native(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch 
 
 def mm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     x, matrix = call.args
-    return launch_near(library, x, matrix, outs[0]) or launch_any(library, x, matrix, None, outs[0])
+    return launch_small(library, x, matrix, outs[0]) or launch_any(library, x, matrix, None, outs[0])
 
 
 def addmm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     bias, x, matrix = call.args[:3]
     if bias.dim() != 1 or any(call.given.get(name, 1) != 1 for name in ("alpha", "beta")):
         return None
-    return launch_near(library, x, matrix, outs[0], bias=bias) or launch_any(library, x, matrix, bias, outs[0])
+    return launch_small(library, x, matrix, outs[0], bias=bias) or launch_any(library, x, matrix, bias, outs[0])
 
 
 def mv(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:

@@ -1,6 +1,8 @@
-"""Products of matrices: stored ones in panels, small ones as they are, and others brought into panels at each call.
+"""Matrix products in C++: of stored weights, of small matrices, and of any other matrix.
 
-A small matrix fits into a near cache; its product takes a bias, ReLU, or the gradient of ReLU along.
+A stored weight is packed into panels of columns once (`pack_panels`). A small matrix fits into a near cache and is read
+as it is (`launch_small`); its kernel also adds a bias, and applies ReLU or the gradient of ReLU. Any other matrix is
+packed at each call (`launch_any`).
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from pipeline.runtime.kernels.native.rows import settings_of
 from pipeline.runtime.kernels.weight_forms import FusedOperands, PackedMemory, StoredPair, activation_of
 
 LARGEST = 2**19
-"""Elements of a second operand. Where one has more (2 MB), panels are as fast."""
+"""The most elements of the matrix in `launch_small`. At 2 MiB panels are as fast."""
 
 
-def launch_near(
+def launch_small(
     library: NativeLibrary,
     x: torch.Tensor,
     matrix: torch.Tensor,
@@ -31,7 +33,20 @@ def launch_near(
     relu: bool = False,
     gate: torch.Tensor | None = None,
 ) -> Launch | None:
-    """The product of two matrices plus a bias; then ReLU, or 0 where `gate`, the result of a ReLU, is 0."""
+    """`x` times a small matrix plus `bias`; then ReLU, or the gradient of ReLU: 0 where `gate` is 0.
+
+    Args:
+        library: the compiled kernels.
+        x: (rows, inner), float32, of any strides.
+        matrix: (inner, columns), float32, row-major or transposed.
+        out: (rows, columns), float32, contiguous.
+        bias: (columns,), float32, contiguous.
+        relu: apply ReLU to the sum.
+        gate: the result of a ReLU, of the shape of `out`, contiguous.
+
+    Returns:
+        The launch; None if the kernel does not take these operands, or torch has several threads.
+    """
     added = [tensor for tensor in (bias, gate) if tensor is not None]
     if planned_threads() > 1 or not are_floats(x, matrix, out, *added) or matrix.numel() > LARGEST:
         return None
@@ -51,18 +66,25 @@ def launch_near(
 
 
 def relu_product(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    """The launch of a `Kind.ReluProduct`, whose operands are x, matrix, and a bias and a gate if it has them."""
     (x, matrix, *more), gated = ins, bool(attrs["gate"])
     bias, gate = more[0] if attrs["bias"] else None, more[-1] if gated else None
-    return launch_near(library, x, matrix, outs[0], bias=bias, relu=not gated, gate=gate)
+    return launch_small(library, x, matrix, outs[0], bias=bias, relu=not gated, gate=gate)
 
 
 SHARED = 2**22
-"""Multiplications at which several threads of torch are faster than one thread of ours."""
+"""Multiplications of a product; with this many or more, torch's threads are faster than our single thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
-    """A stored matrix in panels of columns, as the kernel reads them."""
+    """A stored matrix in panels of columns, as the kernel reads them.
+
+    native: the library with the kernel.
+    panels: float32, `columns` padded to whole panels, times `inner`.
+    columns: of the matrix, and so of the result.
+    inner: the length of the rows that are multiplied with it.
+    """
 
     native: NativeLibrary
     panels: torch.Tensor
@@ -116,7 +138,12 @@ def pack_panels(library: NativeLibrary, rows: int, weight: torch.Tensor) -> Nati
 
 @dataclass(frozen=True, slots=True)
 class RowProduct:
-    """The rows of a product, what is added to it, and the settings of the kernel."""
+    """The operands of a product as its kernel takes them.
+
+    rows: x as a matrix (rows, inner).
+    added: the bias and the other summand, those that are there.
+    settings: sizes, strides, flags of the two summands, and the activation, in the kernel's order.
+    """
 
     rows: torch.Tensor
     added: tuple[torch.Tensor, ...]
@@ -124,10 +151,10 @@ class RowProduct:
 
     @classmethod
     def find(cls, of: FusedOperands, sizes: tuple[int, int]) -> RowProduct | None:
-        """With a matrix of `sizes` (inner, columns); None where the operands are none that the kernel takes."""
+        """The product with a matrix of `sizes` (inner, columns); None if the kernel does not take the operands."""
         (x, out, bias, other, after), (inner, columns) = of, sizes
-        given = [tensor for tensor in (bias, other) if tensor is not None]
-        if not are_floats(x, out, *given) or x.dim() < 2 or x.shape[-1] != inner:
+        summands = [tensor for tensor in (bias, other) if tensor is not None]
+        if not are_floats(x, out, *summands) or x.dim() < 2 or x.shape[-1] != inner:
             return None
         if out.shape != (*x.shape[:-1], columns) or (other is not None and other.shape != out.shape):
             return None
@@ -155,7 +182,11 @@ def launch_any(
     out: torch.Tensor,
     after: Activation = PLAIN,
 ) -> Launch | None:
-    """The product of the rows of `x` with a matrix (inner, columns) that may change from run to run."""
+    """`x` (…, inner) times a matrix (inner, columns) that may change from run to run, plus `bias`, then `after`.
+
+    Returns:
+        The launch; None if the kernel does not take these operands, or torch is faster.
+    """
     if matrix.dim() != 2 or not are_floats(matrix) or not is_faster_alone(x.numel() * matrix.shape[1]):
         return None
     product = RowProduct.find(FusedOperands(x, out, bias, after=after), (matrix.shape[0], matrix.shape[1]))
@@ -165,11 +196,12 @@ def launch_any(
 
 
 def is_faster_alone(multiplications: int) -> bool:
-    """Whether so many are faster by one thread of ours than by all of torch."""
+    """Whether our single thread computes a product of this many multiplications faster than torch's threads."""
     return planned_threads() == 1 or multiplications < SHARED
 
 
 def linear(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    """The launch of a `Kind.LinearPointwise` whose weight is not stored in panels and that adds no other tensor."""
     if "packed" in attrs or attrs["add"]:
         return None
     weight = ins[1].t() if attrs["trans"] else ins[1]

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.native import KERNELS
-from pipeline.runtime.kernels.native.products import launch_any, launch_near, pack_panels
+from pipeline.runtime.kernels.native.products import launch_any, launch_small, pack_panels
 from pipeline.runtime.kernels.native.rows import launch_log_softmax, launch_row_sum, launch_threshold_gradient
 from pipeline.runtime.kernels.weight_forms import FusedOperands
 from tests.support.native import bind_native
@@ -40,7 +40,7 @@ def test_products(library, columns, depth):
     for matrix in (right, turned):
         wanted = torch.addmm(bias, left, matrix)
         for launch in (
-            launch_near(library, left, matrix, out, bias=bias),
+            launch_small(library, left, matrix, out, bias=bias),
             launch_any(library, left, matrix, bias, out),
         ):
             launch()

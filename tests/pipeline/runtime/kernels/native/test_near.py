@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.ops import Kind
 from pipeline.runtime.kernels import KERNELS as BY_TORCH
 from pipeline.runtime.kernels.native import KERNELS
-from pipeline.runtime.kernels.native.products import LARGEST, launch_near
+from pipeline.runtime.kernels.native.products import LARGEST, launch_small
 
 SIZES = st.sampled_from((1, 2, 3, 10, 14, 15, 16, 17, 31, 32, 33, 49, 64, 113))
 DEPTHS = st.sampled_from((1, 2, 7, 15, 16, 17, 64, 100, 513))
@@ -37,7 +37,7 @@ def test_products(library, rows, depth, columns, turns_left, turns_right, furthe
     bias = matrix(of, 1, columns, False)[0] if further in ("bias", "relu") else None
     gate = matrix(of, rows, columns, False).relu() if further == "gate" else None
     out = torch.full((rows, columns), torch.nan)
-    launch = launch_near(library, left, right, out, bias=bias, relu=further == "relu", gate=gate)
+    launch = launch_small(library, left, right, out, bias=bias, relu=further == "relu", gate=gate)
     assert launch is not None
     launch()
     wanted = left.double() @ right.double()
@@ -56,7 +56,7 @@ def test_nan_and_infinity_go_through(library, number, relu):
     left, right, bias, out = torch.randn(15, 17), torch.randn(17, 40), torch.randn(40), torch.empty(15, 40)
     left[3, 5] = number
     right[9, 33] = number
-    launch = launch_near(library, left, right, out, bias=bias, relu=relu)
+    launch = launch_small(library, left, right, out, bias=bias, relu=relu)
     assert launch is not None
     launch()
     wanted = left @ right + bias
@@ -66,7 +66,7 @@ def test_nan_and_infinity_go_through(library, number, relu):
 def test_a_gate_stops_nan_as_torch_does(library):
     left, right, out = torch.full((3, 2), torch.nan), torch.ones(2, 4), torch.empty(3, 4)
     gate = torch.tensor([[0.0, 1.0, 2.0, torch.nan]] * 3)
-    launch = launch_near(library, left, right, out, gate=gate)
+    launch = launch_small(library, left, right, out, gate=gate)
     assert launch is not None
     launch()
     wanted = torch.ops.aten.threshold_backward(left @ right, gate, 0)
@@ -101,4 +101,4 @@ def test_a_product_with_relu_is_that_of_torch(library, bias, gate):
     ids=["float64", "gaps between columns", "a result that lies by columns", "a large matrix", "no numbers"],
 )
 def test_what_is_left_to_others(library, left, right, out):
-    assert launch_near(library, left, right, out) is None
+    assert launch_small(library, left, right, out) is None
