@@ -20,7 +20,6 @@ import glob
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final
 
 import yaml
@@ -186,67 +185,101 @@ def suggest(
         UsageError: a unit has no layer.
     """
     placed = {
-        name: {found.site.tensor: found for found in known.place_with({}).quantized()} for name, known in models.items()
+        name: {found.site.tensor: found for found in entry.place_with({}).quantized()} for name, entry in models.items()
     }
-    default = FEWER_BITS if settings.size is not None else MORE_BITS if metric is None else MORE_WEIGHT_BITS
-    formats = settings.formats or default
     ranked = _rank(settings, models, _find_units(settings.units, models, are_alike=are_alike), placed)
     if settings.sqnr_db is not None and not settings.units:
         ranked += _find_others(models, placed, are_alike=are_alike)
-    known: dict[tuple[int, ...], float] = {}
+    default = FEWER_BITS if settings.size is not None else MORE_BITS if metric is None else MORE_WEIGHT_BITS
+    rate = metric.rate if metric else simulate
+    trials = _Trials(models, ranked, placed, settings.formats or default, rate, find_limited)
 
-    def placed_by(rules: Mapping[str, Mapping[str, FormatsConfig]]) -> dict[str, Placement]:
-        return {name: entry.place_with(rules[name]) for name, entry in models.items()}
-
-    @cache
-    def rules_with(chosen: tuple[int, ...]) -> dict[str, dict[str, FormatsConfig]]:
-        extra = _rules_of([ranked[number] for number in chosen], placed, formats)
-        for name, tensors in find_limited(placed_by(extra)).items() if chosen else ():
-            extra[name] |= {f"tensor:{glob.escape(tensor)}": FormatsConfig(activations=FLOAT) for tensor in tensors}
-        return extra
-
-    def placed_with(chosen: tuple[int, ...]) -> dict[str, Placement]:
-        return placed_by(rules_with(chosen))
-
-    def value_with(chosen: tuple[int, ...]) -> float:
-        if chosen not in known:
-            known[chosen] = (metric.rate if metric else simulate)(placed_with(chosen))
-        return known[chosen]
-
-    def bytes_with(chosen: tuple[int, ...]) -> tuple[int, int]:
-        found = placed_with(chosen)
-        sizes = [weight_bytes(entry.model, found[name], entry.stored_elsewhere) for name, entry in models.items()]
-        return sum(before for before, _ in sizes), sum(after for _, after in sizes)
-
-    def is_enough(chosen: tuple[int, ...]) -> bool:
+    def is_enough(chosen: Chosen) -> bool:
         if metric is not None:
-            return metric.is_good(value_with(chosen))
+            return metric.is_good(trials.value(chosen))
         if settings.sqnr_db is not None:
-            return value_with(chosen) >= settings.sqnr_db
-        before, after = bytes_with(chosen)
+            return trials.value(chosen) >= settings.sqnr_db
+        before, after = trials.weight_bytes(chosen)
         return after <= (settings.size or 0) * before
 
     count = _fewest(len(ranked), lambda count: is_enough(tuple(range(count))))
     chosen = tuple(range(len(ranked) if count is None else count))
     if count is None and settings.sqnr_db is not None:
-        chosen = max(known, key=known.__getitem__)
+        chosen = max(trials.values, key=trials.values.__getitem__)
     if count is not None and metric is not None:
-        chosen = _leave_out(chosen, is_enough, lambda left: bytes_with(left)[1])
-    rules = {name: {key: _as_yaml(entry) for key, entry in own.items()} for name, own in rules_with(chosen).items()}
-    shared, own = _split_rules(rules)
+        chosen = _leave_out(chosen, is_enough, lambda rest: trials.weight_bytes(rest)[1])
+    shared, own = _split_rules(
+        {
+            name: {selector: _as_yaml(formats) for selector, formats in rules.items()}
+            for name, rules in trials.rules(chosen).items()
+        }
+    )
     others = sum(ranked[number].is_between for number in chosen)
     return Suggestion(
-        _goal(settings),
-        count is not None,
-        shared,
-        len(chosen) - others,
-        simulate(placed_with(chosen)) if metric else value_with(chosen),
-        bytes_with(chosen)[1],
-        len(known),
-        value_with(chosen) if metric else None,
-        own,
-        others,
+        goal=_goal(settings),
+        is_met=count is not None,
+        rules=shared,
+        part_rules=own,
+        layers=len(chosen) - others,
+        others=others,
+        sqnr_db=simulate(trials.placements(chosen)) if metric else trials.value(chosen),
+        weight_bytes=trials.weight_bytes(chosen)[1],
+        metric=trials.value(chosen) if metric else None,
+        simulations=len(trials.values),
     )
+
+
+Chosen = tuple[int, ...]
+"""The units that change, by their ranks, in order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trials:
+    """The model with chosen units in another format: rules, placements, size and rated value, each computed once.
+
+    ranked: the units, in the order in which they change.
+    placed: model → tensor → its site with the rules of the configuration.
+    formats: what the chosen units change to.
+    rate: placements → the value that is compared with the target.
+    find_limited: see `suggest`.
+    values: the rated trials.
+    """
+
+    models: Mapping[str, LayeredModel]
+    ranked: Sequence[Unit]
+    placed: Mapping[str, Mapping[str, PlacedSite]]
+    formats: FormatsConfig
+    rate: Callable[[Placements], float]
+    find_limited: Callable[[Placements], Mapping[str, Iterable[str]]]
+    values: dict[Chosen, float] = field(default_factory=dict)
+    _rules: dict[Chosen, dict[str, dict[str, FormatsConfig]]] = field(default_factory=dict)
+
+    def rules(self, chosen: Chosen) -> dict[str, dict[str, FormatsConfig]]:
+        """Model → selector → formats; a bias that its new format cannot hold stays in float."""
+        if chosen not in self._rules:
+            extra = _rules_of([self.ranked[number] for number in chosen], self.placed, self.formats)
+            for name, tensors in self.find_limited(self._place(extra)).items() if chosen else ():
+                extra[name] |= {f"tensor:{glob.escape(tensor)}": FormatsConfig(activations=FLOAT) for tensor in tensors}
+            self._rules[chosen] = extra
+        return self._rules[chosen]
+
+    def placements(self, chosen: Chosen) -> dict[str, Placement]:
+        return self._place(self.rules(chosen))
+
+    def value(self, chosen: Chosen) -> float:
+        """The rated value; the model is run for it, unless this trial was rated before."""
+        if chosen not in self.values:
+            self.values[chosen] = self.rate(self.placements(chosen))
+        return self.values[chosen]
+
+    def weight_bytes(self, chosen: Chosen) -> tuple[int, int]:
+        """(bytes of all constants in float, bytes of all constants in this trial)."""
+        found = self.placements(chosen)
+        sizes = [weight_bytes(entry.model, found[name], entry.stored_elsewhere) for name, entry in self.models.items()]
+        return sum(before for before, _ in sizes), sum(after for _, after in sizes)
+
+    def _place(self, rules: Mapping[str, Mapping[str, FormatsConfig]]) -> dict[str, Placement]:
+        return {name: entry.place_with(rules[name]) for name, entry in self.models.items()}
 
 
 Rules = dict[str, dict[str, str]]
@@ -260,9 +293,7 @@ def _split_rules(rules: Mapping[str, Rules]) -> tuple[Rules, dict[str, Rules]]:
     return shared, {name: found for name, found in own.items() if found}
 
 
-def _leave_out(
-    chosen: tuple[int, ...], is_enough: Callable[[tuple[int, ...]], bool], size_of: Callable[[tuple[int, ...]], int]
-) -> tuple[int, ...]:
+def _leave_out(chosen: Chosen, is_enough: Callable[[Chosen], bool], size_of: Callable[[Chosen], int]) -> Chosen:
     """`chosen` without the units that the target does not need; the unit that saves most bytes is tried first."""
     rests = {number: tuple(left for left in chosen if left != number) for number in chosen}
     for number in sorted(chosen, key=lambda number: size_of(rests[number])):
