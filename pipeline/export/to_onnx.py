@@ -195,7 +195,7 @@ def _largest_size(guards: Sequence[Basic], traced: Mapping[Basic, int], symbols:
     """The largest size for which the guards hold, given to all `symbols` together; None if there is no limit.
 
     Only a guard that fails at both of two large neighbouring sizes sets a limit: one that fails at some sizes, such as
-    odd ones, is about strides or a divisor.
+    odd ones, concerns strides or a divisor.
 
     Args:
         guards: conditions on the symbols.

@@ -238,9 +238,7 @@ def _plans_of(content: PlanFile) -> list[ExecutionPlan]:
 
 def _refuse_other_bytes(data: bytes, content: PlanFile) -> None:
     if encode_plans(content) != data:
-        raise ValueError(
-            "its bytes are not those of any plan: a text or a name stands twice, or a field has no meaning"
-        )
+        raise ValueError("its bytes are not those of any plan: a text or a name is repeated, or a field has no meaning")
 
 
 def _read_file(data: bytes, texts: int, alignment: int) -> PlanFile:

@@ -1,8 +1,8 @@
 """Tensors that reach infinity on a sample and stay in float, since the model drops what is infinite.
 
 The relative positions of T5 are one case: Log(0) is -inf, and a Where takes another value in its place. The structure
-says which operator drops it, and the measured extremes say that it does. Infinity that something else reads, such as
-the Softmax of a mask, is left to whoever wrote the recipe.
+says which operator drops it, and the measured extremes say that it does. Infinity that other operators read,
+such as the Softmax of a mask, stays as it is: the step `clamp-mask` is for it.
 """
 
 from __future__ import annotations

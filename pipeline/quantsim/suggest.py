@@ -363,14 +363,14 @@ def suggestion_text(suggestion: Suggestion) -> str:
     title = f"{suggestion.goal}{met}: {changed} ({what}, {plural(suggestion.simulations, 'simulation')})"
     sections: dict[str, Any] = {}
     if suggestion.rules:
-        sections["quantsim"] = {"rules": _plain(suggestion.rules)}
+        sections["quantsim"] = {"rules": _as_dicts(suggestion.rules)}
     if suggestion.part_rules:
-        parts = {name: {"quantsim": {"rules": _plain(rules)}} for name, rules in suggestion.part_rules.items()}
+        parts = {name: {"quantsim": {"rules": _as_dicts(rules)}} for name, rules in suggestion.part_rules.items()}
         sections["parts"] = parts
     return f"{title}\n{yaml.safe_dump(sections, sort_keys=False, width=1000)}".rstrip() if sections else title
 
 
-def _plain(rules: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+def _as_dicts(rules: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     return {selector: dict(formats) for selector, formats in rules.items()}
 
 

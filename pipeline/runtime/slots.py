@@ -204,7 +204,7 @@ def _nbytes(slot: Slot) -> int:
 
 
 def placeholders(plan: ExecutionPlan, entries: Mapping[int, FeedEntry], device: Device) -> dict[int, torch.Tensor]:
-    """vid → a tensor that stands in for what is fed, each a storage of its own over the same untouched memory."""
+    """vid → a tensor in place of the fed one; each has its own storage over the same memory, which is never touched."""
     sizes = [_extent(entry) * DTYPE_BITS[entry.spec.dtype] // 8 for entry in entries.values()]
     memory = new_memory(plan, max(sizes, default=0), device)
     return {vid: device.view(memory, 0, entry.spec, entry.strides) for vid, entry in entries.items()}
