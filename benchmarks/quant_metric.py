@@ -33,7 +33,8 @@ from pipeline.quantsim.metric import Sample, TaskMetric
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
-from pipeline.quantsim.suggest import LayeredModel, MetricTarget, suggest, weight_bytes
+from pipeline.quantsim.suggest import LayeredModel, MetricTarget, suggest
+from pipeline.quantsim.weight_sizes import weight_bytes
 from pipeline.run import Pipeline
 
 MORE: Final = "int8/channel"

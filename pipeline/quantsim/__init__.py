@@ -2,7 +2,7 @@
 
 run.py          the run of the model, then the simulation: read this first
 stages.py       the stages of the simulation, in order
-preparation.py  the run before them: its configuration, and what is said of it
+preparation.py  the run before the simulation: its configuration, and messages on it
 parts.py        all parts of a run in parts: samples out of the chain, one set of ranges, the chain of quantized parts
 sites.py        the float tensors of a model, and which of them share an encoding
 placement.py    rules → the format of each tensor, or the reason why it stays in float
@@ -15,19 +15,20 @@ qdq.py          the model with QuantizeLinear and DequantizeLinear
 optimizers.py   the algorithms that round weights, and their options
 optimize.py     weights as algorithms of libraries round them (algorithm.py runs these), kept where that is better
 shards.py       weights of a checkpoint, rounded shard by shard by jobs, for a model that fits nowhere
-shard_files.py  one of these jobs: rounding to the nearest, its proof by torch, and the file of a shard
+shard_files.py  the job for a shard: rounding to the nearest, its proof by torch, and the file
 shard_data.py   the weights of products rounded by GPTQ, step by step with the pieces of the model
 pieces.py       the model cut into pieces that run one after the other
-simulation.py   its outputs, by the specification and as a device has them
+simulation.py   outputs of the quantized model, by ONNX's specification and as a device computes them
 crosscheck.py   the model of another tool against the float model: where its error jumps
-noise.py        what each step adds, and what has come together at each tensor
+noise.py        noise added by each step, and noise accumulated up to each tensor
 sensitivity.py  what each layer does to the outputs, by their gradients (gradients.py)
-torch_nodes.py  layers as torch's operators, by which that is estimated; outputs by torch and torchao, as a cross-check
+torch_nodes.py  layers as torch's operators, for that estimate; outputs by torch and torchao, as a cross-check
 metric.py       the metric of the task, of both models
-layer_costs.py  what each layer alone costs that metric
+layer_costs.py  what the quantization of each layer alone costs in that metric
 best.py         the steps of optimize, tried one after the other within a budget
-suggest.py      formats of single layers for a target, and bytes of the constants
-report.py       what was found, as data
+suggest.py      formats of single layers for a target
+weight_sizes.py bytes of the constants in float, and with a placement
+report.py       the results as data
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.optimize import OptimizedStep
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
-from pipeline.quantsim.suggest import Suggestion, suggestion_text, weight_bytes
+from pipeline.quantsim.suggest import Suggestion, suggestion_text
+from pipeline.quantsim.weight_sizes import weight_bytes
 from pipeline.report import Report
 from pipeline.report.model import Quantization, QuantizedLayer, QuantizedOutput, QuantizedStructure, QuantizedTensor
 

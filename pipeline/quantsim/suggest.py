@@ -23,59 +23,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import yaml
-from onnx import helper
 
-from passes.graph.op_facts import opset_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import FormatsConfig, SuggestConfig
 from pipeline.config.quantsim import FLOAT
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, find_matches, place
-from pipeline.quantsim.qdq import stored_bits
 from pipeline.quantsim.sensitivity import Layer
 from pipeline.quantsim.sites import find_sites
-
-
-def weight_bytes(
-    model: DetachedModel, placement: Placement, leave_out: Collection[str] = frozenset()
-) -> tuple[int, int]:
-    """Bytes of the constants of `model` in float, and with `placement`, scales and zero points included.
-
-    Args:
-        model: the model in float.
-        placement: the format of each tensor.
-        leave_out: constants that do not count.
-    """
-    placed = {found.site.tensor: found for found in placement.sites}
-    before = after = 0
-    for tensor in (tensor for tensor in model.proto.graph.initializer if tensor.name not in leave_out):
-        count = math.prod(tensor.dims)
-        size = count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        before += size
-        found = placed.get(tensor.name)
-        if found is None or found.precision is None:
-            after += size
-            continue
-        bits = stored_bits(found.precision, opset_of(model.proto))
-        scales = _count_scales(tuple(tensor.dims), found, placed)
-        after += -(-count * bits // 8)
-        after += scales if found.precision.scale_type else 4 * scales + -(-scales * bits // 8)
-    return before, after
-
-
-def _count_scales(dims: tuple[int, ...], found: PlacedSite, placed: Mapping[str, PlacedSite]) -> int:
-    """How many scales the constant of the shape `dims` has; a bias has those of its weight."""
-    site, precision = found.site, found.precision
-    if site.bias_of is not None:  # its scales are those of the weight
-        precision = placed[site.bias_of[1]].precision
-        return dims[0] if precision is not None and precision.granularity == "channel" else 1
-    if precision is None or precision.granularity == "tensor":
-        return 1
-    if precision.granularity == "channel":
-        return 1 if site.channel_axis is None else dims[site.channel_axis]
-    axis = site.summed_axis or 0
-    return math.prod(-(-size // precision.block) if place == axis else size for place, size in enumerate(dims))
+from pipeline.quantsim.weight_sizes import weight_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,12 @@ def test_mistakes(words: str, said: str, model: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["view -o", "inspect --html"])
+def test_a_page_is_a_file(words: str, model: Path) -> None:
+    name, option = words.split()
+    assert "it is a folder; name a file in it" in call(name, model, option, model.parent, code=2)
+
+
+@pytest.mark.parametrize("words", ["view -o", "inspect --html"])
 def test_a_page_that_cannot_be_written_leaves_the_old_one(words: str, model: Path) -> None:
     page = model.with_name("page.html")
     page.write_text("old")
