@@ -370,6 +370,18 @@ def test_a_split_makes_as_many_outputs_as_it_says(count: int) -> None:
         load_model(model)
 
 
+def test_an_attribute_without_a_type_has_that_of_its_value() -> None:
+    """IR versions before 4 wrote no types."""
+    model = model_of("g (float[2, 3] x) => (float[2, 3] y) { y = Softmax <axis = 1> (x) }")
+    attribute = model.graph.node[0].attribute[0]
+    attribute.ClearField("type")
+    load_model(model)
+    attribute.ClearField("i")
+    attribute.f = 1.0
+    with pytest.raises(ModelError, match=r"'axis' .*Softmax"):
+        load_model(model)
+
+
 def test_external_data_with_another_name_is_refused_as_by_onnx(tmp_path: Path) -> None:
     """The other name may be that of a file outside of the folder."""
     secret = tmp_path / "secret"

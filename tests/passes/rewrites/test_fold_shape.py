@@ -41,6 +41,8 @@ SIZES = "s = Shape (x) n = Gather <axis = 0> (s, axis)"
          ["ConstantOfShape", "Add"], [[6, 8]]),
         ("s = Shape <start = 1, end = 2> (x) i = Squeeze (s, axis) h = Div (i, half) y = Gather <axis = 1> (x, h)",
          ["Gather"], [3]),
+        ("s = Shape (x) r = Slice (s, first, third, axis, two) t = Concat <axis = 0> (last, r) y = Reshape (x, t)",
+         ["Reshape"], [[-1, 6]]),
         ("s = Shape (x) c = Cast <to = 1> (s) y = ReduceSum (c)", ["Shape", "Cast", "ReduceSum"], []),
     ],
 )  # fmt: skip
@@ -50,4 +52,15 @@ def test_sizes_that_are_fixed_are_constants(
     monkeypatch.setitem(INTS, "places2", [6])
     monkeypatch.setitem(INTS, "k", [24])
     monkeypatch.setitem(INTS, "half", 2)
+    monkeypatch.setitem(INTS, "first", [1])
+    monkeypatch.setitem(INTS, "third", [3])
     assert folded(body, context) == (ops, constants)
+
+
+def test_a_size_that_the_result_declares_is_a_constant(context: PassContext) -> None:
+    text = f'g (float["N", 6, 8] x) => (float[3, 48] y) {{ {SIZES} f = Concat <axis = 0> (n, k) y = Reshape (x, f) }}'
+    values = {name: np.array(value) for name, value in {**INTS, "k": [48]}.items()}
+    result = FoldShape().apply(detached(model_of(text, **values)), context)
+    graph = result.model.proto.graph
+    assert [node.op_type for node in graph.node] == ["Reshape"]
+    assert [result.model.array(t).tolist() for t in graph.initializer if t.name.endswith("/folded")] == [[3, 48]]

@@ -115,3 +115,10 @@ def test_declared_sizes_that_do_not_hold_cost_no_run() -> None:
     model = read_model(next(Path(spec.origin).parent.glob("models/*det_small.onnx")))
     found = Session.of(model).run({"x": np.zeros((2, 3, 4, 4), np.float32)})
     assert [array.shape[0] for array in found.values()] == [2]
+
+
+def test_a_later_ir_version_runs_next_to_a_domain_of_the_users() -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { y = Neg (x) }")
+    model.opset_import.add(domain="com.acme", version=1)
+    model.ir_version = 99
+    np.testing.assert_array_equal(Session.of(detach(model)).run({"x": np.ones(2, np.float32)})["y"], [-1, -1])

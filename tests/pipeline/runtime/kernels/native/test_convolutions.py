@@ -209,6 +209,8 @@ def test_operands_that_lie_otherwise_are_left_to_torch(library, size):
     assert packed.launch(FusedOperands(x, out.contiguous())) is None
     assert packed.launch(FusedOperands(x, out, other=out.contiguous())) is None
     assert packed.launch(FusedOperands(x, out, torch.ones(1).expand(16))) is None
+    assert packed.launch(FusedOperands(images(1, 4, 32, 32, seed=0), out)) is None
+    assert packed.launch(FusedOperands(x, images(1, 16, 32, 31, seed=0))) is None
 
 
 @pytest.mark.parametrize("size", [1, 3])

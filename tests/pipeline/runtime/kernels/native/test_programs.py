@@ -173,10 +173,11 @@ def test_two_products_and_the_sum_after_them(width: int, dies: bool) -> None:
         builder.param("first", TensorSpec((wide, width), "float32")),
         builder.param("second", TensorSpec((width, wide), "float32")),
     )
-    flags = {"trans_first": True, "trans_second": True, "add": True, "bias_first": False, "bias_second": False}
+    biases = [builder.param(f"bias{size}", TensorSpec((size,), "float32")) for size in (wide, width)]
+    flags = {"trans_first": True, "trans_second": True, "add": True, "bias_first": True, "bias_second": True}
     outs = [("sum", rows), ("hidden", TensorSpec((9, wide), "float32"))]
     attrs = {**flags, "activation": "tanh", "numbers": ()}
-    y, _ = builder.emit("FeedForward", [x, first, second, added], outs, attrs)
+    y, _ = builder.emit("FeedForward", [x, first, second, added, *biases], outs, attrs)
     (y,) = builder.emit("aten.neg.default" if dies else "aten.sub.Tensor", [y] if dies else [y, added], [("y", rows)])
     graph = builder.build([y])
     weights = {name: tensor / width**0.5 for name, tensor in weights_of(graph).items()}
