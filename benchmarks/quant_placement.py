@@ -114,8 +114,8 @@ def main() -> None:
 
 def check_config(path: Path, folder: Path, aimet: str) -> str:
     """A row for the final model of a configuration."""
-    settings = ["quantsim.profile=qnn-htp", "quantsim.evaluation=1", "quantsim.calibration.samples=4"]
-    config = RunConfig.from_yaml(path, settings)
+    settings = ["profile=qnn-htp", "rules={}", "evaluation=1", "calibration.samples=4"]
+    config = RunConfig.from_yaml(path, [f"quantsim.{setting}" for setting in settings])
     try:
         sampler = Pipeline(config, folder, lambda _: None).run().sampler
         QuantSim(config, folder, progress=False).run()

@@ -80,10 +80,10 @@ def calibrate_prefill() -> Iterator[Feeds]:
         yield next(_generate(session, _prompt(number)))[0]
 
 
-def calibrate_both() -> Iterator[Feeds]:
+def calibrate_both(prompts: int = CALIBRATED) -> Iterator[Feeds]:
     """The loader: a prompt, and then steps with the cache as the float model left it."""
     session = open_model(FLOAT)
-    for number in range(CALIBRATED):
+    for number in range(prompts):
         yield from (feeds for feeds, _ in _generate(session, _prompt(number)))
 
 

@@ -122,7 +122,7 @@ class CacheConfig(Section):
     length: tokens that a static cache holds.
     chunk: tokens that `prefill` takes at once; by default 128, or half of a shorter cache.
     dtype: of the keys and values in a static cache; by default as the model computes them.
-    scales: of a cache in int8: one for each head (the default), or one for a tensor.
+    scales: of a cache in int8: one for each head (the default), one for each channel of a head, or one for a tensor.
     data: of a cache in int8: files with prompts, whose keys and values say the scales.
     """
 
@@ -130,7 +130,7 @@ class CacheConfig(Section):
     length: Annotated[StrictInt, Field(ge=2)] | None = None
     chunk: Count | None = None
     dtype: Literal["float32", "float16", "int8"] | None = None
-    scales: Literal["head", "tensor"] | None = None
+    scales: Literal["head", "channel", "tensor"] | None = None
     data: tuple[StrictStr, ...] = ()
 
     @model_validator(mode="after")

@@ -88,7 +88,7 @@ def fixed_cache(
 
     Args:
         cache_position: int64 (tokens,), the rows of the new tokens, one after the other.
-        scales: of states that are kept as int8: float, () or (heads,).
+        scales: of states that are kept as int8: float, (), (heads,) or (heads, 1, width).
 
     Raises:
         SourceError: a layer keeps its states in another way.
@@ -139,13 +139,17 @@ class FixedLength:
     def _update(self, attribute: str, new: Tensor) -> Tensor:
         """Write the rows of the new tokens; return all rows, in the dtype of the new ones."""
         (name, axis, _), rows = GROWING[attribute], getattr(self, attribute)
-        scale = self.scales.get(name)
-        kept = _cast(new, rows) if scale is None else QUANTIZE(new, scale, to=KEPT)
+        scale, channels = self.scales.get(name), None
+        if scale is not None and scale.ndim > 1:  # QuantizeLinear has scales along one axis: the others are a factor
+            scale, channels = torch.ones(()), scale
+        scaled = new if channels is None else new / channels
+        kept = _cast(new, rows) if scale is None else QUANTIZE(scaled, scale, to=KEPT)
         rows = torch.index_copy(rows, axis, self.cache_position, kept)
         setattr(self, attribute, rows)
         if scale is None:
             return _cast(rows, new)
-        return DEQUANTIZE(rows, scale, to=dtype_name(new.dtype))
+        found = DEQUANTIZE(rows, scale, to=dtype_name(new.dtype))
+        return found if channels is None else found * channels.to(new.dtype)
 
     def get_seq_length(self) -> Tensor:
         """A tensor, so that no position is a constant of the graph."""

@@ -55,7 +55,7 @@ class StaticDecoder(DecoderPart):
 
     @property
     def scales(self) -> dict[str, dict[str, Tensor]]:
-        """Of the states in int8, by layer and name: float, () or (heads,)."""
+        """Of the states in int8, by layer and name: float, (), (heads,) or (heads, 1, width)."""
         found: dict[str, dict[str, Tensor]] = {}
         for state in self.states:
             if state.dtype is torch.int8:
@@ -71,8 +71,7 @@ class StaticDecoder(DecoderPart):
         for ids in read_prompts(self, cache.data):
             for layer, tensors in self.write_states(ids[:, : self.length]).items():
                 for name, tensor in tensors.items():
-                    by_head = tensor.ndim == 4 and cache.scales != "tensor"
-                    size = tensor.abs().amax((0, 2, 3)) if by_head else tensor.abs().max()
+                    size = _largest(tensor.abs(), cache.scales or "head")
                     largest[layer, name] = torch.maximum(size, largest.get((layer, name), size))
         for state in self.states:
             if state.grows:
@@ -136,6 +135,13 @@ class StaticDecoder(DecoderPart):
         states = self.empty_states(1, self.length) if states is None else states
         positions = torch.arange(ids.shape[1], device=ids.device)
         return self.forward(ids, positions, past_key_values=states)["present"]
+
+
+def _largest(sizes: Tensor, scales: str) -> Tensor:
+    """The largest of (batch, heads, tokens, width), or of (batch, tokens, width), for each scale."""
+    if scales == "channel":
+        return sizes.amax((0, -2), keepdim=True)[0]
+    return sizes.amax((0, 2, 3)) if sizes.ndim == 4 and scales == "head" else sizes.max()
 
 
 def _buffer_of(state: CacheState) -> str:

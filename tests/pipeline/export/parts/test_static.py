@@ -102,8 +102,10 @@ def test_draws_begin_and_end_the_cache_over_rows_of_an_earlier_text() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("scales", "shape"), [("head", (2,)), ("tensor", ())])
-def test_a_cache_in_int8_is_rounded_by_the_scales_of_prompts(tmp_path: Path, scales: str, shape: tuple[int]) -> None:
+@pytest.mark.parametrize(("scales", "shape"), [("head", (2,)), ("tensor", ()), ("channel", (2, 1, 8))])
+def test_a_cache_in_int8_is_rounded_by_the_scales_of_prompts(
+    tmp_path: Path, scales: str, shape: tuple[int, ...]
+) -> None:
     np.savez(tmp_path / "prompts.npz", input_ids=np.array([[5, 17, 3, 8]]))
     model, wishes = make_model("Llama"), {"dtype": "int8", "scales": scales, "data": (str(tmp_path / "prompts.npz"),)}
     rounded, exact = (parts_of(model, **given)[0] for given in (wishes, {}))
@@ -111,15 +113,18 @@ def test_a_cache_in_int8_is_rounded_by_the_scales_of_prompts(tmp_path: Path, sca
     for name, tensor in found.items():
         scale = rounded.scales["1"][name]
         assert tensor.dtype is torch.int8 and scale.shape == shape
-        assert (tensor.abs().amax((0, 2, 3)) if shape else tensor.abs().max()).unique().tolist() == [127]
-        steps = scale.view(1, -1, 1, 1) if shape else scale
+        largest = {"head": (0, 2, 3), "channel": (0, 2), "tensor": (0, 1, 2, 3)}[scales]
+        assert tensor.abs().amax(largest).unique().tolist() == [127]
+        steps = scale.view(1, -1, 1, 1) if scales == "head" else scale
         # layer 1 reads what layer 0 has rounded, which moves its own by more than half of a step
         assert ((tensor * steps - wanted[name]) / steps).abs().max() < 4
 
 
-def test_a_cache_in_int8_in_onnx(tmp_path: Path) -> None:
-    """The export reads and writes what the module does, by QuantizeLinear with a scale for each head."""
-    config = ModelConfig.model_validate({**LLAMA, "part": "decode", "cache": {**CACHE, "dtype": "int8"}})
+@pytest.mark.parametrize("scales", ["head", "channel"])
+def test_a_cache_in_int8_in_onnx(tmp_path: Path, scales: str) -> None:
+    """The export reads and writes what the module does, by QuantizeLinear with a scale for each head, or a factor."""
+    cache = {**CACHE, "dtype": "int8", "scales": scales}
+    config = ModelConfig.model_validate({**LLAMA, "part": "decode", "cache": cache})
     source = make_part(config, LoadedModel(make_model("Llama"), (), "random", None))
     assert any("are those of random tokens" in note for note in source.notes)
     export_onnx(source, ExportConfig(), tmp_path / "decode.onnx")
