@@ -38,6 +38,7 @@ from pipeline.quantsim.encodings import Range
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import MetricResult
 from pipeline.quantsim.optimize import Chosen, refuse_numpy_operators
+from pipeline.quantsim.preparation import inline_layers
 from pipeline.quantsim.report import QuantSimResult, page_data, to_json_data
 from pipeline.quantsim.shared_values import SharedValues
 from pipeline.quantsim.stages import Simulation
@@ -169,10 +170,11 @@ def simulate_parts(
         for workspace in (Workspace(before.folder), *workspaces.values()):
             stack.enter_context(workspace.acquire())
         is_unread = bool(why) and leaves_unread(config)
-        models = {name: read_model(result.model, unread=is_unread) for name, result in before.parts.items()}
-        simulations = {
-            name: Simulation(model, settings[name], workspaces[name], show, notes) for name, model in models.items()
-        }
+        models, simulations = dict[str, DetachedModel](), dict[str, Simulation]()
+        for name, result in before.parts.items():
+            models[name], inlined = inline_layers(read_model(result.model, unread=is_unread), result.sampler)
+            own = (*notes, *inlined)
+            simulations[name] = Simulation(models[name], settings[name], workspaces[name], show, own)
         if why:
             found = {name: simulation.place_only(why) for name, simulation in simulations.items()}
             return PartsQuantSimResult(before.folder, next(iter(found.values())).report, (), parts=found)

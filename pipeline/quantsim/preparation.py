@@ -6,11 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from passes.encodings.aimet import read_aimet
 from passes.graph.op_facts import opset_of
 from passes.load import load_model
+from passes.proof.draws import InputSampler
 from passes.recipe.recipe import names_of
+from passes.suggest import plural
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
 from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, locate
+from pipeline.errors import CheckFailed
 from pipeline.quantsim.profiles import formats_of
 from pipeline.quantsim.qdq import first_opset
 from pipeline.result import RunResult
@@ -84,3 +91,31 @@ def section_of(path: Path, config: RunConfig) -> ModelConfig:
     that they were exported with."""
     inputs = {} if config.model.onnx is None else config.model.inputs
     return ModelConfig(onnx=str(path), inputs=inputs, dims=config.model.dims)
+
+
+def inline_layers(model: DetachedModel, sampler: InputSampler | None) -> tuple[DetachedModel, tuple[str, ...]]:
+    """The model with its layers in place of calls of one function, since each layer has ranges of its own.
+
+    Args:
+        model: as a run with `export.functions` has written it; any other is returned as it is.
+        sampler: draws the inputs on which both models are compared; None where nothing is run.
+
+    Returns:
+        The model, and a sentence on it.
+
+    Raises:
+        CheckFailed: onnxruntime gives other outputs without functions.
+    """
+    if not model.has_layers():
+        return model, ()
+    flat, count = model.without_functions(), plural(len(model.proto.functions), "function")
+    what = f"quantsim: {count} of equal layers {'is' if len(model.proto.functions) == 1 else 'are'} inlined"
+    what += ", as each layer has ranges of its own"
+    if sampler is None:
+        return flat, (what,)
+    feeds = sampler.draw(0)
+    found = Session.of(flat).run(feeds)
+    for name, array in Session.of(model).run(feeds).items():
+        if not np.array_equal(array, found[name], equal_nan=array.dtype.kind == "f"):
+            raise CheckFailed(f"{what}, and onnxruntime gives another {name!r}; leave out export.functions")
+    return flat, (f"{what}; outputs are equal bit for bit",)

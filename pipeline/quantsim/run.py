@@ -21,7 +21,7 @@ from pipeline.quantsim.optimize import refuse_numpy_operators
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.parts import check_settings_of_parts, simulate_parts
 from pipeline.quantsim.placement import refuse_quantized_activations
-from pipeline.quantsim.preparation import add_conversion, describe_run, prepare_config, section_of
+from pipeline.quantsim.preparation import add_conversion, describe_run, inline_layers, prepare_config, section_of
 from pipeline.quantsim.report import QuantSimResult, page_data
 from pipeline.quantsim.samples import KEY, Samples, enlarge
 from pipeline.quantsim.stages import Simulation
@@ -142,6 +142,8 @@ class QuantSim:
     ) -> QuantSimResult:
         why = why_not_compared(self._config)
         model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
+        model, inlined = inline_layers(model, before.sampler)
+        notes = (*notes, *inlined)
         refuse_quantized_activations(model)
         simulation = Simulation(model, settings, workspace, show, notes, self._costs_budget_s)
         if why:

@@ -120,12 +120,11 @@ def _refuse_with_functions(config: RunConfig, steps: Sequence[Step]) -> None:
     """Refuse what a model with layers as functions cannot take.
 
     Raises:
-        ConfigError: encodings, a simulation of quantization, or a step that changes inputs, outputs or types.
+        ConfigError: encodings, or a step that changes inputs, outputs or types.
     """
     step = next((step for step in steps if step.makes_reference or step.fixes_defaults), None)
     found = {
         "passes.encodings, which belong to the weights of each layer": config.passes.encodings is not None,
-        "a section 'quantsim', which places quantizers at each layer": config.quantsim is not None,
         f"the step {step.name if step else ''}, which changes inputs, outputs or types": step is not None,
     }
     for what, is_there in found.items():

@@ -12,6 +12,7 @@ import pytest
 from passes.graph.layer_calls import layer_functions
 from pipeline import Pipeline, RunConfig
 from pipeline.errors import ConfigError
+from pipeline.quantsim import QuantSim
 from pipeline.result import RunResult
 
 NET = """
@@ -100,10 +101,19 @@ def test_what_functions_cannot_take_is_refused_before_the_work(tmp_path: Path) -
     passes = {"recipe": ["to-fp16"]}
     for sections, said in (
         ({"passes": passes}, "export.functions: found the step to-fp16, which changes inputs, outputs or types"),
-        (
-            {"quantsim": {"profile": "qnn-htp-w4a16"}},
-            "export.functions: found a section 'quantsim', which places quantizers",
-        ),
     ):
         with pytest.raises(ConfigError, match=said):
             Pipeline(RunConfig.from_mapping(settings(tmp_path, **sections)), tmp_path / "out").run()
+
+
+def test_quantization_takes_the_layers_apart_and_gives_each_ranges_of_its_own(tmp_path: Path) -> None:
+    config = RunConfig.from_mapping(settings(tmp_path, quantsim={"profile": "qnn-htp", "sensitivity": False}))
+    found = QuantSim(config, tmp_path / "out", progress=False).run()
+    assert any(
+        note.startswith("quantsim: 1 function of equal layers is inlined") and note.endswith("equal bit for bit")
+        for note in found.report.notes
+    )
+    quantized = onnx.load(tmp_path / "out" / "model.qdq.onnx")
+    assert not quantized.functions and not any(node.op_type == "Block" for node in quantized.graph.node)
+    assert min(noise.sqnr_db for noise in found.report.outputs.values()) > 30
+    assert layer_functions(onnx.load(tmp_path / "out" / "model.onnx"))
