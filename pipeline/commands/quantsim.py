@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.terminal import print_json, print_line, print_text
 
 if TYPE_CHECKING:
+    from passes.encodings.aimet import AimetVersion
     from pipeline.quantsim import QuantSimResult
     from pipeline.quantsim.best import Best
     from pipeline.quantsim.metric import MetricResult
@@ -161,65 +162,94 @@ def encodings(
     out: Path,
     apply: Path | None = None,
     of: Path | None = None,
-    version: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "2.0.0",
+    version: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] | None = None,
     kind: Literal["aimet", "tensorrt", "ai-edge", "gptq", "gptq_v2", "awq"] = "aimet",
 ) -> None:
     """Read the encodings of a quantized model into a file for another tool, or quantize a model by such a file.
 
     Files of AIMET, GPTQ and AWQ go both ways; those of TensorRT and ai-edge-quantizer are written alone, and those of
     GGUF read alone."""
-    from passes.encodings.aimet import aimet_text, read_aimet
-    from passes.encodings.encoding import fit_encodings
-    from passes.encodings.from_qdq import read_qdq
-    from passes.encodings.tool_files import to_ai_edge_recipe, to_tensorrt_cache
-    from passes.weights.detached import read_model
-    from passes.weights.files import save, write_errors, write_file
-
-    if kind != "aimet" and apply is not None:
-        raise UsageError(f"encodings: found --to {kind} with --apply, which writes a model; leave one of them out")
-    if kind == "ai-edge" and of is None:
-        raise UsageError("encodings: --to ai-edge names operators of the float model; name it with --of FLOAT.onnx")
-    if kind in ("gptq", "gptq_v2", "awq"):
+    _refuse_unread_options(apply, of, version, kind)
+    if apply is not None:
+        _quantize_by_file(model, out, apply)
+    elif kind in CHECKPOINTS:
         from passes.rewrites.nibble_files import write_nibbles
+        from passes.weights.detached import read_model
+        from passes.weights.files import write_errors
 
         with write_errors(out):
             count = write_nibbles(read_model(model), out, kind)
         print_line(f"{out}: {plural(count, 'weight')} of 4 bits")
-        return
-    if apply is not None and apply.suffix in (".gguf", ".safetensors"):
-        from passes.rewrites.take_weights import read_weight_file
-
-        check_output(out, model)
-        source = read_model(model)
-        found = read_weight_file(source, apply)
-        with write_errors(out):
-            save(found.store(source), out)
-        print_line(f"{out}: {found.summary}")
-        return
-    if apply is not None:
-        from pipeline.quantsim.qdq import insert_qdq
-
-        if of is not None:
-            raise UsageError("encodings: found --of with --apply, where MODEL is the float model itself; leave it out")
-        check_output(out, model)
-        source = read_model(model)
-        given = fit_encodings(read_aimet(apply)[0], source)
-        with write_errors(out):
-            save(insert_qdq(source, given), out)
     else:
-        quantized = read_model(model)
-        given = read_qdq(quantized)
-        source = quantized if of is None else read_model(of)
-        given = given if of is None else fit_encodings(given, source)
-        constants = {name for name, encoding in given.items() if encoding.axis is not None}
-        constants |= {tensor.name for tensor in source.proto.graph.initializer}
-        constants |= {name for name in given if f"{name}_quantized" in constants}
-        if kind == "tensorrt":
-            text = to_tensorrt_cache(given, constants)
-        else:
-            text = to_ai_edge_recipe(given, source) if kind == "ai-edge" else aimet_text(given, constants, version)
-        write_file(out, text)
-    print_line(f"{out}: {plural(len(given), 'encoding')}")
+        _write_encodings_file(model, out, of, version or "2.0.0", kind)
+
+
+CHECKPOINTS: Final = ("gptq", "gptq_v2", "awq")
+"""The tools whose file is a checkpoint with the quantized weights."""
+
+
+def _refuse_unread_options(apply: Path | None, of: Path | None, version: str | None, kind: str) -> None:
+    """Refuse options of `encodings` that would have no effect together.
+
+    Raises:
+        UsageError: naming the options.
+    """
+    if kind != "aimet" and apply is not None:
+        raise UsageError(f"encodings: found --to {kind} with --apply, which writes a model; leave one of them out")
+    if of is not None and apply is not None:
+        raise UsageError("encodings: found --of with --apply, where MODEL is the float model itself; leave it out")
+    if of is not None and kind in CHECKPOINTS:
+        raise UsageError(f"encodings: found --of with --to {kind}, which takes the names of MODEL; leave it out")
+    if version is not None and (apply is not None or kind != "aimet"):
+        other = "--apply" if apply is not None else f"--to {kind}"
+        raise UsageError(f"encodings: found --version with {other}, which writes no file of AIMET's; leave it out")
+    if kind == "ai-edge" and of is None:
+        raise UsageError("encodings: --to ai-edge names operators of the float model; name it with --of FLOAT.onnx")
+
+
+def _quantize_by_file(model: Path, out: Path, apply: Path) -> None:
+    """Quantize the float model by a file: AIMET's encodings, or the weights of GGUF, GPTQ or AWQ."""
+    from passes.encodings.aimet import read_aimet
+    from passes.encodings.encoding import fit_encodings
+    from passes.rewrites.take_weights import READERS, read_weight_file
+    from passes.weights.detached import read_model
+    from passes.weights.files import save, write_errors
+    from pipeline.quantsim.qdq import insert_qdq
+
+    check_output(out, model)
+    source = read_model(model)
+    if apply.suffix in READERS:
+        found = read_weight_file(source, apply)
+        made, summary = found.store(source), found.summary
+    else:
+        known = fit_encodings(read_aimet(apply)[0], source)
+        made, summary = insert_qdq(source, known), plural(len(known), "encoding")
+    with write_errors(out):
+        save(made, out)
+    print_line(f"{out}: {summary}")
+
+
+def _write_encodings_file(model: Path, out: Path, of: Path | None, version: AimetVersion, kind: str) -> None:
+    """Write the encodings of a quantized model for AIMET, TensorRT or ai-edge-quantizer."""
+    from passes.encodings.aimet import aimet_text
+    from passes.encodings.encoding import fit_encodings
+    from passes.encodings.from_qdq import read_qdq
+    from passes.encodings.tool_files import to_ai_edge_recipe, to_tensorrt_cache
+    from passes.weights.detached import read_model
+    from passes.weights.files import write_file
+
+    quantized = read_model(model)
+    source = quantized if of is None else read_model(of)
+    known = read_qdq(quantized) if of is None else fit_encodings(read_qdq(quantized), source)
+    constants = {name for name, encoding in known.items() if encoding.axis is not None}
+    constants |= {tensor.name for tensor in source.proto.graph.initializer}
+    constants |= {name for name in known if f"{name}_quantized" in constants}
+    if kind == "tensorrt":
+        text = to_tensorrt_cache(known, constants)
+    else:
+        text = to_ai_edge_recipe(known, source) if kind == "ai-edge" else aimet_text(known, constants, version)
+    write_file(out, text)
+    print_line(f"{out}: {plural(len(known), 'encoding')}")
 
 
 def check_encodings_of(source: str, target: str | None, path: Path, *, is_alone: bool) -> None:

@@ -187,3 +187,18 @@ def test_the_recipe_of_ai_edge_quantizer(tmp_path: Path) -> None:
     quantized_mlp(tmp_path, "uint4/channel", "uint8")
     with pytest.raises(UsageError, match="takes symmetric weights of 4 or 8 bits"):
         call("encodings", tmp_path / "q.onnx", "--of", source, "--to", "ai-edge", "-o", tmp_path / "recipe.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--apply x.encodings --to tensorrt", "found --to tensorrt with --apply"),
+        ("--apply x.gguf --of x.onnx", "found --of with --apply"),
+        ("--apply x.encodings --version 1.0.0", "found --version with --apply, which writes no file of AIMET's"),
+        ("--to awq --of x.onnx", "found --of with --to awq"),
+        ("--to tensorrt --version 1.0.0", "found --version with --to tensorrt"),
+    ],
+)
+def test_an_option_without_effect_is_refused(tmp_path: Path, options: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        call("encodings", tmp_path / "x.onnx", *options.split(), "-o", tmp_path / "out")
