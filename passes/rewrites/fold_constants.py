@@ -151,8 +151,9 @@ def _declared_bytes(graph: onnx.GraphProto) -> dict[str, int]:
     found = {}
     for info in graph.value_info:
         dims, kind = dims_of(info), info.type.tensor_type.elem_type
-        if dims is not None and all(isinstance(dim, int) for dim in dims) and kind not in NO_BYTES:
-            found[info.name] = math.prod(dims) * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
+        sizes = [dim for dim in dims or () if isinstance(dim, int)]
+        if dims is not None and len(sizes) == len(dims) and kind not in NO_BYTES:
+            found[info.name] = math.prod(sizes) * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
     return found
 
 

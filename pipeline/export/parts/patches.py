@@ -40,8 +40,9 @@ def _with_additive_mask(attention: Callable[..., Tensor]) -> Callable[..., Tenso
 
 def _without_move_to_itself(to: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def convert(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        is_there = len(args) == 1 and not kwargs and {tensor.dtype for tensor in self.parameters()} == {args[0]}
-        return self if is_there else to(self, *args, **kwargs)
+        tensors = (*self.parameters(), *self.buffers())
+        kinds = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+        return self if not kwargs and args == tuple(kinds) else to(self, *args, **kwargs)
 
     return convert
 
