@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
@@ -19,7 +18,7 @@ from torch import nn
 from benchmarks.cuda.measure import feed_of, graph_of, weights_of
 from benchmarks.cuda.models import Classifier, Decode, mlp
 from pipeline.runtime import compile_graph
-from pipeline.runtime.cuda_streams import OrderedGuard
+from pipeline.runtime.cuda_streams import CudaOrder, OrderedGuard
 from pipeline.runtime.recording import RecordingDevice
 
 CASES: Final = {
@@ -75,7 +74,7 @@ class GuardWithoutDevice(OrderedGuard):
         self._guard.__enter__()
 
 
-class SameStream:
+class SameStream(CudaOrder):
     """The stream is that of the launches before, as a rule."""
 
     def __init__(self) -> None:
@@ -84,8 +83,6 @@ class SameStream:
     def enter(self) -> None:
         if max(7, self._index) != self._raw:
             raise AssertionError("another stream")
-
-    def keep(self, memory: Iterable[torch.Tensor]) -> None: ...
 
 
 class NoLaunch:

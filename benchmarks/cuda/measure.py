@@ -68,6 +68,8 @@ class Bench:
     def back_to_back(self, call: Callable[[], object], calls: int = 200) -> float:
         """Milliseconds of one of `calls` calls between which nobody waits."""
         calls = self.pick(calls, 2)
+        for _ in range(self.pick(5, 1)):
+            call()
         self.wait()
         begun = time.perf_counter()
         for _ in range(calls):

@@ -5,6 +5,7 @@ Untested on a GPU; the rules are proven on `recording.RecordingDevice`.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -104,14 +105,19 @@ def capture_into(graph: torch.cuda.CUDAGraph, pool: CudaPool) -> Iterator[None]:
     two sessions would share it on two streams, and its pool would stay for ever.
     """
     clear_workspaces = vars(torch._C)["_cuda_clearCublasWorkspaces"]
-    clear_workspaces()
     recording = torch.cuda.graph(graph, pool.handle, pool.stream, capture_error_mode="thread_local")  # type: ignore[arg-type]
-    try:
-        with torch.cuda.stream(torch.cuda.current_stream()), recording:  # a failure leaves the stream of the capture
-            yield
-    except Exception:
-        with suppress(RuntimeError):  # torch before 2.12 would allocate for the capture for ever
-            vars(torch._C)["_cuda_endAllocateToPool"](pool.stream.device_index, pool.handle)
-        raise
-    finally:
+    with RECORDING:
         clear_workspaces()
+        try:
+            with torch.cuda.stream(torch.cuda.current_stream()), recording:  # which leaves its stream where it fails
+                yield
+        except Exception:
+            with suppress(RuntimeError):  # torch before 2.12 would allocate for the capture for ever
+                vars(torch._C)["_cuda_endAllocateToPool"](pool.stream.device_index, pool.handle)
+            raise
+        finally:
+            clear_workspaces()
+
+
+RECORDING: Final = threading.RLock()
+"""Held by a thread that records, or waits for a device: CUDA refuses to wait for a device where another one records."""

@@ -23,7 +23,7 @@ from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.devices import devices_of
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.planning.arena import ALIGNMENT
-from pipeline.runtime.cuda_streams import CudaLateValue, CudaOrder, CudaPool, OrderedGuard, capture_into
+from pipeline.runtime.cuda_streams import RECORDING, CudaLateValue, CudaOrder, CudaPool, OrderedGuard, capture_into
 from pipeline.runtime.tensors import torch_dtype, with_strides
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
@@ -264,7 +264,8 @@ class CudaDevice(Device):
         return tensor.pin_memory() if tensor.is_cpu else tensor
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize(self._index)
+        with RECORDING:
+            torch.cuda.synchronize(self._index)
 
     def random_state(self) -> torch.Tensor:
         return torch.cuda.get_rng_state(self._index)
@@ -293,7 +294,7 @@ class CudaDevice(Device):
             with torch.cuda.stream(side):
                 yield
             torch.cuda.current_stream().wait_stream(side)
-            torch.cuda.synchronize()
+            side.synchronize()
 
     def new_pool(self) -> object:
         return CudaPool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._index))
