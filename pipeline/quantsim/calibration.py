@@ -23,6 +23,7 @@ from zipfile import BadZipFile
 import numpy as np
 from onnxruntime.quantization.calibrate import HistogramCollector
 
+from passes.rewrites.mask_constants import MASKING
 from passes.weights.detached import DetachedModel
 from passes.weights.files import replace_when_done
 from pipeline.config.quantsim import DEFAULT_PERCENTILE, CalibrationConfig, Precision
@@ -81,8 +82,8 @@ class FiniteHistogramCollector(HistogramCollector):
                 self.collect({name: array})
         except ValueError as error:  # numpy's: the edges of two bins are one number, or infinitely far apart
             raise UsageError(
-                f"calibration: {name!r} reaches {low:g} to {high:g}, which is too narrow or too wide for the bins "
-                "of a histogram; set quantsim.calibration.method to minmax"
+                f"calibration: {name!r} reaches {low:g} to {high:g}, too narrow or too wide for the bins of a "
+                f"histogram; {_what_helps(low, high)}"
             ) from error
 
     def find_limits(self) -> dict[str, Range]:
@@ -101,6 +102,12 @@ class FiniteHistogramCollector(HistogramCollector):
                 f"calibration: {name!r} reaches {greatest:g}, which is too far from the {float(edges[-1]):g} of the "
                 "first samples for a histogram; set quantsim.calibration.method to minmax"
             )
+
+
+def _what_helps(low: float, high: float) -> str:
+    """What to do where a histogram does not hold a range."""
+    mask = "put clamp-mask into quantsim.prepare, as for a mask, or " if low <= -MASKING and high < MASKING else ""
+    return f"{mask}set quantsim.calibration.method to minmax"
 
 
 def check_finite(tensor: str, low: float, high: float) -> None:
@@ -332,17 +339,10 @@ class Calibration:
     file: Path
     key: str
 
-    def save(self, measured: MeasuredRanges) -> None:
-        """Write what has been measured so far."""
-        measured.save(self.file, self.key)
-
     def finish(self, *, keep: bool) -> MeasuredRanges:
         """The ranges; unless `keep`, only a run that was stopped finds its file."""
         measured = self.measurement.finish()
-        if keep:
-            self.save(measured)
-        else:
-            self.file.unlink(missing_ok=True)
+        measured.save(self.file, self.key) if keep else self.file.unlink(missing_ok=True)
         return measured
 
 

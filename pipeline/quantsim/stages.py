@@ -126,7 +126,7 @@ class Simulation:
             for sample in samples.first(samples.fitted):
                 if (measured := calibration.measurement.add(sample)) is not None:
                     self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, samples.fitted))
-                    calibration.save(measured)
+                    measured.save(calibration.file, calibration.key)
             details.append(settings.method)
             self.take_ranges(calibration, samples)
 

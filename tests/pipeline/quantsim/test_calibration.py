@@ -311,13 +311,19 @@ def test_no_samples_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "numbers"), [("percentile", [1, 1.00001]), ("mse", [-3e38, 1]), ("entropy", [-3e38, 1])]
+    ("method", "numbers", "advice"),
+    [
+        ("percentile", [1, 1.00001], "set quants"),
+        ("percentile", [-3e38, 3e38], "set quants"),
+        ("mse", [-3e38, 1], "put clamp-mask into quantsim.prepare, as for a mask, or set quants"),
+        ("entropy", [-3e38, 1], "put clamp-mask into"),
+    ],
 )
-def test_a_range_that_no_bins_divide_is_refused(method: Method, numbers: list[float]) -> None:
+def test_a_range_that_no_bins_divide_is_refused(method: Method, numbers: list[float], advice: str) -> None:
     model = model_of("g (float[2] x) => (float[2] y) { y = Neg(x) }")
     placement = place(model, [rule("tensor:x", None, "uint8")])
     with pytest.raises(
-        UsageError, match=r"'x' reaches .* too narrow or too wide for the bins of a histogram; set quants"
+        UsageError, match=rf"'x' reaches .* too narrow or too wide for the bins of a histogram; {advice}"
     ):
         calibrate(model, placement, [{"x": np.array(numbers, np.float32)}], method)
 
