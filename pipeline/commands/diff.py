@@ -74,10 +74,11 @@ def diff(
 
     Nodes are matched by what they compute: other names and another order of independent nodes are no difference.
     """
-    if structure_only and (layers or values):
-        raise UsageError("--structure-only runs no model, and --layers and --values need runs; leave one of them out")
-    if everything and most is not None:
-        raise UsageError("--all writes out every entry, so --most has no effect; leave one of them out")
+    if structure_only and (layers or values or draws is not None):
+        raise UsageError("--structure-only runs no model, and --layers, --values and --draws need runs; leave them out")
+    if most is not None and (everything or as_json):
+        option = "--all" if everything else "--json"
+        raise UsageError(f"{option} writes out every entry, so --most has no effect; leave one of them out")
     sides = locate_parts((before, after), part)
     first, second = (read_model(file_of(path)) for path in sides)
     matched = match_models(first, second)

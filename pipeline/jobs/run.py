@@ -185,7 +185,7 @@ def choose_executor(ray: str | None = None, processes: int | None = None) -> Job
     if ray is None:
         return LocalProcesses(processes)
     if processes is not None:
-        raise UsageError("--jobs is for processes of this machine; on a Ray cluster its nodes say what they can take")
+        raise UsageError("found --jobs with --ray, where each node says how many jobs it takes; leave one of them out")
     from pipeline.jobs.on_ray import RayCluster  # ray is an extra, and takes seconds to import
 
     return RayCluster(ray)

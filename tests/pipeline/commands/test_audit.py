@@ -117,7 +117,7 @@ def test_an_extra_that_is_not_there_is_named_by_step_glob_and_library(only: str,
         (("--only", "fuse_qvk"), "no pass and no library named 'fuse_qvk'; did you mean 'fuse_qkv'?"),
         (("--cases", "nodes/*"), "--cases: nothing matches nodes/*"),
         (("--accepted", "/nowhere"), "--accepted: no table of an audit in /nowhere"),
-        (("--ray", "auto", "--jobs", "2"), "--jobs is for processes of this machine"),
+        (("--ray", "auto", "--jobs", "2"), "found --jobs with --ray, where each node says"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_json_and_the_same_command_again(small_config, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("--ray", "127.0.0.1:1"), "no Ray cluster answers"),
-        (("--ray", "auto", "--jobs", "2"), "--jobs is for processes"),
+        (("--ray", "auto", "--jobs", "2"), "found --jobs with --ray"),
     ],
 )
 def test_a_cluster_that_cannot_be_used(arguments, words, small_config, tmp_path: Path) -> None:

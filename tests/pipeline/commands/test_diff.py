@@ -110,7 +110,9 @@ def test_layers_as_a_table_and_as_json(model) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--structure-only", "--layers"], "--structure-only runs no model, and --layers and --values need runs"),
+        (["--structure-only", "--layers"], "--structure-only runs no model, and --layers, --values"),
+        (["--structure-only", "--draws", "2"], "--values and --draws need runs; leave them out"),
+        (["--json", "--most", "3"], "--json writes out every entry, so --most has no effect"),
         (["--all", "--most", "3"], "--all writes out every entry, so --most has no effect"),
         (["--part", "decoder"], "found --part decoder with ONNX files alone; leave it out"),
     ],
