@@ -111,7 +111,7 @@ def train_gpt(folder: Path, steps: int) -> Subject:
     if not (out / "weights.safetensors").exists():
         command = ["-m", "onnxline", "train", str(config), "--set", f"train.steps={steps}", "--out", str(out)]
         run_child(command, memory=False)
-    settings = [f"model.checkpoint={out / 'weights.safetensors'}", "train=null"]
+    settings = [f"model.checkpoint={out / 'weights.safetensors'}", "train=null", "passes.recipe=[default, clamp-mask]"]
     path = Pipeline(RunConfig.from_yaml(config, settings), folder / "pages_gpt").run().model
     draw = torch.Generator().manual_seed(0)
     training, held_out = read_pages()
