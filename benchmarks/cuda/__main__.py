@@ -56,13 +56,14 @@ def main() -> int:
     if options.one:
         print(json.dumps(run_row(options.one, dry=options.dry)), flush=True)
         os._exit(0)  # what compilers have started may wait for ever at the end of Python
-    from benchmarks.cuda.rows import ROWS
+    begun = time.monotonic()
+    from benchmarks.cuda.rows import ROWS  # which takes some of the minutes
 
     wanted = [name for name in options.rows.split(",") if name] or list(ROWS)
     if unknown := [name for name in wanted if name not in ROWS]:
         parser.error(f"no row {unknown[0]!r}; rows: {', '.join(ROWS)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    begun, commit = time.monotonic(), commit_of_tree()
+    commit = commit_of_tree()
     card = DRY_CARD if options.dry else card_name()
     before = {name: read_result(options.out, name, card, commit) for name in wanted}
     statuses = {name: found["status"] for name, found in before.items() if found}
