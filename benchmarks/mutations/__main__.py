@@ -29,8 +29,12 @@ def main() -> None:
     options = parser.parse_args()
     root, folder = Path(__file__).resolve().parents[2], options.folder.resolve()
     mutations = draw_mutations(root, options.seed, options.count)
-    if not (folder / "tree").is_dir():
+    drawn, known = "".join(f"{mutation}\n" for mutation in mutations), folder / "mutations.txt"
+    if not known.is_file():
         plant(copy_tree(root, folder / "tree"), mutations)
+        known.write_text(drawn, encoding="utf-8")
+    if known.read_text(encoding="utf-8") != drawn:
+        parser.error(f"{folder} holds other mutations, of another commit or seed; name another folder")
     kept = collect_tests(folder / "tree")
     words = ["-n", options.workers, "--dist", "worksteal"]
     order = random.Random(options.seed).sample(range(len(mutations)), len(mutations))
