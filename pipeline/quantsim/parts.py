@@ -15,7 +15,8 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from passes.weights.files import save_together
 from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import UsageError
-from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
+from pipeline.events import Event, Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.parts import PartsResult
 from pipeline.parts.folder import WEIGHTS
 from pipeline.parts.report import QUANTIZED, remove_quantized, save_chain
@@ -165,6 +166,17 @@ def simulate_parts(
         UsageError, CheckFailed: as for `QuantSim.run`.
     """
     why, settings = why_not_compared(config), check_settings_of_parts(config)
+    said = set[str]()
+
+    def show_of(part: str, event: Event) -> None:
+        """Show an event of a part with its name; what all parts say of their common data is shown once."""
+        if isinstance(event, StageEnded):
+            event = replace(event, detail=": ".join(filter(None, (part, event.detail))))
+        if not isinstance(event, Note) or event.text not in said:
+            show(event)
+        if isinstance(event, Note):
+            said.add(event.text)
+
     with ExitStack() as stack:
         workspaces = {name: Workspace(result.folder) for name, result in before.parts.items()}
         for workspace in (Workspace(before.folder), *workspaces.values()):
@@ -174,7 +186,7 @@ def simulate_parts(
         for name, result in before.parts.items():
             models[name], inlined = inline_layers(read_model(result.model, unread=is_unread), result.sampler)
             own = (*notes, *inlined)
-            simulations[name] = Simulation(models[name], settings[name], workspaces[name], show, own)
+            simulations[name] = Simulation(models[name], settings[name], workspaces[name], partial(show_of, name), own)
         if why:
             found = {name: simulation.place_only(why) for name, simulation in simulations.items()}
             return PartsQuantSimResult(before.folder, next(iter(found.values())).report, (), parts=found)
