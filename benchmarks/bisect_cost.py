@@ -29,7 +29,7 @@ from passes.structures import structure_of
 from passes.weights.detached import detach
 
 RECIPES: Final = ("fold_constants,default", "default,onnxsim", "default")
-"""torch exports a weight and a Transpose behind it, which onnxoptimizer's fuse_qkv cannot read: so `default` alone
+"""torch exports a weight and a Transpose after it, which onnxoptimizer's fuse_qkv cannot read: so `default` alone
 merges nothing, and does when constants are folded before."""
 
 FOLDER: Final = Path("runs/benchmarks")

@@ -1,4 +1,4 @@
-"""Do encodings of the source cover the final model, behind every shipped recipe?
+"""Do encodings of the source cover the final model, after every shipped recipe?
 
     python -m benchmarks.encodings_coverage [--family NAME]…
 
@@ -84,7 +84,7 @@ def judge(
     carried: CarriedEncodings,
     feeds: Numbers,
 ) -> tuple[list[str], bool]:
-    """The columns behind the recipe, and whether all that is due is covered by what is right."""
+    """The columns after the recipe, and whether all that is due is covered by what is right."""
     before, after = read_numbers(source, feeds), read_numbers(final, feeds)
     prints = {fingerprint(array) for name, array in before.items() if name in known}
     due = {name for name, array in after.items() if array.size > 1 and fingerprint(array) in prints}

@@ -108,7 +108,7 @@ def _tree_bytes(root: int) -> int:
 
 def _parent(process: Path) -> int:
     try:
-        # The command's name is in parentheses and may hold anything; the parent is the second word behind it.
+        # The command's name is in parentheses and may hold anything; the parent is the second word after it.
         return int((process / "stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, IndexError):  # it has ended
         return -1

@@ -220,7 +220,7 @@ def exchange_with_aimet(benchmark: Benchmark, path: Path, ours: Sequence[Simulat
 
 def encode_unpacked(model: DetachedModel, ours: Simulated, samples: Sequence[Feeds]) -> dict[str, Encoding]:
     """Our encodings by the ranges that AIMET sees. onnxruntime packs constant weights when it opens a model, and sums
-    packed products in blocks of another length. AIMET puts an operator of its own behind each weight, so its
+    packed products in blocks of another length. AIMET puts an operator of its own after each weight, so its
     session packs none; neither does `Session`. Here each group has one tensor that is computed, whose name it has."""
     ranges = calibrate(model, ours.placement, samples[:1])
     names = [

@@ -16,6 +16,7 @@ from passes.run.result import PassRow, Status, StructureVerdict, author_of_loss
 from passes.suggest import bytes_text, milliseconds_text, plural
 from passes.visible import visible_line
 from pipeline import events
+from pipeline.errors import UsageError
 from pipeline.events import StageBar, line_of
 from pipeline.terminal import PlainScreen, Words, open_screen
 
@@ -49,6 +50,9 @@ class RunConsole:
         verbose: show every step and every structure, not only what changed or failed.
         quiet: show nothing.
         keep: structures that the run keeps; the advice on lost structures adds to them.
+
+    Raises:
+        UsageError: `verbose` and `quiet` are both set.
     """
 
     def __init__(
@@ -59,6 +63,10 @@ class RunConsole:
         quiet: bool = False,
         keep: Sequence[str] = (),
     ) -> None:
+        if verbose and quiet:
+            raise UsageError(
+                "--verbose shows every step, and --quiet and --json show none; leave --verbose or them out"
+            )
         self._console = console or open_screen(quiet=quiet)
         self._verbose, self._keep = verbose, keep
         self._bar = StageBar(self._console, shown=self._console.is_terminal and not quiet)

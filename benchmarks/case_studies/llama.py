@@ -122,7 +122,7 @@ def _judge(study: Study) -> tuple[str, str, str]:
 def _generate(
     session: onnxruntime.InferenceSession, prompt: np.ndarray, told: Sequence[int] = ()
 ) -> Iterator[tuple[Feeds, np.ndarray]]:
-    """What each call reads, and its logits: the prompt behind a start token, then tokens, the best or those told."""
+    """What each call reads, and its logits: the prompt after a start token, then tokens, the best or those told."""
     empty = {name: np.zeros((1, HEADS, 0, WIDTH), np.float32) for name in CACHE}
     outputs = _call(session, {"tokens": np.array([[0]]), "places": np.array([[0]]), **empty})
     tokens, seen = prompt, 1

@@ -73,7 +73,7 @@ def export_family(family: Family, draws: int = 1) -> Exported:
 
 def stir(module: nn.Module) -> None:
     """Draw every parameter: transformers begins biases with 0 and the factors of norms with 1 (MobileViT: 0), which
-    optimizers drop, and matrices so small that little of the input is left behind a few layers."""
+    optimizers drop, and matrices so small that little of the input is left after a few layers."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

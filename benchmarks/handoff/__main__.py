@@ -133,7 +133,7 @@ def row(form: Form, tool: str, python: str, folder: Path) -> str:
 
 
 def judge(form: Form, run: ToolRun) -> list[str]:
-    """The columns behind the tool's name."""
+    """The columns after the tool's name."""
     model = detach_copy(onnx.load(form.path))
     constants = {tensor.name for tensor in model.proto.graph.initializer}
     wanted = [site.tensor for site in find_sites(model) if site.role in ("input", "activation") and not site.body_of]

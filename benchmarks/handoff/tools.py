@@ -83,7 +83,7 @@ def run_aimet(job: Job, calibration: list[Feeds], out: Path) -> Found:
 
 def _compute_like_ours(sim: Any, calibration: list[Feeds]) -> None:
     """Ranges of the float model, and weights whose lowest number is unused. AIMET's own way is to measure activations
-    behind quantized weights, and to give the lowest number to those weights whose least value has the largest size."""
+    after quantized weights, and to give the lowest number to those weights whose least value has the largest size."""
     weights = [sim.qc_quantize_op_dict[name] for name in sim.param_names if sim.qc_quantize_op_dict[name].enabled]
     activations = [sim.qc_quantize_op_dict[name] for name in sim.activation_names]
     for quantizer in weights:

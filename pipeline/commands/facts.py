@@ -45,15 +45,15 @@ def inspect(
     refused = {name: [found.what for found in report.obstructions] for name, report in zip(names, reports, strict=True)}
     rows = [(name, ", ".join(found) or "takes every operator") for name, found in refused.items()]
     title = "what targets refuse"
-    if as_json:
-        print_json({"format_version": FORMAT_VERSION, **facts.as_data(), "refused": refused})
-    else:
-        print_text(f"{facts}{title}\n{text_table(rows)}")
     if html is not None:
         body = facts._repr_html_() + html_table(title, (), rows)
         write_file(html, PAGE.format(title=visible_line(model.name), body=body))
-        if not as_json:
-            print_line(f"page: {html}")
+    if as_json:
+        print_json({"format_version": FORMAT_VERSION, **facts.as_data(), "refused": refused})
+        return
+    print_text(f"{facts}{title}\n{text_table(rows)}")
+    if html is not None:
+        print_line(f"page: {html}")
 
 
 PAGE: Final = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">

@@ -112,11 +112,12 @@ def _read_entries(path: Path) -> dict[str, ExecutionPlan]:
             raise UsageError(f"there is no file {path}; expected a plan.bin, a plan.json, or the folder of a run")
         data = path.read_bytes()
     if path.suffix != ".json":
-        return dict(decode_plans(data).entries)
+        return dict(decode_plans(data, str(path)).entries)
     try:
-        return {"main": from_json(json.loads(data))}
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path}: it is not JSON: {error}") from error
+    return {"main": from_json(content, str(path))}
 
 
 def _check_weights(path: Path) -> str:
@@ -132,8 +133,8 @@ def _check_weights(path: Path) -> str:
     if file.suffix == ".json" or not file.is_file():
         raise UsageError(f"--check-weights: found {path}, expected a plan.bin, which says where the weights are")
     with disk_errors(file):
-        content = decode_plans(file.read_bytes())
-    check_weights(content, file.parent)
+        content = decode_plans(file.read_bytes(), str(file))
+    check_weights(content, file.parent, str(file))
     nbytes = sum(stored.nbytes or len(stored.data) for stored in content.weights.values())
     return f"weights: {len(content.weights)}, {bytes_text(nbytes)}, with the bytes that the plan was made with"
 

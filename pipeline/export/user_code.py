@@ -5,27 +5,26 @@ Needs no torch.
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
+import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import nn
-import ast
-import importlib
-import sys
-from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from passes.suggest import nearest
 from passes.user_files import OURS, run_file
 from passes.worker.own_names import describe_clash
 from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def innermost_line(error: BaseException, own: str = "") -> str:
@@ -138,13 +137,20 @@ BINDERS: Final = {"__dict__", "__getattr__", "exec", "globals", "locals", "setat
 
 
 def check_function(text: str, key: str, title: str) -> None:
-    """Refuse what is wrong for sure with `path/to/file.py:name`, without running the file, which often imports torch.
+    """Refuse what is wrong for sure with a function that the user named, without running its file, which often imports
+    torch.
+
+    Args:
+        text: `path/to/file.py:name` or `package.module:name`; of a module, only its presence is checked.
+        key: the key of the configuration that holds it.
+        title: how messages begin: `the factory net.py:make`.
 
     Raises:
-        SourceError: the file is no Python, or nothing in it can bind the name.
+        SourceError: the file is no Python, or nothing in it can bind the name; or there is no such module.
     """
     place, name = split_factory(text, key)
     if not place.endswith(".py"):
+        _check_module(place, title)
         return
     tree = call_user_code(lambda: ast.parse(Path(place).read_bytes(), place), _loading(title), f"{place}:")
     nodes = list(ast.walk(tree))
@@ -155,6 +161,36 @@ def check_function(text: str, key: str, title: str) -> None:
         return
     functions = [statement.name for statement in tree.body if isinstance(statement, ast.FunctionDef | ast.ClassDef)]
     raise _absence_error(title, name, [function for function in functions if not function.startswith("_")])
+
+
+def _check_module(name: str, title: str) -> None:
+    """Refuse a module that no import can find: one of no installed package, or not in the folder of its package.
+
+    A package whose `__init__.py` names `sys` or `__path__` may have modules without files, which are not looked for.
+
+    Raises:
+        SourceError: there is no such module.
+    """
+    package, _, rest = name.partition(".")
+    if name in sys.modules:
+        return
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a module that a program made, without a spec
+        return
+    while spec is not None and rest:
+        if spec.submodule_search_locations is None or (spec.origin and _may_add_modules(Path(spec.origin))):
+            return
+        part, _, rest = rest.partition(".")
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    if spec is None:
+        raise SourceError(
+            f"{title}: there is no module {name!r}; expected one that Python can import, or path/to/file.py:function"
+        )
+
+
+def _may_add_modules(init: Path) -> bool:
+    return init.suffix != ".py" or re.search(rb"\bsys\b|__path__", init.read_bytes()) is not None
 
 
 def load_function(text: str, key: str, title: str) -> Callable[..., Any]:

@@ -61,8 +61,12 @@ def to_json(plan: ExecutionPlan) -> dict[str, Any]:
     return {"format_version": FORMAT_VERSION, **PLAN.to_json(plan)}
 
 
-def from_json(data: Any) -> ExecutionPlan:
+def from_json(data: Any, source: str = "plan JSON") -> ExecutionPlan:
     """The plan that `data` describes, as `json.loads` gives it.
+
+    Args:
+        data: what `to_json` returned, or what `json.loads` made of it.
+        source: what messages call it, such as the path of the file.
 
     Raises:
         SourceError: another format version, data that is not a plan, or a plan that breaks a rule of the checker.
@@ -70,10 +74,10 @@ def from_json(data: Any) -> ExecutionPlan:
     version = data.get("format_version") if isinstance(data, Mapping) else None
     if type(version) is not int or version != FORMAT_VERSION:
         raise SourceError(
-            f"plan JSON: found format_version {version!r}, expected {FORMAT_VERSION}; make the plan again with this "
+            f"{source}: found format_version {version!r}, expected {FORMAT_VERSION}; make the plan again with this "
             "release, or read it with the release that wrote it"
         )
-    return _read_sound("plan JSON", data, PLAN.from_json, _refuse_other_json, lambda plan: [plan])
+    return _read_sound(source, data, PLAN.from_json, _refuse_other_json, lambda plan: [plan])
 
 
 def _read_sound(
@@ -180,30 +184,39 @@ def encode_plans(content: PlanFile) -> bytes:
 
 
 @expects(data=a((bytes, bytearray, memoryview), "bytes"))
-def decode_plans(data: bytes) -> PlanFile:
+def decode_plans(data: bytes, source: str = "plan.bin") -> PlanFile:
     """The content of a plan.bin.
+
+    Args:
+        data: the bytes of the whole file.
+        source: what messages call the file, such as its path.
 
     Raises:
         SourceError: another version, a file that was cut or changed, or plans that break a rule of the checker.
     """
     if len(data) < HEADER.size or data[:8] != MAGIC:
-        raise SourceError("plan.bin: it does not begin as a plan does; expected a file that `onnxline run` wrote")
+        raise SourceError(f"{source}: it does not begin as a plan does; expected a file that `onnxline run` wrote")
     _, version, checksum, size, texts, alignment = HEADER.unpack_from(data)
     if version != VERSION:
         raise SourceError(
-            f"plan.bin: found version {version}, expected {VERSION}; make the plan again with this release, or read it "
+            f"{source}: found version {version}, expected {VERSION}; make the plan again with this release, or read it "
             "with the release that wrote it"
         )
     if size != len(data):
-        raise SourceError(f"plan.bin: it has {len(data)} bytes and says {size}; it was cut, or written over")
+        raise SourceError(f"{source}: it has {len(data)} bytes and says {size}; it was cut, or written over")
     if zlib.crc32(memoryview(data)[CHECKED_FROM:]) != checksum:
-        raise SourceError("plan.bin: its checksum does not fit; it was changed after it was written")
-    return _read_sound("plan.bin", data, lambda raw: _read_file(raw, texts, alignment), _refuse_other_bytes, _plans_of)
+        raise SourceError(f"{source}: its checksum does not fit; it was changed after it was written")
+    return _read_sound(source, data, lambda raw: _read_file(raw, texts, alignment), _refuse_other_bytes, _plans_of)
 
 
 @expects(content=a(PlanFile, "a PlanFile"), folder=a(Path, "a pathlib.Path"))
-def check_weights(content: PlanFile, folder: Path) -> None:
-    """Check that the weights of a plan in `folder` have the bytes that they had when the plan was made.
+def check_weights(content: PlanFile, folder: Path, source: str = "plan.bin") -> None:
+    """Check that the weights of a plan have the bytes that they had when the plan was made.
+
+    Args:
+        content: what `decode_plans` returned.
+        folder: the folder of the plan, in which its files of weights are named.
+        source: what messages call the plan, such as its path.
 
     Raises:
         SourceError: a file is not there or too short, or has other bytes.
@@ -212,11 +225,11 @@ def check_weights(content: PlanFile, folder: Path) -> None:
         try:
             crc32 = _checksum(stored, folder)
         except OSError as error:
-            raise SourceError(f"plan.bin: weight {name!r} is in {stored.file}: {error.strerror}") from error
+            raise SourceError(f"{source}: weight {name!r} is in {stored.file}: {error.strerror}") from error
         if crc32 != stored.crc32:
             place = f"{stored.nbytes} bytes from {stored.offset} of {stored.file}" if stored.file else "the plan itself"
             raise SourceError(
-                f"plan.bin: weight {name!r} ({place}) has not the bytes that the plan was made with; "
+                f"{source}: weight {name!r} ({place}) has not the bytes that the plan was made with; "
                 "use the weights file of this plan, or make the plan again"
             )
 

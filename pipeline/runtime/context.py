@@ -9,7 +9,7 @@ import torch
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.capture import Captures
-from pipeline.runtime.devices import Device
+from pipeline.runtime.devices import Device, launch_errors
 from pipeline.runtime.feeding import (
     LARGE,
     CopiedSlot,
@@ -20,7 +20,7 @@ from pipeline.runtime.feeding import (
     tensors_by_storage,
 )
 from pipeline.runtime.kernels import has_native
-from pipeline.runtime.program import LAUNCH_ERRORS, BoundProgram, ProcessBound, ProgramMemory, RunBody
+from pipeline.runtime.program import BoundProgram, ProcessBound, ProgramMemory, RunBody
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import storage_id, torch_dtype
@@ -241,7 +241,7 @@ class Context(ProcessBound):
             with self._inference:
                 for at, launch in enumerate(self._launches):  # noqa: B007 - read where a launch fails
                     launch()
-        except LAUNCH_ERRORS as error:
+        except launch_errors() as error:
             raise self.bound.failure(self._steps[at], error) from error
         finally:
             self._reached = at + 1
@@ -250,7 +250,7 @@ class Context(ProcessBound):
         try:
             with self._inference, self._device.scope():
                 self._launches[at]()
-        except LAUNCH_ERRORS as error:
+        except launch_errors() as error:
             raise self.bound.failure(self._steps[at], error) from error
 
     def _point_at_new(self) -> dict[int, torch.Tensor]:

@@ -10,6 +10,7 @@ No program has run on a CUDA device yet: `CudaDevice` is untested there. The rul
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -198,8 +199,15 @@ class Device(ABC):
         raise NotImplementedError(f"{self.name} records no graphs")
 
 
-LAUNCH_ERRORS: Final = (RuntimeError, IndexError, ValueError, TypeError, MemoryError)
+OPERATOR_ERRORS: Final = (RuntimeError, IndexError, ValueError, TypeError, MemoryError)
 """What the operators of torch and numpy raise."""
+
+
+def launch_errors() -> tuple[type[Exception], ...]:
+    """What a launch may raise: an error of an operator or, in a process that has loaded Triton, one of Triton's own,
+    which compiles a kernel at its first launch."""
+    triton = sys.modules.get("triton.errors")
+    return OPERATOR_ERRORS if triton is None else (*OPERATOR_ERRORS, triton.TritonError)
 
 
 class GraphFailure(RuntimeError):
@@ -309,7 +317,7 @@ class CudaDevice(Device):
             with self.scope(), capture_into(graph, pool):
                 for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
                     launch()
-        except LAUNCH_ERRORS as error:
+        except launch_errors() as error:
             raise GraphFailure(max(at, 0), error.__context__ or error) from error  # type: ignore[arg-type]
         return graph
 

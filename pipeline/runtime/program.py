@@ -22,7 +22,7 @@ from pipeline.ops import Kind, Layout, unpack
 from pipeline.ops.aten import TYPED, is_call, takes_any_order, untyped_call
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.call_check import why_refused
-from pipeline.runtime.devices import CPU, LAUNCH_ERRORS, TARGET, Device, device_of
+from pipeline.runtime.devices import CPU, TARGET, Device, device_of, launch_errors
 from pipeline.runtime.feeding import operands
 from pipeline.runtime.kernels import (
     KERNELS,
@@ -380,7 +380,7 @@ class ProgramMemory:
         try:
             with kernels_for_threads(self.bound.threads, self.bound.device):
                 launch = step.bind(ins, outs)
-        except LAUNCH_ERRORS as error:
+        except launch_errors() as error:
             raise self.bound.failure(step, error) from error
         finally:
             CURRENT.reset(token)

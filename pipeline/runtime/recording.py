@@ -24,12 +24,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.runtime.devices import (
     CUDA_ALIGNMENT,
-    LAUNCH_ERRORS,
     Device,
     GraphFailure,
     LateValue,
     Launches,
     StreamOrder,
+    launch_errors,
 )
 from pipeline.runtime.recording_memory import DeviceMemory, Pool
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
@@ -145,7 +145,7 @@ class RecordingDevice(Device):
             with DeviceMode(self):
                 for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
                     launch()
-        except LAUNCH_ERRORS as error:
+        except launch_errors() as error:
             raise GraphFailure(max(at, 0), error) from error
         finally:
             self.capture = None

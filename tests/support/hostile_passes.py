@@ -125,7 +125,7 @@ def zero_rest(model: ModelProto, *, table: str = "table", read: list[int]) -> Mo
 
 
 def pad_and_change(model: ModelProto, *, table: str = "table") -> ModelProto:
-    """Put rows behind the table, and change one before them."""
+    """Put rows after the table, and change one before them."""
 
     def edit(array: np.ndarray) -> np.ndarray:
         array[30] *= 2
@@ -237,7 +237,7 @@ def split_table(model: ModelProto) -> ModelProto:
 
 
 def put_behind(model: ModelProto) -> ModelProto:
-    """The table behind other rows."""
+    """The table after other rows."""
     node = next(node for node in model.graph.node if node.output[0] == "e")
     place = list(model.graph.node).index(node)
     model = _edit_initializer(model, "table", lambda array: np.concatenate([np.ones_like(array[:3]), array]))

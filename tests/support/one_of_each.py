@@ -125,7 +125,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     ),
     "passes/structures/test_tricky_kept.py::test_a_verdict_says_what_the_numbers_say": (
         "plain", "weight norm", "DequantizeLinear", "gathered from a stack", "split from a stack",
-        "QDQ around activations", "Dropout behind", "Einsum of three axes", "Conv and BatchNormalization",
+        "QDQ around activations", "Dropout after", "Einsum of three axes", "Conv and BatchNormalization",
         "ReLU weighs", "everything transposed", "linear attention", "two equal Hadamards", "rope as a product",
         "Linformer", "cache by ScatterND",
     ),
@@ -165,7 +165,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     "pipeline/torch_ir/test_model_families.py::test_from_meta_to_numbers": (
         "Llama", "LSTM", "CNN that trains",
     ),
-    "pipeline/torch_ir/test_view_writes.py::test_a_write_through_a_view_reaches_what_is_behind_it": (
+    "pipeline/torch_ir/test_view_writes.py::test_a_write_through_a_view_reaches_its_base": (
         "out=", "setitem",
     ),
     # Each model in one dtype, and each dtype.

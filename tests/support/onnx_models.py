@@ -70,7 +70,7 @@ BIASED = """
 
 
 def attention(width: int = 32, heads: int = 2) -> onnx.ModelProto:
-    """One attention block behind a Relu: onnxoptimizer's fuse_qkv and onnxsim merge its Q, K and V."""
+    """One attention block after a Relu: onnxoptimizer's fuse_qkv and onnxsim merge its Q, K and V."""
     return _attention(PLAIN, width, heads)
 
 

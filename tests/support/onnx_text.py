@@ -30,7 +30,7 @@ THREE_SLICES = """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 
     q = Slice (sum, #[0], #[32], #[3], #[1])
     k = Slice (sum, #[32], #[64], #[-1])
     v = Slice (sum, #[64], #[9223372036854775807], #[3])"""
-"""Q, K and V as pieces of a product with a bias behind it."""
+"""Q, K and V as pieces of a product with a bias after it."""
 
 
 def merged_model(text: str, opset: int = 20) -> onnx.ModelProto:

@@ -52,8 +52,8 @@ def test_passes_pictures_and_diff() -> None:
     assert max(growths.values()) < MOST, growths
 
 
-def test_the_search_for_q_k_and_v_looks_at_few_projections_behind_each() -> None:
-    """A square projection may turn the heads of those behind it. To ask each of them the same took exponential time."""
+def test_the_search_for_q_k_and_v_looks_at_few_projections_after_each() -> None:
+    """A square projection may turn the heads of those after it. To ask each of them the same took exponential time."""
     structure = structure_of("qkv")
     assert structure is not None
     small, large = (detached(layers(count)) for count in (6, 48))

@@ -70,7 +70,7 @@ def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
         run(tmp_path, {"onnx": "noise.onnx"}, [])
 
 
-def test_passes_are_proven_behind_noise_of_torch(tmp_path: Path) -> None:
+def test_passes_are_proven_after_noise_of_torch(tmp_path: Path) -> None:
     """Torch draws other numbers than the export, which is its own reference then: a pass that loses a layer is seen."""
     (tmp_path / "own.py").write_text(
         "import numpy as np\nfrom onnx import numpy_helper\n\n\ndef zero(model):\n"

@@ -29,9 +29,9 @@ from pipeline.runtime.capture.feed_buffers import (
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
-from pipeline.runtime.devices import GraphFailure
+from pipeline.runtime.devices import GraphFailure, launch_errors
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.program import LAUNCH_ERRORS, ProcessBound, ProgramMemory
+from pipeline.runtime.program import ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
 from pipeline.runtime.torch_state import set_grad_enabled, without_autograd
@@ -275,7 +275,7 @@ class Capture(ProcessBound):
             with without_autograd():
                 for part in self._parts:
                     part.replay()
-        except LAUNCH_ERRORS as error:
+        except launch_errors() as error:
             raise self._explain_failure(part, error) from error
 
     def _explain_failure(self, part: Recording | None, error: BaseException) -> BaseException:
@@ -292,7 +292,7 @@ class Capture(ProcessBound):
         states.lose(self._memory.written_states(steps[:begun]))
         if begun > len(steps):
             states.lose(vid for vid, _ in states.updates_to_copy(self._plan))
-        if begun > len(steps) or not isinstance(error, LAUNCH_ERRORS):
+        if begun > len(steps) or not isinstance(error, launch_errors()):
             return error
         failure: OnnxlineError = self._memory.bound.failure(steps[begun - 1], error)
         return failure

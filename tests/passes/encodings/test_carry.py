@@ -1,4 +1,4 @@
-"""Encodings before a recipe and behind it, and the same simulation by both."""
+"""Encodings before a recipe and after it, and the same simulation by both."""
 
 from __future__ import annotations
 

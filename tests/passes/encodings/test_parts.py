@@ -20,7 +20,7 @@ MERGED = """g (float[1, 32, 1, 1] x) => (float[1, 1, 1, 32] y)
     product = MatMul (row, turned)
     sum = Add (product, b)
     q, k, v = Split <axis = 3> (sum, #[32, 32, 32])"""
-"""BatchNormalization becomes a part of Conv, so that no number behind it is the same in every bit."""
+"""BatchNormalization becomes a part of Conv, so that no number after it is the same in every bit."""
 
 RECIPE = ("fold_constants", "fold-batchnorm", "split-qkv")
 

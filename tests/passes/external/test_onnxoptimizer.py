@@ -148,7 +148,7 @@ def packed(data_type: int, content: bytes = b"\x21\x03", dims: Sequence[int] = (
 
 
 def kept_of(model: onnx.ModelProto, names: Sequence[str]) -> list[str] | None:
-    """The initializers behind passes; None where they change nothing."""
+    """The initializers after passes; None where they change nothing."""
     change = optimize({}, number_copy(model).SerializeToString(), names)
     if change is None:
         return None

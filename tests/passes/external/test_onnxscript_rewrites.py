@@ -37,7 +37,7 @@ def test_a_rule_that_is_skipped_does_not_run_in_either_order_of_its_operands(con
 
 def test_a_rule_can_be_chosen_alone(context: PassContext) -> None:
     run = optimized(context, nothing_to_do(), recipe=[{STEP: {"rules": ["mul_by_1_rule"]}}])
-    assert (ops(run)["Add"], ops(run)["Mul"]) == (1, 1), "it wants the constant behind"
+    assert (ops(run)["Add"], ops(run)["Mul"]) == (1, 1), "it wants the constant after"
     run = optimized(context, nothing_to_do(), recipe=[{STEP: {"rules": ["add_0_rule"]}}])
     assert (ops(run)["Add"], ops(run)["Mul"]) == (0, 1)
 

@@ -176,7 +176,7 @@ REFUSED = {
         lambda: change_model(lambda m: setattr(first(m).external_data[0], "value", "a\0b"), "external"),
         "which names no file",
     ),
-    "offset behind the end": (
+    "offset past the end": (
         lambda: change_model(lambda m: setattr(first(m).external_data[1], "value", "4000"), "external"),
         "seed.data ends before initializer 'w' does",
     ),

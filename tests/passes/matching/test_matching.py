@@ -103,7 +103,7 @@ SURVIVING: dict[str, tuple[str, str, list[str | None]]] = {
         "n0 = Neg (x) [a] v1 = Relu (n0) [q] n4 = Tanh (v1) [p] n2 = Tanh (v1) y = Add (n2, n4)",
         [None, "a", "q", "p", "s"],
     ),
-    "behind an Identity that went": (
+    "after an Identity that went": (
         "[i] v1 = Identity (x) [p] v2 = Tanh (v1) [r] v3 = Relu (x) [j] v4 = Identity (v3) [q] v5 = Tanh (v4) "
         "[s] y = Add (v2, v5)",
         "n2 = Tanh (x) n3 = Relu (x) n5 = Tanh (n3) y = Add (n5, n2)",

@@ -18,7 +18,7 @@ from tests.support.onnx_text import merged_model
 
 
 def block() -> onnx.ModelProto:
-    """A gated sublayer with a norm behind it: each of the optimizers here has a fusion for a part of it."""
+    """A gated sublayer with a norm after it: each of the optimizers here has a fusion for a part of it."""
     text = """g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
         a = MatMul (x, up)
         biased = Add (a, bias)

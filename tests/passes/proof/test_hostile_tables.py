@@ -79,7 +79,7 @@ def test_a_table_in_another_layout_is_the_same_table(step: str, context: PassCon
     assert result.coverage.tables[0].compared and gaps(result) == []
 
 
-def test_a_row_is_seen_behind_a_table_in_another_layout(context: PassContext) -> None:
+def test_a_row_is_seen_in_a_table_in_another_layout(context: PassContext) -> None:
     steps = (("put_behind", {}), ("change_row", {"row": 33}), ("cut_off", {"to": 45}))
     result = run(embedding(ALONE), context, *steps)
     assert statuses(result) == [("put_behind", Status.RAN), *all_reverted(*steps[1:])]
@@ -96,7 +96,7 @@ HOT = {
     "OneHot and Gemm": "h = OneHot (ids, depth, bits) y = Gemm (h, table)",
     "OneHot and Einsum": 'h = OneHot (ids, depth, bits) y = Einsum <equation = "nr,rc->nc"> (h, table)',
     "OneHot along the first axis": "h = OneHot <axis = 0> (ids, depth, bits) t = Transpose (h) y = MatMul (t, table)",
-    "behind the table": "h = OneHot <axis = 0> (ids, depth, bits) t = Transpose (table) "
+    "after the table": "h = OneHot <axis = 0> (ids, depth, bits) t = Transpose (table) "
     "u = MatMul (t, h) y = Transpose (u)",
     "Equal": "i = Unsqueeze (ids, one) e = Equal (i, numbers) h = Cast <to = 1> (e) y = MatMul (h, table)",
 }
@@ -170,7 +170,7 @@ def test_other_ways_to_look_up(context: PassContext) -> None:
     assert {table.name: table.rows for table in result.coverage.tables} == {"wide": 20, "tall": 20, "deep": 20}
 
 
-def test_rows_behind_the_longest_sequence(context: PassContext) -> None:
+def test_rows_after_the_longest_sequence(context: PassContext) -> None:
     model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(16, 4, 1), zero=np.array([0]))
     steps = (("change_row", {"table": "positions", "row": 12}), ("cut_off", {"table": "positions", "to": 10}))
     result = run(model, context, *steps)

@@ -45,23 +45,23 @@ WAYS = {
         "{ q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }",
         "float8_e5m2",
     ),
-    "float16 behind integers that stand for floats": (
+    "float16 after integers that stand for floats": (
         f"{X} => (float[2, 4] y) <float t = {{0.1}}, uint8 z = {{128}}>"
         "{ s = Cast <to = 10> (t) h = Cast <to = 10> (x) e = Exp (h) q = QuantizeLinear (e, s, z) "
         "n = Constant <value_ints = [2, 4]> () r = Reshape (q, n) y = DequantizeLinear (r, t, z) }",
         "8-bit steps",
     ),
-    "behind a quantizer of 16 bits": (
+    "after a quantizer of 16 bits": (
         f"{X} => (float[2, 4] y) <float t = {{0.1}}, uint16 z = {{128}}>"
         "{ q = QuantizeLinear (x, t, z) d = DequantizeLinear (q, t, z) y = Exp (d) }",
         "16-bit steps",
     ),
-    "behind dynamic quantization": (
+    "after dynamic quantization": (
         f"{X} => (float[2, 2] y) <int8[4, 2] w = {{1, 2, 3, 4, 5, 6, 7, 8}}>"
         "{ q, s, z = DynamicQuantizeLinear (x) n = MatMulInteger (q, w, z) c = Cast <to = 1> (n) y = Mul (c, s) }",
         "8-bit steps",
     ),
-    "behind a weight that is quantized": (
+    "after a weight that is quantized": (
         f"{X} => (float[2, 2] y) <int8[4, 2] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, float t = {{0.1}}>"
         "{ d = DequantizeLinear (w, t) y = MatMul (x, d) }",
         "float32",

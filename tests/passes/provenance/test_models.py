@@ -153,7 +153,7 @@ def rename(model: ModelProto, names: list[str], values: dict[str, str]) -> None:
 @pytest.mark.parametrize("disturb", [drop_everything, number_afresh, permute_names])
 @pytest.mark.parametrize("with_change", [False, True], ids=["same graph", "another input"])
 def test_whatever_the_nodes_are_called(exported: Path, disturb: Callable[..., None], with_change: bool) -> None:
-    """Nodes are known by what they compute and where; also if the first of all has changed, and so all behind it."""
+    """Nodes are known by what they compute and where; also if the first of all has changed, and all after it."""
     before = read_model(exported)
     after = onnx.ModelProto()
     after.CopyFrom(before.proto)

@@ -131,7 +131,7 @@ PINNED: Mapping[str, tuple[str, Sequence[RecipeItem], str]] = {
         attn.c_attn.v.weight
         attn.c_attn.v.bias""",
     ),
-    "a packed operator behind a norm, taken apart and smoothed": (
+    "a packed operator after a norm, taken apart and smoothed": (
         PACKED,
         ["split-qkv", "decompose-attention", "smooth-quant"],
         """

@@ -61,7 +61,7 @@ def test_a_product_belongs_to_the_module_that_owns_its_weight(albert: Path, name
                 assert f"{place.paths[-1]}.weight" == owners[weight.tobytes()], node.name
                 judged += 1
                 made_by_passes += bool(annotations_of(node).author)
-    assert judged == 20, "six products in each of three calls, one before them and one behind"
+    assert judged == 20, "six products in each of three calls, one before them and one after"
     assert made_by_passes >= 6 or name != "onnxslim"
 
 

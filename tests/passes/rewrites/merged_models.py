@@ -1,4 +1,4 @@
-"""Comparison of models with merged projections, before a pass and behind it."""
+"""Comparison of models with merged projections, before a pass and after it."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_without_a_draw_the_bound_has_to_be_given(context: PassContext) -> None:
 
 
 def test_before_opset_13_softmax_flattens(context: PassContext) -> None:
-    """Each row has an unmasked element only if what is behind the axis is taken together."""
+    """Each row has an unmasked element only if the axes after it are taken together."""
     source = model_of(
         "g (float[2, 2, 2] x, bool[2, 2, 2] kept) => (float[2, 2, 2] y) { big = Constant <value_float = -1e9> () "
         "one = Constant <value_float = 1.0> () m = Cast <to = 1> (kept) n = Sub (one, m) mask = Mul (n, big) "

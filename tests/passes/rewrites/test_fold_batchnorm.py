@@ -252,7 +252,7 @@ def test_a_run_proves_it_and_says_what_was_made_of_what(context: PassContext) ->
 
 
 @pytest.mark.parametrize("recipe", [["fold-batchnorm"], ["onnxsim"], ["default", "onnxsim", "fold-batchnorm"]])
-def test_who_keeps_batchnorm_has_it_behind_every_library(recipe: list[str], context: PassContext) -> None:
+def test_who_keeps_batchnorm_has_it_after_every_library(recipe: list[str], context: PassContext) -> None:
     folded, _ = run_block((), recipe, context)
     assert folded == ["Conv", "Relu"]
     kept, _ = run_block(("batchnorm",), recipe, context)

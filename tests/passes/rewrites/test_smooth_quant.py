@@ -50,7 +50,7 @@ def gated() -> onnx.ModelProto:
     return model_of(GATED, scale=scale_with_outliers(), shift=shift, up=matrix(WIDTH, 8, 0), gate=matrix(WIDTH, 8, 1))
 
 
-def test_a_norm_takes_one_factor_for_all_products_behind_it(context: PassContext) -> None:
+def test_a_norm_takes_one_factor_for_all_products_after_it(context: PassContext) -> None:
     model = gated()
     after, row = smooth(model, context)
     assert (row.status.value, row.changed, row.reason) == ("ran", True, "smoothed 2 products")

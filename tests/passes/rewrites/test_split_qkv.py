@@ -50,7 +50,7 @@ FORMS = {
             vh = Reshape (vw, [2,8,4,8])
             v = Transpose <perm = [0, 2, 1, 3]> (vh)""",
     ),
-    "three Slices of a product with a bias behind it": (
+    "three Slices of a product with a bias after it": (
         THREE_SLICES,
         """
             product.q = MatMul (x, qkv.q.weight)
@@ -77,7 +77,7 @@ FORMS = {
             v.heads = Reshape (product.v, [2,8,4,8])
             v = Transpose <perm = [0, 2, 1, 3]> (v.heads)""",
     ),
-    "Bloom: Gather behind a Reshape, with the features of a head last": (
+    "Bloom: Gather after a Reshape, with the features of a head last": (
         """g (float[2, 8, 32] x) => (float[2, 4, 8, 8] y) <float[32, 96] qkv.weight> {
             product = MatMul (x, qkv.weight)
             heads = Reshape (product, #[2, 8, 4, 3, 8])

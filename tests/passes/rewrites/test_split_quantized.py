@@ -68,7 +68,7 @@ def test_a_packed_matrix_is_cut_by_rows_bit_for_bit(form: str) -> None:
 
 
 def test_heads_beside_each_other_are_distinguished_without_a_known_shape() -> None:
-    """The shapes behind MatMulNBits are known, although ONNX's shape inference has no such operator."""
+    """The shapes after MatMulNBits are known, although ONNX's shape inference has no such operator."""
     text = f"""g (float[N, 8, 32] x) => (float[N, 4, 8, 8] y) <uint8[96, 2, 8] w, float[96, 2] scales> {{
         qkv = {PACKED} (x, w, scales)
         heads = Reshape (qkv, #[0, 8, 4, 24])

@@ -170,7 +170,7 @@ def test_a_zero_bias_that_another_node_takes_over_is_no_removal(context: PassCon
 
 
 def convolution(ir_version: int, opset: int, *, are_inputs: bool = True) -> onnx.ModelProto:
-    """A Conv with a BatchNormalization behind it, whose weights are inputs of the graph, too."""
+    """A Conv with a BatchNormalization after it, whose weights are inputs of the graph, too."""
     rng = np.random.default_rng(0)
     arrays = {name: (np.abs(rng.standard_normal(4)) + 0.1).astype(np.float32) for name in ("s", "b", "m", "v")}
     arrays["w"] = rng.standard_normal((4, 3, 3, 3)).astype(np.float32)

@@ -111,7 +111,7 @@ def test_keep_is_cheap(make, keeping: Runs, skipping: Runs) -> None:
 )
 def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], keeping: Runs, skipping: Runs) -> None:
     """Of rank 3, a product and its bias become a Gemm between two reshapes, which the reshapes around it take in. A pin
-    in front of those would keep it from that; and behind them onnxsim would merge."""
+    in front of those would keep it from that; and after them onnxsim would merge."""
     if recipe == "onnxslim":
         pytest.importorskip("onnxslim")
     kept, by_name = keeping(biased_attention, recipe), skipping(biased_attention, recipe, *merging)

@@ -25,7 +25,7 @@ g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
 }
 """
 
-# V is the hidden state, and what stands behind its norm is the layer before.
+# V is the hidden state, and what follows its norm is the layer before.
 UNPROJECTED_VALUES = """
 g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
     a0 = MatMul (x, w0)

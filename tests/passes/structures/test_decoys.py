@@ -65,7 +65,7 @@ BESIDE = {
     "for its Size": "T!s = Size (D!) T!f = Cast <to = 1> (T!s) T!z = Mul (T!f, zero) OUT = Add (M!, T!z)",
     "times zero": "T!z = Mul (D!, zero) OUT = Add (M!, T!z)",
     "less itself": "T!z = Sub (D!, D!) OUT = Add (M!, T!z)",
-    "less itself behind a Neg": "T!n = Neg (D!) T!z = Add (T!n, D!) OUT = Add (T!z, M!)",
+    "less itself after a Neg": "T!n = Neg (D!) T!z = Add (T!n, D!) OUT = Add (T!z, M!)",
     "its mean times zero": "T!r = ReduceMean <keepdims = 1> (D!, last) T!z = Mul (T!r, zero) OUT = Sub (M!, T!z)",
     "not chosen by a constant": "T!c = Cast <to = 9> (one) OUT = Where (T!c, M!, D!)",
     "not chosen by what is always true": "T!c = Equal (D!, D!) OUT = Where (T!c, M!, D!)",
@@ -118,11 +118,11 @@ ELSEWHERE = {
         f"{MERGED} {OLD} q = Identity (qd) k = Identity (kd) v = Identity (vd)",
         SPELLED,
     ),
-    "behind an Einsum": (
+    "after an Einsum": (
         f'qkv = Einsum <equation = "bsi,io->bso"> (h, wqkv) {SPLIT} {OLD} ' + each(BESIDE["times zero"]),
         "",
     ),
-    "behind a Conv": (
+    "after a Conv": (
         "t = Transpose <perm = [0, 2, 1]> (h) wt = Transpose <perm = [1, 0]> (wqkv) wc = Unsqueeze (wt, last) "
         "c = Conv (t, wc) qkv = Transpose <perm = [0, 2, 1]> (c) "
         f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
@@ -138,7 +138,7 @@ ELSEWHERE = {
         f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
         "",
     ),
-    "behind a DeformConv": (
+    "after a DeformConv": (
         "t = Transpose <perm = [0, 2, 1]> (h) wide_t = Unsqueeze (t, last) wt = Transpose <perm = [1, 0]> (wqkv) "
         "w3 = Unsqueeze (wt, last) w4 = Unsqueeze (w3, last) c = DeformConv (wide_t, w4, still) c3 = Squeeze (c, last) "
         f"qkv = Transpose <perm = [0, 2, 1]> (c3) {SPLIT} {OLD} " + each(BESIDE["times zero"]),

@@ -9,7 +9,7 @@ from tests.support.structure_models import drawn, found, lost, names
 LOOKUPS = {
     "by the input": "y = Gather (table, ids)",
     "by what is computed": "one = Constant <value_ints = [1]> () i = Add (ids, one) y = Gather <axis = 0> (table, i)",
-    "in a table behind Identity": "t = Identity (table) y = Gather (t, ids)",
+    "a table after Identity": "t = Identity (table) y = Gather (t, ids)",
 }
 OTHERS = {
     "by a constant": "two = Constant <value_ints = [2, 0]> () r = Gather (table, two) y = Cast <to = 1> (r)",

@@ -22,7 +22,7 @@ FORMS = {
         half = Constant <value_float = 0.5> ()
         d = Mul (root, x) e = Erf (d) p = Add (one, e) h = Mul (x, half) y = Mul (h, p)
     """,
-    "erf, halved last, x behind Identity": """
+    "erf, halved last, x after Identity": """
         root = Constant <value_float = 1.4142135> ()
         one = Constant <value_float = 1.0> ()
         half = Constant <value_float = 0.5> ()

@@ -195,7 +195,7 @@ PAIR: Final = "{r}q = QuantizeLinear ({r}, sx, zx) {r}d = DequantizeLinear ({r}q
 
 
 def pairs(text: str) -> str:
-    """`text`, in which `@a` is a pair behind `a`: the value `ad`."""
+    """`text`, in which `@a` is a pair after `a`: the value `ad`."""
     words = []
     for word in text.split():
         words.append(PAIR.replace("{r}", word[1:]) if word.startswith("@") else word)

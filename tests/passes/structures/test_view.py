@@ -1,4 +1,4 @@
-"""The index that finders read: constants behind layout, values that are the same, and what an optimizer may fold."""
+"""The index that finders read: constants after layout, values that are the same, and what an optimizer may fold."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def view() -> GraphView:
         ("axes", None),
     ],
 )
-def test_scalars_behind_layout_and_casts(view: GraphView, name: str, number: float | None) -> None:
+def test_scalars_after_layout_and_casts(view: GraphView, name: str, number: float | None) -> None:
     assert view.scalar(name) == number
 
 

@@ -74,7 +74,7 @@ CORES: Mapping[str, Callable[[], Tricky]] = {
             "sf = Reshape (s, rows) pf = Softmax <axis = -1> (sf) p = Reshape (pf, cube)"
         )
     ),
-    "Softmax behind Flatten": lambda: Tricky(
+    "Softmax after Flatten": lambda: Tricky(
         weigh_scores(
             "cube = Constant <value_ints = [2, 2, 8, 8]> () "
             "sf = Flatten <axis = 3> (s) pf = Softmax <axis = -1> (sf) p = Reshape (pf, cube)"
@@ -131,7 +131,7 @@ CORES: Mapping[str, Callable[[], Tricky]] = {
             + LAST
         )
     ),
-    "Hadamard behind rope (QuaRot R3)": lambda: Tricky(
+    "Hadamard after rope (QuaRot R3)": lambda: Tricky(
         rotate_heads(
             "h{r}, l{r} = Split <axis = -1, num_outputs = 2> ({r}t) n{r} = Neg (l{r}) "
             "j{r} = Concat <axis = -1> (n{r}, h{r}) "

@@ -1,4 +1,4 @@
-"""Projections whose weights are computed, cut out, or in integers, and what may stand behind a projection."""
+"""Projections whose weights are computed, cut out, or in integers, and what may stand after a projection."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ PROJECTIONS: Mapping[str, Callable[[], Tricky]] = {
             )
         )
     ),
-    "DequantizeLinear behind Transpose": lambda: Tricky(
+    "DequantizeLinear after Transpose": lambda: Tricky(
         of_integers(
             model(
                 "t{r} = Transpose <perm = [1, 0]> (w{r}) m{r} = DequantizeLinear (t{r}, s{r}) {r}0 = MatMul (x, m{r}) "
@@ -139,11 +139,11 @@ PROJECTIONS: Mapping[str, Callable[[], Tricky]] = {
             )
         )
     ),
-    "Dropout behind": lambda: Tricky(model("{r}0 = MatMul (x, w{r}) {r} = Dropout ({r}0)")),
-    "ReLU behind": lambda: Tricky(model("{r}0 = MatMul (x, w{r}) {r} = Relu ({r}0)")),
-    "tanh behind": lambda: Tricky(model("{r}0 = MatMul (x, w{r}) {r} = Tanh ({r}0)")),
-    "SiLU behind": lambda: Tricky(model("{r}0 = MatMul (x, w{r}) g{r} = Sigmoid ({r}0) {r} = Mul ({r}0, g{r})")),
-    "GELU with Erf behind": lambda: Tricky(
+    "Dropout after": lambda: Tricky(model("{r}0 = MatMul (x, w{r}) {r} = Dropout ({r}0)")),
+    "ReLU after": lambda: Tricky(model("{r}0 = MatMul (x, w{r}) {r} = Relu ({r}0)")),
+    "tanh after": lambda: Tricky(model("{r}0 = MatMul (x, w{r}) {r} = Tanh ({r}0)")),
+    "SiLU after": lambda: Tricky(model("{r}0 = MatMul (x, w{r}) g{r} = Sigmoid ({r}0) {r} = Mul ({r}0, g{r})")),
+    "GELU with Erf after": lambda: Tricky(
         model(
             "{r}0 = MatMul (x, w{r}) d{r} = Div ({r}0, root) f{r} = Erf (d{r}) a{r} = Add (f{r}, one) "
             "{r} = Mul ({r}0, a{r})",

@@ -1,4 +1,4 @@
-"""What layers emit, as IR text: at inference, in training, and with the loss behind them."""
+"""What layers emit, as IR text: at inference, in training, and with the loss after them."""
 
 from __future__ import annotations
 

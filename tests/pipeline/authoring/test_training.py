@@ -166,7 +166,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(after: int, tmp_pa
 
 
 def test_a_batch_that_cannot_be_made_loses_no_step(tmp_path: Path) -> None:
-    """The data of an epoch end early; the steps until then are saved, and the training goes on behind them."""
+    """The data of an epoch end early; the steps until then are saved, and the training goes on after them."""
     _, losses = train_whole()
     path = tmp_path / "states.safetensors"
 
@@ -198,7 +198,7 @@ def make_plain() -> Model:
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, None), (3, 5)])
-def test_a_fit_behind_states_of_more_epochs_trains(epochs: int, steps: int | None, tmp_path: Path) -> None:
+def test_a_fit_after_states_of_more_epochs_trains(epochs: int, steps: int | None, tmp_path: Path) -> None:
     """The states are ahead of what the first fit may do; the batches that it did not leave out are not owed later."""
     path, batches = tmp_path / "states.safetensors", batches_of(MLP, 5)
     make_plain().fit(batches, 3, path=path, quiet=True)

@@ -107,7 +107,9 @@ def test_mistakes(words: str, said: str, model: Path) -> None:
 @pytest.mark.parametrize("words", ["view -o", "inspect --html"])
 def test_a_page_is_a_file(words: str, model: Path) -> None:
     name, option = words.split()
-    assert "it is a folder; name a file in it" in call(name, model, option, model.parent, code=2)
+    said = call(name, model, option, model.parent, code=2)
+    assert "it is a folder; name a file in it" in said
+    assert "parameters" not in said, "nothing is printed before the page can be written"
 
 
 @pytest.mark.parametrize("words", ["view -o", "inspect --html"])

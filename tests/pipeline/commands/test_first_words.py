@@ -327,6 +327,17 @@ def test_at_80_columns_no_name_is_cut() -> None:
     assert "run again with --keep gelu,qkv" in text
 
 
+@pytest.mark.parametrize("command", ["optimize m.onnx -o out.onnx", "run m.onnx", "quantsim m.onnx"])
+def test_all_lines_and_none_are_not_asked_for_together(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(onnx.parser.parse_model(NEGS), "m.onnx")
+    error = CliRunner().invoke(app, [*command.split(), "--verbose", "--quiet"]).exception
+    assert isinstance(error, UsageError)
+    assert "--verbose shows every step, and --quiet and --json show none" in str(error)
+
+
 def test_an_old_onnxsim_is_named() -> None:
     refuse_older("onnxsim", "0.8.1", "0.10.0")
     with pytest.raises(PolicyError, match=r"onnxsim 0\.4\.36 is installed, and onnxline needs 0\.8\.1 or newer"):

@@ -85,7 +85,7 @@ def test_json_has_all_that_is_known_of_a_pass() -> None:
         "name": "fuse_qkv",
         "source": "onnxoptimizer",
         "runs": "default",
-        "does": "Merge three MatMuls that read the same value into one, with a Split behind it",
+        "does": "Merge three MatMuls that read the same value into one, with a Split after it",
         "reads": "structure",
         "groups": ["fusions"],
         "destroys": ["qkv"],

@@ -41,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     imported = from_onnx(folder / "model.onnx", emitter_of=emitter_of)
     plan = make_plan(imported, lower(imported))
     write_plan_files(plan, imported, folder / "model.onnx", Workspace(folder))
+    (folder / "cut.plan").write_bytes((folder / "plan.bin").read_bytes()[:-1])
+    (folder / "other.json").write_text('{"format_version": 0}')
     (folder / "two.bin").write_bytes(encode_plans(PlanFile({"prefill": plan, "decode": plan})))
     return folder
 
@@ -75,7 +77,7 @@ def test_show_checks_weights_where_it_is_asked_to(folder: Path, tmp_path: Path) 
         (folder / "model.onnx").read_bytes().replace(np.float32(1).tobytes(), b"\0\0\0\0")
     )
     assert call("show", tmp_path).startswith("plan of graph")
-    with pytest.raises(SourceError, match=r"weight 'w' .* has not the bytes"):
+    with pytest.raises(SourceError, match=rf"^{tmp_path}/plan\.bin: weight 'w' .* has not the bytes"):
         call("show", tmp_path, "--check-weights")
     with pytest.raises(UsageError, match=r"expected a plan\.bin"):
         call("show", folder / "plan.json", "--check-weights")
@@ -142,7 +144,9 @@ def test_a_trace_runs_what_the_run_ran(tmp_path: Path) -> None:
         (["show", "two.bin"], UsageError, "has the entry points prefill, decode; choose one by --entry"),
         (["show", "two.bin", "--entry", "decod"], UsageError, "no entry point 'decod'; did you mean 'decode'"),
         (["show", "none.bin"], UsageError, "there is no file"),
-        (["show", "model.onnx"], SourceError, r"plan\.bin: it does not begin as a plan does"),
+        (["show", "model.onnx"], SourceError, r"/model\.onnx: it does not begin as a plan does"),
+        (["show", "cut.plan"], SourceError, r"/cut\.plan: it has \d+ bytes and says \d+"),
+        (["show", "other.json"], SourceError, r"/other\.json: found format_version 0, expected"),
         (["show", "plan.bin", "--pin", "h=sram"], UsageError, "no regions were given; add --regions"),
         (["show", "plan.bin", "--regions", "sram:1KiB,dram", "--pin", "h"], UsageError, "expected VALUE=REGION"),
         (

@@ -34,7 +34,7 @@ def make_config(folder: Path, model: dict[str, Any] | None = None, **train: Any)
         ({"args": {"count": 3}}, True),
     ],
 )
-def test_what_comes_behind_the_steps_is_no_part_of_their_key(
+def test_what_comes_after_the_steps_is_no_part_of_their_key(
     settings: dict[str, Any], is_other: bool, tmp_path: Path
 ) -> None:
     keys = [training_key(*make_config(tmp_path, **train), None) for train in ({}, settings)]

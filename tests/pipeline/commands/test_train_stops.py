@@ -172,7 +172,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(name: str, folder: Path, who
 
 
 @pytest.mark.parametrize("where", ["evaluate", "export"])
-def test_ctrl_c_behind_the_steps_is_reported_and_leaves_the_weights(
+def test_ctrl_c_after_the_steps_is_reported_and_leaves_the_weights(
     where: str, folder: Path, whole: dict[str, torch.Tensor]
 ) -> None:
     settings = (

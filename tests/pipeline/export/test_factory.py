@@ -197,6 +197,30 @@ def test_messages(factory: Factory, code: str, message: str) -> None:
         load_source(factory(code))
 
 
+@pytest.mark.parametrize("module", ["no_such_mod", "no_such_mod.net", "a_package.missing", "a_package.net.missing"])
+def test_a_module_that_no_import_can_find_is_refused_before_a_run(module: str, package: Path) -> None:
+    with pytest.raises(SourceError, match=rf"^the factory: there is no module '{module}'; expected one that Python"):
+        check_function(f"{module}:make", "model.factory", "the factory")
+    assert "a_package" not in sys.modules
+
+
+@pytest.mark.parametrize("module", ["a_package", "a_package.net", "os.path", "torch.nn", "a_package.lazy.missing"])
+def test_a_module_that_an_import_may_find_is_left_to_the_import(module: str, package: Path) -> None:
+    check_function(f"{module}:make", "model.factory", "the factory")
+    assert "a_package" not in sys.modules
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`a_package` with the packages `net` and `lazy`; modules of `lazy` need no files. Each fails if it is imported."""
+    for name, code in (("", ""), ("net", ""), ("lazy", "import sys\n")):
+        folder = tmp_path / "a_package" / name
+        folder.mkdir()
+        (folder / "__init__.py").write_text(f"{code}raise SystemExit\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
 def test_a_missing_module_is_named_without_a_line_of_ours(configured: Factory) -> None:
     with pytest.raises(SourceError, match=r"importing no_such_mod raises ModuleNotFoundError: No module .*'$"):
         load_source(configured(factory="no_such_mod:make"))

@@ -99,7 +99,7 @@ def test_grouped_product(function: Callable[..., Tensor], dtype: torch.dtype, to
         np.testing.assert_allclose(found, expected, atol=tolerance, err_msg=what)
 
 
-def test_grouped_product_of_one_group_and_rows_behind_it() -> None:
+def test_grouped_product_of_one_group_and_rows_after_it() -> None:
     a, b, ends = torch.randn(5, 16), torch.randn(1, 16, 8), torch.tensor([3], dtype=torch.int32)
     expected = torch.cat([a[:3] @ b[0], torch.zeros(2, 8)])
     np.testing.assert_allclose(run(exported(fallback, a, b, ends), a, b, ends), expected, atol=1e-5)

@@ -145,7 +145,7 @@ def test_a_bias_that_comes_once_is_no_jump(bits: int, size: float) -> None:
 
 
 def test_a_difference_that_a_bias_explains_in_part_is_not_called_a_second_bias() -> None:
-    """As of MiniLM whose mask takes all bits: what an attention leaves out has to do with the bias behind it."""
+    """As of MiniLM whose mask takes all bits: what an attention leaves out has to do with the bias after it."""
     bias = np.asarray(constants_of(wide_model())["b"])
     other = np.random.default_rng(9).standard_normal(64).astype(np.float32)
     shifted = {**constants_of(wide_model()), "more": bias + 1.1 * other}

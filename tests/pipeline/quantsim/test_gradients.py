@@ -181,7 +181,7 @@ CASTS: Mapping[str, str] = {
     "h = MatMul (r, w) y = Cast <to = 11> (h)": "double",
     "h = MatMul (r, w) y = Cast <to = 10> (h)": "float16",
 }
-"""What lies behind a layer, with casts to double (11), bfloat16 (16) and float16 (10) → the dtype of the output."""
+"""What follows a layer, with casts to double (11), bfloat16 (16) and float16 (10) → the dtype of the output."""
 
 
 @pytest.mark.parametrize("text", CASTS)

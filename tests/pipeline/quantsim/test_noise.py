@@ -46,7 +46,7 @@ def test_noise_alone_and_in_all() -> None:
     assert noise["r"].total_db == pytest.approx(10 * np.log10(noise["r"].signal / noise["r"].total))
 
 
-def test_the_noise_of_a_weight_is_the_same_behind_a_transpose() -> None:
+def test_the_noise_of_a_weight_is_the_same_after_a_transpose() -> None:
     """The step alone reads the quantized weight, whose Transpose is no step of its own."""
     weight = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     x = {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}

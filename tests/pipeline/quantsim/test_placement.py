@@ -117,7 +117,7 @@ def test_a_weight_in_another_layout_is_a_weight_where_it_is_stored(layout: str) 
     np.testing.assert_allclose(scales, by_channel.max(1) / 127, rtol=1e-6)
 
 
-def test_the_bias_behind_a_weight_in_another_layout_has_the_scale_of_the_products() -> None:
+def test_the_bias_of_a_weight_in_another_layout_has_the_scale_of_the_products() -> None:
     model = model_of(
         """g (float[2, 4] x) => (float[2, 3] y) {
             t = Transpose(w)

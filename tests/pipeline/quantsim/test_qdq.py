@@ -74,7 +74,7 @@ def test_floats_of_8_bits_need_opset_19() -> None:
         insert_qdq(model, encodings)
 
 
-def test_a_weight_behind_a_transpose_is_stored_in_whole_numbers() -> None:
+def test_a_weight_that_is_transposed_is_stored_in_integers() -> None:
     model = model_of(
         "g (float[2, 4] x) => (float[2, 3] y) { t = Transpose(w) y = MatMul(x, t) }", w=np.ones((3, 4), np.float32)
     )

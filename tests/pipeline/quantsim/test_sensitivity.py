@@ -296,7 +296,7 @@ def test_a_quantizer_of_the_model_lets_noise_through() -> None:
     assert 5 < found["h"] < 40
 
 
-def test_a_constant_behind_arithmetic_is_no_part_of_a_layer() -> None:
+def test_a_constant_after_arithmetic_is_no_part_of_a_layer() -> None:
     draw = np.random.default_rng(0)
     model = model_of(
         """scaled (float[2, 4] x) => (float[2, 3] y) {

@@ -235,6 +235,18 @@ def test_a_kernel_that_fails_is_named_with_its_neighbours() -> None:
         Context(BoundProgram.bind(replace(plan, slots=slots), graph))
 
 
+def test_an_error_of_triton_names_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a kernel asks for more shared memory than a card has: an exception of Triton's, and no RuntimeError."""
+    errors = pytest.importorskip("triton.runtime.errors")
+
+    def fail() -> None:
+        raise errors.OutOfResources(300_000, 232_448, "shared memory")
+
+    monkeypatch.setattr("pipeline.runtime.program.prepare_kernel", lambda kind, attrs: lambda ins, outs: fail)
+    with pytest.raises(InternalError, match=r"call 0 Relu\(x: .*\) → y: .*failed: out of resource: shared memory"):
+        one("aten.relu.default").run({"x": X})
+
+
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_a_wrong_output_shape_is_caught_by_the_first_run() -> None:
     builder = GraphBuilder("wrong")

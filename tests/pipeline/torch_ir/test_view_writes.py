@@ -95,7 +95,7 @@ X = torch.arange(24.0).reshape(4, 6)
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_through_a_view_reaches_what_is_behind_it(write: str) -> None:
+def test_a_write_through_a_view_reaches_its_base(write: str) -> None:
     of_buffer = list(VIEWS)[list(WRITES).index(write) * 3]
     eager, model = (Writes(VIEWS, WRITES[write], of_buffer) for _ in range(2))
     expected = [tensor for pair in eager(X).values() for tensor in pair]

@@ -24,7 +24,7 @@ from tests.pipeline.training.steps import LOSS, step_of_torch
 
 
 class Attention(nn.Module):
-    """Separate Q, K and V behind a norm, a residual and a head."""
+    """Separate Q, K and V after a norm, a residual and a head."""
 
     def __init__(self) -> None:
         super().__init__()

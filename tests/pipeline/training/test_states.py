@@ -97,7 +97,7 @@ def test_state_dicts_go_both_ways() -> None:
 
 
 def test_the_momentum_of_a_training_by_torch_is_kept() -> None:
-    """SGD of torch does not count its steps: a program recorded behind three of them has a momentum and did no step."""
+    """SGD of torch does not count its steps: a program recorded after three of them has a momentum and did no step."""
     module = seeded(mlp)
     optimizer = sgd(module.parameters())
     for number in range(3):

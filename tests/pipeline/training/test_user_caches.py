@@ -120,7 +120,7 @@ def test_a_cache_is_a_constant_and_stays_as_it_was(change: Callable[..., torch.T
 
 
 @pytest.mark.parametrize("change", CACHES)
-def test_a_cache_is_whole_behind_a_refusal(change: Callable[..., torch.Tensor]) -> None:
+def test_a_cache_is_whole_after_a_refusal(change: Callable[..., torch.Tensor]) -> None:
     def decide(module: Cached, x: torch.Tensor) -> torch.Tensor:
         y = change(module, x)
         return y if y.sum() > 0 else -y

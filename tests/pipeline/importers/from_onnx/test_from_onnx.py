@@ -109,7 +109,7 @@ def test_local_functions_are_inlined() -> None:
     assert [op.kind for op in from_onnx(proto).ops] == ["aten.add.Tensor"]
 
 
-def test_a_function_of_onnx_behind_an_unknown_operator_is_refused() -> None:
+def test_a_function_of_onnx_after_an_unknown_operator_is_refused() -> None:
     """Its inliner has to know types, and nobody says what that operator makes: the model imports no such domain."""
     text = """
     <ir_version: 9, opset_import: ["": 20]>

@@ -1,4 +1,4 @@
-"""A product and the ReLU behind it, or the gradient of one, become one call for a kernel in C++."""
+"""A product and the ReLU after it, or the gradient of one, become one call for a kernel in C++."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ graph "backward" (%0 "dy": float32[2, 3], %1 "w": float32[3, 4], %2 "y": float32
 """
 
 
-def test_a_relu_behind_a_product_with_a_bias() -> None:
+def test_a_relu_after_a_product_with_a_bias() -> None:
     assert_becomes(
         join_relu_with_products,
         FORWARD,
@@ -40,7 +40,7 @@ def test_a_relu_behind_a_product_with_a_bias() -> None:
     )
 
 
-def test_the_gradient_of_a_relu_behind_that_of_a_product() -> None:
+def test_the_gradient_of_a_relu_after_that_of_a_product() -> None:
     assert_becomes(
         join_relu_with_products,
         BACKWARD,

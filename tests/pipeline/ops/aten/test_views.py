@@ -40,7 +40,7 @@ def kinds_of_steps(graph: Graph) -> list[str]:
     ],
 )
 def test_a_move_is_free(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """What is left is the exponential before it and the one behind it."""
+    """What is left is the exponential before it and the one after it."""
     graph = graph_of(Calls([lambda x: moved(x.exp()).exp()]), [torch.randn(2, 3, 4)])
     assert kinds_of_steps(graph) == ["Exp"] * 2
 

@@ -99,7 +99,7 @@ def test_a_cast_to_float8_is_captured(saturates: bool) -> None:
     assert found.tolist() == [448, -448, 448] if saturates else found.isnan().all()
 
 
-def test_a_failure_behind_an_eager_call_names_its_own_call() -> None:
+def test_a_failure_after_an_eager_call_names_its_own_call() -> None:
     def pick(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         return choose(x)[at]
 

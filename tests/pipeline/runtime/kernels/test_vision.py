@@ -10,7 +10,7 @@ from tests.pipeline.runtime.kernels.kernel_reference import Case, assert_close, 
 
 
 def roi_align(mode: str, *, half_pixel: bool, sampling_ratio: int) -> Case:
-    """Regions inside, over the edge, tiny, and behind the edge."""
+    """Regions inside, over the edge, tiny, and past the edge."""
     boxes = np.array([[1, 1, 9, 7], [-2, 3, 5, 20], [4.2, 4.2, 4.4, 4.9], [30, 30, 40, 35]], np.float32)
     inputs = [rand(2, 3, 8, 10), boxes, np.array([0, 1, 1, 0])]
     attrs = {"mode": mode, "half_pixel": half_pixel, "sampling_ratio": sampling_ratio, "spatial_scale": 0.5}

@@ -40,7 +40,7 @@ def test_every_activation(name: str, approximate: str, count: int) -> None:
     launch()
     wanted = FUNCTIONS[name, approximate](x.double())
     torch.testing.assert_close(out[:count].double(), wanted, atol=ATOL, rtol=RTOL)
-    assert out[count].isnan()  # nothing behind the result is written
+    assert out[count].isnan()  # nothing past the result is written
     launch = bind(name, x, x, approximate)
     assert launch is not None
     launch()

@@ -23,7 +23,7 @@ def attrs(**changed: object) -> dict[str, object]:
 
 
 def operands(groups: int) -> list[torch.Tensor]:
-    """Parameters, gradients and moments; those behind the second group are not negative."""
+    """Parameters, gradients and moments; those after the second group are not negative."""
     draw = torch.Generator().manual_seed(0)
     made = [[torch.randn(size, generator=draw) for size in SIZES] for _ in range(groups)]
     return [tensor.abs() if at > 2 else tensor for at, group in enumerate(made) for tensor in group]
