@@ -132,7 +132,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["vit.yaml", "--target", "tensorrt"], "expected an ONNX file: run the configuration first"),
         (["model.onnx", "--target", "tensorrt", "--keep", "qkv"], "it takes no other option"),
         (["model.onnx", "--target", "tensorrt", "--fix"], "name its file with -o RECIPE.yaml"),
-        (["model.onnx", "--fix", "-o", "a.yaml"], "name the target with --target"),
+        (["model.onnx", "--fix", "-o", "a.yaml"], "found --fix without --target"),
     ],
 )
 def test_mistakes_of_the_command(arguments: list[str], message: str) -> None:
