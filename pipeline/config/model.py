@@ -122,7 +122,8 @@ class CacheConfig(Section):
     length: tokens that a static cache holds.
     chunk: tokens that `prefill` takes at once; by default 128, or half of a shorter cache.
     dtype: of the keys and values in a static cache; by default as the model computes them.
-    scales: of a cache in int8: one for each head (the default), one for each channel of a head, or one for a tensor.
+    scales: of a cache in int8: one for each head (the default), one for each channel of a head, one for a tensor, or
+        one for each token of a head, which is found as the token is written.
     data: of a cache in int8: files with prompts, whose keys and values say the scales.
     """
 
@@ -130,7 +131,7 @@ class CacheConfig(Section):
     length: Annotated[StrictInt, Field(ge=2)] | None = None
     chunk: Count | None = None
     dtype: Literal["float32", "float16", "int8"] | None = None
-    scales: Literal["head", "channel", "tensor"] | None = None
+    scales: Literal["head", "channel", "token", "tensor"] | None = None
     data: tuple[StrictStr, ...] = ()
 
     @model_validator(mode="after")
@@ -138,6 +139,8 @@ class CacheConfig(Section):
         given = [key for key in ("length", "chunk", "dtype", "scales", "data") if getattr(self, key)]
         if self.dtype != "int8" and (alone := next((key for key in ("scales", "data") if key in given), None)):
             raise ValueError(f"found {alone!r} without dtype: int8, expected it with a cache of integers")
+        if self.scales == "token" and self.data:
+            raise ValueError("found 'data' with scales: token, expected none: each token has the scale of its values")
         if self.kind == "dynamic":
             if given:
                 raise ValueError(f"found {given[0]!r} with kind: dynamic, expected it with kind: static")

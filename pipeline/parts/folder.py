@@ -144,15 +144,23 @@ def _link(path: Path, target: str) -> None:
 
 
 def _write_mapping(graph: onnx.GraphProto, path: Path) -> None:
-    """Write which key and value of `prefill` is which of `decode`, a row for each layer that has both."""
+    """Write which key and value of `prefill` is which of `decode`, and their scales: a row for each layer with both."""
     from pipeline.export.parts.pair import kv_mapping, save_kv_mapping  # loads torch
 
-    slots = {slot.before: slot.after for slot in state_slots(graph) if slot.before.endswith((".key", ".value"))}
+    slots = {slot.before: slot.after for slot in state_slots(graph)}
     names = [name.removesuffix(".key") for name in slots if name.endswith(".key")]
     layers = [name.removeprefix(PAST_PREFIX) for name in names if f"{name}.value" in slots]
     before = [f"{PAST_PREFIX}{layer}.{name}" for layer in layers for name in ("key", "value")]
     outputs = ["logits", *(slots[name] for name in before)]
-    save_kv_mapping(kv_mapping(outputs, before, outputs, layers=[int(layer) for layer in layers]), path)
+    mapping = kv_mapping(outputs, before, outputs, layers=[int(layer) for layer in layers])
+    rows: Any = mapping["layers"]
+    for row, layer in zip(rows, layers, strict=True):
+        for scale in ("key_scale", "value_scale"):
+            name = f"{PAST_PREFIX}{layer}.{scale}"
+            if name in slots:
+                names = {f"prefill_{scale}_output": slots[name], f"decode_{scale}_input": name}
+                row |= {**names, f"decode_{scale}_output": slots[name]}
+    save_kv_mapping(mapping, path)
 
 
 def describe_files(files: Files) -> str:

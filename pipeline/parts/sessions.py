@@ -33,7 +33,7 @@ PRESENT_PREFIX: Final = "present."
 LAYOUTS: Final = (("decoder",), ("prefill", "decode"))
 """The parts of a folder: over a cache that grows, and over one of fixed length."""
 
-GROWING: Final = frozenset({"key", "value", "indexer_key"})
+GROWING: Final = frozenset({"key", "value", "indexer_key", "key_scale", "value_scale", "indexer_key_scale"})
 """Names of the states that have a row for each token; the others have a fixed size."""
 
 Step = Callable[[Feeds], Mapping[str, np.ndarray]]

@@ -187,6 +187,20 @@ def test_the_chain_of_prefill_and_decode_is_torch_s_text(static: PartsResult) ->
         assert static.generate(text.prompt, max_new_tokens=32, stop=(), backend=backend).tokens == text.tokens
 
 
+def test_scales_of_tokens_are_states_of_a_cache_in_int8(place: Path) -> None:
+    settings = static_settings()
+    settings["model"]["cache"] |= {"dtype": "int8", "scales": "token"}
+    result = Pipeline(RunConfig.from_mapping(settings, place), place / "int8").run()
+    assert isinstance(result, PartsResult)
+    report = json.loads((result.folder / "report.json").read_text())
+    assert {chain["backend"]: chain["equal"] for chain in report["chain"]} == {"onnxruntime": 64, "plan": 64}
+    row = json.loads((result.models / "kv_mapping.json").read_text())["layers"][1]
+    assert (row["prefill_key_scale_output"], row["decode_value_scale_input"]) == (
+        "present.1.key_scale",
+        "past_key_values.1.value_scale",
+    )
+
+
 def test_commands_take_a_part_by_its_name(static: PartsResult, command_line) -> None:
     named = ["--part", "decode"]
     assert command_line("diff", static.folder, static.folder, *named)[:2] == (0, "no difference\n")
@@ -256,6 +270,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model.cache": {"kind": "static", "length": 8, "chunk": 9}}, "found chunk 9 with length 8"),
     ({"model.cache": {"kind": "static", "length": 8, "scales": "head"}}, "found 'scales' without dtype: int8"),
     ({"model.cache": {"dtype": "int8"}}, "found 'dtype' with kind: dynamic"),
+    (
+        {"model.cache": {"kind": "static", "length": 8, "dtype": "int8", "scales": "token", "data": ["p.npz"]}},
+        "found 'data' with scales: token",
+    ),
     ({"model.cache": {"kind": "static", "length": 8}}, "found the part 'decoder', expected one of prefill, decode"),
     ({"model.task": "translation"}, "model.task: found 'translation', expected one of 'text-generation'"),
     ({"model.task": None}, "found 'cache' without 'task'"),

@@ -67,7 +67,7 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
         known = model.model_copy(update={"inputs": part.declarations(), "dims": dims})
         source = assemble(part, part.example(), known)
     cache = model.cache or CacheConfig()
-    random = (RANDOM_SCALES,) if cache.dtype == KEPT and not cache.data else ()
+    random = (RANDOM_SCALES,) if cache.dtype == KEPT and cache.scales != "token" and not cache.data else ()
     return replace(
         source,
         notes=(*loaded.notes, *source.notes, *random),

@@ -40,8 +40,14 @@ GROWING: Final[Mapping[str, tuple[str, int, str]]] = {
     "keys": ("key", 2, "is_initialized"),
     "values": ("value", 2, "is_initialized"),
     "indexer_keys": ("indexer_key", 1, "is_indexer_initialized"),
+    "key_scales": ("key_scale", 2, "is_initialized"),
+    "value_scales": ("value_scale", 2, "is_initialized"),
+    "indexer_key_scales": ("indexer_key_scale", 1, "is_indexer_initialized"),
 }
-"""Attribute of a layer → name of the state, its axis of positions, and the flag that says that it is there."""
+"""Attribute of a layer → name of the state, its axis of positions, and the flag that says that it is there.
+
+Only layers of fixed length have scales: of a cache in int8 in which each row has its own.
+"""
 
 FIXED: Final[Mapping[str, tuple[str, str]]] = {
     "conv_states": ("conv_state", "is_conv_states_initialized"),
@@ -127,6 +133,9 @@ class FixedLength:
     keys: Any
     values: Any
     indexer_keys: Any
+    key_scales: Any = None
+    value_scales: Any = None
+    indexer_key_scales: Any = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the keys and values of the new tokens, (1, heads, tokens, width)."""
@@ -138,18 +147,29 @@ class FixedLength:
 
     def _update(self, attribute: str, new: Tensor) -> Tensor:
         """Write the rows of the new tokens; return all rows, in the dtype of the new ones."""
-        (name, axis, _), rows = GROWING[attribute], getattr(self, attribute)
-        scale, channels = self.scales.get(name), None
-        if scale is not None and scale.ndim > 1:  # QuantizeLinear has scales along one axis: the others are a factor
-            scale, channels = torch.ones(()), scale
-        scaled = new if channels is None else new / channels
-        kept = _cast(new, rows) if scale is None else QUANTIZE(scaled, scale, to=KEPT)
-        rows = torch.index_copy(rows, axis, self.cache_position, kept)
-        setattr(self, attribute, rows)
+        name, axis, _ = GROWING[attribute]
+        by_row, scale = f"{name}_scales", self.scales.get(name)
+        if getattr(self, by_row) is not None:
+            factor = to_scale(new.abs().amax(-1, keepdim=True))
+            return self._update_scaled(attribute, new, factor, self._write(by_row, axis, factor))
         if scale is None:
-            return _cast(rows, new)
-        found = DEQUANTIZE(rows, scale, to=dtype_name(new.dtype))
-        return found if channels is None else found * channels.to(new.dtype)
+            return _cast(self._write(attribute, axis, _cast(new, getattr(self, attribute))), new)
+        if scale.ndim > 1:
+            return self._update_scaled(attribute, new, scale, scale)
+        rows = self._write(attribute, axis, QUANTIZE(new, scale, to=KEPT))
+        return DEQUANTIZE(rows, scale, to=dtype_name(new.dtype))
+
+    def _update_scaled(self, attribute: str, new: Tensor, factor: Tensor, factors: Tensor) -> Tensor:
+        """As `_update`, with the scales of the new rows and of all: QuantizeLinear has none along several axes."""
+        unit = torch.ones(())
+        rows = self._write(attribute, GROWING[attribute][1], QUANTIZE(new / factor, unit, to=KEPT))
+        return DEQUANTIZE(rows, unit, to=dtype_name(new.dtype)) * _cast(factors, new)
+
+    def _write(self, attribute: str, axis: int, new: Tensor) -> Tensor:
+        """Write the rows of the new tokens into a state; return all of its rows."""
+        rows = torch.index_copy(getattr(self, attribute), axis, self.cache_position, new)
+        setattr(self, attribute, rows)
+        return rows
 
     def get_seq_length(self) -> Tensor:
         """A tensor, so that no position is a constant of the graph."""
@@ -165,6 +185,20 @@ class FixedLength:
 
 KEPT: Final = "int8"
 """The dtype of states that have scales."""
+
+SMALLEST: Final = 1e-6
+"""The largest value of what is always 0, in place of 0."""
+
+
+def to_scale(largest: Tensor) -> Tensor:
+    """The scale, float32, by which `largest`, float of any shape, is the largest number of int8."""
+    return largest.float().clamp(min=SMALLEST) / torch.iinfo(torch.int8).max
+
+
+def scales_of_rows(state: CacheState) -> CacheState:
+    """The state that has a scale for each row of a head of `state`."""
+    return CacheState(state.layer, f"{state.name}_scale", (*state.shape[:-1], 1), torch.float32)
+
 
 QUANTIZE, DEQUANTIZE = (find_operator(f"onnxline.{name}.default") for name in ("quantize", "dequantize"))
 

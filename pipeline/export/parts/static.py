@@ -3,7 +3,8 @@
     prefill: input_ids (1, chunk), cache_position (chunk), past_key_values.N.NAME → logits, present.N.NAME
     decode:  the same, with one token
 
-Each state has the same shape before and after, so that an application binds both to one memory. A prompt goes in chunks
+Each state has the same shape before and after, so that an application binds both to one memory; where each token has a
+scale of its own, the scales are states too. A prompt goes in chunks
 of one size; where the last one is not full, the rest are any tokens: later tokens are written over them, and none sees
 a row after its own. All shapes are numbers, and the mask is made in the graph.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,15 @@ from pipeline.config import CacheConfig, InputConfig
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
 from pipeline.export.parts.decoder import DecoderPart, random_tokens
-from pipeline.export.parts.states import KEPT, CacheState, States, fixed_cache, read_states
+from pipeline.export.parts.states import (
+    KEPT,
+    CacheState,
+    States,
+    fixed_cache,
+    read_states,
+    scales_of_rows,
+    to_scale,
+)
 from pipeline.export.source import Example
 from pipeline.export.user_code import first_line
 
@@ -44,7 +53,7 @@ class StaticDecoder(DecoderPart):
         super().__init__(model, folder, last_only=last_only)
         assert cache.length is not None
         self.length, self.tokens = cache.length, tokens
-        if cache.dtype == KEPT:
+        if cache.dtype == KEPT and cache.scales != "token":
             self._measure_scales(cache)
         if cache.dtype is not None:
             kept = getattr(torch, cache.dtype)
@@ -52,13 +61,15 @@ class StaticDecoder(DecoderPart):
                 CacheState(state.layer, state.name, state.shape, kept) if state.grows else state
                 for state in self.states
             )
+        if cache.scales == "token":
+            self.states += tuple(scales_of_rows(state) for state in self.states if state.grows)
 
     @property
     def scales(self) -> dict[str, dict[str, Tensor]]:
-        """Of the states in int8, by layer and name: float, (), (heads,) or (heads, 1, width)."""
+        """The scales that are constants, by layer and name of a state: float, (), (heads,) or (heads, 1, width)."""
         found: dict[str, dict[str, Tensor]] = {}
         for state in self.states:
-            if state.dtype is torch.int8:
+            if hasattr(self, _buffer_of(state)):
                 found.setdefault(state.layer, {})[state.name] = getattr(self, _buffer_of(state))
         return found
 
@@ -75,8 +86,7 @@ class StaticDecoder(DecoderPart):
                     largest[layer, name] = torch.maximum(size, largest.get((layer, name), size))
         for state in self.states:
             if state.grows:
-                scale = largest[state.layer, state.name].float().clamp(min=SMALLEST) / torch.iinfo(torch.int8).max
-                self.register_buffer(_buffer_of(state), scale, persistent=False)
+                self.register_buffer(_buffer_of(state), to_scale(largest[state.layer, state.name]), persistent=False)
 
     def forward(
         self,
@@ -175,6 +185,3 @@ def read_prompts(part: DecoderPart, files: Sequence[str]) -> Iterator[Tensor]:
 
 PROMPTS, PROMPT = 4, 64
 """How many random prompts say the scales of a cache in int8, and their tokens."""
-
-SMALLEST: Final = 1e-6
-"""The largest value of a head that is always 0, in place of 0."""

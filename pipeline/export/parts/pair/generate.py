@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,12 @@ class LayerMapping(TypedDict):
     decode_value_input: str
     decode_key_output: str
     decode_value_output: str
+    prefill_key_scale_output: NotRequired[str]
+    prefill_value_scale_output: NotRequired[str]
+    decode_key_scale_input: NotRequired[str]
+    decode_value_scale_input: NotRequired[str]
+    decode_key_scale_output: NotRequired[str]
+    decode_value_scale_output: NotRequired[str]
 
 
 class KVMapping(TypedDict):

@@ -120,13 +120,31 @@ def test_a_cache_in_int8_is_rounded_by_the_scales_of_prompts(
         assert ((tensor * steps - wanted[name]) / steps).abs().max() < 4
 
 
-@pytest.mark.parametrize("scales", ["head", "channel"])
+@torch.no_grad()
+def test_each_token_of_a_cache_in_int8_has_its_scale() -> None:
+    model, ids = make_model("Llama"), torch.tensor([[5, 17, 3, 8]])
+    (rounded, decode), (exact, _) = (parts_of(model, **given) for given in ({"dtype": "int8", "scales": "token"}, {}))
+    first = rounded.write_states(ids)
+    found, wanted = first["1"], exact.write_states(ids)["1"]
+    for name in ("key", "value"):
+        rows, scales = found[name], found[f"{name}_scale"]
+        assert (rows.dtype, scales.dtype, scales.shape) == (torch.int8, torch.float32, (1, 2, 40, 1))
+        assert rows[:, :, :4].abs().amax(-1).unique().tolist() == [127] and not scales[:, :, 4:].any()
+        difference = rows * scales - wanted[name]
+        assert (difference[:, :, :4].abs() / scales[:, :, :4]).max() < 4  # as above: layer 0 is rounded already
+    # a token is written without a change of the rows before it, nor of their scales
+    then = decode(**decode.arguments(torch.tensor([[9]]), 4, first))["present"]["1"]
+    assert all(torch.equal(then[name][:, :, :4], tensor[:, :, :4]) for name, tensor in found.items())
+    assert all(then[name][:, :, 4].any() for name in found)
+
+
+@pytest.mark.parametrize("scales", ["head", "channel", "token"])
 def test_a_cache_in_int8_in_onnx(tmp_path: Path, scales: str) -> None:
     """The export reads and writes what the module does, by QuantizeLinear with a scale for each head, or a factor."""
     cache = {**CACHE, "dtype": "int8", "scales": scales}
     config = ModelConfig.model_validate({**LLAMA, "part": "decode", "cache": cache})
     source = make_part(config, LoadedModel(make_model("Llama"), (), "random", None))
-    assert any("are those of random tokens" in note for note in source.notes)
+    assert any("are those of random tokens" in note for note in source.notes) is (scales != "token")
     export_onnx(source, ExportConfig(), tmp_path / "decode.onnx")
     proto = onnx.load(tmp_path / "decode.onnx")
     rounding = [node for node in proto.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
