@@ -28,10 +28,8 @@ from passes.encodings.encoding import (
     share_by_moves,
 )
 from passes.graph.op_facts import CONVOLUTIONS
-from passes.rewrites.mask_constants import MASKING
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
-from pipeline.config.quantsim import FLOAT
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement
 
@@ -113,73 +111,6 @@ def find_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel)
         beyond = int((np.abs(array) > largest).sum())
         if beyond:
             yield tensor.name, beyond, array.size
-
-
-def describe_ranges(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:
-    """What `describe_ties` and `describe_masks` say."""
-    yield from describe_ties(placement, reached, ranges)
-    yield from describe_masks(placement, reached)
-
-
-def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:
-    """A sentence for each tensor that uses few numbers of its format, since it shares a scale with tensors of a far
-    wider range, as class scores do with boxes in one Concat. A tensor with a range of its own, as of a Sigmoid, is
-    rounded by the scale of the Concat's result all the same.
-
-    Args:
-        reached: the least and the greatest value of each tensor that is computed.
-        ranges: by the name of a group.
-    """
-    groups = {placed.site.tensor: placed.site.group for placed in placement.sites}
-    joins = {placed.site.group: placed for placed in placement.quantized() if len(placed.site.shares) > 1}
-    for placed in placement.quantized():
-        site = placed.site
-        if site.group in joins and not site.moves and site.tensor in reached:
-            yield from _describe_few(site.tensor, reached[site.tensor], joins[site.group], ranges[site.group])
-    for group, join in joins.items():
-        for name in join.site.shares:  # an input with a range of its own, which the scale of the result rounds again
-            source = groups.get(name, group)
-            limits = reached.get(name) or reached.get(source) or ranges.get(source)
-            if source != group and limits is not None:
-                yield from _describe_few(name, limits, join, ranges[group])
-
-
-def _describe_few(tensor: str, limits: Range, join: PlacedSite, joined: Range) -> Iterator[str]:
-    """A sentence if a tensor with these limits uses few numbers of the format that `join` has for a range."""
-    precision, site = join.precision, join.site
-    assert precision is not None
-    steps = (max(limits[1], 0) - min(limits[0], 0)) / float(encode_range(joined, precision).scale)
-    if steps < FEW_STEPS <= 2**precision.bits:
-        yield (
-            f"{tensor} uses {round(steps)} of the {2**precision.bits} numbers of its format, since {site.op} "
-            f"{site.node} gives it one scale with tensors of a wider range; leave that node in float: "
-            f"quantsim.rules, node:{site.node}: {{activations: {FLOAT}}}"
-        )
-
-
-def describe_masks(placement: Placement, reached: Mapping[str, Range]) -> Iterator[str]:
-    """A sentence for each input of floats that reaches what masks attention, and so takes all numbers of its format.
-
-    Args:
-        placement: says which inputs are quantized.
-        reached: the least and the greatest value of each tensor.
-
-    Returns:
-        The sentences.
-    """
-    for placed in placement.quantized():
-        name = placed.site.tensor
-        lowest = reached.get(name, (0.0, 0.0))[0]
-        if placed.site.role == "input" and lowest <= -MASKING:
-            yield (
-                f"the input {name} reaches {lowest:g}, as a mask does that is added to scores, so tensors in its range "
-                f"keep no numbers for the scores; feed a bound such as -30 there (clamp-mask raises constants alone), "
-                f"or leave the mask and the sum in float: quantsim.rules, tensor:{name}: {{activations: {FLOAT}}}"
-            )
-
-
-FEW_STEPS: Final = 16
-"""The fewest numbers of 8 bits or more that a tensor is to use: those of 4 bits."""
 
 
 def encode_range(limits: Range, precision: Precision) -> Encoding:

@@ -28,7 +28,6 @@ from pipeline.quantsim.encodings import (
     Range,
     adopt_encodings,
     describe_limited_biases,
-    describe_ranges,
     encode,
     encodings_text,
     find_limited_biases,
@@ -48,6 +47,7 @@ from pipeline.quantsim.placement import (
 )
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
+from pipeline.quantsim.range_notes import describe_ranges
 from pipeline.quantsim.report import QuantSimReport, QuantSimResult, make_placement_report, make_report, report_text
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
@@ -175,7 +175,7 @@ class Simulation:
             elif self._settings.optimize:  # weights otherwise than to the nearest
                 self.chosen, steps = self.optimize(placement, ranges, samples, rate)
             encodings = encode(placement, ranges, self._model, self.chosen.encodings)  # scales and zero points
-            ties = tuple(describe_ranges(placement, measured.extents(), ranges))
+            ties = tuple(describe_ranges(self._model, placement, measured.extents(), ranges))
         self.encodings, self.tuned = encodings, (tuned := self.chosen.tune(self._model))
         self.quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
         self.layers = find_layers(self._model, encodings)

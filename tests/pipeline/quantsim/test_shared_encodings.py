@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.quantsim.encodings import describe_masks, describe_ties, encode
+from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import place
+from pipeline.quantsim.range_notes import describe_mask_constants, describe_masks, describe_ties
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, picture, rule
 
 
@@ -154,6 +155,27 @@ def test_a_float_mask_that_is_an_input_is_named() -> None:
     (note,) = describe_masks(placement, reached)
     assert note.startswith("the input mask reaches -10000, as a mask does that is added to scores")
     assert not list(describe_masks(placement, reached | {"mask": (-30.0, 0.0)}))
+
+
+@pytest.mark.parametrize("mask", [-3.4e38, -1e4, -30.0])
+def test_a_mask_that_is_a_constant_names_clamp_mask(mask: float) -> None:
+    model = model_of(
+        "g (float[2, 4] x) => (float[2, 4] y) { s = Add (x, mask) y = Softmax (s) }",
+        mask=np.array([0, 0, 0, mask], np.float32),
+    )
+    placement = place(model, [rule("op:*", None, "uint16")])
+    limits = {"x": (-3.0, 3.0), "mask": (mask, 0.0), "s": (mask, 3.0), "y": (0.0, 1.0)}
+    notes = list(
+        describe_mask_constants(
+            model, placement, {site.site.group: limits[site.site.group] for site in placement.sites}
+        )
+    )
+    if mask == -30.0:
+        assert not notes
+    else:
+        (note,) = notes
+        assert note.startswith(f"the constant mask masks attention with {mask:g}, which is in the range of 2 tensors (")
+        assert "put clamp-mask into quantsim.prepare" in note
 
 
 def test_a_weight_whose_channels_lie_along_no_axis_has_one_scale_and_is_named() -> None:
