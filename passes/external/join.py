@@ -7,16 +7,16 @@ from typing import Final
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from passes.graph.index import GraphIndex, copy_of, initializers_of
+from passes.graph.index import GraphIndex, copy_of, free_name, initializers_of
 from passes.graph.traversal import sort_nodes
 
 DOMAIN: Final = "onnxline"
 ENTERS: Final = "Enters"
 LEAVES: Final = "Leaves"
 BORROWED: Final = "onnxline.borrowed/"
-"""Begins the name of a Constant of another piece."""
+"""The begin of the name of a Constant that another piece holds."""
 OUTSIDE: Final = "/outside"
-"""Ends the name of a value that only a piece has."""
+"""The end of the name of a value that only a piece has."""
 
 
 def let_in(piece: ModelProto, name: str) -> None:
@@ -56,13 +56,19 @@ class ModelAssembler:
         self._fixed = index.inputs.keys() | index.outputs.keys() | self._stored.keys()
         self._known |= self._fixed
         self._outputs = index.outputs.keys()
-        self._read: dict[str, str] = {}
+        self._read_instead: dict[str, str] = {}
         """Value of the source → the value that nodes read instead."""
-        self._called: dict[str, str] = {}
+        self._output_names: dict[str, str] = {}
         """Value of the source → its name as the output of its producer."""
 
     def replace(self, positions: Sequence[int], names: frozenset[str], optimized: ModelProto) -> None:
-        """Replace the nodes at `positions` by `optimized`, which had values of these `names`."""
+        """Replace the nodes of a piece.
+
+        Args:
+            positions: the positions of the nodes in the source.
+            names: the names of the values that the piece had before it was optimized.
+            optimized: the piece after that.
+        """
         inside = {name for position in positions for node in self._nodes[position] for name in node.output}
         for position in positions:
             self._nodes[position] = []
@@ -92,19 +98,24 @@ class ModelAssembler:
                 self._infos[info.name] = info
 
     def read_instead(self, stays: Mapping[str, str]) -> None:
-        """Read other initializers, and drop the initializers that were read before."""
-        self._read.update(stays)
+        """Let nodes read one of several equal initializers, and drop the others.
+
+        Args:
+            stays: initializer to drop → the initializer that is read instead.
+        """
+        self._read_instead.update(stays)
         self._dropped |= stays.keys()
 
-    def model(self) -> ModelProto:
+    def build(self) -> ModelProto:
+        """The model with all replacements, its nodes in order of execution."""
         graph = copy_of(self._source.graph)
         for several in (graph.node, graph.initializer, graph.value_info):
             del several[:]
         for node in (node for nodes in self._nodes for node in nodes):
             copy = graph.node.add()
             copy.CopyFrom(node)
-            copy.input[:] = [self._read_as(name) for name in node.input]
-            copy.output[:] = [self._called.get(name, name) for name in node.output]
+            copy.input[:] = [self._name_to_read(name) for name in node.input]
+            copy.output[:] = [self._output_names.get(name, name) for name in node.output]
         index = GraphIndex(graph)
         graph.initializer.extend(
             tensor for name, tensor in self._stored.items() if name in index.reads or name not in self._dropped
@@ -124,12 +135,8 @@ class ModelAssembler:
         changed = {tensor.name for tensor in graph.initializer if self._is_changed(tensor)}
         for name in dict.fromkeys((*has, *(tensor.name for tensor in graph.initializer))):
             if name and (name not in names or name in changed):
-                number, free = 0, name
-                while free in self._known:
-                    number += 1
-                    free = f"{name}_{number}"
-                self._known.add(free)
-                fresh[name] = free
+                fresh[name] = free_name(name, self._known, 1)
+                self._known.add(fresh[name])
         return fresh
 
     def _is_changed(self, tensor: TensorProto) -> bool:
@@ -143,22 +150,22 @@ class ModelAssembler:
     def _leave(self, name: str, inside: str) -> None:
         """Rename the piece's output `name` to `inside`."""
         if inside != name:
-            self._read[name] = inside
+            self._read_instead[name] = inside
 
     def _enter(self, source: str, inside: str, nodes: list[NodeProto]) -> None:
         """Connect the piece's input `inside` to the value `source`; an output of the graph keeps its name."""
         if inside == source:
             return
         if inside not in self._outputs:
-            self._read[inside] = source
-        elif source not in self._fixed and source not in self._called:
-            self._read[source] = self._called[source] = inside
+            self._read_instead[inside] = source
+        elif source not in self._fixed and source not in self._output_names:
+            self._read_instead[source] = self._output_names[source] = inside
         else:  # an input cannot be an output under another name
             nodes.append(NodeProto(op_type="Identity", input=[source], output=[inside]))
 
-    def _read_as(self, name: str) -> str:
+    def _name_to_read(self, name: str) -> str:
         seen = {name}
-        while name in self._read and self._read[name] not in seen:
-            name = self._read[name]
+        while name in self._read_instead and self._read_instead[name] not in seen:
+            name = self._read_instead[name]
             seen.add(name)
         return name

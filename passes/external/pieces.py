@@ -99,7 +99,7 @@ class GraphPieces:
         for piece, result in zip(pieces, results, strict=True):
             if result is not None:
                 assembler.replace(piece.positions, piece.names, onnx.load_from_string(result))
-        return GraphPieces(assembler.model(), self._optimize, [assembler.position_of(cut) for cut in self._cuts])
+        return GraphPieces(assembler.build(), self._optimize, [assembler.position_of(cut) for cut in self._cuts])
 
     def _pieces(self, cut: Cut, *, live: bool, borrows: bool) -> list[_Piece]:
         key = (cut, live, borrows)
@@ -233,7 +233,7 @@ class GraphPieces:
             return self
         assembler = ModelAssembler(self.model)
         assembler.read_instead(stays)
-        return GraphPieces(assembler.model(), self._optimize, self._cuts)
+        return GraphPieces(assembler.build(), self._optimize, self._cuts)
 
 
 @dataclass(slots=True)

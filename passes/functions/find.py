@@ -125,22 +125,22 @@ class _LayerFinder:
         return ConstantFacts.of(self.index)
 
     def find(self) -> Iterator[EqualLayers]:
-        lists = self._lists()
+        lists = self._find_lists()
         for parent in sorted(lists, key=lambda path: (path.count("."), path)):
             equal: dict[object, list[LayerNodes]] = defaultdict(list)
             for module, positions in lists[parent].items():
                 free = [position for position in positions if position not in self.taken]
                 if len(free) < max(FEWEST_NODES, len(positions)):
                     continue
-                layer = self._layer(module, free)
+                layer = self._make_layer(module, free)
                 if self._is_whole(layer):
-                    equal[self._description(layer)].append(layer)
+                    equal[self._describe_layer(layer)].append(layer)
             for layers in equal.values():
                 if len(layers) > 1:
                     self.taken.update(position for layer in layers for position in layer.nodes)
-                    yield EqualLayers(tuple(layers), self._outputs(layers))
+                    yield EqualLayers(tuple(layers), self._find_outputs(layers))
 
-    def _lists(self) -> dict[str, dict[ModulePath, list[int]]]:
+    def _find_lists(self) -> dict[str, dict[ModulePath, list[int]]]:
         """Path of a list of modules → each of its modules, with the positions of its nodes."""
         lists: dict[str, dict[str, tuple[ModulePath, list[int]]]] = defaultdict(dict)
         for position, node in enumerate(self.index.nodes):
@@ -157,7 +157,7 @@ class _LayerFinder:
         is_stack = node.op_type == "Concat" and stored.issuperset(node.input)  # `passes.weights.weight_stacks`
         return all(name in plain or (name in stored and (is_stack or not self.unread)) for name in node.output if name)
 
-    def _layer(self, module: ModulePath, positions: Sequence[int]) -> LayerNodes:
+    def _make_layer(self, module: ModulePath, positions: Sequence[int]) -> LayerNodes:
         nodes = [self.index.nodes[position] for position in positions]
         made = {name for node in nodes for name in node.output}
         read = dict.fromkeys(name for node in nodes for name in node.input if name)
@@ -181,26 +181,26 @@ class _LayerFinder:
                 after.update(node.output)
         return True
 
-    def _description(self, layer: LayerNodes) -> object:
-        """What equal layers have in common; names do not count."""
+    def _describe_layer(self, layer: LayerNodes) -> object:
+        """A key that equal layers share: class, operations, types, and who reads what; names do not count."""
         place = {name: ("in", at) for at, name in enumerate(layer.inputs)}
         described = []
         for at, position in enumerate(layer.nodes):
             node = self.index.nodes[position]
             reads = tuple(place.get(name) or self.facts.plain.get(name, "") for name in node.input)
-            described.append((operation_of(node), reads, tuple(map(self._type, node.output))))
+            described.append((operation_of(node), reads, tuple(map(self._describe_type, node.output))))
             place.update({name: (at, number) for number, name in enumerate(node.output)})  # type: ignore[misc]
-        return layer.module.classes[-1:], tuple(described), tuple(map(self._type, layer.inputs))
+        return layer.module.classes[-1:], tuple(described), tuple(map(self._describe_type, layer.inputs))
 
-    def _type(self, name: str) -> object:
+    def _describe_type(self, name: str) -> object:
         tensor = self.index.initializers.get(name)
         if tensor is not None:
             return "stored", tensor.data_type, tuple(tensor.dims)
         info = self.index.types.get(name)
         return name in self.facts.stored, b"" if info is None else info.type.SerializeToString(deterministic=True)
 
-    def _outputs(self, layers: Sequence[LayerNodes]) -> tuple[tuple[int, int], ...]:
-        """The outputs of a layer that any of `layers` has a reader for, outside of itself."""
+    def _find_outputs(self, layers: Sequence[LayerNodes]) -> tuple[tuple[int, int], ...]:
+        """The outputs that a node outside of its layer reads, or that the graph gives, in any of `layers`."""
         found = set()
         for layer in layers:
             inside = set(layer.nodes)
@@ -222,11 +222,11 @@ class _LayerFinder:
 
 def operation_of(node: NodeProto) -> tuple[object, ...]:
     """Operator, attributes and outputs of a node, without names."""
-    attributes = tuple(sorted(_bare(attribute) for attribute in node.attribute))
+    attributes = tuple(sorted(_without_names(attribute) for attribute in node.attribute))
     return node.domain, node.op_type, getattr(node, "overload", ""), attributes, tuple(map(bool, node.output))
 
 
-def _bare(attribute: AttributeProto) -> bytes:
+def _without_names(attribute: AttributeProto) -> bytes:
     if attribute.doc_string or attribute.t.name:
         attribute = copy_of(attribute)
         attribute.ClearField("doc_string")

@@ -30,11 +30,13 @@ class Settings:
     journal: str = ""
 
     def check(self) -> None:
-        """Refuse what cannot be honoured, before anything runs.
+        """Refuse names that nothing has, before anything runs.
+
+        Libraries take seconds to list their inner passes, so they are asked only if an entry of `skip` names no other
+        pass.
 
         Raises:
-            PolicyError: an unknown structure or pass. Libraries are asked for their inner passes only if an entry of
-                `skip` is no other pass, since that takes seconds.
+            PolicyError: an unknown structure or pass.
         """
         Policy((), self.keep).check((), ())
         if any(not _is_known(entry, _names(())) for entry in self.skip):

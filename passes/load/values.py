@@ -7,36 +7,46 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from onnx import NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
+from onnx import NodeProto, StringStringEntryProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 from passes.errors import ModelError
 from passes.worker.platforms import memory_limit
 
 DTYPES: Final[Mapping[int, str]] = {number: name for name, number in TensorProto.DataType.items() if number}
-"""ONNX's names."""
+"""Number of a dtype → its name in ONNX; 0, a dtype that is not declared, is not in the table."""
+
 OPEN_DIM: Final = -1
 """How Paddle's exporter writes a dim without a size."""
+
 MOST_NESTED: Final = 16
-"""Sequences of sequences, and so on."""
+"""How deep sequences may lie in sequences."""
 
 
 def check_text(text: object, where: str) -> None:
     """Refuse a string field whose bytes are no UTF-8: protobuf hands those out as bytes, which compare with no string.
 
     Raises:
-        ModelError: naming `where` it is, and the bytes.
+        ModelError: the message names the place, `where`, and the bytes.
     """
     if type(text) is not str:
         shown = repr(text[:40]) if isinstance(text, bytes) else repr(text)
         raise ModelError(f"{where} is {shown}, which is no UTF-8 text; is the file damaged?")
 
 
-def check_entries(entries: Iterable, of: str | NodeProto) -> None:
-    """Refuse keys and values (of metadata, of external data) that are no text."""
+def check_entries(entries: Iterable[StringStringEntryProto], owner: str | NodeProto) -> None:
+    """Refuse keys and values of metadata, or of external data, that are no text.
+
+    Args:
+        entries: the keys and values.
+        owner: how messages call the entries, or the node whose metadata they are.
+
+    Raises:
+        ModelError: a key or a value is no text.
+    """
     for entry in entries:
         key, value = entry.key, entry.value
         if type(key) is not str or type(value) is not str:
-            where = of if isinstance(of, str) else f"the metadata of node {of.name!r} ({of.op_type})"
+            where = owner if isinstance(owner, str) else f"the metadata of node {owner.name!r} ({owner.op_type})"
             check_text(key, f"a key of {where}")
             check_text(value, f"the value of {key!r} of {where}")
 
@@ -66,8 +76,15 @@ def check_value(info: ValueInfoProto, what: str, *, typed: bool) -> None:
     check_type(info.type, kind, f"{what} {name!r}", typed=typed)
 
 
-def check_type(kind_of: TypeProto, kind: str, where: str, *, typed: bool, depth: int = 0) -> None:
-    """Check a type, and those inside of it.
+def check_type(declared: TypeProto, kind: str, where: str, *, typed: bool, depth: int = 0) -> None:
+    """Check a type, and the types of its items.
+
+    Args:
+        declared: the type.
+        kind: the field of `declared` that is set, such as `tensor_type`.
+        where: how messages call the value that has the type.
+        typed: a dtype has to be there.
+        depth: how many sequences or maps `declared` is inside of.
 
     Raises:
         ModelError: a dtype that ONNX does not have, dims that cannot be, or a sequence or map of nothing.
@@ -75,7 +92,7 @@ def check_type(kind_of: TypeProto, kind: str, where: str, *, typed: bool, depth:
     if depth > MOST_NESTED:
         raise ModelError(f"{where} is a sequence of sequences, {MOST_NESTED} deep; expected fewer")
     if kind in ("tensor_type", "sparse_tensor_type"):
-        tensor = kind_of.tensor_type if kind == "tensor_type" else kind_of.sparse_tensor_type
+        tensor = declared.tensor_type if kind == "tensor_type" else declared.sparse_tensor_type
         if tensor.elem_type not in DTYPES and (typed or tensor.elem_type):
             raise ModelError(f"{where} has the dtype {tensor.elem_type}, which ONNX does not know")
         if tensor.HasField("shape"):
@@ -83,11 +100,11 @@ def check_type(kind_of: TypeProto, kind: str, where: str, *, typed: bool, depth:
         return
     if kind == "opaque_type":
         return
-    if kind == "map_type" and kind_of.map_type.key_type not in DTYPES:
+    if kind == "map_type" and declared.map_type.key_type not in DTYPES:
         raise ModelError(
-            f"{where} is a map with keys of the dtype {kind_of.map_type.key_type}, which ONNX does not know"
+            f"{where} is a map with keys of the dtype {declared.map_type.key_type}, which ONNX does not know"
         )
-    inner = kind_of.map_type.value_type if kind == "map_type" else getattr(kind_of, kind).elem_type
+    inner = declared.map_type.value_type if kind == "map_type" else getattr(declared, kind).elem_type
     inner_kind = inner.WhichOneof("value")
     if inner_kind is None:
         raise ModelError(f"{where} is a {kind.removesuffix('_type')} of nothing; expected the type of its items")
@@ -143,8 +160,13 @@ def element_count(dims: Sequence[int]) -> int:
 def check_bytes(what: str, dims: Sequence[int], itemsize: int) -> None:
     """Refuse to make an array that does not fit into this machine.
 
+    Args:
+        what: how the message calls the array.
+        dims: its shape.
+        itemsize: bytes of an element.
+
     Raises:
-        ModelError: naming `what`, its shape, the bytes it takes, and what there is.
+        ModelError: the array takes more than `memory_budget()`.
     """
     needed = 0 if 0 in dims and element_count(dims) <= MOST_ELEMENTS else element_count(dims) * itemsize
     if needed > memory_budget():
@@ -158,7 +180,7 @@ def check_drawn(name: str, dims: Sequence[int]) -> None:
     """Refuse to draw an input that is larger than any that a proof needs.
 
     Raises:
-        ModelError: naming the input and its shape.
+        ModelError: the message names the input and its shape.
     """
     if math.prod(dims) > MOST_DRAWN or element_count(dims) > MOST_ELEMENTS:
         raise ModelError(
@@ -171,7 +193,7 @@ def check_drawn_together(shapes: Mapping[str, Sequence[int]]) -> None:
     """Refuse to draw inputs that together are larger than any that a proof needs.
 
     Raises:
-        ModelError: naming the largest one.
+        ModelError: the message names the largest input.
     """
     counts = {name: math.prod(dims) for name, dims in shapes.items()}
     if sum(counts.values()) > MOST_DRAWN:

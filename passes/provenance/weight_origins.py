@@ -134,23 +134,23 @@ def _sources_of(
     matching: NodeMatching, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]
 ) -> _Chain:
     """The weights that a new tensor replaces: those that its consumers read before, else those of lost nodes nearby."""
-    before, beside = matching.before, []
+    before, neighbours = matching.before, []
     known = matching.value_of[value]
     olds = [known] if known in before.constants and known != ABSENT else []
     for consumer, position in matching.after.uses[value]:
         old = matching.old_of[consumer]
         if old >= 0:
             olds.extend(_constants_read_before(matching, consumer, old, position))
-            beside.extend(_lost_beside(matching, old))
+            neighbours.extend(_lost_neighbours(matching, old))
         else:
-            beside.extend(lost_by.get(consumer, ()))
+            neighbours.extend(lost_by.get(consumer, ()))
     known_chains = [chains[constant] for constant in dict.fromkeys(olds) if constant in chains]
     weights = [tensor for chain in known_chains for tensor in chain.weights]
     if len(weights) == 1:
         tensor, form = weights[0], known_chains[0].form
         if math.prod(tensor.dims) == math.prod(matching.after.tensors[value].dims) and form not in ("", "folded"):
             return _Chain((tensor,), form)
-    read = (operand for old in dict.fromkeys(beside) for operand in before.items[old].inputs if operand in chains)
+    read = (operand for old in dict.fromkeys(neighbours) for operand in before.items[old].inputs if operand in chains)
     weights.extend(tensor for constant in read for tensor in chains[constant].weights)
     if any(
         position == BIAS and matching.after.items[index].op[1] in PRODUCTS
@@ -171,7 +171,7 @@ def _constants_read_before(matching: NodeMatching, consumer: int, old: int, posi
     return [value for value in read if value != ABSENT and value in matching.before.constants]
 
 
-def _lost_beside(matching: NodeMatching, old: int) -> list[int]:
+def _lost_neighbours(matching: NodeMatching, old: int) -> list[int]:
     """The lost nodes that consume an output of `old`, or produce one of its inputs."""
     before = matching.before
     item = before.items[old]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import ClassVar, Final
 
 from passes.context import PassContext
@@ -59,9 +60,9 @@ def split_qkv(model: DetachedModel) -> SplitModel:
     """Take apart each product that makes several of Q, K and V of one attention; `model` itself does not change."""
     unpacked = unpack_attentions(model)
     result = _split_attentions(unpacked.model)
-    left = _not_split(result.model, unpacked.unpacked)
+    left = _find_unsplit(result.model, unpacked.unpacked)
     notes = (*unpacked.notes, *result.notes)
-    if left:  # a packed operator is left as it is where what it reads cannot be taken apart
+    if left:  # a packed operator stays packed where the product that it reads cannot be split
         unpacked = unpack_attentions(model, left)
         result = _split_attentions(unpacked.model)
     return replace(result, model=result.model if result.split else model, notes=notes)
@@ -72,8 +73,13 @@ def _split_attentions(model: DetachedModel) -> SplitModel:
     return split_products(view, find_merged_qkv(view))
 
 
-def _not_split(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, ...]:
-    """The outputs of the unpacked operators with parts that are still taken from one product."""
+def _find_unsplit(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, ...]:
+    """The outputs of the unpacked operators whose Q, K and V are still cut out of one product.
+
+    Args:
+        model: the model after its products were split.
+        unpacked: output of an unpacked operator → the value that a Split or Gather cuts out for it.
+    """
     made = model.index.producers
     return tuple(
         output for output, marker in unpacked.items() if marker in made and made[marker].op_type in ("Split", "Gather")
@@ -84,15 +90,15 @@ def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
     """Each product that makes two or three of Q, K and V of one attention → role → the values on the way to it."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     search = ProjectionSearch(view)
-    for reading in (reading for readings in attention_operands(search) for reading in readings):
+    for reading in chain.from_iterable(attention_operands(search)):
         queries, keys = search.before_shared_matrix(reading.query, reading.key)
-        made = {"q": queries, "k": keys, "v": search.projections_of(reading.value)}
-        values = {role: {projection.value for projection in own} for role, own in made.items()}
-        count = Counter(value for own in values.values() for value in own)
+        projections = {"q": queries, "k": keys, "v": search.projections_of(reading.value)}
+        products = {role: {projection.value for projection in of_role} for role, of_role in projections.items()}
+        roles_of = Counter(chain.from_iterable(products.values()))
         operands = {"q": reading.query, "k": reading.key, "v": reading.value}
-        for role, own in values.items():
-            for value in own:
-                if count[value] > 1:
+        for role, values_of_role in products.items():
+            for value in values_of_role:
+                if roles_of[value] > 1:
                     found[value][role].add(operands[role].name)
     return {
         value: {role: _values_upstream(view, roles[role], HEAD_OPS) for role in "qkv" if role in roles}
@@ -110,8 +116,10 @@ def find_merged_gates(view: GraphView) -> dict[str, Roles]:
     """Each product with one part that goes through an activation and is then multiplied with the other part."""
     found: dict[str, dict[str, frozenset[str]]] = {}
     for node in view.by_op.get("Mul", ()):
+        if not view.folded.isdisjoint(node.input):
+            continue
         first, second = node.input
-        for gate, up in ((first, second), (second, first)) if view.folded.isdisjoint(node.input) else ():
+        for gate, up in ((first, second), (second, first)):
             plain, curved = _values_upstream(view, [gate], BETWEEN), _values_upstream(view, [gate], GATING)
             ups = _values_upstream(view, [up], BETWEEN)
             if not ups - curved:

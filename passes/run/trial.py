@@ -47,7 +47,7 @@ class Attempt:
 
     @property
     def broke_down(self) -> bool:
-        """Whether the worker died over it."""
+        """Whether the worker died, or ran out of time, in this attempt."""
         return self.status in (Status.CRASHED, Status.TIMED_OUT)
 
     @property
@@ -89,7 +89,7 @@ class Trial:
     def model(self) -> DetachedModel:
         return self.before.model
 
-    # The pinned models stay the same objects, by which steps may know them again.
+    # Made once, so that a step which keeps facts about a model finds the same object again.
     @cached_property
     def pinned(self) -> DetachedModel:
         """The model with the tight pins."""
@@ -186,8 +186,8 @@ class Trial:
         ]
 
     def _without_growth(self, step: Step, attempt: Attempt) -> Attempt:
-        """`attempt` without folded values, and without inner passes, that make the model larger: where the step is not
-        asked for that, and the result is sound."""
+        """`attempt`, or a sound attempt that leaves fewer nodes: with folded values computed again, or without an inner
+        pass that is known to grow models. A step that may grow the model keeps its attempt."""
         if not attempt.changed or attempt.why or step.may_grow:
             return attempt
         attempt = self._with_computed_values(step, attempt)
@@ -322,7 +322,7 @@ class Trial:
         return NarrowedStep(step.without(culprits), sound, culprits, {**authors, **observed})
 
     def find_merges(self, attempt: Attempt) -> tuple[MergedProducts, ...]:
-        """The products of one input that an attempt has merged, of which no tracked structure speaks.
+        """The products of one input that an attempt has merged and that belong to no tracked structure.
 
         Args:
             attempt: a sound attempt.
@@ -338,9 +338,9 @@ class Trial:
         return found
 
     def find_held(self, step: Step, known: Collection[tuple[str, str]]) -> tuple[str, Lost]:
-        """The kept structures that a step breaks when their values are not pinned. Only for a step that is known to
-        merge; its
-        result is never accepted.
+        """The kept structures that a step breaks when their values are not pinned.
+
+        Only a step with a pass that is known to merge is run, and its result is never accepted.
 
         Args:
             step: the step.

@@ -30,7 +30,7 @@ def find_residuals(view: GraphView) -> Iterator[Candidate]:
         if op_of(node) != "Add" or view.folded.intersection(node.input) or _is_score(view, node):
             continue
         for skip, branch in (tuple(node.input), tuple(reversed(node.input))):
-            start = past.start(skip, branch, begun)
+            start = past.find_start(skip, branch, begun)
             if start is None or any(past.is_on_the_way(start, inner, branch, begin) for inner, begin in begun.items()):
                 continue
             begun[node.output[0]] = start
@@ -62,7 +62,7 @@ class _Ancestry:
             for name in node.output:
                 self._bit[name], self._past[name] = bit, past
 
-    def start(self, skip: str, branch: str, begun: Mapping[str, str]) -> str | None:
+    def find_start(self, skip: str, branch: str, begun: Mapping[str, str]) -> str | None:
         """The value, `skip` or before it, from which a sublayer computes `branch`; None if there is no such value.
 
         `begun` maps each residual found so far to its start: two sublayers may be parallel.
@@ -149,19 +149,19 @@ def _is_table(view: GraphView, name: str) -> bool:
 def find_rotary_embeddings(view: GraphView) -> Iterator[Candidate]:
     """Each rotary embedding, as one operator or written with halves that change places."""
     yield from find_fused(view, ("RotaryEmbedding", "com.microsoft.RotaryEmbedding"))
-    for turn in view.by_op.get("Neg", ()):
-        yield from _find_whole(view, turn)
+    for negation in view.by_op.get("Neg", ()):
+        yield from _find_concat_of_halves(view, negation)
     for difference in view.by_op.get("Sub", ()):
-        yield from _by_parts(view, difference)
+        yield from _find_sums_of_halves(view, difference)
 
 
-def _find_whole(view: GraphView, turn: NodeProto) -> Iterator[Candidate]:
+def _find_concat_of_halves(view: GraphView, negation: NodeProto) -> Iterator[Candidate]:
     """x·cos + concat(-b, a)·sin, where a and b are parts of x."""
-    for joined, _ in view.downstream(turn.output[0], BETWEEN):
+    for joined, _ in view.downstream(negation.output[0], BETWEEN):
         if joined.op_type != "Concat":
             continue
         wholes = [
-            set(_wholes(view, turn.input[0] if value == turn.output[0] else value))
+            set(_wholes(view, negation.input[0] if value == negation.output[0] else value))
             for value in (view.origin_of(name, ARRANGING, pairs=True) for name in joined.input)
         ]
         common = set.intersection(*wholes)
@@ -170,11 +170,11 @@ def _find_whole(view: GraphView, turn: NodeProto) -> Iterator[Candidate]:
                 straight = view.find_producer(view.other_operand(total, rotated.output[0]), "Mul")
                 x = common.intersection(map(view.source, straight.input)) if straight is not None else ()
                 if straight is not None and len(x) == 1:
-                    nodes = (turn, joined, rotated, straight, total)
+                    nodes = (negation, joined, rotated, straight, total)
                     yield Candidate(total, nodes, (*x, joined.output[0], total.output[0]))
 
 
-def _by_parts(view: GraphView, difference: NodeProto) -> Iterator[Candidate]:
+def _find_sums_of_halves(view: GraphView, difference: NodeProto) -> Iterator[Candidate]:
     """concat(a·cos - b·sin, b·cos + a·sin), where a and b are parts of x."""
     left, right = (view.find_producer(name, "Mul") for name in difference.input)
     if left is None or right is None:

@@ -7,7 +7,7 @@ dispatches becomes an op of the graph, and the meta result gives the shape and d
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,7 @@ class MetaCalls(ProxyTorchDispatchMode):
 
 
 class MetaOperands:
-    """The IR tensors that meta tensors stand for, while the call of a function is recorded."""
+    """While the call of a function is recorded: meta tensor → the IR tensor whose shape and dtype it has."""
 
     def __init__(self, builder: ModelBuilder) -> None:
         self._builder = builder
@@ -104,7 +104,9 @@ class MetaOperands:
 class ModelBuilder(GraphBuilder):
     """A Builder with the parameters and modules of a model, and its mode.
 
-    `training`: whether modules emit their training behaviour: Dropout draws, BatchNorm normalises by its batch.
+    Args:
+        name: the name of the graph.
+        training: whether modules emit their training behaviour: Dropout draws, BatchNorm normalises by its batch.
     """
 
     def __init__(self, name: str = "model", *, training: bool = False) -> None:
@@ -145,7 +147,7 @@ class ModelBuilder(GraphBuilder):
         return self._paths.get(module)
 
     @contextmanager
-    def within(self, path: str, module: nn.Module) -> Any:
+    def within(self, path: str, module: nn.Module) -> Iterator[None]:
         """Ops that are emitted in this block belong to `module` at `path`, in names and in messages.
 
         An error of torch, or of the module's own code, becomes one sentence that names the innermost module.
@@ -187,7 +189,7 @@ class ModelBuilder(GraphBuilder):
             try:
                 result = function(*own_args, **own_kwargs)
             except Exception as error:
-                found = " and ".join(f"{text_of(leaf)}" for leaf in leaves)
+                found = " and ".join(map(text_of, leaves))
                 raise self.refusal(f"{name_of(function)} found {found}: {_reason(error)}") from error
         for call in recorder.calls:
             self._emit_call(call, operands)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -14,6 +14,9 @@ from pipeline.commands.change import read_pairs, read_shapes
 from pipeline.commands.shared import FORMAT_VERSION, add_command, check_output
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.terminal import print_json, print_line, print_text
+
+if TYPE_CHECKING:
+    from passes.weights.detached import DetachedModel
 
 
 def register(app: typer.Typer) -> None:
@@ -92,7 +95,7 @@ def split(
         "at": at or (),
         "max_bytes": None if max_size is None else read_size(max_size),
         "module": module,
-        "runs_on": None if target is None else _takes(opened, target),
+        "runs_on": None if target is None else _nodes_taken(opened, target),
     }
     try:
         found = tools.split(opened, encodings=given, proof=not no_proof, **ways)
@@ -100,11 +103,10 @@ def split(
         raise CheckFailed(f"{failure}; nothing was written") from failure
     with write_errors(out):
         found.save(out)
-        for part in found.parts:
-            if version is None:
-                break
-            text = aimet_text(dict(part.encodings), set(part.model.index.initializers), version)
-            (out / f"{part.name}.encodings").write_text(text, encoding="utf-8")
+        if version is not None:
+            for part in found.parts:
+                text = aimet_text(dict(part.encodings), set(part.model.index.initializers), version)
+                (out / f"{part.name}.encodings").write_text(text, encoding="utf-8")
     print_text(str(found))
     sizes = ", ".join(bytes_text(part.model.nbytes()) for part in found.parts)
     worst = max((errors.max_abs for errors in found.errors.values()), default=None)
@@ -114,7 +116,7 @@ def split(
     )
 
 
-def _takes(model: Any, target: str) -> dict[str, bool]:
+def _nodes_taken(model: DetachedModel, target: str) -> dict[str, bool]:
     """Node → whether the target takes it."""
     from pipeline.quantsim.profiles import load_target
     from pipeline.quantsim.target_check import check_target

@@ -46,13 +46,13 @@ from pipeline.ir.graph import Dim, DimRange, Graph, KernelSpec, Op, Payload, Rol
 from pipeline.ir.tagged import items_of, same
 
 FORMAT_VERSION: Final = 2
-"""Grows when a key changes its meaning or goes away. Up to 1 an op of ONNX had a kind of its own."""
+"""It grows when a key changes its meaning or is removed. Up to version 1, an op of ONNX had a kind of its own."""
 
 
 @expects(graph=a(Graph, "a Graph"))
 def to_json(graph: Graph) -> dict[str, Any]:
     """`graph` as dicts, lists, strings, numbers, booleans and null; `json.dumps(…, allow_nan=False)` takes it."""
-    return {"format_version": FORMAT_VERSION, **write_graph(graph)}
+    return {"format_version": FORMAT_VERSION, **_write_graph(graph)}
 
 
 def digest_graph(graph: Graph) -> str:
@@ -61,13 +61,17 @@ def digest_graph(graph: Graph) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_graph(graph: Graph) -> dict[str, Any]:
+def _write_graph(graph: Graph) -> dict[str, Any]:
     return _graph_form([value.name for value in graph.values]).to_json(graph)
 
 
 @expects(data=Check(MAPPING.accepts, "a dict, as to_json gives"), payloads=MAPPING.or_none())
 def from_json(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None = None) -> Graph:
-    """The Graph that `data` describes; `payloads` is by value name.
+    """The Graph that `data` describes.
+
+    Args:
+        data: what `to_json` returned, or what `json.loads` made of it.
+        payloads: name of a stored value → its elements; a value without an entry has none.
 
     Raises:
         SourceError: another format version, or data that is not a graph or breaks a rule of the IR.
@@ -78,19 +82,15 @@ def from_json(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None = 
             f"IR JSON: found format_version {version!r}, expected {FORMAT_VERSION}; "
             "write the file again with this release, or read it with the release that wrote it"
         )
-    graph = read_graph(data, payloads)
+    try:
+        graph = _read_graph(data, payloads)
+    except FieldError as error:
+        place = error.place.lstrip(".") or "the top level"
+        raise SourceError(f"IR JSON: {place} cannot be read: {error.reason}; compare it with `to_json`") from error
     if wrong := violations(graph, read_payloads=False):
         lines = "\n".join(f"  - {violation}" for violation in wrong)
         raise SourceError(f"IR JSON: the graph {graph.name!r} breaks {plural(len(wrong), 'rule')} of the IR:\n{lines}")
     return graph
-
-
-def read_graph(data: Any, payloads: Mapping[str, Payload] | None = None) -> Graph:
-    try:
-        return _read_graph(data, payloads)
-    except FieldError as error:
-        place = error.place.lstrip(".") or "the top level"
-        raise SourceError(f"IR JSON: {place} cannot be read: {error.reason}; compare it with `to_json`") from error
 
 
 def _read_graph(data: Any, payloads: Mapping[str, Payload] | None = None) -> Graph:
@@ -128,7 +128,7 @@ def _graph_form(names: Sequence[str]) -> Form:
         Field("node_type", TEXT, default=""),
         Field("origin", TEXT),
         Field("line", TEXT, default=""),
-        Field("bodies", several(only_json(write_graph, _read_graph)), default=()),
+        Field("bodies", several(only_json(_write_graph, _read_graph)), default=()),
     )
     return record(
         as_tuple,

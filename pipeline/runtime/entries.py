@@ -55,7 +55,7 @@ class EntryPoint(Replayable):
 
 BOUND_PROGRAMS = Check(
     lambda item: (
-        isinstance(item, Mapping) and bool(item) and all(isinstance(own, BoundProgram) for own in item.values())
+        isinstance(item, Mapping) and bool(item) and all(isinstance(program, BoundProgram) for program in item.values())
     ),
     "BoundPrograms by name; compile_graphs makes the entries of Graphs",
 )
@@ -94,7 +94,15 @@ class CompiledEntries(ProcessBound):
 
     @expects(entry=TEXT, feed=MAPPING, copy=FLAG)
     def run(self, entry: str, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
-        """Outputs of one entry point; `copy=False` returns views that a later run of any entry point may change.
+        """Run one entry point.
+
+        Args:
+            entry: its name.
+            feed: input → a tensor or an array of the shape and dtype that the graph declares.
+            copy: False returns views that a later run of any entry point may change.
+
+        Returns:
+            Output → its tensor.
 
         Raises:
             UsageError: no such entry point, a feed that does not fit it, or a state without a value.
@@ -108,7 +116,19 @@ class CompiledEntries(ProcessBound):
     def run_updating(
         self, entry: str, feed: Feed, *, copy: bool = True
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Outputs as from `run`, and {updated input: its value after the run}."""
+        """As `run`, for a graph that changes inputs.
+
+        Args:
+            entry: see `run`.
+            feed: see `run`.
+            copy: see `run`.
+
+        Returns:
+            Output → its tensor, and input that the graph changes → its value after the run.
+
+        Raises:
+            UsageError, DataError, InternalError: as `run`.
+        """
         with self._turn:
             return self._context(entry).run_updating(feed, copy=copy)
 
@@ -172,11 +192,21 @@ def compile_graphs(
     debug: bool = False,
     native: bool = False,
 ) -> CompiledEntries:
-    """Lower, plan, check and bind several graphs of one model, by the names of their entry points.
+    """Lower, plan, check and bind several graphs of one model.
 
-    `weights` are tensors by value name or by name in a checkpoint; each goes to every graph that has it, and is bound
-    without a copy. A state that one graph changes is the state of this name in the others, and its first value is that
-    of any graph that has one. `device`, `debug` and `native` are as for `compile_graph`.
+    A state that one graph changes is the state of this name in the others, and its first value is that of any graph
+    that has one.
+
+    Args:
+        graphs: name of an entry point → its graph.
+        weights: tensors by value name or by name in a checkpoint; each goes to every graph that has it, and is bound
+            without a copy.
+        device: as for `compile_graph`.
+        debug: as for `compile_graph`.
+        native: as for `compile_graph`.
+
+    Returns:
+        The entry points, which share weights, states and an arena.
 
     Raises:
         UsageError: no graphs, weights that no graph has, or states that are not the same in all graphs.
@@ -184,8 +214,7 @@ def compile_graphs(
     """
     if not graphs:
         raise UsageError("compile_graphs: found no graphs, expected {name of the entry point: graph}")
-    items = [*graphs.values()] if isinstance(graphs, Mapping) else [graphs]
-    if strange := [type(item).__name__ for item in items if not isinstance(item, Graph)]:
+    if strange := [type(item).__name__ for item in graphs.values() if not isinstance(item, Graph)]:
         raise UsageError(f"compile_graphs: found a {strange[0]}, expected {{name of the entry point: graph}}")
     known = {name: frozenset(sum(graph.weight_names().values(), ())) for name, graph in graphs.items()}
     every = frozenset[str]().union(*known.values())
@@ -202,7 +231,7 @@ def compile_graphs(
 
 
 def _with_shared_states(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
-    """`graphs`, in which a stored value is a state if any graph changes it; who only reads it sees it change."""
+    """`graphs`, in which a stored value is a state if any graph changes it; the graphs that read it see that."""
     changed: dict[str, tuple[str, str]] = {}
     """By name in a checkpoint: its name in the graph that changes it, and that graph's name."""
     for entry, graph in graphs.items():

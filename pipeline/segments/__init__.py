@@ -2,10 +2,11 @@
 
 model.py       `SegmentedModel`: an ONNX model that runs on whatever it is fed, by remainders (the nodes that are left)
                and steps (a plan, or one node that no plan can hold)
-control.py     Loop and Scan, whose bodies are remainders of their own
-host_ops.py    sequences, optionals, and operators whose result has a size that depends on input values
+host_ops.py    the nodes that no plan can hold: on sequences and optionals, with results whose size depends on input
+               values, and Loop, Scan and SequenceMap, whose bodies are remainders of their own
 """
 
-from pipeline.segments.model import FallbackCount, SegmentedModel
+from pipeline.segments.host_ops import FallbackCount
+from pipeline.segments.model import SegmentedModel
 
 __all__ = ["FallbackCount", "SegmentedModel"]

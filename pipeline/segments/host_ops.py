@@ -202,10 +202,23 @@ HOST_OPS: Mapping[str, HostOp] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class FallbackCount:
+    """How many steps and calls there are, and which operators another runtime computes, each as often as it occurs."""
+
+    steps: int
+    calls: int
+    fallbacks: tuple[str, ...]
+    native_calls: int = 0
+    """The calls that kernels in C++ compute."""
+
+
 class BodyNodes(Protocol):
     """A remainder, as a loop sees it."""
 
     def run(self, values: MutableMapping[str, Any]) -> None: ...
+
+    def count(self) -> FallbackCount: ...
 
 
 MakeRemainder = Callable[[NodeList], BodyNodes]

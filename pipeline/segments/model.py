@@ -26,7 +26,7 @@ from pipeline.ops import Kind
 from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels.fallback import ForeignNode, type_of
 from pipeline.runtime.tensors import to_numpy
-from pipeline.segments.host_ops import BODIES, HOST_OPS, HostNode, MakeRemainder
+from pipeline.segments.host_ops import BODIES, HOST_OPS, BodyNodes, FallbackCount, HostNode, MakeRemainder
 
 Values = MutableMapping[str, Any]
 """By name: arrays, lists of arrays for sequences, None for an optional without a value."""
@@ -49,7 +49,7 @@ class PlanStep:
             made = self._program.run(feed)
             values.update({name: to_numpy(tensor) for name, tensor in made.items()})
 
-    def remainders(self) -> Iterator[Any]:
+    def remainders(self) -> Iterator[BodyNodes]:
         return iter(())
 
     def fallbacks(self) -> Iterator[str]:
@@ -78,11 +78,11 @@ class HostStep:
         elif self._operation is not None:
             outputs = self._operation.compute(HostNode(self._node, inputs))
         else:
-            outputs = self._by_another_runtime(inputs)
+            outputs = self._run_elsewhere(inputs)
         proto = self._node.proto
         values.update({name: value for name, value in zip(proto.output, outputs, strict=False) if name})
 
-    def remainders(self) -> Iterator[Any]:
+    def remainders(self) -> Iterator[BodyNodes]:
         return iter(()) if self._bodies is None else iter(self._bodies.remainders())
 
     def fallbacks(self) -> Iterator[str]:
@@ -94,7 +94,7 @@ class HostStep:
     def _value(self, name: str, values: Mapping[str, Any]) -> Any:
         return values[name] if name in values else stored_value(self._stored, name)
 
-    def _by_another_runtime(self, inputs: list[Any]) -> list[Any]:
+    def _run_elsewhere(self, inputs: list[Any]) -> list[Any]:
         # The types may change between runs: an optional may have a value or none.
         proto, given = self._node.proto, [bool(name) for name in self._node.proto.input]
         types = [type_of(value) if there else None for value, there in zip(inputs, given, strict=True)]
@@ -129,20 +129,9 @@ class RemainderStep(Protocol):
 
     def run(self, values: Values) -> None: ...
 
-    def remainders(self) -> Iterator[Remainder]: ...
+    def remainders(self) -> Iterator[BodyNodes]: ...
 
     def fallbacks(self) -> Iterator[str]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FallbackCount:
-    """How many steps and calls there are, and which operators another runtime computes, each as often as it occurs."""
-
-    steps: int
-    calls: int
-    fallbacks: tuple[str, ...]
-    native_calls: int = 0
-    """Those of the calls that kernels in C++ compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +174,7 @@ class Remainder:
                 values[name] = stored_value(self.part.stored, name)
 
     def variant_for(self, values: Values) -> Variant:
-        signature = tuple(_signature(values[name]) if name in values else None for name in self._reads)
+        signature = tuple(_describe_type(values[name]) if name in values else None for name in self._reads)
         for variant in self.variants:
             if variant.fits(signature, values):
                 return variant
@@ -218,16 +207,19 @@ class Remainder:
         return Variant(signature, first.fixed, step, following)
 
 
-def _signature(value: Any) -> object:
+def _describe_type(value: Any) -> object:
     if isinstance(value, np.ndarray):
         return (value.dtype, value.shape)
-    return (type(value), tuple(map(_signature, value))) if isinstance(value, list) else type(value)
+    return (type(value), tuple(map(_describe_type, value))) if isinstance(value, list) else type(value)
 
 
 class SegmentedModel:
     """Runs a model in segments, which are made at the first run for a feed of some shapes, and kept.
 
-    `options`: those of `compile_graph`, for each plan.
+    Args:
+        model: a model or the path of its file.
+        base_dir: the folder of the data files of a ModelProto; a path brings its own.
+        options: arguments of `compile_graph`, for each plan.
 
     Raises:
         SourceError: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
@@ -240,20 +232,26 @@ class SegmentedModel:
         source = read_source(model, base_dir)
         graph = source.model.graph
         self._stored = read_initializers(graph, source.folder, takes_all=True)
-        self._odd = odd_initializers(graph)
+        self._odd = read_odd_initializers(graph)
         self.inputs = tuple(value.name for value in graph.input if value.name not in {*self._stored, *self._odd})
         self.outputs = tuple(value.name for value in graph.output)
         nodes = pending_nodes(graph.node, source.model.opset_import)
         self._remainder = Remainder(NodeList(graph.name or "graph", nodes, self.outputs, self._stored), options=options)
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name: arrays, lists of arrays for sequences, None for an optional without a value.
+        """Run the model.
+
+        Args:
+            feed: input → an array, a list of arrays for a sequence, or None for an optional without a value.
+
+        Returns:
+            Output → its value, in the same forms.
 
         Raises:
             Unsupported: an operator that neither a plan nor another runtime has.
             UsageError: the feed does not suit the model.
         """
-        values = {**self._odd, **{name: _normal(value) for name, value in feed.items()}}
+        values = {**self._odd, **{name: _to_arrays(value) for name, value in feed.items()}}
         self._remainder.run(values)
         return {name: values[name] for name in self.outputs}
 
@@ -262,14 +260,14 @@ class SegmentedModel:
         return self._remainder.count()
 
 
-def odd_initializers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+def read_odd_initializers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     """Initializers of types that the IR does not have, such as strings and four-bit integers."""
     return {
         tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if not is_ir_type(tensor.data_type)
     }
 
 
-def _normal(value: Any) -> Any:
+def _to_arrays(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_normal(item) for item in value]
+        return [_to_arrays(item) for item in value]
     return None if value is None else np.asarray(value)

@@ -48,7 +48,7 @@ from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer, PassEnded, Progress
 from pipeline.report import DIFFS, SOURCE, Mark, PassesReport, Pictures, diff_folder
-from pipeline.stages.report import BrokenStructures, take_pictures
+from pipeline.stages.pictures import BrokenStructures, take_pictures
 from pipeline.stages.source import final_path, leaves_unread, link_to, shards_folder, why_not_compared
 from pipeline.verify.references import References
 from pipeline.workspace import REPRODUCERS, Workspace, stamp

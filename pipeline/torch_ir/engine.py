@@ -33,8 +33,11 @@ MOST_PROGRAMS = 16
 class Engine:
     """Runs on the planned runtime where possible, else op by op, and never writes to tensors of the caller.
 
-    `own` are executors of single ops. `not_planned` says why the planned runtime is not used although it was asked for;
-    "" where it is. On a `device` of its own only plans run.
+    Args:
+        graph: what is run.
+        own: kind of an op → the user's executor of it; a graph with any runs op by op.
+        planned: whether the planned runtime was asked for.
+        device: where plans run; a run op by op is refused where a device is named.
     """
 
     def __init__(
@@ -45,20 +48,21 @@ class Engine:
         self._inputs = [graph.values[vid] for vid in graph.inputs]
         self._stored = {value.name: value for value in stored_values(graph)}
         self._from_storage = counts_from_storage(graph)
-        self._writing = find_write(graph)
+        self._first_write = find_write(graph)
         self._program: SizedProgram | None = None
         """Made by the first planned run, from the weights and the states of that moment; then it has the states."""
         self._states: dict[str, torch.Tensor] = {}
         self.updated: dict[str, torch.Tensor] = {}
         """After a run: the values of the inputs that the model writes to."""
-        self.not_planned = _never(own, self._writing) if planned else ""
+        self.not_planned = _why_never_planned(own, self._first_write) if planned else ""
+        """Why the planned runtime is not used although it was asked for; empty where it is used."""
         self._planned = planned and not self.not_planned
         self._options = BindOptions(device)
 
     @property
     def writes(self) -> bool:
         """Whether ops of the graph write to their arguments, as they do without functionalization."""
-        return self._writing is not None
+        return self._first_write is not None
 
     def run(self, stored: Tensors, inputs: Tensors, *, strict_sizes: bool) -> Tensors:
         """Outputs by name, on the planned runtime if it can.
@@ -85,9 +89,9 @@ class Engine:
                 f"device {self._options.device}: this run goes op by op ({why}), and only a plan runs on a device; "
                 "leave device out, and move weights and inputs there"
             )
-        return self.refer(stored, inputs)
+        return self.run_op_by_op(stored, inputs)
 
-    def refer(self, stored: Tensors, inputs: Tensors, given: Collection[str] = ()) -> Tensors:
+    def run_op_by_op(self, stored: Tensors, inputs: Tensors, given: Collection[str] = ()) -> Tensors:
         """Outputs by name, op by op. States in `given` are taken for this run as `stored` has them.
 
         Raises:
@@ -100,13 +104,13 @@ class Engine:
         updates = copy_if_shared(result.updates, tensors.values())
         written = {name: tensor for name, tensor in updates.items() if name in self._stored}
         self.updated = {name: tensor for name, tensor in updates.items() if name not in self._stored}
-        if self._writing is not None:
+        if self._first_write is not None:
             written = {**kept, **written}
         self.give_states(written)
         return copy_if_shared(result.outputs, [*tensors.values(), *written.values(), *self.updated.values()])
 
     def walk(self, stored: Tensors, inputs: Tensors) -> Iterator[Step]:
-        """Every op with its results, those of bodies too, as `refer` computes them; no state is changed."""
+        """Every op with its results, those of bodies too, as `run_op_by_op` computes them; no state is changed."""
         kept, inputs = self._copy_written(stored, inputs)
         tensors = {**stored, **kept, **inputs}
         return walk_eager(self._graph, tensors, check=False, own=self._own, into_bodies=True)
@@ -116,7 +120,7 @@ class Engine:
     ) -> tuple[dict[str, torch.Tensor], Tensors]:
         """The states, but for those in `given`, and the inputs, both as a run op by op may write to them."""
         kept = {name: tensor for name, tensor in self.states().items() if name not in given}
-        if self._writing is not None:  # to what, only the run shows
+        if self._first_write is not None:  # to what, only the run shows
             kept = {**{name: tensor.clone() for name, tensor in stored.items()}, **kept}
             inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         # With other strides than those of the trace a run would copy the states, and write to the copies.
@@ -196,7 +200,7 @@ def lost_states_error(graph: Graph, names: Collection[str]) -> ExecutionError:
 def find_write(graph: Graph) -> Op | None:
     """The first op, in bodies too, that writes to its arguments; None in an IR that was functionalized."""
     for op in graph.ops:
-        if _changes(op):
+        if _writes_to_arguments(op):
             return op
         found = next(filter(None, map(find_write, op.bodies)), None)
         if found is not None:
@@ -204,7 +208,7 @@ def find_write(graph: Graph) -> Op | None:
     return None
 
 
-def _changes(op: Op) -> bool:
+def _writes_to_arguments(op: Op) -> bool:
     operator = find_known_operator(op.kind)
     if operator is not None and operator._schema.is_mutable:
         return True
@@ -216,7 +220,7 @@ def _is_state(graph: Graph, value: Value) -> bool:
     return value.role is Role.STATE and value.vid in graph.updates
 
 
-def _never(own: Own, writing: Op | None) -> str:
+def _why_never_planned(own: Own, writing: Op | None) -> str:
     if own:
         return f"executors of your own run {', '.join(sorted(own))} (register_executor), which a plan cannot call"
     if writing is not None:

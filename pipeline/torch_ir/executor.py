@@ -186,7 +186,7 @@ class IRExecutor:
                 names = self.ir.graph.weight_names()
                 stored = stored_values(self.ir.graph)
                 given = [value.name for value in stored if not constants.keys().isdisjoint(names[value.vid])]
-                outputs = self._engine.refer(tensors, fed, given)
+                outputs = self._engine.run_op_by_op(tensors, fed, given)
             else:
                 outputs = self._engine.run(tensors, fed, strict_sizes=self._strict_sizes)
         return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)

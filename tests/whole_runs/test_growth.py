@@ -26,7 +26,7 @@ from pipeline.ir.text import to_text
 from pipeline.ops import emitter_of
 from pipeline.planning import to_json
 from pipeline.runtime import compile_graph
-from pipeline.stages.report import BrokenStructures, take_pictures
+from pipeline.stages.pictures import BrokenStructures, take_pictures
 from tests.support.onnx_models import detached, matrix, model_of
 
 SIZES: Final = (2, 4, 16)

@@ -8,15 +8,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from pipeline.runtime.tensors import dtype_name as _dtype_to_str
 from pipeline.torch_ir import TensorMeta, convert_exported_program
 from pipeline.torch_ir.calls import find_known_operator
 from pipeline.torch_ir.registry import NodeInfo
 
 __all__ = ["GraphAnalyzer", "NodeInfo", "_dtype_to_str"]
-
-
-def _dtype_to_str(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 class GraphAnalyzer:

@@ -126,7 +126,7 @@ def build_graph(
 
 
 def can_replace(name: str, resolved: Resolved, rules: Rules) -> bool:
-    """Whether the node with this identity may be something else than what its importer makes."""
+    """Whether the node with this identity has a body in the standard, or another runtime may compute it."""
     node = next(node for node in resolved.nodes if identity(node) == name)
     return rules.fallback or has_body(node)
 
@@ -274,9 +274,14 @@ class StaticPart:
 
 
 def import_static_part(part: NodeList, values: Mapping[str, Any], fixed: Collection[str] = ()) -> StaticPart:
-    """As many nodes of `part` as one Graph holds, for the shapes of `values`.
+    """As many of the first nodes of `part` as one Graph holds.
 
-    Numbers are used where a node needs them, such as the shape that a Reshape reads, and those of `fixed` in any case.
+    The elements of a value become part of the Graph where a node needs them, such as the shape that a Reshape reads.
+
+    Args:
+        part: the nodes that are left.
+        values: name → array, sequence or other value that the nodes read; the Graph holds for these shapes.
+        fixed: values whose elements become part of the Graph even where no node needs them.
 
     Raises:
         SourceError, Unsupported, UsageError: as `from_onnx`.

@@ -65,7 +65,7 @@ def find_writing_calls(program: ExportedProgram) -> Iterator[Node]:
 def written_arguments(node: Node) -> frozenset[str]:
     """The names of the arguments that this call changes."""
     operator = describe_operator(node.target)
-    return RUNNING if operator.kind in WHEN_TRAINING and trains(*node.args[3:6]) else operator.written
+    return RUNNING if operator.kind in WHEN_TRAINING and updates_statistics(*node.args[3:6]) else operator.written
 
 
 def arguments_of(node: Node, names: Collection[str]) -> list[Node]:
@@ -194,7 +194,7 @@ def _sources_of_view(node: Node) -> list[Node]:
     return declared or [operand for operand in node.all_input_nodes if memories_at(node) & memories_at(operand)]
 
 
-def trains(mean: object, variance: object, training: object) -> bool:
+def updates_statistics(mean: object, variance: object, training: object) -> bool:
     """Whether a norm with these arguments updates its running statistics."""
     return bool(training) and (mean is not None or variance is not None)
 

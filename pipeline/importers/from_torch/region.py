@@ -64,7 +64,7 @@ class Arguments:
     def _item(self, item: Any) -> Attr:
         kind = type(item)
         if kind is Node or isinstance(item, torch.Tensor):
-            return self._of(self._result_of(item))
+            return self._attr_of(self._result_of(item))
         if kind in AS_THEY_ARE:
             return item
         if isinstance(item, list | tuple):
@@ -76,7 +76,7 @@ class Arguments:
                 return TorchConst(word, str(item).removeprefix("torch."))
         raise Unsupported(f"an argument of type {kind.__name__} ({item!r}); the IR holds tensors, numbers and names")
 
-    def _of(self, result: NodeResult) -> Attr:
+    def _attr_of(self, result: NodeResult) -> Attr:
         if type(result) is int:
             self.inputs.append(result)
             return InputRef(len(self.inputs) - 1)
@@ -84,7 +84,7 @@ class Arguments:
             self.bodies.append(result)
             return BodyRef(len(self.bodies) - 1)
         if isinstance(result, Several):
-            return tuple(None if vid is None else self._of(vid) for vid in result.vids)
+            return tuple(None if vid is None else self._attr_of(vid) for vid in result.vids)
         return result.item if isinstance(result, Number) else None
 
 
@@ -112,7 +112,7 @@ class Region:
         placeholders = [node.name for node in module.graph.nodes if node.op == "placeholder"]
         self._given = {name: f"arg{index}" if is_body else name for index, name in enumerate(placeholders)}
         self._names = Names(self._given.values())
-        self._stubs: list[ValueDecl] = []
+        self._decls: list[ValueDecl] = []
         self._ops: list[Op] = []
         self._payloads: dict[str, Payload] = {}
         self._node_results: dict[Node, NodeResult] = {}
@@ -122,7 +122,7 @@ class Region:
         name = self._given[node.name]
         if payload is not None:
             self._payloads[name] = payload
-        vid = self._node_results[node] = self._stub(name, node.meta["val"], role)
+        vid = self._node_results[node] = self._add_value(name, node.meta["val"], role)
         return vid
 
     def declare_number(self, node: Node) -> None:
@@ -148,7 +148,7 @@ class Region:
         return self._node_results[node] if isinstance(node, Node) else Number(node)
 
     def graph(self, name: str, inputs: Sequence[int], outputs: Sequence[int], facts: GraphFacts | None = None) -> Graph:
-        return assemble(name, self._stubs, self._ops, inputs, outputs, self._payloads, facts=facts)
+        return assemble(name, self._decls, self._ops, inputs, outputs, self._payloads, facts=facts)
 
     def _call(self, node: Node) -> NodeResult:
         target: Any = node.target
@@ -186,16 +186,18 @@ class Region:
 
     def spec(self, vid: int) -> TensorSpec:
         """Shape and dtype of a value."""
-        return self._stubs[vid].spec
+        return self._decls[vid].spec
 
     def _results(self, name: str, value: Any) -> tuple[tuple[int, ...], NodeResult]:
         if isinstance(value, torch.Tensor):
-            vid = self._stub(name, value, Role.TMP)
+            vid = self._add_value(name, value, Role.TMP)
             return (vid,), vid
         if value is None:
             return (), Number(None)
         vids = [
-            self._stub(self._names.new(f"{name}_{index}"), part, Role.TMP) if isinstance(part, torch.Tensor) else None
+            self._add_value(self._names.new(f"{name}_{index}"), part, Role.TMP)
+            if isinstance(part, torch.Tensor)
+            else None
             for index, part in enumerate(value)
         ]
         return tuple(vid for vid in vids if vid is not None), Several(tuple(vids))
@@ -209,7 +211,7 @@ class Region:
             raise Unsupported(f"an attribute of type {type(held).__name__}; the IR holds tensors, numbers and names")
         if holds_values(held):
             self._payloads[node.name] = TensorPayload(held)
-        return self._stub(node.name, held, Role.CONST)
+        return self._add_value(node.name, held, Role.CONST)
 
     def _body(self, module: GraphModule, name: str) -> Graph:
         region = Region(module, self._tensors, is_body=True)
@@ -233,9 +235,9 @@ class Region:
     def _number(self, value: Any) -> Number:
         return Number(self._tensors.size(value) if isinstance(value, SYMBOLIC) else value)
 
-    def _stub(self, name: str, tensor: torch.Tensor, role: Role) -> int:
-        self._stubs.append(self._tensors.declare(name, tensor, role))
-        return len(self._stubs) - 1
+    def _add_value(self, name: str, tensor: torch.Tensor, role: Role) -> int:
+        self._decls.append(self._tensors.declare(name, tensor, role))
+        return len(self._decls) - 1
 
 
 def _default_dtype(node: Node, operator: Operator) -> dict[str, Attr]:

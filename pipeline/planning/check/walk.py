@@ -32,7 +32,7 @@ GIVEN = ("input", "param", "state", "const")
 """Roles whose values exist before the first call."""
 
 
-def wrong_tables(plan: ExecutionPlan) -> list[str]:
+def _wrong_tables(plan: ExecutionPlan) -> list[str]:
     """What is wrong with the tables; the bytes of values can be derived only if this is empty."""
     known = set(range(len(plan.slots)))
     used = {vid for call in plan.calls for vid in (*call.in_vids, *call.out_vids)}
@@ -66,10 +66,10 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
         found.append(f"{plural(len(plan.order), 'op id')} for {plural(len(plan.calls), 'call')}")
     found += [
         f"{len(slots)} slots are called {name!r}"
-        for name, slots in _by_name(plan).items()
+        for name, slots in _slots_by_name(plan).items()
         if len(slots) > 1 and any(slot.role != "tmp" for slot in slots)
     ]
-    found += [f"call {at}: {problem}" for at, call in enumerate(plan.calls) if (problem := _kernel(call))]
+    found += [f"call {at}: {problem}" for at, call in enumerate(plan.calls) if (problem := _wrong_kernel(call))]
     found += [
         f"there are bodies of call {at}, which does not exist" for at in plan.bodies if at not in range(len(plan.calls))
     ]
@@ -87,10 +87,12 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
             )
         if offset < 0 or end > plan.arena_bytes:
             found.append(f"{plan.slots[vid].name!r} (vid {vid}) ends at {end}, outside 0..{plan.arena_bytes}")
-    return found + _feed(plan) + (_alias_cycles(plan) or [*_layouts(plan), *_given_layouts(plan)])
+    found += _wrong_feed(plan)
+    cycles = _find_alias_cycles(plan)
+    return [*found, *(cycles or [*_wrong_layouts(plan), *_wrong_given_layouts(plan)])]
 
 
-def _feed(plan: ExecutionPlan) -> list[str]:
+def _wrong_feed(plan: ExecutionPlan) -> list[str]:
     """The feed signature has every input, and the specs and strides of the slots."""
     entries = {entry.name: entry for entry in plan.feed_signature}
     given = {slot.name: slot.spec for slot in plan.slots if slot.role in GIVEN}
@@ -113,14 +115,14 @@ def _feed(plan: ExecutionPlan) -> list[str]:
     return found
 
 
-def _by_name(plan: ExecutionPlan) -> dict[str, list[Slot]]:
+def _slots_by_name(plan: ExecutionPlan) -> dict[str, list[Slot]]:
     slots: dict[str, list[Slot]] = {}
     for slot in plan.slots:
         slots.setdefault(slot.name, []).append(slot)
     return slots
 
 
-def _kernel(call: KernelCall) -> str:
+def _wrong_kernel(call: KernelCall) -> str:
     """What is wrong with a call by itself: its kind, schema and blob, and the operands that its constraints name."""
     if problem := wrong_schema(call.kind_id, call.attr_schema):
         return problem
@@ -136,7 +138,7 @@ def _kernel(call: KernelCall) -> str:
     return ""
 
 
-def _given_layouts(plan: ExecutionPlan) -> list[str]:
+def _wrong_given_layouts(plan: ExecutionPlan) -> list[str]:
     """Inputs and stored values keep their traced strides, or are contiguous where elements shared a place."""
     found = []
     for slot in plan.slots:
@@ -151,7 +153,7 @@ def _given_layouts(plan: ExecutionPlan) -> list[str]:
         strides, offset = (contiguous_strides(sizes), 0) if layout is None else (layout.strides, layout.offset)
         if offset or not _same_strides(slot, strides, wanted):
             found.append(
-                f"{slot.role} {slot.name!r} lies with strides {strides} from {offset} on; expected {wanted} from 0 on"
+                f"{slot.role} {slot.name!r} has strides {strides} and offset {offset}; expected {wanted} and offset 0"
             )
     return found
 
@@ -163,7 +165,7 @@ def _same_strides(slot: Slot, strides: tuple[int, ...], wanted: tuple[int, ...])
     return 0 in sizes or all(size == 1 or own == other for size, own, other in pairs)
 
 
-def _layouts(plan: ExecutionPlan) -> list[str]:
+def _wrong_layouts(plan: ExecutionPlan) -> list[str]:
     """Only an alias, an input or a stored value has a layout; it has the sizes of its slot, and no negative stride."""
     found = []
     for vid, layout in plan.layouts.items():
@@ -175,14 +177,16 @@ def _layouts(plan: ExecutionPlan) -> list[str]:
     return found
 
 
-def unused_bytes(plan: ExecutionPlan) -> list[str]:
+def _wrong_size(plan: ExecutionPlan) -> list[str]:
     """An arena that is larger than its content by more than an alignment."""
     end = max((offset + plan.slots[vid].spec.nbytes for vid, offset in plan.offsets.items()), default=0)
     rounded = -(-end // plan.alignment) * plan.alignment
-    return [f"the arena has {plan.arena_bytes} bytes, and its values end at {end}"] * (plan.arena_bytes > rounded)
+    if plan.arena_bytes <= rounded:
+        return []
+    return [f"the arena has {plan.arena_bytes} bytes, and its values end at {end}"]
 
 
-def wrong_peak(plan: ExecutionPlan) -> list[str]:
+def _wrong_peak(plan: ExecutionPlan) -> list[str]:
     """A stated lower bound of the arena that is not the peak of its values, counted call by call from the last
     reads."""
     roots = roots_of(plan)
@@ -197,12 +201,12 @@ def wrong_peak(plan: ExecutionPlan) -> list[str]:
             ends[last[root]] = ends.get(last[root], 0) + plan.slots[root].spec.nbytes
         peak = max(peak, alive)
         alive -= ends.pop(at, 0)
-    return [f"the plan says that {plan.live_bytes} bytes are alive at once; its calls need {peak}"] * (
-        plan.live_bytes != peak
-    )
+    if plan.live_bytes == peak:
+        return []
+    return [f"the plan says that {plan.live_bytes} bytes are alive at once; its calls need {peak}"]
 
 
-def outside(plan: ExecutionPlan) -> list[str]:
+def _find_aliases_outside(plan: ExecutionPlan) -> list[str]:
     """Aliases that extend beyond the storage of their root."""
     found, roots = [], roots_of(plan)
     for vid in plan.alias:
@@ -214,19 +218,19 @@ def outside(plan: ExecutionPlan) -> list[str]:
     return found
 
 
-def _alias_cycles(plan: ExecutionPlan) -> list[str]:
-    circles: dict[int, bool] = {}
+def _find_alias_cycles(plan: ExecutionPlan) -> list[str]:
+    cycles: dict[int, bool] = {}
     """By vid, whether its alias chain is a cycle, where this is known already."""
     for start in plan.alias:
         vid, way = start, set[int]()
-        while vid in plan.alias and vid not in circles and vid not in way:
+        while vid in plan.alias and vid not in cycles and vid not in way:
             way.add(vid)
             vid = plan.alias[vid]
-        circles.update(dict.fromkeys(way, vid in way or circles.get(vid, False)))
+        cycles.update(dict.fromkeys(way, vid in way or cycles.get(vid, False)))
     return [
-        f"the aliases of {plan.slots[start].name!r} (vid {start}) run in a circle"
+        f"the aliases of {plan.slots[start].name!r} (vid {start}) run in a cycle"
         for start in plan.alias
-        if circles[start]
+        if cycles[start]
     ]
 
 
@@ -234,11 +238,14 @@ LISTED = 20
 
 
 def check_plan(plan: ExecutionPlan) -> None:
-    """Check `plan`.
+    """Check a plan by rules that share no code with the planner.
+
+    Args:
+        plan: the plan of a graph; the plans of its bodies are checked too.
 
     Raises:
-        UsageError: `plan` is no plan.
-        InternalError: the plan breaks a rule; the message lists what is wrong.
+        UsageError: `plan` is no ExecutionPlan.
+        InternalError: the plan breaks a rule; the message lists the first of what is wrong.
     """
     check_type(plan, ExecutionPlan, "check_plan", "an ExecutionPlan, such as the plan of a compiled program")
     found = violations(plan)
@@ -253,7 +260,7 @@ def check_plan(plan: ExecutionPlan) -> None:
 
 def violations(plan: ExecutionPlan) -> list[str]:
     """Everything that is wrong with the plan, in the order of the walk; empty for a good one."""
-    tables = wrong_tables(plan)
+    tables = _wrong_tables(plan)
     if tables:
         return tables  # broken tables give no places
     in_bodies = [
@@ -267,8 +274,8 @@ def violations(plan: ExecutionPlan) -> list[str]:
         memory.read(call.in_vids, f"call {index} {_kind(call)}")
         for out in call.out_vids:
             memory.write(index, call, out)
-    memory.leave()
-    return memory.found + in_bodies or [*unused_bytes(plan), *wrong_peak(plan), *wrong_residences(plan)]
+    memory.end()
+    return memory.found + in_bodies or [*_wrong_size(plan), *_wrong_peak(plan), *wrong_residences(plan)]
 
 
 class _Memory:
@@ -276,7 +283,7 @@ class _Memory:
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
-        self.found = outside(plan)
+        self.found = _find_aliases_outside(plan)
         self._roots = roots_of(plan)
         self._intact = IntactValues()
         for slot in plan.slots:
@@ -312,8 +319,8 @@ class _Memory:
             self._strike(vid, index, call, where, allowed=source)
         self._intact.add(out, mine)
 
-    def leave(self) -> None:
-        """At the end the outputs are intact, and share no storage with other values."""
+    def end(self) -> None:
+        """Check that the outputs are intact after the last call, and share no storage with other values."""
         self.read(self.plan.outputs, "the caller")
         for vid, after in self.plan.updates.items():
             self.read((after,), f"the update of {self._name(vid)}")
@@ -363,7 +370,7 @@ class _Memory:
         slots = self.plan.slots
         alike = slots[out].spec == slots[source].spec and strides_of(self.plan, out) == strides_of(self.plan, source)
         own = self._overwrites(call).get(out) == source
-        return (own or (out == call.out_vids[0] and source in legal)) and alike and not _turns_axes(call)
+        return (own or (out == call.out_vids[0] and source in legal)) and alike and not _permutes_axes(call)
 
     def _overwrites(self, call: KernelCall) -> dict[int, int]:
         """By output, the operand that the output may be written over."""
@@ -384,8 +391,8 @@ class _Memory:
         return f"{slot.name!r} (vid {vid}, {slot.role})"
 
 
-def _turns_axes(call: KernelCall) -> bool:
-    """Whether the kernel permutes the axes of a result, so that an operand has other strides."""
+def _permutes_axes(call: KernelCall) -> bool:
+    """Whether the kernel permutes the axes of a result, so that the result has other strides than an operand."""
     fields = unpack(call.attr_schema, call.attr_blob)
     return any(fields.get("orders", ())) or bool(fields.get("order", ()))
 

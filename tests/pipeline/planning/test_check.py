@@ -149,7 +149,7 @@ def test_the_message_names_the_reader_the_value_and_the_culprit() -> None:
     [
         (lambda p, v: {"alias": {**p.alias, v["a"]: v["x"]}, "offsets": without(p, v["a"])}, "'x' .*not the plan's"),
         (lambda p, v: {"alias": {**p.alias, v["b"]: v["x"]}, "offsets": without(p, v["b"])}, "may not put 'b'"),
-        (lambda p, v: {"alias": {**p.alias, v["a"]: v["v"]}, "offsets": without(p, v["a"])}, "run in a circle"),
+        (lambda p, v: {"alias": {**p.alias, v["a"]: v["v"]}, "offsets": without(p, v["a"])}, "run in a cycle"),
         (lambda p, v: {"offsets": {**p.offsets, v["x"]: 0}}, "'x' .*has 2 sources"),
         (lambda p, v: {"offsets": {**p.offsets, v["y"]: 0}}, "'y' .*has 2 sources"),
         (lambda p, v: {"alias": {v["y"]: v["b"]}}, "'v' .*has 0 sources"),
@@ -329,7 +329,7 @@ def test_a_given_tensor_in_another_order_is_caught(traced: tuple[int, ...], wron
     entry = replace(plan.feed_signature[0], strides=wrong)
     layouts = {0: Layout((2, 3), wrong), 1: Layout((3, 2), wrong[::-1])}
     bad = replace(plan, layouts=layouts, feed_signature=(entry,))
-    assert [problem for problem in violations(bad) if f"input 'x' lies with strides {wrong}" in problem]
+    assert [problem for problem in violations(bad) if f"input 'x' has strides {wrong}" in problem]
     fed_otherwise = replace(plan, feed_signature=(entry,))
     assert [problem for problem in violations(fed_otherwise) if "'x' is fed with strides" in problem]
 

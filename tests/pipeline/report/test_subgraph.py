@@ -8,7 +8,7 @@ from passes.structures import structure_of
 from passes.structures.subgraph import subgraph_of
 from passes.structures.view import GraphView
 from pipeline.report import BoxKind, Drawing
-from pipeline.stages.report import MOST, draw, node_rows
+from pipeline.stages.pictures import MOST_NODES, draw, node_rows
 from tests.support.onnx_models import attention, detached, matrix, model_of
 
 
@@ -68,7 +68,7 @@ def test_a_drawing_ends_somewhere() -> None:
     view = GraphView(detached(model_of(f"g (float[2] v0) => (float[2] v40) {{ {body} }}")))
     (instance, *_) = structure_of("op:Relu").find(view.model).instances  # type: ignore[union-attr]
     drawing = draw(view.nodes, view, instance)
-    assert (sum(one.kind is BoxKind.NODE for one in drawing.boxes), drawing.omitted) == (MOST, 8)
+    assert (sum(one.kind is BoxKind.NODE for one in drawing.boxes), drawing.omitted) == (MOST_NODES, 8)
 
 
 def test_a_dim_that_only_inference_has_named() -> None:
