@@ -36,7 +36,7 @@ class Child:
     samples: tuple[tuple[float, int], ...] = ()
     """Seconds since the epoch, and the memory of the tree then."""
     processor_seconds: float = 0.0
-    """Of the process and of those below it that have ended, which a machine under load leaves nearly as it is."""
+    """User and system time of the process, with its children that have ended; a load by others hardly changes it."""
 
 
 def run_child(
@@ -82,7 +82,7 @@ def run_child(
 
 
 def _processor_seconds() -> float:
-    """Of the children that have ended."""
+    """User and system time of all children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -30,15 +30,14 @@ PROOF_S: Final = 600.0
 @dataclass(frozen=True, slots=True)
 class PassContext:
     """What a step may use: a worker process for native code, one for proofs, one for passes of the user's, and a folder
-    for temporary files.
-    `open_context` sets one up and clears it away."""
+    for temporary files. `open_context` makes a context, and removes the folder at its end."""
 
     worker: Worker
     folder: Path
     proofs: Worker = field(default_factory=Worker)
     user_code: Worker = field(default_factory=lambda: Worker(preload=USER_CODE, alone=True))
     turn: RLock = field(default_factory=RLock)
-    """Held by who optimizes or bisects: threads that share a context take turns, as a worker answers one of them."""
+    """Held during an optimization or a bisection: a worker answers one thread at a time, so threads take turns."""
     spill: WeightFile = field(init=False)
     cache: dict[str, Any] = field(default_factory=dict)
     """What a step leaves for the steps after it, under the name of its library; and the source of `draws`."""

@@ -88,8 +88,8 @@ def optimize(
             `PassRun.encodings`.
         contrib: `refuse` reverts what brings in operators that ONNX does not have, such as `com.microsoft::Attention`;
             of a composite step only the inner passes that do.
-        context: where to work, for who optimizes several models: its workers start but once, and threads that share it
-            take turns. `timeout_s` and `memory_gib` are then those with which it was opened.
+        context: workers and a folder that several optimizations share, so that the workers start once; threads that
+            share it take turns. `timeout_s` and `memory_gib` are then those with which it was opened.
         prover: proves the changes in place of the seeded draws, on that `context`, whose caller limits the runs.
         observer: is called when a step begins and when it has ended; see `passes.run.runner.Observer`.
         on_change: is shown each change of the model; see `passes.run.runner.ChangeObserver`.

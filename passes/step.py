@@ -127,8 +127,8 @@ class Step:
     after it are compared with that result."""
 
     keeps_outputs: ClassVar[bool] = False
-    """Whether a step that makes a reference leaves each required input and each output what it was: then a run whose
-    reference is torch takes it."""
+    """Whether a step with `makes_reference` leaves the required inputs and the outputs unchanged. A run whose reference
+    is torch takes no other such step."""
 
     suspects: ClassVar[tuple[str, ...]] = ()
     """Inner passes to suspect first of a fault that no pass is known for."""

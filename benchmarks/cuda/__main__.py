@@ -39,10 +39,10 @@ CHECKS_S = 180
 """Seconds after the begin of a run up to which checks have their turn; figures have the rest."""
 
 CARD_S = 40
-"""Seconds for torch to name the card, and"""
+"""Seconds for torch to name the card."""
 
 KILL_S = 5
-"""for a process to be gone after it was ended."""
+"""Seconds for a process to be gone after it was killed."""
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """`python -m benchmarks.mutations FOLDER`: which of 400 mutations of the product do the tests catch?
 
-A copy of the tree holds all mutations, which sleep. `make test` runs there once, and it is recorded which test comes by
+A copy of the tree holds all mutations, which sleep. `make test` runs there once, and it is recorded which test reaches
 which mutation. Then they are judged one by one, in an order that a seed draws, so that a part of them is a fair sample.
 With `--all` the tests that only `make test-all` runs judge the mutations that `make test` does not catch.
 A later call goes on where the last was stopped.
@@ -52,7 +52,7 @@ def main() -> None:
 def _judge(
     folder: Path, name: str, mutations: list[Mutation], order: list[int], tests: Collection[str], words: list[str]
 ) -> dict[int, str]:
-    """What the test of `tests` says that catches a mutation; "" where all that come by its place pass."""
+    """What the test of `tests` says that catches a mutation; "" where all that reach its place pass."""
     if not (folder / name).is_dir():
         record(folder / "tree", folder / f"{name}.part", tests, words)
         (folder / f"{name}.part").rename(folder / name)

@@ -1,4 +1,4 @@
-"""Do tests catch a mutation? Those that come by its place are run, the nearest first, up to the first that fails."""
+"""Do tests catch a mutation? The tests that reach its place are run, the nearest first, up to the first that fails."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MOST_SECONDS: Final = 60.0
 def plan_tests(recording: Recording, number: int, mutation: Mutation) -> list[tuple[str, float]]:
     """The tests that judge mutation `number`, with their costs.
 
-    First those that come by its place, file by file, the nearest first, then the cheapest. After them the others of
-    these files: a fixture or a cache may have come by for all of them.
+    First those that reach its place, file by file, the nearest first, then the cheapest. After them the others of
+    these files: a fixture or a cache may have reached it for all of them.
     """
     reached = recording.reached.get(number, frozenset())
     files: dict[str, list[str]] = {}

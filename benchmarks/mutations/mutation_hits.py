@@ -1,8 +1,8 @@
 """A plugin of pytest for a tree in which the mutations sleep, and `hit`, which their places ask.
 
-While it records, it says which test comes by which mutation's place, and what each test costs. The process of pytest
+While it records, it says which test reaches which mutation's place, and what each test costs. The process of pytest
 writes the number of its test into a file that the processes which its tests start map, too: a worker that serves many
-tests knows for which of them it works. A place writes a line for each test that comes by.
+tests knows for which of them it works. A place writes a line for each test that reaches it.
 
 While it judges, it forks for each mutation after the tests are collected, and runs tests up to the first that fails.
 The mutation is awake in the fork and, by a variable of the environment, in all processes that the fork starts.
@@ -36,7 +36,7 @@ SLOW = ("families", "tutorials", "ray", "browser", "slow")
 
 
 def hits_of(folder: Path, numbers: Path) -> Callable[[int], bool]:
-    """What writes a line for each test that comes by a place in this process, and leaves all mutations asleep."""
+    """What writes a line for each test that reaches a place in this process, and leaves all mutations asleep."""
     with numbers.open("rb") as file:
         number = mmap.mmap(file.fileno(), 4, prot=mmap.PROT_READ)
     hits = os.open(folder / "hits.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -1,4 +1,4 @@
-"""Run tests once, in a copy of the tree that says which of them come by the places of the mutations."""
+"""Run tests once, in a copy of the tree that says which of them reach the places of the mutations."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ LEFT_OUT: Final = (".venv", ".git", "runs", "__pycache__", "*_cache", ".hypothes
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What each test has cost in seconds of the processor, in the order of their run, and who comes by each mutation;
-    `early` are the mutations that are come by while modules are imported."""
+    """What a recording of the tests says.
+
+    costs: test → its seconds of the processor, in the order of the run.
+    reached: number of a mutation → the tests that reach its place.
+    early: the numbers of the mutations that are reached while modules are imported.
+    """
 
     costs: dict[str, float]
     reached: dict[int, frozenset[str]]

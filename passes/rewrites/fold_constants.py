@@ -6,8 +6,9 @@ Values are computed with onnxruntime, in the worker, a few weights at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -65,27 +66,21 @@ class FoldConstants(Step):
             read = _read_by_others(model.proto, nodes)
             parts = [_part(model, group, read) for group in groups]
             limits = [max(self.grow_limit, _bytes_read(group, sizes)) for group in groups]
-            # A cache of zeros has megabytes, which the worker that computes them would keep.
-            too_large = {
-                name
-                for (_, wanted), limit in zip(parts, limits, strict=True)
-                for name in wanted
-                if declared.get(name, 0) > limit
-            }
-            if too_large:
-                excluded |= {node.output[0] for node in nodes if too_large & set(node.output)}
-                continue
-            sources = [(portable(part, context.spill), wanted) for part, wanted in parts]
-            computed = context.worker.call(compute, parts=sources, folder=str(context.folder))
-            too_large = {
-                value.name
-                for limit, results in zip(limits, computed, strict=True)
-                for value in results
-                if value.nbytes > limit
-            }
+            # What is declared too large is not computed: the worker would keep the megabytes of a cache of zeros.
+            too_large = _find_larger([{name: declared.get(name, 0) for name in wanted} for _, wanted in parts], limits)
             if not too_large:
-                return PassResult(_replace_nodes(model, nodes, [value for results in computed for value in results]))
+                sources = [(portable(part, context.spill), wanted) for part, wanted in parts]
+                computed = context.worker.call(compute, parts=sources, folder=str(context.folder))
+                too_large = _find_larger([{value.name: value.nbytes for value in group} for group in computed], limits)
+                if not too_large:
+                    return PassResult(_replace_nodes(model, nodes, list(chain.from_iterable(computed))))
             excluded |= {node.output[0] for node in nodes if too_large & set(node.output)}
+
+
+def _find_larger(groups: Iterable[Mapping[str, int]], limits: Iterable[int]) -> set[str]:
+    """The values that take more bytes than the limit of their group."""
+    pairs = zip(groups, limits, strict=True)
+    return {name for group, limit in pairs for name, nbytes in group.items() if nbytes > limit}
 
 
 @dataclass(frozen=True, slots=True)

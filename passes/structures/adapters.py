@@ -21,7 +21,7 @@ def find_adapted(view: GraphView) -> dict[str, str]:
     """The weights of adapters, each with the weight that it adapts.
 
     Args:
-        view: of the model.
+        view: the view of the model.
 
     Returns:
         Stored tensor A or B → stored tensor W.
@@ -36,10 +36,10 @@ def find_adapted(view: GraphView) -> dict[str, str]:
 
 
 def find_adapter_values(view: GraphView) -> frozenset[str]:
-    """What a model has on account of its adapters, and not its base.
+    """The values and initializers that a model would not have without its adapters.
 
     Args:
-        view: of the model.
+        view: the view of the model.
 
     Returns:
         The matrices A and B, what scales them, and the values from x·A, x·A·B and x·W to their sum.

@@ -107,7 +107,7 @@ def _stored_square(view: GraphView, matrix: Matrix) -> np.ndarray | None:
 
 
 def _may_be_rotation(matrix: np.ndarray) -> bool:
-    """Whether the first row of a square matrix stands at a right angle to the next few; the others stay in the file."""
+    """Whether the first row of a square matrix stands at a right angle to the next rows; only `FEW_ROWS` are read."""
     first, *others = matrix[:FEW_ROWS].astype(np.float32)
     return all(abs(float(row @ first)) <= 2 * NEARLY * float(first @ first) for row in others)
 
@@ -158,10 +158,11 @@ def _size(tensor: TensorProto) -> int:
 
 
 FEW_ROWS: Final = 16
-"""How many rows tell most matrices from a rotation: the elements of a projection fill a file of megabytes."""
+"""Rows that are read to see that a matrix is no rotation: that is seen by few rows of nearly each projection, which has
+megabytes."""
 
 MOST_READ: Final = 2**20
-"""The largest matrix, in numbers, that is tested for a rotation; rotations of heads are small."""
+"""The most elements of a matrix that is tested for a rotation; rotations of heads are small."""
 
 NEARLY: Final = 1e-2
 """The tolerance for a rotation in half precision."""

@@ -85,11 +85,10 @@ class ProjectionSearch:
         return []
 
     def before_shared_matrix(self, query: Operand, key: Operand) -> tuple[list[Projection], list[Projection]]:
-        """Those of `query` and `key`, with a matrix that they share replaced by the projections before it, if these are
-        distinct.
+        """The projections of `query` and of `key`; if both read one matrix, the projections before that matrix.
 
-        Q and K may be rotated by one matrix, which does not change the scores: by a rotary embedding written as a
-        product.
+        One matrix may rotate Q and K, which does not change the scores: a rotary embedding that is written as a
+        product. The projections before the matrix count only if those of `query` and of `key` are distinct.
         """
         first, second = self.projections_of(query), self.projections_of(key)
         if _values(first) & _values(second):

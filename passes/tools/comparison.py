@@ -95,7 +95,7 @@ def compare(
         before: a path, a message or a DetachedModel; it stays as it is.
         after: the model that is compared with it, in any of these forms.
         feeds: inputs of the first model, name → array of its shape and dtype; seeded draws when there are none.
-        context: where to work, for who compares several pairs.
+        context: workers and a folder that several calls share.
 
     Returns:
         A ModelComparison, of which `print` shows a table.

@@ -53,7 +53,7 @@ def merge(
         map: output of the first → the input of the second that it feeds.
         encodings: those of the first model and those of the second, by tensor.
         proof: run both one after the other, and the merged model, on draws; compare the outputs.
-        context: where to work, for who merges several models.
+        context: workers and a folder that several calls share.
 
     Returns:
         A MergedModel: `model`, `errors` of each output, and `encodings` by the names of the merged model.

@@ -136,7 +136,7 @@ def split(
         runs_on: node name, or the first output → whether a target takes it; neighbours that are alike are a part.
         encodings: by tensor; each part gets those of its tensors.
         proof: run the chain of parts and the whole on draws, and compare the outputs.
-        context: where to work, for who splits several models.
+        context: workers and a folder that several calls share.
 
     Returns:
         A PartedModel: the parts, with `save(folder)` and `manifest()`.

@@ -40,8 +40,8 @@ class CudaOrder:
 
 
 class OrderedGuard:
-    """The guard of the dispatcher; entering it also puts what is launched in order, and makes the device the current
-    one, on which Triton launches and events are recorded."""
+    """The guard of the dispatcher. Entering it also orders the launches after those before them, and makes the device
+    the current one: Triton launches on the current device, and events are recorded there."""
 
     def __init__(self, order: CudaOrder, index: int) -> None:
         self._order, self._guard, self._index = order, make_guard(), index
@@ -86,6 +86,7 @@ class CudaLateValue:
 
 
 BETWEEN_LOOKS_S: Final = 0.001
+"""The least seconds between two looks."""
 
 
 @dataclass(frozen=True, slots=True)

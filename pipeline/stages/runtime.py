@@ -400,9 +400,17 @@ def _write_graph(graph: Graph, workspace: Workspace) -> list[Path]:
 
 
 def write_ir_alone(shapes: Shapes, workspace: Workspace, observer: Observer) -> RuntimeReport:
-    """Write the IR of a model that is not run, for inputs of these shapes; its weights stay where they are.
+    """Write the IR of a model that is not run; its weights stay where they are.
 
-    No plan is made: who runs such a model has the weights, and compiles the IR. An operator that has no IR is a note.
+    No plan is made: the machine that runs such a model has the weights, and compiles the IR there.
+
+    Args:
+        shapes: input → its shape.
+        workspace: where `model.onnx` of the run is, and where the IR is written.
+        observer: gets a note if an operator of the model has no IR.
+
+    Returns:
+        The report of the stage, with the files that were written and no backends.
     """
     remove_ir(workspace)
     try:

@@ -56,7 +56,7 @@ def open_source(config: RunConfig, loaded: LoadedModel | None = None) -> Source:
 
 
 def traced_shapes(source: Source) -> dict[str, tuple[int, ...]]:
-    """The shapes of the inputs in the call that is exported, by name; empty for an ONNX file, which has none."""
+    """Input → its shape in the call that torch exports; empty for an ONNX file, which comes without a call."""
     if isinstance(source, OnnxSource):
         return {}
     from pipeline.export.tree import input_tensors  # loads torch, which an ONNX file does not need

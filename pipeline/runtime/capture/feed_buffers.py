@@ -306,6 +306,7 @@ class FeedBuffers:
 
 
 def copy_large(target: torch.Tensor, device: Device, fed: torch.Tensor) -> None:
+    """Copy `fed` into `target` on `device`, by pinned memory where that lets the host go on."""
     target.copy_(device.as_source(fed), non_blocking=True)
 
 

@@ -71,20 +71,23 @@ def launch_adam(
 
 
 Part = tuple[torch.Tensor | None, ...]
-"""Parameter, gradient, first and second moment, and the largest second one where there is any."""
+"""Parameter, gradient, first moment, second moment, and the largest second moment so far if AMSGrad keeps it."""
 
 
 class AddressTable:
-    """Where the parts lie and how many elements they have, on the device. A run may point a gradient elsewhere."""
+    """A row for each part, on the device: the addresses of its tensors, and their number of elements.
 
-    def __init__(self, parts: Sequence[Part], place: torch.device) -> None:
+    A run may point a gradient at other memory, so `follow` writes new addresses before a launch.
+    """
+
+    def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
         self._addresses = addresses_of(parts)
         sizes = [0 if part[0] is None else part[0].numel() for part in parts]
         rows = [[*row, size] for row, size in zip(self._addresses, sizes, strict=True)]
-        self.memory = torch.tensor(rows, dtype=torch.int64, device=place)
+        self.memory = torch.tensor(rows, dtype=torch.int64, device=device)
 
     def follow(self, parts: Sequence[Part]) -> None:
-        """Write the addresses that differ from those of the last launch; none does while a graph is recorded."""
+        """Write the addresses of `parts`, if any differs from the last launch; none does while a graph is recorded."""
         found = addresses_of(parts)
         if found != self._addresses:
             self._addresses = found
@@ -92,6 +95,7 @@ class AddressTable:
 
 
 def addresses_of(parts: Sequence[Part]) -> list[list[int]]:
+    """The addresses of each part's tensors; 0 for a tensor that it does not have."""
     return [[0 if tensor is None else tensor.data_ptr() for tensor in part] for part in parts]
 
 

@@ -16,15 +16,18 @@ BLOCK: Final = 256
 def launch_clamp(
     index: torch.Tensor, safe: torch.Tensor, flag: torch.Tensor, low: int, high: int, ignored: int | None
 ) -> Launch | None:
-    """The launch that clamps `index` into `safe` and sets `flag` where that changed any; None where it lies with gaps.
+    """The launch that clamps `index` into `safe`, and sets `flag` if that changed an element.
 
     Args:
-        index: int32 or int64.
+        index: the indices, on a CUDA device.
         safe: of the shape and dtype of `index`, contiguous.
         flag: bool, one element.
         low: the least index.
-        high: the greatest one.
-        ignored: a number that stays as it is, if any.
+        high: the greatest index.
+        ignored: an index that stays as it is; None if there is none.
+
+    Returns:
+        The launch; None if `index` is not contiguous, has no element, or is neither int32 nor int64.
     """
     if not index.is_contiguous() or not index.numel() or index.dtype not in (torch.int32, torch.int64):
         return None

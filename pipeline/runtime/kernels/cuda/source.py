@@ -87,7 +87,7 @@ class Tile:
         return -(-space.rows // self.rows) * self.count_across(space)
 
     def count_across(self, space: RowSpace) -> int:
-        """How many of them lie side by side in a row."""
+        """How many blocks compute a row of `space` together, side by side."""
         return -(-space.columns // self.columns)
 
     @property
