@@ -160,6 +160,8 @@ def _summary(result: RunResult) -> dict[str, Any]:
 def _model_files(config: RunConfig) -> list[str]:
     """The files of the model and of the user's inputs, as the configuration names them."""
     model = config.model
+    if model.parts is not None:
+        return [file for name in model.part_names for file in _model_files(config.of_part(name))]
     factory, _ = split_factory(model.factory) if model.factory else ("", "")
     named = [factory if factory.endswith(".py") else "", model.onnx, model.checkpoint]
     if model.transformers is not None:

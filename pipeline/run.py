@@ -56,7 +56,7 @@ class Pipeline:
         """Run the stages whose inputs have changed since the last run in this folder; load the results of the others.
 
         Returns:
-            What each stage found; of a configuration with `model.task` a `PartsResult`, which has the parts too.
+            What each stage found; of a configuration in parts a `PartsResult`, which has the parts too.
 
         Raises:
             UsageError, PassError: something that was given is wrong (exit code 2); the report of an earlier run that
@@ -67,6 +67,6 @@ class Pipeline:
         if not self._is_checked:
             check_settings(self.config, workspace)
         with declare_ops(self.config.custom_ops):
-            if self.config.model.parts:
+            if self.config.model.part_names:
                 return PartsRun(self.config, workspace, self._observer).run()
             return ModelRun(self.config, workspace, self._observer, self._source).run()

@@ -146,6 +146,7 @@ def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
 
     with RunConsole(quiet=quiet) as screen:
         if settings.quantsim is not None and settings.quantsim.metric is not None:
+            settings.refuse_parts("baseline with quantsim.metric")
             from pipeline.quantsim import QuantSim
 
             result = QuantSim(settings, out, screen.show, progress=False).run()

@@ -110,9 +110,9 @@ def _export(config_file: Path, folder: Path, part: str | None) -> Path:
     from pipeline.stages.source import open_source
 
     config = RunConfig.from_yaml(config_file)
-    if part is not None or config.model.parts:
-        if part not in config.model.parts:
-            listing = " or ".join(f"--part {name}" for name in config.model.parts) or "no --part"
+    if part is not None or config.model.part_names:
+        if part not in config.model.part_names:
+            listing = " or ".join(f"--part {name}" for name in config.model.part_names) or "no --part"
             raise UsageError(f"{config_file}: found {(part and f'--part {part}') or 'no --part'}, expected {listing}")
         config = config.of_part(part)
     if config.export.weights == "referenced":

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from passes.encodings.aimet import AimetVersion
     from pipeline.quantsim import QuantSimResult
     from pipeline.quantsim.best import Best
-    from pipeline.quantsim.metric import MetricResult
     from pipeline.quantsim.report import QuantSimReport
 
 
@@ -77,11 +76,11 @@ def quantsim(
     if as_json and isinstance(result, PartsQuantSimResult):
         texts = {name: json.loads(report_text(part.report)) for name, part in parts.items()}
         print_json({"parts": texts, **result.to_json()})
-        _check_bound(result.metric)
+        _check_bounds(result)
         return
     if as_json:
         print_text(report_text(result.report))
-        _check_bound(result.report.metric)
+        _check_bounds(result)
         return
     screen.show_passes()
     for name, part in (parts or {"": result}).items():
@@ -92,17 +91,24 @@ def quantsim(
     for line in found.lines() if found else ():
         screen.line(line)
     screen.show_files("files", result.folder, (*result.files, PAGE, *((found.config.name,) if found else ())))
-    _check_bound(result.metric if isinstance(result, PartsQuantSimResult) else result.report.metric)
+    _check_bounds(result)
 
 
-def _check_bound(metric: MetricResult | None) -> None:
-    """Refuse a model that is worse for its task than `quantsim.metric.bound`.
+def _check_bounds(result: QuantSimResult) -> None:
+    """Refuse a model, a chain or a part that is worse for its task than `quantsim.metric.bound`.
 
     Raises:
         CheckFailed: it is.
     """
-    if metric is not None and not metric.passes:
-        raise CheckFailed(f"quantsim.metric: {metric}")
+    from pipeline.quantsim.parts import PartsQuantSimResult
+
+    found = {"quantsim.metric": result.report.metric}
+    if isinstance(result, PartsQuantSimResult):
+        found = {f"parts.{name}.quantsim.metric": part.report.metric for name, part in result.parts.items()}
+        found["quantsim.metric"] = result.metric
+    for key, metric in found.items():
+        if metric is not None and not metric.passes:
+            raise CheckFailed(f"{key}: {metric}")
 
 
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:

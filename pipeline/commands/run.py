@@ -263,6 +263,7 @@ class Starter(StrEnum):
     SPEECH = "speech"
     VLM = "vlm"
     DIFFUSION = "diffusion"
+    PARTS = "parts"
     CNN = "cnn"
     ONNX_FILE = "onnx-file"
 

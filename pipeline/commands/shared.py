@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -164,6 +164,8 @@ def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder:
     model = config.model
     library = model.transformers or model.diffusers
     source = model.factory or model.onnx or (library.class_name or library.folder if library else "")
+    if model.parts is not None:
+        return "\n".join(_describe_parts(config, folder))
     left_out = ""
     if config.runtime.is_default("plan") and find_spec("torch") is None:
         left_out = " (plan is left out, since torch is not installed)"
@@ -182,6 +184,15 @@ def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder:
         "files": f"{folder}/" + (" (has an earlier run)" if (folder / "report.json").exists() else ""),
     }
     return "".join(f"{key:<10}  {visible_line(text)}\n" for key, text in facts.items() if text)
+
+
+def _describe_parts(config: RunConfig, folder: Path) -> Iterator[str]:
+    """What a run of own parts would do: for each part what a run of it by itself would."""
+    from passes.recipe.recipe import steps_of
+
+    for name in config.model.part_names:
+        part = config.of_part(name)
+        yield f"part {name}\n{describe_settings(part, steps_of(part.passes.recipe), folder / 'parts' / name)}"
 
 
 def _item_text(item: Any) -> str:

@@ -5,7 +5,7 @@ from pipeline.config.model import DEFAULT_SIZES, CacheConfig, InputConfig, Model
 from pipeline.config.paths import is_hub_name, is_reference, locate, locate_checkpoint, split_factory
 from pipeline.config.quantsim import AimetProfile, CalibrationConfig, FormatsConfig, QuantSimConfig, SuggestConfig
 from pipeline.config.recipe import check_passes, read_recipe, recipe_of_run
-from pipeline.config.run_config import RunConfig, json_schema
+from pipeline.config.run_config import PartConfig, RunConfig, json_schema
 from pipeline.config.sections import (
     DTYPES,
     Backend,

@@ -1,7 +1,9 @@
-"""The section `model:` of a configuration: one source, its inputs, and the task whose parts it is exported in."""
+"""The section `model:` of a configuration: one source and its inputs, the task whose parts it is exported in, or parts
+of one's own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -9,6 +11,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    ModelWrapValidatorHandler,
     StrictBool,
     StrictFloat,
     StrictInt,
@@ -20,8 +23,12 @@ from pydantic import (
 from pipeline.config.diffusion import DiffusersConfig
 from pipeline.config.sections import DTYPES, Count, Section, Seed
 
-SOURCES = ("factory", "transformers", "diffusers", "onnx")
+SOURCES = ("factory", "transformers", "diffusers", "onnx", "parts")
 DEFAULT_SIZES = (2, 3)
+
+
+PART_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,49}"
+"""Without a dot: the name is a key of `--set model.parts.NAME.seed=1`, and never that of another file of the run."""
 
 
 def _check_dtype(name: str) -> str:
@@ -162,7 +169,7 @@ class CacheConfig(Section):
 
 
 class ModelConfig(Section):
-    """Exactly one source, the seed that it is made with, and its inputs.
+    """Exactly one source, the seed that it is made with, and its inputs; or a source for each of several parts.
 
     dims: the sizes that each named dim is tried at; the model is exported with the first.
     trainable: globs over initializer names that are parameters, besides those that trace to an nn.Parameter.
@@ -172,8 +179,9 @@ class ModelConfig(Section):
     diffusers: a pipeline; each of its models is a part.
     task: what a model of `transformers` is for. It is exported in parts, with a cache; the task says their inputs.
     cache: of a task; a dynamic one by default.
-    part: only this part of the task, as a run by itself.
+    part: only this part, as a run by itself.
     logits: of a task: those of all tokens, or of the last one.
+    parts: of one's own: the name of each part → its section, which is that of a model by itself.
     """
 
     factory: StrictStr | None = None
@@ -197,6 +205,30 @@ class ModelConfig(Section):
     cache: CacheConfig | None = None
     part: StrictStr | None = None
     logits: Literal["all", "last"] = "all"
+    parts: dict[StrictStr, ModelConfig] | None = None
+
+    @field_validator("parts")
+    @classmethod
+    def _check_parts(cls, parts: dict[str, ModelConfig] | None) -> dict[str, ModelConfig] | None:
+        if parts is None:
+            return None
+        if not parts:
+            raise ValueError("found no part, expected a name and a source of each: parts: {encoder: {onnx: FILE}}")
+        for name, part in parts.items():
+            if not re.fullmatch(PART_NAME, name):
+                raise ValueError(
+                    f"found the part {name!r}, expected a name that begins with a letter or a digit and has letters, "
+                    "digits, '_' and '-', at most 50: it names files"
+                )
+            if part.parts is not None:
+                raise ValueError(f"found 'parts' in the part {name!r}, expected a source; write all parts in one list")
+            if part.part_names:
+                listing = " or ".join(f"part: {inner}" for inner in part.part_names)
+                raise ValueError(
+                    f"found the parts {', '.join(part.part_names)} as the part {name!r}, expected one model: add "
+                    f"{listing} to {name}"
+                )
+        return parts
 
     @field_validator("dims")
     @classmethod
@@ -212,6 +244,9 @@ class ModelConfig(Section):
         found = [name for name in SOURCES if getattr(self, name) is not None]
         if len(found) != 1:
             raise ValueError(f"found {' and '.join(found) or 'none'}, expected exactly one of {', '.join(SOURCES)}")
+        if self.parts is not None:
+            self._refuse_next_to_parts(self.parts)
+            return self
         if self.args and self.factory is None:
             raise ValueError(f"found 'args' next to {found[0]!r}, expected it with 'factory' only")
         section = self.transformers
@@ -225,8 +260,25 @@ class ModelConfig(Section):
             )
         return self
 
+    def _refuse_next_to_parts(self, parts: Mapping[str, ModelConfig]) -> None:
+        """Refuse keys of a model by itself next to own parts, and a part that is not there."""
+        if self.task is not None:
+            raise ValueError(
+                "found 'task' next to 'parts': a task says its parts itself; leave out 'task', or give the source "
+                "of the task in place of 'parts'"
+            )
+        fields = type(self).model_fields
+        default = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
+        key = next((key for key in fields if key not in ("parts", "part") and getattr(self, key) != default[key]), None)
+        if key is not None:
+            raise ValueError(f"found {key!r} next to 'parts', expected it in a part: parts.{next(iter(parts))}.{key}")
+        if self.part is not None and self.part not in parts:
+            raise ValueError(f"found the part {self.part!r}, expected one of {', '.join(parts)}")
+
     @model_validator(mode="after")
     def _check_task(self) -> ModelConfig:
+        if self.parts is not None:
+            return self
         source = next(name for name in SOURCES if getattr(self, name) is not None)
         if self.task is None and self.diffusers is None:
             alone = next((key for key in ("cache", "part") if getattr(self, key) is not None), None)
@@ -245,23 +297,34 @@ class ModelConfig(Section):
         if extra is not None:
             key = "diffusers" if self.diffusers else "task"
             raise ValueError(f"found {extra!r} next to {key!r}, which says the inputs of each part; leave it out")
-        known = self._parts_of_task()
+        known = self.known_parts
         if not known:
             raise ValueError(f"found cache.kind static with task {self.task}, expected dynamic: only it is there")
         if self.part is not None and self.part not in known:
             raise ValueError(f"found the part {self.part!r}, expected one of {', '.join(known)}")
         return self
 
-    def _parts_of_task(self) -> tuple[str, ...]:
+    @model_validator(mode="wrap")
+    @classmethod
+    def _take_part(cls, data: Any, validate: ModelWrapValidatorHandler[ModelConfig]) -> ModelConfig:
+        """The section of `part`, where it is a part of one's own. Runs after all that is above."""
+        model = validate(data)
+        return model.parts[model.part] if model.parts is not None and model.part is not None else model
+
+    @property
+    def known_parts(self) -> tuple[str, ...]:
+        """All parts, also where `part` names one of them."""
+        if self.parts is not None:
+            return tuple(self.parts)
         if self.diffusers is not None:
             return self.diffusers.parts
         kind = (self.cache or CacheConfig()).kind
         return PARTS.get((self.task, kind), ()) if self.task is not None else ()
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def part_names(self) -> tuple[str, ...]:
         """The parts of which each is a run of its own; none for a model by itself, or for one part."""
-        return self._parts_of_task() if self.part is None else ()
+        return self.known_parts if self.part is None else ()
 
     def sizes(self, dim: str) -> tuple[int, ...]:
         """The sizes to try for one named dim; the first is the one to export with."""

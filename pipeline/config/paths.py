@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,7 +100,10 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     quantsim = data.get("quantsim")
     if isinstance(quantsim, dict) and "prepare" in quantsim:
         data = {**data, "quantsim": {**quantsim, "prepare": _anchor_steps(quantsim["prepare"], folder)}}
-    parts = data.get("parts")
+    model, parts = data.get("model"), data.get("parts")
+    if isinstance(model, dict) and isinstance(sources := model.get("parts"), dict):
+        sources = {name: anchor_paths({"model": source}, folder)["model"] for name, source in sources.items()}
+        data = {**data, "model": {**model, "parts": sources}}
     if isinstance(parts, dict):
         anchored = {name: anchor_paths(own, folder) if isinstance(own, dict) else own for name, own in parts.items()}
         data = {**data, "parts": anchored}
@@ -280,6 +283,31 @@ def _merge_data(below: dict[str, Any], above: dict[str, Any], path: KeyPath, rep
         replaced.append((*path, key))
         result[key] = value
     return result
+
+
+def take_part(document: Document, keys: Collection[str]) -> Document:
+    """The document of the part that `model.part` names, with what `parts.NAME` has of `keys` over those of all parts.
+
+    What all parts have of `export` is left out for an ONNX file, which is not exported. Values of a wrong type are left
+    to validation.
+    """
+    match document.data:
+        case {"model": {"part": str() as name} as model, **sections}:
+            own_models, own = model.get("parts"), sections.get("parts", {})
+            source = own_models.get(name) if isinstance(own_models, dict) else None
+            if not isinstance(own, dict) or not isinstance(own.get(name, {}), dict):
+                return document
+        case _:
+            return document
+    above = {key: value for key, value in own.get(name, {}).items() if value}
+    unknown = {key: value for key, value in above.items() if key not in keys}
+    whole = Document({**sections, "model": model}, document.marks)
+    whole.data["parts"] = {name: unknown} if unknown else {}
+    if isinstance(source, dict) and source.get("onnx"):
+        whole.data.pop("export", None)
+    start = ("parts", name)
+    places = {path[2:]: place for path, place in document.marks.places.items() if path[:2] == start and path[2:]}
+    return merge(whole, Document({key: value for key, value in above.items() if key in keys}, Marks(places)))
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:

@@ -26,7 +26,12 @@ def default_recipe(model: object) -> tuple[str, ...]:
 
 
 def _is_file(model: object) -> bool:
-    return bool(model.get("onnx") if isinstance(model, Mapping) else getattr(model, "onnx", None))
+    if not isinstance(model, Mapping):
+        return bool(getattr(model, "onnx", None))
+    match model:
+        case {"parts": Mapping() as sources, "part": str() as name}:
+            return _is_file(sources.get(name))
+    return bool(model.get("onnx"))
 
 
 def write_out_earlier(model: object, recipe: Any) -> Any:

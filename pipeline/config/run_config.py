@@ -25,7 +25,7 @@ from passes.errors import check_type
 from passes.suggest import describe_absence
 from passes.visible import HIDDEN
 from pipeline.config.model import ModelConfig
-from pipeline.config.paths import anchor_paths, apply_overrides, is_reference, merge, read_with_bases
+from pipeline.config.paths import anchor_paths, apply_overrides, is_reference, merge, read_with_bases, take_part
 from pipeline.config.quantsim import QuantSimConfig
 from pipeline.config.recipe import default_recipe, write_out_earlier
 from pipeline.config.sections import ExportConfig, Files, PassesConfig, RuntimeConfig, Section, VerifyConfig
@@ -55,6 +55,7 @@ class _ConfigOrigin:
 class PartConfig(Section):
     """The keys in which one part of a model differs; they are merged over those of the whole run."""
 
+    export: dict[str, Any] = Field(default_factory=dict)
     passes: dict[str, Any] = Field(default_factory=dict)
     verify: dict[str, Any] = Field(default_factory=dict)
     runtime: dict[str, Any] = Field(default_factory=dict)
@@ -91,7 +92,7 @@ class RunConfig(Section):
     @classmethod
     def _fill_in_recipe(cls, data: Any) -> Any:
         """Fill in the default recipe, which depends on where the model comes from."""
-        if not isinstance(data, Mapping) or "model" not in data:
+        if not isinstance(data, Mapping) or "model" not in data or _has_own_parts(data["model"]):
             return data
         match data.get("passes", {}):
             case PassesConfig() as passes if "recipe" not in passes.model_fields_set:
@@ -113,7 +114,8 @@ class RunConfig(Section):
                 f"found runtime.backends {', '.join(self.runtime.backends)} with verify.proof structure, which runs "
                 "nothing; leave runtime.backends out, or prove by numbers"
             )
-        if self.export.weights == "referenced" and not self.checkpoint and self.model.onnx is None:
+        is_single = self.model.parts is None
+        if self.export.weights == "referenced" and is_single and not self.checkpoint and self.model.onnx is None:
             raise ValueError(
                 "found export.weights referenced without a checkpoint to refer to, expected "
                 "model.transformers.folder or .checkpoint, or model.checkpoint next to model.factory"
@@ -127,12 +129,21 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_parts(self) -> RunConfig:
-        known = self.model.parts
+        known = self.model.part_names
         unknown = next((name for name in self.parts if name not in known), None)
         if unknown is not None:
-            listing = f"expected one of {', '.join(known)}" if known else "expected model.task next to 'parts'"
+            listing = f"expected one of {', '.join(known)}" if known else "expected model.task or model.parts with it"
             raise ValueError(f"found the part {unknown!r}, {listing}")
-        for name in self.parts:
+        if self.model.parts is not None and self.export.weights == "referenced" and known:
+            raise ValueError(
+                "found export.weights referenced with model.parts, expected copied, since parts are written over files "
+                f"of their own; or run a part by itself: --set model.part={known[0]}"
+            )
+        for name in known if self.model.parts is not None else self.parts:
+            if "weights" in self.parts.get(name, PartConfig()).export:
+                raise ValueError(
+                    f"found export.weights in the part {name!r}, expected it under 'export', for all parts"
+                )
             self.of_part(name)
         return self
 
@@ -170,21 +181,20 @@ class RunConfig(Section):
             ConfigError: a key of `parts.NAME` is wrong.
         """
         whole = self.to_mapping()
-        own = {key: value for key, value in whole.pop("parts", {}).get(name, {}).items() if value}
         whole["model"]["part"], whole["name"] = name, f"{self.name}-{name}"[:100]
-        title = f"parts.{name}"
-        document = merge(Document(whole, Marks.none(title)), Document(own, Marks.none(title)))
-        return _validate(RunConfig, document, title)
+        return _validate(RunConfig, Document(whole, Marks.none(f"parts.{name}")), f"parts.{name}")
 
     def refuse_parts(self, what: str) -> None:
         """Refuse a configuration of several runs where `what` works on one.
 
         Raises:
-            ConfigError: `model.task` is set without `model.part`.
+            ConfigError: `model.task` or `model.parts` is set without `model.part`.
         """
-        if self.model.parts:
-            parts = ", ".join(self.model.parts)
-            raise ConfigError(f"{what}: found the parts {parts}, expected one: --set model.part={self.model.parts[0]}")
+        if self.model.part_names:
+            parts = ", ".join(self.model.part_names)
+            raise ConfigError(
+                f"{what}: found the parts {parts}, expected one: --set model.part={self.model.part_names[0]}"
+            )
 
     @property
     def checkpoint(self) -> str | None:
@@ -195,7 +205,7 @@ class RunConfig(Section):
     @property
     def weightless(self) -> bool:
         """Whether the module is made without its weights, since the run never reads them."""
-        is_torch = self.model.onnx is None
+        is_torch = self.model.onnx is None and self.model.parts is None
         return is_torch and self.export.weights == "referenced" and self.verify.proof == "structure"
 
     @classmethod
@@ -254,7 +264,10 @@ class RunConfig(Section):
 
     def to_mapping(self) -> dict[str, Any]:
         """The configuration as data that JSON can hold, in the order of the fields; unset keys are left out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_unset=False, exclude_none=True)
+        data = self.model_dump(mode="json", by_alias=True, exclude_unset=False, exclude_none=True)
+        if self.model.parts is not None and "recipe" not in self.passes.model_fields_set:
+            del data["passes"]["recipe"]  # each part has that of its source
+        return data
 
     def to_yaml(self) -> str:
         """The configuration as YAML that loads back to an equal one."""
@@ -311,7 +324,18 @@ def _document_named(name: str, model: dict[str, str], title: str) -> Document:
     return Document(anchor_paths(data, Path.cwd()), Marks.none(title))
 
 
+def _has_own_parts(model: object) -> bool:
+    """Whether the section `model` is of several sources: there each part has the default recipe of its source."""
+    parts, part = (
+        (model.get("parts"), model.get("part"))
+        if isinstance(model, Mapping)
+        else (getattr(model, "parts", None), getattr(model, "part", None))
+    )
+    return parts is not None and part is None
+
+
 def _validate(cls: type[RunConfig], document: Document, title: str) -> RunConfig:
+    document = take_part(document, PartConfig.model_fields)
     return cls.model_validate(document.data, context={"document": document, "title": title})
 
 

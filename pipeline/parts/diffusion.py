@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from passes.weights.detached import read_model
 from passes.weights.files import save_together
 from pipeline.config import RunConfig
-from pipeline.parts.folder import STAGE, Files
+from pipeline.parts.folder import MODEL_ALONE, WEIGHTS_ALONE, Files, load_files, save_files
 from pipeline.parts.sessions import MODELS, step_opener
 from pipeline.report import ImageReport
-from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest, stamp
+from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest
 
 if TYPE_CHECKING:
     from pipeline.export.parts.diffusion import DiffusionModels
-
-MODEL: Final = "model.onnx"
-WEIGHTS: Final = "model.onnx_data"
 
 LIMIT: Final = 1 / 510
 """The most that a pixel of an image from 0 to 1 may differ: half of a step of eight bits."""
@@ -40,13 +37,13 @@ def write_pipeline(finals: Mapping[str, Path], models: DiffusionModels, workspac
     """
     folder = workspace.folder / MODELS
     key = key_of({name: digest_of_file(path) for name, path in finals.items()}, str(models.section), own_code_digest())
-    known = workspace.load(STAGE, key, Files)
-    if known and workspace.is_unchanged(known):
+    known = load_files(workspace, key)
+    if known:
         return known, True
     shutil.rmtree(folder, ignore_errors=True)
     for name, path in finals.items():
         (folder / name).mkdir(parents=True)
-        save_together({folder / name / MODEL: read_model(path)}, folder / name / WEIGHTS)
+        save_together({folder / name / MODEL_ALONE: read_model(path)}, folder / name / WEIGHTS_ALONE)
         model, _ = models.component(name)
         write = getattr(model, "save_config", None) or model.config.save_pretrained
         write(folder / name)
@@ -58,10 +55,7 @@ def write_pipeline(finals: Mapping[str, Path], models: DiffusionModels, workspac
             shutil.copytree(place, folder / place.name)
         elif place.name == "model_index.json":
             shutil.copyfile(place, folder / place.name)
-    names = sorted(file.relative_to(workspace.folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    files = tuple((name, *stamp(workspace.folder / name)) for name in names)
-    workspace.save(STAGE, key, files)
-    return files, False
+    return save_files(workspace, key), False
 
 
 def prove_images(
@@ -84,7 +78,7 @@ def prove_images(
         observe(name, place, len(names))
         open_step: Any = step_opener(folder, name, config.runtime, optimized=False)
         called = [part for part in models.names if not part.endswith("vae_encoder")]
-        with models.replace_models({part: open_step(folder / part / MODEL) for part in called}):
+        with models.replace_models({part: open_step(folder / part / MODEL_ALONE) for part in called}):
             image = models.make_image()
         worst = float((image - models.image).abs().max())
         is_right = worst <= LIMIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import onnx
@@ -18,6 +18,10 @@ from pipeline.parts.sessions import MODELS, PAST_PREFIX, state_slots
 from pipeline.workspace import Workspace, key_of, own_code_digest, stamp
 
 WEIGHTS: Final = "weights.data"
+
+MODEL_ALONE: Final = "model.onnx"
+WEIGHTS_ALONE: Final = "model.onnx_data"
+"""Of a part that shares no weights, in a folder of its own, as diffusers and optimum-onnx name them."""
 
 EXPORTED: Final = "exported"
 """The folder of all parts as torch exported them, over one file of weights."""
@@ -58,9 +62,8 @@ def write_models(
     folder = workspace.folder / MODELS
     text = config.to_json_string()
     key = key_of(sorted(finals), text, str(source), own_code_digest())
-    known = workspace.load(STAGE, key, Files)
-    is_linked = all(path == (folder / f"{name}.onnx").resolve() for name, path in finals.items())
-    if known and is_linked and workspace.is_unchanged(known):
+    known = load_files(workspace, key)
+    if known and all(path == (folder / f"{name}.onnx").resolve() for name, path in finals.items()):
         return known, True
     models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}  # some may lie in `folder`
     shutil.rmtree(folder, ignore_errors=True)
@@ -83,10 +86,21 @@ def write_models(
     copied = (*TOKENIZER_FILES, *((GENERATION,) if "encoder" in graphs else ()))
     for file in (file for pattern in copied for file in (source.glob(pattern) if source else ())):
         shutil.copyfile(file, folder / file.name)
-    names = sorted(file.relative_to(workspace.folder).as_posix() for file in folder.iterdir())
-    files = tuple((name, *stamp(workspace.folder / name)) for name in names)
+    return save_files(workspace, key), False
+
+
+def load_files(workspace: Workspace, key: str) -> Files | None:
+    """The files that an earlier run has written to `models` for this key; None if there are none, or other ones now."""
+    known = workspace.load(STAGE, key, Files)
+    return known if known and workspace.is_unchanged(known) else None
+
+
+def save_files(workspace: Workspace, key: str) -> Files:
+    """Save which files `models` has, for a later run with the same key."""
+    found = sorted(file for file in (workspace.folder / MODELS).rglob("*") if file.is_file())
+    files = tuple((file.relative_to(workspace.folder).as_posix(), *stamp(file)) for file in found)
     workspace.save(STAGE, key, files)
-    return files, False
+    return files
 
 
 def where_to_load(finals: Mapping[str, Path]) -> str:
@@ -98,10 +112,13 @@ def where_to_load(finals: Mapping[str, Path]) -> str:
     )
 
 
-def store_once(parts: Mapping[str, Workspace], whole: Workspace) -> bool:
+def store_once(parts: Mapping[str, Workspace], whole: Workspace, written: Mapping[str, str]) -> bool:
     """Let the runs of all parts share their weights: their models become links to those in `models` and `exported`.
 
     Records of stages are listed anew, so that a later run takes them up. Where a system has no links, nothing changes.
+
+    Args:
+        written: part → the file of its final model below `models`. A part from an ONNX file has no exported one.
 
     Returns:
         Whether anything was to do.
@@ -109,9 +126,10 @@ def store_once(parts: Mapping[str, Workspace], whole: Workspace) -> bool:
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
-    fresh = [workspace for workspace in parts.values() if not (workspace.folder / "exported.onnx").is_symlink()]
+    files = {name: workspace.folder / "exported.onnx" for name, workspace in parts.items()}
+    files = {name: file for name, file in files.items() if file.exists()}
+    fresh = [file for file in files.values() if not file.is_symlink()]
     if fresh:
-        files = {name: workspace.folder / "exported.onnx" for name, workspace in parts.items()}
         models = {whole.folder / EXPORTED / f"{name}.onnx": read_model(file) for name, file in files.items()}
         (whole.folder / EXPORTED).mkdir(exist_ok=True)
         save_together(models, whole.folder / EXPORTED / WEIGHTS)
@@ -119,13 +137,15 @@ def store_once(parts: Mapping[str, Workspace], whole: Workspace) -> bool:
     for name, workspace in parts.items():
         gone = {file for pattern in DATA for file in workspace.folder.glob(pattern)}
         is_changed |= bool(gone)
-        for folder, link in ((EXPORTED, "exported.onnx"), (MODELS, "model.onnx")):
+        final = PurePosixPath(MODELS, written[name])
+        links = {"export": ("exported.onnx", PurePosixPath(EXPORTED, f"{name}.onnx"))} if name in files else {}
+        for stage, (link, target) in {**links, "passes": ("model.onnx", final)}.items():
             try:
-                _link(workspace.folder / link, f"../../{folder}/{name}.onnx")
+                _link(workspace.folder / link, f"../../{target}")
             except OSError:
                 return False
-        for stage, folder in (("export", EXPORTED), ("passes", MODELS)):
-            workspace.list_anew(stage, gone, [f"../../{folder}/{WEIGHTS}"])
+            data = WEIGHTS if target.parent.name in (EXPORTED, MODELS) else WEIGHTS_ALONE
+            workspace.list_anew(stage, gone, [f"../../{target.parent}/{data}"])
         for file in gone:
             file.unlink()
     return is_changed

@@ -19,6 +19,7 @@ import numpy as np
 
 from passes.weights.sessions import first_words
 from pipeline.config import RuntimeConfig
+from pipeline.config.yaml_source import read_yaml
 from pipeline.errors import UsageError
 from pipeline.parts import image_text
 from pipeline.parts.seq2seq import PARTS, Seq2SeqReader, models_with
@@ -60,10 +61,11 @@ class TextGenerator:
         backend: onnxruntime, with its own optimizations, as an application opens the files; or plan or torch.
 
     Raises:
-        UsageError: the folder has no parts, the backend is unknown, or onnxruntime refuses a file.
+        UsageError: the folder has no parts of a task, the backend is unknown, or onnxruntime refuses a file.
     """
 
     def __init__(self, folder: Path, backend: str = "onnxruntime") -> None:
+        _refuse_own_parts(folder)
         self.models, self._reader = open_reader(folder, backend)
         self.backend = backend
 
@@ -136,6 +138,18 @@ class TextGenerator:
         if start is not None:
             raise UsageError(f"generate: found start tokens, but {self.models} has no encoder; give them as the prompt")
         return ids
+
+
+def _refuse_own_parts(folder: Path) -> None:
+    """Refuse the folder of a run with `model.parts`, or its folder `models`: a name such as `decoder` says no chain."""
+    file = next((path for path in (folder / "run.yaml", folder.parent / "run.yaml") if path.is_file()), None)
+    match read_yaml(file)[0] if file is not None else None:
+        case {"model": {"parts": Mapping() as parts}}:
+            raise UsageError(
+                f"generate: found the parts {', '.join(parts)} of model.parts, which have no chain that is known here; "
+                "expected a run with model.task: text-generation or another task that writes text, or call the models "
+                f"in {folder} in an order of your own"
+            )
 
 
 def open_reader(

@@ -29,7 +29,9 @@ def write_parts_report(
     """Write `report.json` and `report.html` with the results so far; `parts` are the reports that there are."""
     folder = workspace.folder
     present = {
-        path.relative_to(folder).as_posix() for path in (*folder.iterdir(), *folder.glob("models/*")) if path.is_file()
+        path.relative_to(folder).as_posix()
+        for path in (*folder.iterdir(), *folder.glob("models/*"), *folder.glob("models/*/model.onnx*"))
+        if path.is_file()
     }
     report = Report(
         name=name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +15,7 @@ from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog
 from pipeline.model_run import ModelRun, exit_code_of
 from pipeline.parts.diffusion import prove_images, write_pipeline
 from pipeline.parts.folder import describe_files, store_once, where_to_load, write_models
+from pipeline.parts.own import write_own_parts
 from pipeline.parts.report import remove_quantized, write_parts_report
 from pipeline.parts.result import PartsResult
 from pipeline.parts.sessions import MODELS
@@ -37,7 +38,7 @@ class PartsRun:
     """One run of all parts.
 
     Args:
-        config: with `model.task`, and without `model.part`.
+        config: with `model.task`, `model.diffusers` or `model.parts`, and without `model.part`.
         workspace: of the whole; the parts have theirs below it.
     """
 
@@ -75,7 +76,7 @@ class PartsRun:
                 write_quietly(lambda: self.workspace.write_text("log.txt", self.log.text()))
 
     def _execute(self) -> PartsResult:
-        for name in self.config.model.parts:
+        for name in self.config.model.part_names:
             self._run_part(name)
         self._raise_failure()
         self._put_together()
@@ -101,8 +102,11 @@ class PartsRun:
             self.seconds[name] = time.perf_counter() - begun
 
     def _open(self, config: RunConfig) -> Source:
-        """The source of a part. A model of transformers is loaded for each part, and goes with its run's source: held,
-        its weights would be in memory while passes run. A pipeline of diffusers is another model in each part."""
+        """The source of a part, which of one's own is that of a run by itself. A model of transformers is loaded for
+        each part, and goes with its run's source: held, its weights would be in memory while passes run. A pipeline of
+        diffusers is another model in each part."""
+        if self.config.model.parts is not None:
+            return open_source(config)
         from pipeline.export.parts import CallFile, load_for_parts
 
         if config.model.diffusers is not None:
@@ -132,7 +136,10 @@ class PartsRun:
     def _put_together(self) -> None:
         with self._stage("models") as outcome:
             finals = {name: result.model for name, result in self.results.items()}
-            if self._pipeline is not None:  # its parts share no weights
+            if self.config.model.parts is not None:
+                files, written, is_known = write_own_parts(finals, self.workspace)
+                self._store_once(written)
+            elif self._pipeline is not None:  # its parts share no weights
                 files, is_known = write_pipeline(finals, self._pipeline.module, self.workspace)
             else:
                 refers = self.config.export.weights == "referenced"
@@ -140,13 +147,13 @@ class PartsRun:
                 if refers:
                     self._send(Note(where_to_load(finals)))
                 else:
-                    self._store_once()
+                    self._store_once({name: f"{name}.onnx" for name in finals})
             if not is_known:
                 remove_quantized(self.workspace)
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
 
-    def _store_once(self) -> None:
-        if store_once({name: run.workspace for name, run in self.runs.items()}, self.workspace):
+    def _store_once(self, written: Mapping[str, str]) -> None:
+        if store_once({name: run.workspace for name, run in self.runs.items()}, self.workspace, written):
             for run in self.runs.values():
                 run.report()  # which lists the files of the run
 
@@ -154,6 +161,9 @@ class PartsRun:
         with self._stage("chain") as outcome:
             if why_not_compared(self.config):
                 outcome["detail"] = "nothing is run"
+                return
+            if self.config.model.parts is not None:
+                outcome["detail"] = "none is known of own parts; each is proven by itself"
                 return
             if self.config.model.task == "feature-extraction":
                 outcome["detail"] = "one part, which is proven by itself"

@@ -130,6 +130,8 @@ def find_best(
         UsageError: something that was given is wrong.
         CheckFailed: no trial came to its end.
     """
+    if config.model.parts is not None:  # a chain has one result to choose by
+        config.refuse_parts("quantsim --best")
     begun = time.perf_counter()
     offered = trials_of(find_spec(SeqMse.module) is not None) if trials is None else tuple(trials)
     done: list[Combination] = []

@@ -25,7 +25,7 @@ from pipeline.errors import UsageError
 from pipeline.export.load import read_onnx_file
 from pipeline.export.source import InputSpec
 from pipeline.parts import PartsResult
-from pipeline.parts.diffusion import MODEL
+from pipeline.parts.folder import MODEL_ALONE
 from pipeline.parts.generate import CONFIG, Reader, read_settings
 from pipeline.parts.image_text import PIXELS, ImageTextReader, ImageTokens
 from pipeline.parts.seq2seq import Seq2SeqReader
@@ -299,7 +299,7 @@ class PipelineChain(PartsChain):
             setattr(pipeline.pipe, folder.name, AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
 
     def file(self, folder: Path, part: str) -> Path:
-        return folder / part / MODEL
+        return folder / part / MODEL_ALONE
 
     def read(self) -> Iterator[tuple[str, int]]:
         lines = (line for file in self._files() for line in _read_text(file).splitlines())

@@ -125,10 +125,10 @@ def check_settings_of_parts(config: RunConfig) -> dict[str, QuantSimConfig]:
             raise UsageError(
                 f"quantsim.metric: found {what} for a run in parts, expected {METRIC} of a chain that writes text, "
                 "without options but bound; or name one part: --set model.part="
-                f"{config.model.parts[0]}"
+                f"{config.model.part_names[0]}"
             )
     found: dict[str, QuantSimConfig] = {}
-    for name in config.model.parts:
+    for name in config.model.part_names:
         settings = config.of_part(name).quantsim or QuantSimConfig()
         for key in ("metric", "suggest"):
             if getattr(settings, key) != getattr(whole, key):
@@ -142,7 +142,7 @@ def check_settings_of_parts(config: RunConfig) -> dict[str, QuantSimConfig]:
                 f"parts.{name}.quantsim.calibration: the calls of all parts are those of one chain; expected data, "
                 "args and seed under quantsim"
             )
-        if settings.optimize != whole.optimize and config.model.parts == ALIKE:
+        if settings.optimize != whole.optimize and config.model.part_names == ALIKE:
             raise UsageError(
                 f"parts.{name}.quantsim.optimize: prefill and decode share their weights, which are rounded once; "
                 "expected it under quantsim"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from passes.recipe.recipe import names_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
-from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, locate
+from pipeline.config import ModelConfig, PartConfig, QuantSimConfig, RunConfig, locate
 from pipeline.errors import CheckFailed
 from pipeline.quantsim.profiles import formats_of
 from pipeline.quantsim.qdq import first_opset
@@ -30,6 +30,8 @@ def prepare_config(config: RunConfig) -> RunConfig:
     """The configuration of the run before the simulation: with the steps that prepare, and, where nothing else was
     asked for, an opset that has the operators of quantization, and no operators that ONNX does not have. Where a step
     reads data, and `verify.inputs` has none, it reads that of the calibration."""
+    if config.model.parts is not None:
+        return change_parts(config, {name: prepare_config(config.of_part(name)) for name in config.model.part_names})
     settings = config.quantsim or QuantSimConfig()
     recipe = (*config.passes.recipe, *settings.prepare)
     contrib = config.passes.contrib or "refuse"
@@ -37,11 +39,23 @@ def prepare_config(config: RunConfig) -> RunConfig:
     update: dict[str, object] = {"passes": passes, "quantsim": settings}
     calibration, verify = settings.calibration, config.verify
     is_shared = not (verify.inputs or calibration.args or config.export.input_names) and verify.proof == "numbers"
-    if is_shared and calibration.data and not config.model.parts and READING.intersection(names_of(recipe)):
+    if is_shared and calibration.data and not config.model.part_names and READING.intersection(names_of(recipe)):
         update["verify"] = verify.model_copy(update={"inputs": calibration.data})
     if config.model.onnx is None and "opset" not in config.export.model_fields_set:
         update["export"] = config.export.model_copy(update={"opset": DEFAULT_OPSET})
     return config.model_copy(update=update)
+
+
+def change_parts(config: RunConfig, parts: Mapping[str, RunConfig]) -> RunConfig:
+    """The configuration of own parts, each of which has the sections of its configuration in `parts`."""
+    own = {}
+    for name, part in parts.items():
+        sections = {key: section for key, section in part.to_mapping().items() if key in PartConfig.model_fields}
+        sections["export"].pop("weights")  # all parts have one
+        if part.model.onnx is not None:
+            del sections["export"]
+        own[name] = PartConfig.model_validate(sections)
+    return config.model_copy(update={"parts": own})
 
 
 def add_conversion(config: RunConfig, settings: QuantSimConfig) -> tuple[RunConfig, tuple[str, ...]]:

@@ -12,16 +12,23 @@ from passes.weights.detached import read_model
 from pipeline.argument_checks import FLAG, FUNCTION, NUMBER, PATH, a, expects
 from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
-from pipeline.events import Note, Observer, show_progress
+from pipeline.events import Note, Observer, PartStarted, show_progress
 from pipeline.export.load import read_onnx_file
 from pipeline.export.source import InputSpec
 from pipeline.parts import PartsResult
 from pipeline.quantsim.metric import check_metric
 from pipeline.quantsim.optimize import refuse_numpy_operators
 from pipeline.quantsim.optimizers import optimizers_of
-from pipeline.quantsim.parts import check_settings_of_parts, simulate_parts
+from pipeline.quantsim.parts import PartsQuantSimResult, check_settings_of_parts, simulate_parts
 from pipeline.quantsim.placement import refuse_quantized_activations
-from pipeline.quantsim.preparation import add_conversion, describe_run, inline_layers, prepare_config, section_of
+from pipeline.quantsim.preparation import (
+    add_conversion,
+    change_parts,
+    describe_run,
+    inline_layers,
+    prepare_config,
+    section_of,
+)
 from pipeline.quantsim.report import QuantSimResult, page_data
 from pipeline.quantsim.samples import KEY, Samples, enlarge
 from pipeline.quantsim.stages import Simulation
@@ -86,28 +93,13 @@ class QuantSim:
             return self._run(show)
 
     def _run(self, show: Observer) -> QuantSimResult:
-        settings = self._config.quantsim or QuantSimConfig()
-        if self._config.model.diffusers is None or self._config.model.part:
-            input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
-        if settings.metric is not None:
-            check_metric(settings.metric)
-            input_files(settings.metric.data, "quantsim.metric.data")
-            if why_not_compared(self._config):
-                raise UsageError("quantsim.metric is measured by runs of the model: leave verify.proof at numbers")
-        if settings.shard_mib:
-            self._config.refuse_parts("quantsim.shard_mib")
-            if not why_not_compared(self._config):
-                raise UsageError(
-                    "quantsim.shard_mib is for models that nothing is run of: set verify.proof to structure"
-                )
-        if self._config.model.parts:
+        if self._config.model.parts is not None:
+            return self._run_own_parts(show)
+        _check_settings(self._config)
+        if self._config.model.part_names:
             check_settings_of_parts(self._config)
-        optimizers_of(settings.optimize)  # and so is a step or a library that is not there
-        config, conversion = add_conversion(self._config, settings)  # and so is a file of AIMET not understood
-        for note in conversion:
-            show(Note(note))
-        pipeline = Pipeline(config, self._out, show)
-        before = pipeline.run()
+        config, conversion = self._convert(self._config, show)
+        before = Pipeline(config, self._out, show).run()
         notes = (*conversion, *describe_run(before, config))
         if isinstance(before, PartsResult):
             result = simulate_parts(
@@ -115,10 +107,41 @@ class QuantSim:
             )
             self._check_steps(result.parts.values())
             return result
-        workspace = Workspace(pipeline.folder)
+        return self._simulate_run(before, config, notes, show)
+
+    def _run_own_parts(self, show: Observer) -> PartsQuantSimResult:
+        """Simulate each part as a model by itself, on data of its own: parts of one's own have no chain."""
+        parts = {name: self._config.of_part(name) for name in self._config.model.part_names}
+        conversions = dict[str, tuple[str, ...]]()
+        for name, part in parts.items():
+            _check_settings(part)
+            parts[name], conversions[name] = self._convert(part, show)
+        before = Pipeline(change_parts(self._config, parts), self._out, show).run()
+        assert isinstance(before, PartsResult)
+        found = dict[str, QuantSimResult]()
+        with Workspace(before.folder).acquire():
+            for name, part in parts.items():
+                show(PartStarted(name))
+                notes = (*conversions[name], *describe_run(before.parts[name], part))
+                found[name] = self._simulate_run(before.parts[name], part, notes, show)
+        return PartsQuantSimResult(before.folder, next(iter(found.values())).report, (), parts=found)
+
+    def _convert(self, config: RunConfig, show: Observer) -> tuple[RunConfig, tuple[str, ...]]:
+        """The configuration with the opset that its formats need, and what is said of that; a file of AIMET that is
+        not understood is named here."""
+        config, conversion = add_conversion(config, config.quantsim or QuantSimConfig())
+        for note in conversion:
+            show(Note(note))
+        return config, conversion
+
+    def _simulate_run(
+        self, before: RunResult, config: RunConfig, notes: Sequence[str], show: Observer
+    ) -> QuantSimResult:
+        """Simulate the final model of a run that ended well, and write the page of the run anew."""
+        workspace = Workspace(before.folder)
         with workspace.acquire():
             try:
-                result = self._simulate(before, settings, workspace, notes, show)
+                result = self._simulate(before, config, workspace, notes, show)
             except UsageError as error:  # something that was given is wrong: the results of an earlier run stay
                 for note in notes:
                     error.add_note(note)
@@ -138,10 +161,10 @@ class QuantSim:
             raise CheckFailed(f"quantsim.optimize, with passes.strict: {failed[0]}")
 
     def _simulate(
-        self, before: RunResult, settings: QuantSimConfig, workspace: Workspace, notes: Sequence[str], show: Observer
+        self, before: RunResult, config: RunConfig, workspace: Workspace, notes: Sequence[str], show: Observer
     ) -> QuantSimResult:
-        why = why_not_compared(self._config)
-        model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
+        settings, why = config.quantsim or QuantSimConfig(), why_not_compared(config)
+        model = read_model(before.model, unread=bool(why) and leaves_unread(config))
         model, inlined = inline_layers(model, before.sampler)
         notes = (*notes, *inlined)
         refuse_quantized_activations(model)
@@ -149,24 +172,46 @@ class QuantSim:
         if why:
             if not settings.shard_mib:
                 return simulation.place_only(why)
-            samples = Samples(settings, self._read_specs(before.model) if settings.optimize else (), None)
+            samples = Samples(settings, _read_specs(before.model, config) if settings.optimize else (), None)
             if settings.optimize:
                 self._hold_out(samples, settings, show)
             return simulation.round_in_shards(before.model, samples)
         if settings.optimize:
             refuse_numpy_operators(model)
-        specs = self._read_specs(before.model)
-        sampler, source = before.sampler, self._config.model
-        if sampler is not None and source.onnx is not None and not self._config.verify.inputs:
+        specs = _read_specs(before.model, config)
+        sampler, source = before.sampler, config.model
+        if sampler is not None and source.onnx is not None and not config.verify.inputs:
             sampler = enlarge(sampler, model, source.dims)
         samples = Samples(settings, specs, sampler)
         if self._holds_out or settings.optimize:
             self._hold_out(samples, settings, show)
         return simulation.execute(samples)
 
-    def _read_specs(self, model: Path) -> tuple[InputSpec, ...]:
-        return read_onnx_file(str(model), section_of(model, self._config)).inputs
-
     def _hold_out(self, samples: Samples, settings: QuantSimConfig, show: Observer) -> None:
         held, seen = samples.hold_out(settings.evaluation), plural(samples.fitted, "sample")
         show(Note(f"quantsim: ranges and steps are fitted to {seen}, and all is judged on {held} others"))
+
+
+def _check_settings(config: RunConfig) -> None:
+    """Check what needs no model, before one is loaded: files that are missing, steps and libraries that are not there.
+
+    Raises:
+        UsageError: one of them is wrong.
+    """
+    settings = config.quantsim or QuantSimConfig()
+    if config.model.diffusers is None or config.model.part:
+        input_files(settings.calibration.data, KEY)
+    if settings.metric is not None:
+        check_metric(settings.metric)
+        input_files(settings.metric.data, "quantsim.metric.data")
+        if why_not_compared(config):
+            raise UsageError("quantsim.metric is measured by runs of the model: leave verify.proof at numbers")
+    if settings.shard_mib:
+        config.refuse_parts("quantsim.shard_mib")
+        if not why_not_compared(config):
+            raise UsageError("quantsim.shard_mib is for models that nothing is run of: set verify.proof to structure")
+    optimizers_of(settings.optimize)
+
+
+def _read_specs(model: Path, config: RunConfig) -> tuple[InputSpec, ...]:
+    return read_onnx_file(str(model), section_of(model, config)).inputs

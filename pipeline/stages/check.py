@@ -46,6 +46,9 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     Raises:
         UsageError, PolicyError: one of them is wrong; the message suggests the nearest known one.
     """
+    if config.model.parts is not None:
+        first, *_ = [check_settings(config.of_part(name), workspace) for name in config.model.part_names]
+        return first
     with config.name_keys():
         _check_paths(config)
         check_references(config.custom_ops)

@@ -66,6 +66,8 @@ def keys_of(section: dict[str, Any], schema: dict[str, Any], prefix: str = "") -
     for key, entry in section["properties"].items():
         defaults[prefix + key] = default_of(key, entry, section)
         for inner, step in sections_in(entry, schema):
+            if inner is section:  # a part of one's own has the keys of a model
+                continue
             defaults |= keys_of(inner, schema, f"{prefix}{key}.{step}")
     return defaults
 

@@ -260,7 +260,7 @@ def test_a_part_that_fails_leaves_the_others(place: Path, static: PartsResult) -
 
 def test_a_part_is_a_run_by_itself(place: Path, result: PartsResult) -> None:
     assert RunConfig.from_yaml(result.folder / "parts" / "decoder" / "run.yaml").model.part == "decoder"
-    assert RunConfig.from_yaml(result.folder / "run.yaml").model.parts == ("decoder",)
+    assert RunConfig.from_yaml(result.folder / "run.yaml").model.part_names == ("decoder",)
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [

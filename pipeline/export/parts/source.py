@@ -56,9 +56,11 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
         ConfigError: the task has several parts, and none of them is named.
         SourceError: the model is none for the task.
     """
-    if len(model.parts) > 1:
-        listing = " or ".join(f"--set model.part={name}" for name in model.parts)
-        raise ConfigError(f"model.task: found {plural(len(model.parts), 'part')}, expected one of them here: {listing}")
+    if len(model.part_names) > 1:
+        listing = " or ".join(f"--set model.part={name}" for name in model.part_names)
+        raise ConfigError(
+            f"model.task: found {plural(len(model.part_names), 'part')}, expected one of them here: {listing}"
+        )
     with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         part = PARTS_OF_TASKS[model.task](model, loaded)

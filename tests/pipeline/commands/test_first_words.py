@@ -140,7 +140,9 @@ def test_a_folder_in_place_of_a_file_is_called_one(onnxline, tmp_path: Path, mon
 def test_a_misspelt_starter_is_refused_in_plain_words(onnxline) -> None:
     code, said = onnxline("init", "vt")
     assert code == 2
-    assert "'vt' is not one of 'vit', 'llm', 'seq2seq', 'speech', 'vlm', 'diffusion', 'cnn', 'onnx-file'" in said
+    assert (
+        "'vt' is not one of 'vit', 'llm', 'seq2seq', 'speech', 'vlm', 'diffusion', 'parts', 'cnn', 'onnx-file'" in said
+    )
     assert "Value error" not in said
 
 

@@ -214,11 +214,12 @@ export: 3
         ("name: a\n", "c.yaml:1: the key 'model' is missing"),
         (
             "model: {factory: m:f, onnx: x.onnx}\n",
-            "c.yaml:1: model: found factory and onnx, expected exactly one of factory, transformers, diffusers, onnx",
+            "c.yaml:1: model: found factory and onnx, expected exactly one of factory, transformers, diffusers, onnx, "
+            "parts",
         ),
         (
             "name: a\nmodel: {}\n",
-            "c.yaml:2: model: found none, expected exactly one of factory, transformers, diffusers, onnx",
+            "c.yaml:2: model: found none, expected exactly one of factory, transformers, diffusers, onnx, parts",
         ),
         (
             "model: {onnx: x.onnx, args: {a: 1}}\n",

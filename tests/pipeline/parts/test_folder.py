@@ -19,6 +19,9 @@ MODEL = """<ir_version: 10, opset_import: ["": 20]> part (float[TOKENS, 64] x) =
 { y = MatMul (x, w) }"""
 
 
+FILES = {"prefill": "prefill.onnx", "decode": "decode.onnx"}
+
+
 @pytest.fixture
 def parts(tmp_path: Path) -> dict[str, Workspace]:
     """Two runs that have weights in files of their own, and the final models together, as a run leaves them."""
@@ -45,7 +48,7 @@ def parts(tmp_path: Path) -> dict[str, Workspace]:
 
 def test_models_become_links_to_one_file_of_weights(parts: dict[str, Workspace], tmp_path: Path) -> None:
     exported = {name: attach(read_model(own.folder / "exported.onnx")) for name, own in parts.items()}
-    assert store_once(parts, Workspace(tmp_path))
+    assert store_once(parts, Workspace(tmp_path), FILES)
     places = []
     for name, workspace in parts.items():
         folder = workspace.folder
@@ -56,11 +59,11 @@ def test_models_become_links_to_one_file_of_weights(parts: dict[str, Workspace],
         places.append({entry.key: entry.value for entry in tensor.external_data})
     assert places[0] == places[1] and places[0]["location"] == "weights.data"
     assert (tmp_path / "exported" / "weights.data").stat().st_size == 64 * 64 * 4
-    assert not store_once(parts, Workspace(tmp_path))
+    assert not store_once(parts, Workspace(tmp_path), FILES)
 
 
 def test_a_later_run_takes_up_what_is_stored_once(parts: dict[str, Workspace], tmp_path: Path) -> None:
-    store_once(parts, Workspace(tmp_path))
+    store_once(parts, Workspace(tmp_path), FILES)
     for stage, folder in (("export", "exported"), ("passes", "models")):
         saved = [json.loads((own.stages / f"{stage}.json").read_text()) for own in parts.values()]
         for is_changed in (False, True):
