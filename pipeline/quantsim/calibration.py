@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ ROUNDS: Final = 8
 
 class FiniteHistogramCollector(HistogramCollector):
     """onnxruntime's collector, which names a tensor that it cannot count, passes over one that has no elements, and
-    prints nothing.
+    prints nothing. It counts sample after sample what the calibrators of onnxruntime count at once, within a bin.
 
     Args:
         method: whose settings it has.
@@ -76,10 +77,9 @@ class FiniteHistogramCollector(HistogramCollector):
             self.infinite[name] = _hull(known, (low, high))
             return
         check_finite(name, low, high)
-        self._check_bins(name, max(abs(low), abs(high)))
         try:
             with _quiet():
-                self.collect({name: array})
+                self._count_finite(name, array, max(abs(low), abs(high)))
         except ValueError as error:  # numpy's: the edges of two bins are one number, or infinitely far apart
             raise UsageError(
                 f"calibration: {name!r} reaches {low:g} to {high:g}, too narrow or too wide for the bins of a "
@@ -88,13 +88,29 @@ class FiniteHistogramCollector(HistogramCollector):
 
     def find_limits(self) -> dict[str, Range]:
         """{tensor: the range by the method}."""
+        if self.method == "entropy":
+            found = self.histogram_dict.items()
+            self.histogram_dict = {name: _merge_bins(known, self.num_quantized_bins) for name, known in found}
         with _quiet():
             found = self.compute_collection_result()
         return {name: (float(low), float(high)) for name, (low, high, *_) in found.items()}
 
-    def _check_bins(self, name: str, greatest: float) -> None:
-        if name not in self.histogram_dict:
+    def _count_finite(self, name: str, array: np.ndarray, greatest: float) -> None:
+        known = self.histogram_dict.get(name)
+        if known is not None and known[2] == known[3]:  # the bins of a single number have any width
+            del self.histogram_dict[name]
+            self.collect({name: np.append(array, known[2])})
+            counts, edges = self.histogram_dict[name][:2]
+            number = abs(float(known[2])) if self.symmetric else float(known[2])
+            counts[max(0, int(np.searchsorted(edges[1:-1], number, "right")))] += int(np.sum(known[0])) - 1
             return
+        if known is not None:
+            self._check_bins(name, greatest)
+            if self.symmetric:  # of sizes: onnxruntime drops those below the first bin of the first sample
+                self.histogram_dict[name] = _reach_down(known, float(np.abs(array).min()))
+        self.collect({name: array})
+
+    def _check_bins(self, name: str, greatest: float) -> None:
         edges = self.histogram_dict[name][1]
         width = float(edges[1] - edges[0])
         if width and greatest > width * MOST_BINS:
@@ -102,6 +118,26 @@ class FiniteHistogramCollector(HistogramCollector):
                 f"calibration: {name!r} reaches {greatest:g}, which is too far from the {float(edges[-1]):g} of the "
                 "first samples for a histogram; set quantsim.calibration.method to minmax"
             )
+
+
+def _reach_down(known: Histogram, least: float) -> Histogram:
+    """A histogram of sizes with as many bins of one width before the first one as reach `least`."""
+    counts, edges = known[:2]
+    width = edges[1] - edges[0]
+    more = math.ceil((float(edges[0]) - least) / float(width)) if width else 0
+    if more <= 0:
+        return known
+    below = (edges[0] - width * np.arange(more, 0, -1)).astype(edges.dtype)
+    return np.hstack((np.zeros(more, counts.dtype), counts)), np.hstack((below, edges)), *known[2:]
+
+
+def _merge_bins(known: Histogram, bins: int) -> Histogram:
+    """A histogram of signed values with as many bins as onnxruntime begins with, which reach the greatest size."""
+    counts, edges, low, high = known[:4]
+    size = max(abs(float(low)), abs(float(high)))
+    centers = ((edges[1:] + edges[:-1]) / 2).clip(-size, size)
+    merged, limits = np.histogram(centers, bins, range=(-size, size), weights=counts)
+    return merged.astype(np.int64), limits, low, high, np.float64(size)
 
 
 def _what_helps(low: float, high: float) -> str:
@@ -198,8 +234,8 @@ class MeasuredRanges:
 
     def extents(self) -> dict[str, Range]:
         """The least and the greatest number of each tensor that has numbers."""
-        counted = {name: (float(parts[1][0]), float(parts[1][-1])) for name, parts in self.histograms.items()}
-        return counted | {name: limits for name, limits in self.limits.items() if limits[0] <= limits[1]}
+        counted = {name: (float(parts[2]), float(parts[3])) for name, parts in self.histograms.items()}
+        return {name: limits for name, limits in self.limits.items() if limits[0] <= limits[1]} | counted
 
     def save(self, path: Path, key: str) -> None:
         """Write all of it to a file, for a later run with the same key."""
@@ -432,11 +468,12 @@ def _hull(known: Range | None, found: Range) -> Range:
 
 COLLECTORS: Final[Mapping[Method, Mapping[str, Any]]] = {
     "percentile": {"method": "percentile", "symmetric": True, "num_bins": 2048, "num_quantized_bins": None},
-    "entropy": {"method": "entropy", "symmetric": False, "num_bins": 128, "num_quantized_bins": 128},
+    "entropy": {"method": "entropy", "symmetric": False, "num_bins": 2048, "num_quantized_bins": 128},
     "mse": {"method": "percentile", "symmetric": False, "num_bins": 2048, "num_quantized_bins": None},
 }
-"""The settings of onnxruntime's collector, as its calibrators have them. It counts the values of its percentile without
-their signs, which an asymmetric range needs."""
+"""The settings of onnxruntime's collector, as its calibrators have them, but for the bins of entropy: the library has
+128 of all samples, into which these are merged at the end. It counts the values of its percentile without their signs,
+which an asymmetric range needs."""
 
 NO_NUMBERS: Final[Range] = (0.0, 0.0)
 """The range of tensors that have no numbers in any sample."""
@@ -444,5 +481,5 @@ NO_NUMBERS: Final[Range] = (0.0, 0.0)
 RANGES: Final = "calibration.npz"
 """The file of ranges and histograms that are kept between runs, next to the results of stages."""
 
-RANGES_VERSION: Final = 2
+RANGES_VERSION: Final = 3
 """Of what that file holds; the ranges of another version are measured anew."""

@@ -97,6 +97,45 @@ def test_histograms_are_those_of_onnxruntime(method: Method, tmp_path: Path) -> 
     assert method == "entropy" or high < 10
 
 
+GROWING_SAMPLES = [np.linspace(-1, 3, 500), np.linspace(-40, 9, 3000), np.linspace(-0.1, 0.1, 9000)]
+SAMPLES_OF_METHODS = {
+    "growing": GROWING_SAMPLES,
+    "sizes below the first": [np.linspace(10, 11, 100), np.linspace(0, 1, 10000)],
+    "zeros first": [np.zeros(50), np.linspace(-1e-4, 2e-4, 1000)],
+    "a constant first, then far away": [np.full(50, 3.0), np.linspace(-1e4, 2e4, 1000)],
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES_OF_METHODS)
+@pytest.mark.parametrize(("method", "percentile"), [("percentile", 99.0), ("percentile", 60.0), ("entropy", 99.999)])
+def test_samples_one_by_one_have_the_range_of_all_at_once(
+    method: Method, percentile: float, name: str, tmp_path: Path
+) -> None:
+    """Within a bin of onnxruntime's calibrator, which counts all samples at once."""
+    model = model_of("g (float[N] x) => (float[N] y) { y = Neg(x) }")
+    data = [{"x": array.astype(np.float32)} for array in SAMPLES_OF_METHODS[name]]
+    found = measure(model, place(model, [rule("op:*", None, "uint8")]), data, method, percentile=percentile).limits
+    onnx.save(attach(model), tmp_path / "model.onnx")
+    kind = {"percentile": CalibrationMethod.Percentile, "entropy": CalibrationMethod.Entropy}[method]
+    settings = {"percentile": percentile} if method == "percentile" else {}
+    path = str(tmp_path / "augmented.onnx")
+    peer: Any = create_calibrator(
+        tmp_path / "model.onnx", augmented_model_path=path, calibrate_method=kind, extra_options=settings
+    )
+    together = np.concatenate([sample["x"] for sample in data])
+    peer.collect_data(Reader([{"x": together}]))
+    edges = peer.collector.histogram_dict["y"][1]
+    wanted = [float(limit) for limit in peer.compute_data()["y"].range_value]
+    np.testing.assert_allclose(found["y"], wanted, rtol=0, atol=1.01 * float(edges[1] - edges[0]))
+
+
+def test_the_extent_of_a_tensor_is_that_of_its_values() -> None:
+    model = model_of("g (float[4] x) => (float[4] y) { y = Neg(x) }")
+    data = [{"x": np.array([-9000, 1, 2, 3], np.float32)}]
+    for method in METHODS:
+        assert measure(model, place(model, [rule("op:*", None, "uint8")]), data, method).extents()["x"] == (-9000, 3)
+
+
 def test_the_percentile_is_that_of_the_configuration() -> None:
     model = model_of("g (float[1, 100000] x) => (float[1, 100000] y) { y = Neg(x) }")
     x = np.linspace(-1, 1, 100000, dtype=np.float32)[None]
