@@ -48,7 +48,7 @@ READY: Final = "ready"
 
 
 def judge(case: Case, results: Sequence[Result], start: int, compares: bool) -> Generator[str | tuple[int, Verdict]]:
-    """Judge `results` from `start` on; with `compares`, changed models are run.
+    """Judge `results`, beginning with number `start`; with `compares`, changed models are run.
 
     Yields "ready" first, or why the values cannot be judged; then the index of each result, with its verdict.
     """

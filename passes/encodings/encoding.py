@@ -277,7 +277,7 @@ def _fit(name: str, encoding: Encoding, shape: tuple[int, ...] | None, axes: Axe
         if axis is None or shape is None:
             raise UsageError(
                 f"encodings: {name!r} has {encoding.scale.size} scales, and is no weight whose "
-                f"{'blocks' if is_block else 'channels'} are known; AIMET's versions from 2.0.0 on say the axis"
+                f"{'blocks' if is_block else 'channels'} are known; AIMET's formats 2.0.0 and later say the axis"
             )
         encoding = replace(encoding, axis=axis)
         if is_block:

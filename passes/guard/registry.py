@@ -52,7 +52,7 @@ def dispatch(key: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def enter(settings: Settings) -> None:
-    """Activate a guard, in every thread and in children started from now on."""
+    """Activate a guard, in every thread and in children that are started later."""
     inherit()
     with _REGISTRY.lock:
         _REGISTRY.borrowed = _REGISTRY.borrowed or BorrowedEnvironment(os.environ)
@@ -109,7 +109,7 @@ class _GuardRegistry:
         return (*self.inherited, *self.entered)
 
     def open(self) -> None:
-        """Watch for children, and for libraries that are imported from now on."""
+        """Watch for children, and for libraries that are imported later."""
         self.workers.open()
         LAUNCHES.open(variables_of(self.guards()))
         if self._finder not in sys.meta_path:

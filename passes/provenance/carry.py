@@ -86,10 +86,10 @@ def _mark_new(matching: NodeMatching, author: str, found: Sequence[ReplacedNodes
     for replacement in found:
         replaced = [matching.before.items[old].node for old in replacement.lost]
         around = [matching.before.items[old].node for old in replacement.around]
-        inside, beside, marks = _common(replaced), _common(around), join_annotations(author, replaced)
+        inside, surrounding, marks = _common(replaced), _common(around), join_annotations(author, replaced)
         for node in (matching.after.items[new].node for new in replacement.news):
             # A tool may have copied the metadata of one replaced node; the module that holds all of them is surer.
-            module = inside or _common([node]) or beside or root
+            module = inside or _common([node]) or surrounding or root
             write_annotations(node, marks)
             if module is not None:
                 write_module_path(node, module, author)

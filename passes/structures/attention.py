@@ -260,21 +260,21 @@ def _find_weighted_values(view: GraphView, division: NodeProto) -> Iterator[Oper
     if not products:  # a norm, say; the walks below pass through most of a model
         return
     total = {division.input[1], *(name for node in _summands(view, division.input[1]) for name in node.input)}
-    beside: set[str] = set()
+    queries: set[str] = set()
     weighted: list[tuple[str, str]] = []
     for node in products:
         inside = [name for name in node.input if name in total]
         outside = [name for name in node.input if name not in total]
         weighted += [(inside[0], outside[0])] if len(inside) == len(outside) == 1 else []
-        beside.update(outside if len(outside) == 2 else ())
+        queries.update(outside if len(outside) == 2 else ())
     if not weighted:
         return
-    beside.update(
+    queries.update(
         view.other_operand(consumer, name)
         for consumer, name in view.downstream(division.output[0], AFTER)
         if consumer.op_type == "Mul"
     )
-    for query in sorted(beside, key=lambda name: view.positions.get(name, -1)):
+    for query in sorted(queries, key=lambda name: view.positions.get(name, -1)):
         yield from (Operands(Operand(query, -1), Operand(key, -1), Operand(value, -1)) for key, value in weighted)
 
 

@@ -214,8 +214,10 @@ def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: De
     """The end of the digest of a MatMulNBits matrix: its scales, zero points, bits and block size; else empty."""
     if node.op_type != "MatMulNBits":
         return ""
-    beside = [model.digest(stored[name]) if name in stored else "" for name in node.input[2:5]]
-    return PACKED + "/".join((*beside, str(attribute_of(node, "bits", 4)), str(attribute_of(node, "block_size", 0))))
+    quantizers = [model.digest(stored[name]) if name in stored else "" for name in node.input[2:5]]
+    return PACKED + "/".join(
+        (*quantizers, str(attribute_of(node, "bits", 4)), str(attribute_of(node, "block_size", 0)))
+    )
 
 
 PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {

@@ -88,8 +88,8 @@ def find_bypassed_projections(
     unreached = joins.unreached_operands()
     if len(unreached) > standing[0][1].unreached_operands + gone:
         fed = {name for mask in unreached for name in joins.sources_of(mask)}
-        beside = [instance for instance, _ in standing if fed & joins.sources_of(joins.mask_of(_digests([instance])))]
-        for instance in beside or [instance for instance, _ in standing]:
+        sharing = [instance for instance, _ in standing if fed & joins.sources_of(joins.mask_of(_digests([instance])))]
+        for instance in sharing or [instance for instance, _ in standing]:
             reasons.setdefault(instance.name, "attention reads products with more matrices than those of Q, K and V")
     return reasons
 

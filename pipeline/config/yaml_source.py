@@ -89,7 +89,7 @@ DEPTH = 100
 """Most levels of one value."""
 
 LONGEST_NUMBER = 1000
-"""Most characters of a number: from some thousands on Python refuses, or takes long."""
+"""The most characters of a number: Python refuses some thousands, or takes long."""
 
 BITS = 64
 """Most bits of an integer."""

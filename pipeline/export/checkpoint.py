@@ -44,7 +44,7 @@ SHOWN: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """`nbytes` bytes from `offset` on in the file `shard`, row-major and little-endian. `dtype` is spelled `BF16`."""
+    """`nbytes` bytes of the file `shard` at `offset`, row-major and little-endian. `dtype` is spelled `BF16`."""
 
     shard: str
     dtype: str

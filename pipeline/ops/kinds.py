@@ -196,7 +196,7 @@ OPERATORS: Final = read_rows("""
     - memory_format=None)
 """)
 """One row for each operator. A new one takes the number after the highest of these rows: 2113, and so on; a hundred
-belongs to one family, so numbers from 2200 on are of others."""
+belongs to one family, so numbers of 2200 and above are of others."""
 
 
 class Kind(IntEnum):

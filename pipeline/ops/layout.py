@@ -57,7 +57,7 @@ class Layout:
         )
 
     def slice_axis(self, axis: int, start: int, count: int, step: int = 1) -> Layout:
-        """`count` positions of an axis, from `start` on, every `step`-th; `step` is positive, all are in range."""
+        """`count` positions of an axis, beginning at `start`, every `step`-th; `step` is positive, all are in range."""
         stride = self.strides[axis]
         return self._with_axis(axis, count, stride * step, self.offset + start * stride)
 

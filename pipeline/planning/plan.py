@@ -42,7 +42,7 @@ class MemoryRegion:
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """From call `first` to call `last` a storage class is in a region, from byte `offset` on."""
+    """From call `first` to call `last` a storage class is in a region, beginning at byte `offset`."""
 
     root: int
     region: int

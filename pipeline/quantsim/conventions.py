@@ -190,7 +190,7 @@ class _ConventionReader:
                     self._keep_float(found[:-1], f"supergroups: {', '.join(row)}")
 
     def _match_row(self, first: NodeProto, row: Sequence[str]) -> list[NodeProto]:
-        """The nodes from `first` on that are the operators of `row`, each read by the next one alone."""
+        """The nodes, beginning with `first`, that are the operators of `row`, each read by the next one alone."""
         found = [first]
         if first.op_type != row[0] or _is_depthwise_or_3d(first, self._view):
             return []

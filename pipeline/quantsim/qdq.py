@@ -200,7 +200,7 @@ def _parameters(name: str, encoding: Encoding, stored_type: str = "") -> Iterato
 
 
 def stored_bits(precision: Precision, opset: int) -> int:
-    """How many bits an integer or float of a constant has in a file: ONNX has 2 from opset 25 on."""
+    """How many bits an integer or float of a constant has in a file: ONNX has 2 since opset 25."""
     has_two = opset >= FIRST_WITH_TWO_BITS and precision.bits == TWO_BITS
     return TWO_BITS if has_two else precision.stored_bits
 

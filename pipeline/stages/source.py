@@ -112,8 +112,8 @@ def _beside_file(factory: Path) -> set[Path]:
     files = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     folders = {os.path.dirname(file) for file in files}  # noqa: PTH120 - a Path each takes ten times as long
     folders.discard("")  # torch.ops says "_ops.py", which is no file of the working directory
-    beside = {folder for folder in folders if Path(folder).resolve().is_relative_to(factory.parent)}
-    return {factory, *(Path(file) for file in files if os.path.dirname(file) in beside)}  # noqa: PTH120
+    own_folders = {folder for folder in folders if Path(folder).resolve().is_relative_to(factory.parent)}
+    return {factory, *(Path(file) for file in files if os.path.dirname(file) in own_folders)}  # noqa: PTH120
 
 
 def _of_package(factory: str) -> set[Path]:

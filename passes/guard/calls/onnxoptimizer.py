@@ -102,8 +102,8 @@ def read_paths(
     source, target, names, data = args
 
     def write(result: DetachedModel) -> None:
-        beside = Path(target).parent / data
-        beside.unlink(missing_ok=True)  # onnx appends to an existing file
+        data_file = Path(target).parent / data
+        data_file.unlink(missing_ok=True)  # onnx appends to an existing file
         onnx.save(with_weights(result), target, save_as_external_data=True, location=data, convert_attribute=True)
 
     names = _pass_names(names, None)

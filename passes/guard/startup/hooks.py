@@ -56,7 +56,7 @@ class Launches:
         """The warnings about commands that this process has started."""
 
     def open(self, variables: Mapping[str, str]) -> None:
-        """Give `variables` to children from now on."""
+        """Give `variables` to all later children."""
         self.variables = dict(variables)
         if not self._replaced:
             self._replaced = list(self._replacements())

@@ -57,7 +57,7 @@ def reverse_sequence(node: Node) -> None:
 
 
 def tensor_scatter(node: Node) -> None:
-    """Writes each row of a batch into its cache from a place on, around the end if it is circular."""
+    """Writes each row of a batch into its cache, beginning at a place, around the end if it is circular."""
     read, cache, update = node.attributes, node.spec(0), node.spec(1)
     axis, mode = read.integer("axis", -2) % cache.rank, read.text("mode", "linear")
     if mode not in ("linear", "circular"):

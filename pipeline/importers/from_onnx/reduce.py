@@ -122,7 +122,7 @@ def arg_reduction(operator: str) -> Importer:
 
 
 def hardmax(node: Node) -> None:
-    """1 at the first largest element, and 0 elsewhere; before opset 13 all axes from `axis` on are one."""
+    """1 at the first largest element, and 0 elsewhere; before opset 13 `axis` and all later axes are one."""
     spec, axis = node.spec(0), node.axis(-1 if node.opset >= 13 else 1)
     flat, operand = spec, node.operand(0)
     if node.opset < 13:
@@ -167,7 +167,7 @@ def epsilon(node: Node) -> float:
 
 
 def layer_norm(node: Node) -> None:
-    """LayerNormalization and RMSNormalization: over every axis from `axis` on."""
+    """LayerNormalization and RMSNormalization: over `axis` and all later axes."""
     x, *weights = node.operands()
     over = node.spec(0).sizes[node.axis(-1) :]
     for at, vid in enumerate(weights):
@@ -210,7 +210,7 @@ def per_channel(node: Node, vid: int, groups: int) -> int:
 
 
 def softmax(operator: str) -> Importer:
-    """An importer of a softmax. Before opset 13 everything from `axis` on is one axis, 1 unless it is given."""
+    """An importer of a softmax. Before opset 13 `axis`, which is 1 by default, and all later axes are one axis."""
 
     def importer(node: Node) -> None:
         if node.opset >= 13:

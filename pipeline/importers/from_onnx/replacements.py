@@ -267,7 +267,7 @@ def modern_nodes(node: PendingNode, specs: Specs, fresh: Fresh) -> list[PendingN
 
 
 def broadcast(node: onnx.NodeProto, specs: Specs, fresh: Fresh) -> list[onnx.NodeProto]:
-    """Operand 1 is laid along operand 0 from `axis` on, or along its last axes."""
+    """Operand 1 is laid along the axes of operand 0 that begin with `axis`, or along its last axes."""
     found = {attribute.name: attribute.i for attribute in node.attribute}
     drop_attributes(node, "broadcast", "axis")
     axis = found.get("axis")

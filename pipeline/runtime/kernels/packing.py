@@ -106,8 +106,8 @@ def pack_product(
 ) -> ProductWeight | None:
     """Pack the float32 matrix `weight` (columns, inner) for products with `rows` rows, where that pays.
 
-    In panels for the kernels in C++ where the program has them; in blocks for numpy's small kernels, or else for oneDNN
-    from `least` multiplications on.
+    In panels for the kernels in C++ where the program has them; in blocks for numpy's small kernels; or else for
+    oneDNN, if a product has `least` multiplications or more.
     """
     if weight is None or weight.dim() != 2 or weight.dtype is not torch.float32:
         return None

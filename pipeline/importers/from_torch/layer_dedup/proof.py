@@ -91,7 +91,7 @@ Leaving: TypeAlias = RepeatedOutput | KeptOutput | Ref
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What has been proven of the units from 1 on: they make equal calls."""
+    """What has been proven of all units but the first: they make equal calls."""
 
     inputs: tuple[Mapping[int, int], ...]
     """For each unit {key of an input that unit 1 reads: key of the input that this unit reads instead}."""

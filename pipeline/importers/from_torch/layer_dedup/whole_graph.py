@@ -140,7 +140,7 @@ def _as_traced(graph: Graph, value: Value) -> Placeholder:
 
 
 def _repeat_in_units(run: LayerRun, stores: Sequence[Placeholder]) -> list[Placeholder]:
-    """Placeholders of each unit from 1 on. Names are cleaned in parts, since a large model has 70,000 of them."""
+    """Placeholders of each unit but the first. Names are cleaned in parts, since a large model has 70,000 of them."""
     found = []
     parts = [
         (store.value, store.name[:2], place[1], place[2]) for store in stores if (place := run.locate(store.target))
