@@ -13,7 +13,8 @@ from onnx.parser import parse_model as parse
 from passes.custom_ops import declare_ops
 from pipeline.cli import main
 from pipeline.config.quantsim import parse_precision
-from pipeline.quantsim.calibration import Method, calibrate
+from pipeline.quantsim.calibration import calibrate
+from pipeline.quantsim.histograms import Method
 from pipeline.quantsim.placement import PlacementRule, place
 from tests.support.onnx_models import detached
 from tests.support.paths import ROOT

@@ -18,8 +18,9 @@ from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from pipeline.config.quantsim import parse_precision
 from pipeline.errors import InternalError, UsageError
-from pipeline.quantsim.calibration import MeasuredRanges, Method, calibrate, group_ranges, least_error_range, measure
+from pipeline.quantsim.calibration import MeasuredRanges, calibrate, group_ranges, measure
 from pipeline.quantsim.encodings import encode, encode_range, quantize
+from pipeline.quantsim.histograms import Method, least_error_range
 from pipeline.quantsim.placement import Placement, place
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 

@@ -10,7 +10,8 @@ import pytest
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import parse_precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.calibration import MeasuredRanges, Method, group_ranges, measure
+from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
+from pipeline.quantsim.histograms import Method
 from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
