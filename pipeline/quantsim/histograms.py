@@ -1,4 +1,4 @@
-"""Histograms of the values of a tensor, and ranges that follow from them: onnxruntime's, or that of least squared error.
+"""Histograms of the values of a tensor, and ranges by them: those of onnxruntime, or those of the least squared error.
 
 onnxruntime's collector counts the values of histograms. Neither it nor onnxsim has a search by squared error that is of
 use here: onnxsim's `mse` knows symmetric int8 alone, and for 16 bits would clip what they can hold. So the search is
