@@ -93,7 +93,7 @@ class AttentionCore:
 
 def write_core(core: AttentionCore, writer: NodeWriter) -> None:
     """Write the nodes of `core`; its outputs have the names that they had."""
-    query = _turn(core, _split(core.query, "query", writer), core.query, "query", writer)
+    query = _rotate(core, _split(core.query, "query", writer), core.query, "query", writer)
     key, value = _keys_and_values(core, writer)
     if core.key.count not in (1, core.query.count):
         heads = np.arange(core.query.count) // (core.query.count // core.key.count)
@@ -122,7 +122,7 @@ def _keys_and_values(core: AttentionCore, writer: NodeWriter) -> tuple[str, str]
     if plain and core.key.merged:
         apart = _reshape(core.key, "key", writer)
         return writer.add("Transpose", apart, label="key_transposed", perm=[0, 2, 3, 1]), value
-    key = _turn(core, _split(core.key, "key", writer), core.key, "key", writer)
+    key = _rotate(core, _split(core.key, "key", writer), core.key, "key", writer)
     if core.past is not None:
         key = writer.add("Concat", core.past[0], key, label="present_key", axis=2)
         value = writer.add("Concat", core.past[1], value, label="present_value", axis=2)
@@ -271,7 +271,7 @@ def _query_positions(core: AttentionCore, query: str, writer: NodeWriter) -> str
     return writer.add("Add", rows, length, label="query_positions")
 
 
-def _turn(core: AttentionCore, value: str, heads: Heads, label: str, writer: NodeWriter) -> str:
+def _rotate(core: AttentionCore, value: str, heads: Heads, label: str, writer: NodeWriter) -> str:
     """`value` rotated by its positions, if the operator does that."""
     rotary = core.rotary
     if rotary is None:

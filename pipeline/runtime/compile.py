@@ -32,8 +32,7 @@ from pipeline.runtime.call_check import refuse_sizes_of_data, refuse_wrong_calls
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
 from pipeline.runtime.devices import CPU, Device, device_of, find_device
-from pipeline.runtime.eager import apply
-from pipeline.runtime.eager import in_traced_order as with_strides_of_trace
+from pipeline.runtime.eager import apply, with_strides_of_trace
 from pipeline.runtime.kernels import PackedMemory, load_library
 from pipeline.runtime.kernels.aten.call import pure_operator
 from pipeline.runtime.program import BoundProgram

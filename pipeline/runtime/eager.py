@@ -2,11 +2,9 @@
 
 No plan, no emitters, no kernels. A value is freed after its last use.
 
-Call torch's higher-order operators with arguments by name and functions as bodies.
-
-Torch's operators accept any function as a body; most of them take arguments by position only.
-
-Why torch does not differentiate a kind: every op that an importer makes is an operator that it does.
+`CALLS` says how torch's higher-order operators are called: they take any function as a body, and most of them take
+arguments by position alone. `REFUSED` says of the kinds that are no operators of torch why torch cannot run them:
+importers make none of these kinds.
 """
 
 from __future__ import annotations
@@ -32,12 +30,17 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def call_higher_order(name: str, given: Given) -> Any:
-    """The result of `torch.ops.higher_order.<name>` for these arguments."""
+    """Call `torch.ops.higher_order.<name>`.
+
+    Args:
+        name: such as `while_loop`.
+        given: argument → its value, in the order of the schema; bodies are functions on tensors.
+    """
     operator = getattr(torch.ops.higher_order, name)
-    return CALLS.get(name, in_order)(operator, given)
+    return CALLS.get(name, by_position)(operator, given)
 
 
-def in_order(operator: Any, given: Given) -> Any:
+def by_position(operator: Any, given: Given) -> Any:
     return operator(*given.values())
 
 
@@ -143,10 +146,14 @@ class EagerResult:
 def run_eager(
     graph: Graph, tensors: Tensors, *, check: bool = True, observe: Observer | None = None, own: Own | None = None
 ) -> EagerResult:
-    """Run `graph` on inputs and weights by name; the graph's payloads are the default for weights.
+    """Run `graph` op by op. Named dims are bound to the sizes of the inputs.
 
-    Named dims are bound to the sizes of the inputs. `check=False` takes tensors of other shapes and dtypes than the
-    declared ones, for graphs whose ops happen to allow it. The caller's tensors are never written to.
+    Args:
+        graph: the graph.
+        tensors: input or weight → its tensor, which is never written to; the graph's payloads are the default.
+        check: False takes tensors of other shapes and dtypes than the declared ones, for graphs whose ops allow it.
+        observe: is called with each op and its results.
+        own: functions in place of torch's operators.
 
     Raises:
         UsageError: tensors are missing, or are not what the graph declares (all of them in one message).
@@ -227,7 +234,7 @@ def as_traced(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def in_traced_order(
+def with_strides_of_trace(
     graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Collection[str] = ()
 ) -> Sequence[torch.Tensor]:
     """`ins` for `op`, with the strides of the trace where the operator depends on them: kernels may choose others."""
@@ -266,7 +273,7 @@ def _apply_all(
     """
     kept = {*graph.outputs, *graph.updates.values()}
     for op in graph.ops:
-        ins = in_traced_order(graph, op, [slots[vid] for vid in op.inputs], own)
+        ins = with_strides_of_trace(graph, op, [slots[vid] for vid in op.inputs], own)
         try:
             results = _apply(graph, op, ins, own, inner)
         finally:

@@ -184,7 +184,7 @@ def gemm(node: Node) -> None:
     if alpha == beta == 1 and not trans_a and trans_b and (not c or node.vid_spec(c[0]).shape == columns):
         node.emit("aten.linear.default", [a, b, *c])
         return
-    a, b = (turn(node, a) if trans_a else a), (turn(node, b) if trans_b else b)
+    a, b = (transpose_matrix(node, a) if trans_a else a), (transpose_matrix(node, b) if trans_b else b)
     if c:
         scales: dict[str, Attr] = {name: item for name, item in (("beta", beta), ("alpha", alpha)) if item != 1}
         node.emit("aten.addmm.default", [*c, a, b], scales)
@@ -195,7 +195,7 @@ def gemm(node: Node) -> None:
         node.emit("aten.mul.Tensor", [product], {"other": alpha})
 
 
-def turn(node: Node, vid: int) -> int:
+def transpose_matrix(node: Node, vid: int) -> int:
     """The transposed matrix."""
     spec = node.vid_spec(vid)
     return node.step("aten.t.default", [vid], TensorSpec(spec.shape[::-1], spec.dtype))

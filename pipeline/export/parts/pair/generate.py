@@ -96,7 +96,7 @@ def _decode_tensors(token: Tensor, position: int, sizes: CacheSizes) -> tuple[Te
 
 
 class LayerMapping(TypedDict):
-    """The six names of one layer's K and V."""
+    """The names of one layer's K and V in the two graphs, and of their scales where each token has its own."""
 
     layer: int
     prefill_key_output: str
@@ -149,8 +149,9 @@ def kv_mapping(
     """The mapping of two graphs, from the names that they have.
 
     Args:
-        prefill_outputs, decode_outputs: logits first, then K and V by layer.
+        prefill_outputs: logits first, then K and V by layer.
         decode_inputs: those of DECODE_INPUTS that the graph has, and K and V by layer.
+        decode_outputs: as `prefill_outputs`.
         layers: the layers that have K and V; all by default.
 
     Raises:
@@ -232,7 +233,12 @@ def generate(
     A prompt shorter than `prefill_len` is filled up on the right: the mask hides the rest, and decode overwrites it.
 
     Args:
+        prefill: runs the graph that takes a whole prompt.
+        decode: runs the graph that takes one token.
+        mapping: which output of a graph is which cache of `decode`.
         prompt: int64 (1, length), on the device that the programs run on.
+        steps: tokens after the first one.
+        sizes: for which both graphs were made.
 
     Raises:
         UsageError: the prompt is longer than prefill takes, or prompt and steps do not fit into the caches.
