@@ -43,13 +43,20 @@ class BrokenStructures:
     by_structure: dict[str, tuple[str, DetachedModel]] = field(default_factory=dict)
 
     def note(self, row: PassRow, after: AnalyzedModel) -> None:
+        """Keep `after`, the result of the step of `row`, for the structures that it lost and that had no model yet."""
         if row.status is not Status.RAN:
             for structure in row.lost:
                 self.by_structure.setdefault(structure, (row.name, after.model))
 
 
 def take_pictures(run: PassRun, source: DetachedModel, broken: BrokenStructures) -> Pictures:
-    """Draw every structure of `run`, and list the nodes of the final model."""
+    """Draw every structure of `run`, and list the nodes of the final model.
+
+    Args:
+        run: the run of the passes.
+        source: the model before them.
+        broken: the models in which steps that were not taken lost a structure.
+    """
     album = _Album(GraphView(source), GraphView(run.model), broken.by_structure)
     pictures = [
         album.draw_structure(instance) for kind in run.watched.instances.values() for instance in kind[:MOST_DRAWN]

@@ -186,6 +186,11 @@ def payload_of(proto: TensorProto, files: DataFiles) -> Payload | None:
 
 
 def external_payload(proto: TensorProto, files: DataFiles) -> FilePayload | None:
+    """The payload of a tensor whose data is in a file; None if the file is missing.
+
+    Raises:
+        SourceError: the folder of the model is not known.
+    """
     if files.folder is None:
         raise SourceError(
             f"initializer {proto.name!r} is in a file of its own, and the model came without a path; "

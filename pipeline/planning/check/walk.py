@@ -46,7 +46,7 @@ def _wrong_tables(plan: ExecutionPlan) -> list[str]:
         *plan.offsets,
         *plan.layouts,
     }
-    found = [f"vid {vid} has no slot" for vid in sorted(used - known)]
+    found = [f"vid {vid} has no slot" for vid in sorted(used - known)] + _wrong_slots(plan) + _wrong_calls(plan)
     if plan.alignment < 1 or plan.alignment & (plan.alignment - 1):
         found.append(f"the alignment is {plan.alignment}; expected a power of two")
     found += [
@@ -55,26 +55,42 @@ def _wrong_tables(plan: ExecutionPlan) -> list[str]:
         for body in bodies
         if body.alignment != plan.alignment
     ]
-    found += [f"slot {at} describes vid {slot.vid}" for at, slot in enumerate(plan.slots) if slot.vid != at]
+    if found:
+        return found
+    cycles = _find_alias_cycles(plan)
+    layouts = cycles or [*_wrong_layouts(plan), *_wrong_given_layouts(plan)]
+    return [*_wrong_storage(plan), *_wrong_feed(plan), *layouts]
+
+
+def _wrong_slots(plan: ExecutionPlan) -> list[str]:
+    """Each slot describes the vid of its position, has fixed sizes, and a name of its own unless it is temporary."""
+    found = [f"slot {at} describes vid {slot.vid}" for at, slot in enumerate(plan.slots) if slot.vid != at]
     found += [f"slot {slot.name!r} has named dims" for slot in plan.slots if not slot.spec.is_static]
     found += [
         f"slot {slot.name!r} has the sizes {slot.spec.shape} and the strides {slot.strides}"
         for slot in plan.slots
         if slot.strides is not None and len(slot.strides) != slot.spec.rank
     ]
-    if len(plan.order) != len(plan.calls):
-        found.append(f"{plural(len(plan.order), 'op id')} for {plural(len(plan.calls), 'call')}")
-    found += [
+    return found + [
         f"{len(slots)} slots are called {name!r}"
         for name, slots in _slots_by_name(plan).items()
         if len(slots) > 1 and any(slot.role != "tmp" for slot in slots)
     ]
-    found += [f"call {at}: {problem}" for at, call in enumerate(plan.calls) if (problem := _wrong_kernel(call))]
-    found += [
+
+
+def _wrong_calls(plan: ExecutionPlan) -> list[str]:
+    """Each call has an op id and a kernel that takes it; bodies belong to a call."""
+    found = [f"call {at}: {problem}" for at, call in enumerate(plan.calls) if (problem := _wrong_kernel(call))]
+    if len(plan.order) != len(plan.calls):
+        found.append(f"{plural(len(plan.order), 'op id')} for {plural(len(plan.calls), 'call')}")
+    return found + [
         f"there are bodies of call {at}, which does not exist" for at in plan.bodies if at not in range(len(plan.calls))
     ]
-    if found:
-        return found
+
+
+def _wrong_storage(plan: ExecutionPlan) -> list[str]:
+    """Each value has one source of storage; a place in the arena is aligned, and ends in the arena."""
+    found = []
     for slot in plan.slots:
         sources = [slot.role in GIVEN, slot.vid in plan.alias, slot.vid in plan.offsets]
         if sum(sources) != 1:
@@ -87,9 +103,7 @@ def _wrong_tables(plan: ExecutionPlan) -> list[str]:
             )
         if offset < 0 or end > plan.arena_bytes:
             found.append(f"{plan.slots[vid].name!r} (vid {vid}) ends at {end}, outside 0..{plan.arena_bytes}")
-    found += _wrong_feed(plan)
-    cycles = _find_alias_cycles(plan)
-    return [*found, *(cycles or [*_wrong_layouts(plan), *_wrong_given_layouts(plan)])]
+    return found
 
 
 def _wrong_feed(plan: ExecutionPlan) -> list[str]:
