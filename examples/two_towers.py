@@ -5,6 +5,9 @@ Each is a part of its own in `configs/own_parts.yaml`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -27,3 +30,12 @@ def make(tower: str) -> tuple[nn.Module, tuple[torch.Tensor]]:
     """The tower of this name; both have the embedding that the seed says."""
     words = nn.Embedding(WORDS, WIDTH)
     return Tower(words, LAYERS[tower]), (torch.arange(12).reshape(2, 6),)
+
+
+def search(
+    parts: Mapping[str, Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]], generator: np.random.Generator
+) -> np.ndarray:
+    """The chain: how well each of five passages fits each of three questions."""
+    questions = parts["question"]({"ids": generator.integers(0, WORDS, (3, 6))})["output"]
+    passages = parts["passage"]({"ids": generator.integers(0, WORDS, (5, 6))})["output"]
+    return questions @ passages.T

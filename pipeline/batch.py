@@ -161,7 +161,9 @@ def _model_files(config: RunConfig) -> list[str]:
     """The files of the model and of the user's inputs, as the configuration names them."""
     model = config.model
     if model.parts is not None:
-        return [file for name in model.part_names for file in _model_files(config.of_part(name))]
+        files = [file for name in model.part_names for file in _model_files(config.of_part(name))]
+        chain, _ = split_factory(model.chain, "model.chain") if model.chain else ("", "")
+        return [*files, chain] if chain.endswith(".py") else files
     factory, _ = split_factory(model.factory) if model.factory else ("", "")
     named = [factory if factory.endswith(".py") else "", model.onnx, model.checkpoint]
     if model.transformers is not None:

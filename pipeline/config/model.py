@@ -182,6 +182,7 @@ class ModelConfig(Section):
     part: only this part, as a run by itself.
     logits: of a task: those of all tokens, or of the last one.
     parts: of one's own: the name of each part → its section, which is that of a model by itself.
+    chain: of one's own parts: a function that calls them one after the other, by which they are proven together.
     """
 
     factory: StrictStr | None = None
@@ -206,6 +207,7 @@ class ModelConfig(Section):
     part: StrictStr | None = None
     logits: Literal["all", "last"] = "all"
     parts: dict[StrictStr, ModelConfig] | None = None
+    chain: StrictStr | None = None
 
     @field_validator("parts")
     @classmethod
@@ -247,6 +249,8 @@ class ModelConfig(Section):
         if self.parts is not None:
             self._refuse_next_to_parts(self.parts)
             return self
+        if self.chain is not None:
+            raise ValueError(f"found 'chain' next to {found[0]!r}, expected it with 'parts', which it calls")
         if self.args and self.factory is None:
             raise ValueError(f"found 'args' next to {found[0]!r}, expected it with 'factory' only")
         section = self.transformers
@@ -269,7 +273,10 @@ class ModelConfig(Section):
             )
         fields = type(self).model_fields
         default = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
-        key = next((key for key in fields if key not in ("parts", "part") and getattr(self, key) != default[key]), None)
+        key = next(
+            (key for key in fields if key not in ("parts", "part", "chain") and getattr(self, key) != default[key]),
+            None,
+        )
         if key is not None:
             raise ValueError(f"found {key!r} next to 'parts', expected it in a part: parts.{next(iter(parts))}.{key}")
         if self.part is not None and self.part not in parts:

@@ -202,6 +202,7 @@ def _anchor_model(text: str, folder: Path) -> str:
 PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "factory"): _anchor_factory,
     ("model", "onnx"): _anchor_file,
+    ("model", "chain"): _anchor_factory,
     ("model", "checkpoint"): _anchor_file,
     ("model", "transformers", "config"): _anchor_file,
     ("model", "transformers", "checkpoint"): _anchor_file,

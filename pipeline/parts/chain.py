@@ -21,7 +21,7 @@ from pipeline.export.parts.static import StaticDecoder
 from pipeline.parts import image_text
 from pipeline.parts.generate import Reader, continue_text, open_reader, take_largest
 from pipeline.parts.seq2seq import PARTS, models_with
-from pipeline.parts.sessions import TextParts, TextReader
+from pipeline.parts.sessions import TextParts, TextReader, backends_of
 from pipeline.report import ChainReport
 from pipeline.runtime.tensors import to_numpy
 
@@ -51,14 +51,6 @@ class TorchText:
     tokens: tuple[int, ...]
     logits: np.ndarray
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-
-def backends_of(config: RunConfig) -> tuple[str, ...]:
-    """The backends that the chain runs on: onnxruntime, and each that somebody named.
-
-    Over a cache that grows `plan` makes a plan for every `ROWS` lengths, which takes a while for a large model.
-    """
-    return ("onnxruntime", *(name for name in config.runtime.backends or () if name != "onnxruntime"))
 
 
 def prove_chain(

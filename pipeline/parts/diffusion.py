@@ -11,7 +11,7 @@ from passes.weights.detached import read_model
 from passes.weights.files import save_together
 from pipeline.config import RunConfig
 from pipeline.parts.folder import MODEL_ALONE, WEIGHTS_ALONE, Files, load_files, save_files
-from pipeline.parts.sessions import MODELS, step_opener
+from pipeline.parts.sessions import MODELS, backends_of, step_opener
 from pipeline.report import ImageReport
 from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest
 
@@ -71,7 +71,6 @@ def prove_images(
         observe: called with each backend before it runs, its place and how many there are.
     """
     from pipeline.export.parts.diffusion import STEPS  # loads torch
-    from pipeline.parts.chain import backends_of
 
     models, names, found = open_models(), backends_of(config), []
     for place, name in enumerate(names):

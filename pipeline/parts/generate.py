@@ -146,7 +146,7 @@ def _refuse_own_parts(folder: Path) -> None:
     match read_yaml(file)[0] if file is not None else None:
         case {"model": {"parts": Mapping() as parts}}:
             raise UsageError(
-                f"generate: found the parts {', '.join(parts)} of model.parts, which have no chain that is known here; "
+                f"generate: found the parts {', '.join(parts)} of model.parts, which are no chain that writes text; "
                 "expected a run with model.task: text-generation or another task that writes text, or call the models "
                 f"in {folder} in an order of your own"
             )

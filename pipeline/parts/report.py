@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Final
 
-from pipeline.report import ChainQuantization, ChainReport, ImageReport, Report, report_json
+from pipeline.report import ChainQuantization, ChainReport, ImageReport, Report, ValuesReport, report_json
 from pipeline.report.html.parts import render_parts
 from pipeline.stages.report import ENCODINGS, QUANTIZATION, QUANTIZATION_REPORT, key_of_models
 from pipeline.workspace import Workspace
@@ -20,7 +20,7 @@ def write_parts_report(
     parts: Mapping[str, Report],
     cached: tuple[str, ...],
     seconds: Mapping[str, float],
-    chain: tuple[ChainReport | ImageReport, ...],
+    chain: tuple[ChainReport | ImageReport | ValuesReport, ...],
     versions: Mapping[str, str],
     workspace: Workspace,
     failure: str = "",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from passes.run.result import PassRow, StructureVerdict, summary_lines
 from passes.suggest import shorten_lines
-from pipeline.report import ChainReport, ImageReport
+from pipeline.report import ChainReport, ImageReport, ValuesReport
 from pipeline.result import RunResult
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class PartsResult(RunResult):
     """
 
     parts: Mapping[str, RunResult] = field(default_factory=dict)
-    chain: tuple[ChainReport | ImageReport, ...] = ()
+    chain: tuple[ChainReport | ImageReport | ValuesReport, ...] = ()
 
     @property
     def passes(self) -> tuple[PassRow, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +17,11 @@ from pipeline.model_run import ModelRun, exit_code_of
 from pipeline.parts.diffusion import prove_images, write_pipeline
 from pipeline.parts.folder import describe_files, store_once, where_to_load, write_models
 from pipeline.parts.own import write_own_parts
+from pipeline.parts.own_chain import prove_own_chain
 from pipeline.parts.report import remove_quantized, write_parts_report
 from pipeline.parts.result import PartsResult
 from pipeline.parts.sessions import MODELS
-from pipeline.report import ChainReport, ImageReport, Report
+from pipeline.report import ChainReport, ImageReport, Report, ValuesReport
 from pipeline.result import RunResult
 from pipeline.stages.check import remember_settings
 from pipeline.stages.report import has_good_report, write_quietly, write_settings
@@ -48,7 +50,7 @@ class PartsRun:
         self.runs: dict[str, ModelRun] = {}
         self.results: dict[str, RunResult] = {}
         self.failures: dict[str, OnnxlineError] = {}
-        self.chain: tuple[ChainReport | ImageReport, ...] = ()
+        self.chain: tuple[ChainReport | ImageReport | ValuesReport, ...] = ()
         self.cached: list[str] = []
         self.seconds: dict[str, float] = {}
         self._pipeline: LoadedModel | None = None
@@ -162,27 +164,37 @@ class PartsRun:
             if why_not_compared(self.config):
                 outcome["detail"] = "nothing is run"
                 return
-            if self.config.model.parts is not None:
-                outcome["detail"] = "none is known of own parts; each is proven by itself"
+            if self.config.model.parts is not None and self.config.model.chain is None:
+                outcome["detail"] = "none: model.chain is not given, and each part is proven by itself"
                 return
             if self.config.model.task == "feature-extraction":
                 outcome["detail"] = "one part, which is proven by itself"
                 return
             runs = [run.key for run in self.runs.values()]
             key = key_of(runs, self.config.verify.model_dump(mode="json"), self.config.runtime.model_dump(mode="json"))
-            known = self.workspace.load("chain", key, tuple[ChainReport | ImageReport, ...])
-            if known is None:
+            known = self.workspace.load("chain", key, tuple[ChainReport | ImageReport | ValuesReport, ...])
+            if self.config.model.chain is not None:  # what the user's function imports is not known, so it runs anew
+                self.chain = self._prove_own()
+            elif known is None:
                 self.chain = prove(self._proven, self.workspace.folder / MODELS, self.config, self._send)
             else:
                 self.chain, outcome["cached"] = known, True
             outcome["detail"] = "; ".join(chain.sentence for chain in self.chain)
             wrong = next((chain for chain in self.chain if not chain.is_right), None)
             if wrong is not None:
-                raise CheckFailed(f"the parts together do not generate as torch does on {wrong.backend}: {wrong.why}")
+                what = "generate as torch does" if self.config.model.chain is None else "give what their sources give"
+                raise CheckFailed(f"the parts together do not {what} on {wrong.backend}: {wrong.why}")
             self.workspace.save("chain", key, self.chain)
         for chain in self.chain:
             if chain.why:
                 self._send(Note(f"{chain.backend}: {chain.why}"))
+
+    def _prove_own(self) -> tuple[ValuesReport, ...]:
+        sources = {name: partial(self._open, self.config.of_part(name)) for name in self.results}
+        finals = {name: result.model for name, result in self.results.items()}
+        return prove_own_chain(
+            sources, finals, self.config, lambda name, done, total: self._send(Progress("chain", name, done, total))
+        )
 
     def _proven(self) -> Any:
         """What the chain is compared with: the pipeline of diffusers, or the module of the last part."""
@@ -215,7 +227,7 @@ class PartsRun:
 
 def prove(
     open_subject: Callable[[], Any], models: Path, config: RunConfig, send: Observer
-) -> tuple[ChainReport | ImageReport, ...]:
+) -> tuple[ChainReport | ImageReport | ValuesReport, ...]:
     """`prove_chain` or `prove_images`, which load torch, with their progress as events."""
     from pipeline.parts.chain import prove_chain
 

@@ -372,6 +372,14 @@ def refuse_unknown_backend(backend: str) -> None:
         raise UsageError(f"backend: found {backend!r}, expected one of {', '.join(BACKENDS)}")
 
 
+def backends_of(config: RunConfig) -> tuple[str, ...]:
+    """The backends that a chain runs on: onnxruntime, and each that somebody named.
+
+    Over a cache that grows `plan` makes a plan for every `ROWS` lengths, which takes a while for a large model.
+    """
+    return ("onnxruntime", *(name for name in config.runtime.backends or () if name != "onnxruntime"))
+
+
 def step_opener(
     models: Path, backend: str, runtime: RuntimeConfig | None = None, *, optimized: bool = True
 ) -> Callable[[Path], Step]:

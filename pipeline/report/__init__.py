@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.report.chain import ChainQuantization, ChainReport, ImageReport
+from pipeline.report.chain import ChainQuantization, ChainReport, ImageReport, ValuesReport
 from pipeline.report.model import (
     DIFFS,
     REPORT_VERSION,

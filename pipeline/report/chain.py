@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from passes.suggest import plural
+
 
 @dataclass(frozen=True, slots=True)
 class ChainReport:
@@ -51,6 +53,28 @@ class ImageReport:
     @property
     def result(self) -> str:
         return f"image of {self.steps} steps {'as' if self.is_right else 'differs from'} diffusers makes it"
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesReport:
+    """What a chain of one's own parts returns on a backend, against what it returns for their sources.
+
+    max_abs: the largest error of a value; `is_right` says that all are within the tolerances of their dtypes.
+    """
+
+    backend: str
+    values: int
+    max_abs: float
+    is_right: bool
+    why: str = ""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.backend} {self.result}, off by {self.max_abs:.1e} at most"
+
+    @property
+    def result(self) -> str:
+        return f"{plural(self.values, 'result')} {'as' if self.is_right else 'not as'} from the sources"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from passes.provenance.annotations import NameMap
 from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural
 from passes.visible import visible_json
-from pipeline.report.chain import ChainReport, ImageReport
+from pipeline.report.chain import ChainReport, ImageReport, ValuesReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +407,7 @@ class Report:
     """What `onnxline train` did; None in the report of a run."""
     parts: Mapping[str, Report] = field(default_factory=dict)
     """The reports of the parts by their names, of a run in parts; report.json of another run leaves this out."""
-    chain: tuple[ChainReport | ImageReport, ...] = ()
+    chain: tuple[ChainReport | ImageReport | ValuesReport, ...] = ()
     """The chain of the parts, on each backend; left out as `parts` is."""
     format_version: int = field(default=REPORT_VERSION)
 

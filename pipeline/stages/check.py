@@ -47,6 +47,8 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
         UsageError, PolicyError: one of them is wrong; the message suggests the nearest known one.
     """
     if config.model.parts is not None:
+        if config.model.chain is not None:
+            check_function(config.model.chain, "model.chain", f"the chain {config.model.chain}")
         first, *_ = [check_settings(config.of_part(name), workspace) for name in config.model.part_names]
         return first
     with config.name_keys():

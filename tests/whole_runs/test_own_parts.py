@@ -18,7 +18,7 @@ from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of
 from pipeline.batch import job_of, read_configs
 from pipeline.cli import app
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import CheckFailed, SourceError, UsageError
 from pipeline.events import Event, Note, PartStarted
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.quantsim import QuantSim
@@ -112,7 +112,9 @@ def test_each_part_is_a_run_with_what_it_has_of_its_own(result: PartsResult) -> 
     assert "models/head/model.onnx" in report["files"]
     page = (result.folder / "report.html").read_text()
     assert all(f"parts/{name}/report.html" in page for name in result.parts)
-    assert "chain: none is known of own parts" in re.sub(r" [\d.]+ s \(", " ", (result.folder / "log.txt").read_text())
+    assert "chain: none: model.chain is not given" in re.sub(
+        r" [\d.]+ s \(", " ", (result.folder / "log.txt").read_text()
+    )
     baseline = baseline_of(result.report)
     assert list(baseline["parts"]) == ["encoder", "decoder", "head"]
 
@@ -153,10 +155,64 @@ def test_commands_take_a_part(result: PartsResult, file: Path) -> None:
     assert re.findall(r"^part (\w+)", dry.output, re.MULTILINE) == ["encoder", "decoder", "head"]
 
 
+CHAIN = """
+calls = []
+
+
+def use(parts, generator):
+    ids = generator.integers(0, 40, (2, 5))
+    return parts["head"]({"x": parts["encoder"]({"ids": ids})["output"][0]})["y"]
+
+
+def count(parts, generator):
+    calls.append(use(parts, generator))
+    return {"calls": calls[-1] + len(calls)}
+
+
+def fail(parts, generator):
+    return parts["nowhere"]
+
+
+def text(parts, generator):
+    return "text"
+"""
+
+
+def test_a_chain_is_proven_by_a_function(result: PartsResult, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "chain.py").write_text(CHAIN)
+    settings = ["runtime.backends=[onnxruntime, plan]", "parts.head.runtime={}"]
+
+    def run(name: str) -> PartsResult:
+        config = RunConfig.from_yaml(file, [*settings, f"model.chain={tmp_path / 'chain.py'}:{name}"])
+        found = Pipeline(config, tmp_path / "out").run()
+        assert isinstance(found, PartsResult)
+        return found
+
+    found = run("use")
+    assert [(chain.backend, chain.is_right) for chain in found.chain] == [("onnxruntime", True), ("plan", True)]
+    assert found.chain[0].why == "model.chain calls no decoder, which is proven by itself"
+    assert baseline_of(found.report)["chain"]["plan"] == "1 result as from the sources"
+    assert re.search(
+        r"plan 1 result as from the sources, off by \S+ at most", (tmp_path / "out/report.html").read_text()
+    )
+    with pytest.raises(
+        CheckFailed, match=r"the parts together do not give what their sources give on onnxruntime: calls"
+    ):
+        run("count")
+    with pytest.raises(SourceError, match=r"the chain .*:fail raises KeyError: 'nowhere'"):
+        run("fail")
+    with pytest.raises(
+        SourceError, match=r"the chain .*:text returns str, expected an array of numpy, or arrays by na"
+    ):
+        run("text")
+    with pytest.raises(SourceError, match=r"the chain .*: no function 'uze' there; did you mean 'use'\?"):
+        run("uze")
+
+
 def test_own_parts_have_no_chain_to_generate_by(result: PartsResult) -> None:
     for folder in (result.folder, result.models):
         with pytest.raises(
-            UsageError, match=r"found the parts encoder, decoder, head of model\.parts, which have no ch"
+            UsageError, match=r"found the parts encoder, decoder, head of model\.parts, which are no ch"
         ):
             TextGenerator(folder)
 

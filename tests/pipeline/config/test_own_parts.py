@@ -88,6 +88,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"parts": {"a": {"transformers": "./t5", "task": "text2text-generation"}}},
         "found the parts encoder, decoder as the part 'a', expected one model: add part: encoder or part: decoder to a",
     ),
+    "a chain": ({"onnx": "x", "chain": "m:f"}, "model: found 'chain' next to 'onnx', expected it with 'parts'"),
     "an unknown key": ({"parts": {"a": {"onxn": "x"}}}, "unknown key 'onxn' in model.parts.a; did you mean 'onnx'?"),
 }
 
