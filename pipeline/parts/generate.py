@@ -165,7 +165,7 @@ def open_reader(
 
 
 def read_settings(models: Path) -> dict[str, Any]:
-    """What the folder says of tokens: `vocab_size`, `eos`, those that end a text, and `start`, that of a decoder."""
+    """What the folder says of tokens: `vocab_size`, `pad`, `eos`, which end a text, and `start`, a decoder's first."""
     try:
         if (models / CONFIG).is_file():
             section = json.loads((models / CONFIG).read_text(encoding="utf-8"))
@@ -180,6 +180,7 @@ def read_settings(models: Path) -> dict[str, Any]:
     starts = (section.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
     return {
         "vocab_size": section.get("vocab_size"),
+        "pad": section.get("pad_token_id"),
         "eos": [eos] if isinstance(eos, int) else list(eos or ()),
         "start": next((start for start in starts if start is not None), 0),
     }

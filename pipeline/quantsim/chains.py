@@ -108,9 +108,16 @@ class PartsChain(ABC):
     def open(self, steps: Mapping[str, Step]) -> Run:
         """The chain by one step for each part."""
 
-    @property
-    def vocabulary(self) -> int:
-        return read_settings(self.models).get("vocab_size") or 2
+    def draw_tokens(self, generator: np.random.Generator, size: int | Sequence[int], *others: int) -> np.ndarray:
+        """Random tokens, int64 (size): neither that of padding nor `others`, unless the vocabulary has only these.
+
+        A model has no embedding for padding, or one that no training has moved. A position whose embedding is zero
+        has noise that says nothing of a text, and the ratio of a whole part is little more than that position's.
+        """
+        settings = read_settings(self.models)
+        count = settings.get("vocab_size") or 2
+        words = np.setdiff1d(np.arange(count), [token for token in (settings.get("pad"), *others) if token is not None])
+        return generator.choice(words if words.size else np.arange(count), size)
 
     def extend(self, subject: Any, _tokens: Sequence[int]) -> Any:
         """The subject with a text after it, which a decoder reads at once; None where the chain reads no text."""
@@ -168,7 +175,7 @@ class TextChain(PartsChain):
     def draw(self, generator: np.random.Generator) -> Iterator[list[int]]:
         size = max(PROMPT, self.text.chunk + 1) if self.text.is_static else PROMPT
         while True:
-            yield generator.integers(0, self.vocabulary, size).tolist()
+            yield self.draw_tokens(generator, size).tolist()
 
     def extend(self, subject: list[int], tokens: Sequence[int]) -> list[int]:
         return [*subject, *tokens]
@@ -185,7 +192,7 @@ class TextChain(PartsChain):
 class Seq2SeqChain(PartsChain):
     """An encoder, and a decoder after it: a subject is a source, tokens or features."""
 
-    expected = "files with an array of the encoder's input"
+    noun, expected = "sources", "files with an array of the encoder's input"
 
     @property
     def source(self) -> InputSpec:
@@ -201,7 +208,7 @@ class Seq2SeqChain(PartsChain):
         shape = [1, *(size if isinstance(size, int) else PROMPT for size in spec.shape[1:])]
         while True:
             if spec.name == TOKENS:
-                yield {TOKENS: generator.integers(0, self.vocabulary, shape)}
+                yield {TOKENS: self.draw_tokens(generator, shape)}
             else:
                 yield {spec.name: generator.standard_normal(shape, np.float32)}
 
@@ -241,8 +248,7 @@ class ImageTextChain(PartsChain):
         image = ImageTokens.of(self.models)
         [pixels] = (spec.shape_at({}) for spec in self.specs("vision") if spec.name == PIXELS)
         while True:
-            words = generator.integers(0, self.vocabulary, PROMPT)
-            words[words == image.token] = 0
+            words = self.draw_tokens(generator, PROMPT, image.token)
             ids = np.insert(words, 2, [image.token] * image.count)[None]
             yield {PIXELS: generator.standard_normal(pixels, np.float32), TOKENS: ids.astype(np.int64)}
 

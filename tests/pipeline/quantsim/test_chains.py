@@ -67,6 +67,21 @@ def test_a_random_prompt_has_the_tokens_of_its_image(tmp_path: Path) -> None:
     assert samples_of(chain, tmp_path, 2)["vision"]
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"vocab_size": 7, "pad_token_id": 0}', {1, 2, 3, 4, 6}),
+        ('{"vocab_size": 7, "pad_token_id": 6}', {0, 1, 2, 3, 4}),
+        ('{"vocab_size": 7}', {0, 1, 2, 3, 4, 6}),
+        ('{"vocab_size": 1, "pad_token_id": 0}', {0}),  # there is no other
+    ],
+)
+def test_drawn_tokens_are_neither_padding_nor_images(tmp_path: Path, config: str, words: set[int]) -> None:
+    chain = image_chain(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    assert {*chain.draw_tokens(np.random.default_rng(0), 400, 5).tolist()} == words
+
+
 IMAGE_MISTAKES: list[tuple[dict[str, object], str]] = [
     ({"pixel_values": IMAGE, "input_ids": [[1, 5, 2]]}, "found 1 token 5, which stands for an image, expected 4"),
     (
