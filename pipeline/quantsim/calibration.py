@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -37,8 +38,8 @@ class MeasuredRanges:
 
     limits: the least and the greatest number of each tensor, as the method has them. Percentile and entropy have none
         before the last sample, and MSE none of tensors with numbers, since they depend on the format, but for those
-        that are infinite on a sample, which have no histogram. The least is
-        above the greatest where no sample has a number of the tensor, as of a cache of length 0.
+        that are infinite or NaN on a sample, which have no histogram. Both are NaN where an element is, and the least
+        is above the greatest where no sample has a number of the tensor, as of a cache of length 0.
     histograms: of each tensor that has numbers; none for min-max.
     """
 
@@ -47,9 +48,9 @@ class MeasuredRanges:
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
     def extents(self) -> dict[str, Range]:
-        """The least and the greatest number of each tensor that has numbers."""
+        """The least and the greatest element of each tensor that has elements; NaN where one is."""
         counted = {name: (float(parts[2]), float(parts[3])) for name, parts in self.histograms.items()}
-        return {name: limits for name, limits in self.limits.items() if limits[0] <= limits[1]} | counted
+        return {name: limits for name, limits in self.limits.items() if not limits[0] > limits[1]} | counted
 
     def save(self, path: Path, key: str) -> None:
         """Write all of it to a file, for a later run with the same key."""
@@ -117,7 +118,7 @@ def measure(
         percentile: of the method of that name.
 
     Raises:
-        UsageError: no samples; or a tensor whose elements are counted is NaN on one of them.
+        UsageError: no samples, or no bins divide the elements of a tensor.
     """
     measurement = RangeMeasurement(model, placement, method, known, percentile)
     for sample in samples:
@@ -142,15 +143,16 @@ class RangeMeasurement:
         self._measured, self._done = known or MeasuredRanges(0, {}), 0
         self._collector: FiniteHistogramCollector | None = None
         if method != "minmax":
-            infinite = {name: limits for name, limits in self._measured.extents().items() if np.isinf(limits).any()}
-            self._collector = FiniteHistogramCollector(method, percentile, self._measured.histograms, infinite)
+            extents = self._measured.extents().items()
+            not_finite = {name: limits for name, limits in extents if not np.isfinite(limits).all()}
+            self._collector = FiniteHistogramCollector(method, percentile, self._measured.histograms, not_finite)
 
     def add(self, sample: Feeds) -> MeasuredRanges | None:
         """Measure the tensors on one more sample, and return what has been measured so far; None where a stopped run
         has measured this sample.
 
         Raises:
-            UsageError: a tensor whose elements are counted is NaN.
+            UsageError: the model does not run on the sample, or no bins divide the elements of a tensor.
         """
         self._done += 1
         if self._done <= self._measured.samples:
@@ -165,7 +167,7 @@ class RangeMeasurement:
             for name, array in self._tensors.walk(sample, self._done):
                 self._collector.count(name, array)
             counted = _as_arrays(self._collector.histogram_dict)
-            self._measured = MeasuredRanges(self._done, dict(self._collector.infinite), counted)
+            self._measured = MeasuredRanges(self._done, dict(self._collector.not_finite), counted)
         return self._measured
 
     def finish(self) -> MeasuredRanges:
@@ -181,7 +183,7 @@ class RangeMeasurement:
             return measured
         limits = collector.find_limits() if self._method != "mse" and measured.histograms else {}
         empty = dict.fromkeys(set(self._wanted) - measured.histograms.keys(), EMPTY)
-        return replace(measured, limits=empty | limits | collector.infinite)
+        return replace(measured, limits=empty | limits | collector.not_finite)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,7 +240,7 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
         limits = [known for name in names if (known := measured.limits.get(name)) and not known[0] > known[1]]
         histograms = [measured.histograms[name] for name in names if name in measured.histograms]
         if limits:
-            found[group] = min(low for low, _ in limits), max(high for _, high in limits)
+            found[group] = reduce(hull, limits)
         else:
             found[group] = least_error_range(histograms, formats[group]) if histograms else NO_NUMBERS
         check_finite(group, *found[group])
@@ -284,5 +286,5 @@ NO_NUMBERS: Final[Range] = (0.0, 0.0)
 RANGES: Final = "calibration.npz"
 """The file of ranges and histograms that are kept between runs, next to the results of stages."""
 
-RANGES_VERSION: Final = 3
+RANGES_VERSION: Final = 4
 """Of what that file holds; the ranges of another version are measured anew."""

@@ -49,27 +49,26 @@ class FiniteHistogramCollector(HistogramCollector):
         method: whose settings it has.
         percentile: of the method of that name.
         known: the histograms that a stopped run has made.
-        infinite: the tensors that were infinite there, and their limits.
+        not_finite: the tensors that were infinite or NaN there, and their limits.
     """
 
     def __init__(
-        self, method: Method, percentile: float, known: Mapping[str, Histogram], infinite: Mapping[str, Range]
+        self, method: Method, percentile: float, known: Mapping[str, Histogram], not_finite: Mapping[str, Range]
     ) -> None:
         super().__init__(**{**COLLECTORS[method], "percentile": percentile}, scenario="same")
         self.histogram_dict = dict(known)
-        self.infinite = dict(infinite)
+        self.not_finite = dict(not_finite)
 
     def count(self, name: str, array: np.ndarray) -> None:
         """Add the elements of a tensor."""
         if not array.size:
             return
         low, high = float(array.min()), float(array.max())
-        if not np.isnan(low) and (np.isinf((low, high)).any() or name in self.infinite):  # no bins divide that
+        if not np.isfinite((low, high)).all() or name in self.not_finite:  # no bins divide that
             counts = self.histogram_dict.pop(name, None)
-            known = (float(counts[2]), float(counts[3])) if counts else self.infinite.get(name)
-            self.infinite[name] = hull(known, (low, high))
+            known = (float(counts[2]), float(counts[3])) if counts else self.not_finite.get(name)
+            self.not_finite[name] = hull(known, (low, high))
             return
-        check_finite(name, low, high)
         try:
             with _quiet():
                 self._count_finite(name, array, max(abs(low), abs(high)))
@@ -146,9 +145,9 @@ def check_finite(tensor: str, low: float, high: float) -> None:
         UsageError: naming the tensor, and what to do.
     """
     if not (np.isfinite(low) and np.isfinite(high)):
+        found = "is NaN on a sample" if np.isnan(low) else f"reaches {low:g} to {high:g}"
         raise UsageError(
-            f"calibration: {tensor!r} reaches {low:g} to {high:g}, which no scale can express; put clamp-mask into the "
-            "recipe if it is a mask, or leave the tensor in float: quantsim.rules, tensor:NAME: {activations: float}"
+            f"calibration: {tensor!r} {found}, which no scale can express; put clamp-mask into the recipe if it is a mask, or leave the tensor in float: quantsim.rules, tensor:NAME: {activations: float}"
         )
 
 
@@ -211,7 +210,7 @@ def _quiet() -> Iterator[None]:
 
 
 def hull(known: Range | None, found: Range) -> Range:
-    """Both together; NaN stays NaN, which Python's min may lose."""
+    """Both together, or `found` alone; NaN where one of them is."""
     return (float(np.minimum(known[0], found[0])), float(np.maximum(known[1], found[1]))) if known else found
 
 

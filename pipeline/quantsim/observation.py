@@ -60,13 +60,11 @@ class TensorObserver:
             UsageError: the model does not run on the sample.
         """
         found = _run(self._reductions, sample, number)
-        ends = {name: [found[f"{name}/{operator}"] for operator in EXTREMES] for name in self._computed}
-        ends |= {name: [np.asarray(sample[name])] * 2 for name in self._given}
+        ends = {name: [found[f"{name}/{operator}"] for operator in REDUCTIONS] for name in self._computed}
+        ends |= {name: [np.asarray(sample[name])] * 3 for name in self._given}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of NaN
-            return {
-                name: (float(low.min()), float(high.max())) if low.size else EMPTY for name, (low, high) in ends.items()
-            }
+            return {name: _extremes(*arrays) for name, arrays in ends.items()}
 
     def walk(self, sample: Feeds, number: int) -> Iterator[tuple[str, np.ndarray]]:
         """Each tensor with its elements, of which one portion is held at a time.
@@ -84,13 +82,19 @@ class TensorObserver:
 
     @cached_property
     def _reductions(self) -> Session | None:
-        return _open(reduce_values(self._model, self._computed, EXTREMES))
+        return _open(reduce_values(self._model, self._computed, REDUCTIONS))
 
     def _session(self, names: Sequence[str]) -> Session | None:
         proto = self._model.copy_proto()
         replace_entries(proto.graph.output, [onnx.ValueInfoProto(name=name) for name in names])
         drop_unread_nodes(proto.graph)
         return _open(self._model.with_proto(proto))
+
+
+def _extremes(low: np.ndarray, high: np.ndarray, total: np.ndarray) -> Range:
+    if not low.size:
+        return EMPTY
+    return (np.nan, np.nan) if np.isnan(total).any() else (float(low.min()), float(high.max()))
 
 
 def divide_by_size(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
@@ -127,7 +131,8 @@ def reduce_values(model: DetachedModel, names: Collection[str], operators: Seque
     return model.with_proto(proto)
 
 
-EXTREMES: Final = ("ReduceMin", "ReduceMax")
+REDUCTIONS: Final = ("ReduceMin", "ReduceMax", "ReduceL1")
+"""The last is NaN where an element is, which onnxruntime's least and greatest element pass over."""
 
 SIZE: Final = "Size"
 

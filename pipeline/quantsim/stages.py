@@ -139,7 +139,7 @@ class Simulation:
         )
 
     def take_ranges(self, calibration: Calibration, samples: Samples) -> None:
-        """End the measurement, and leave in float what is infinite on a sample, where the model drops infinity."""
+        """End the measurement, and leave in float what is infinite or NaN on a sample, where the model drops that."""
         self._measured = calibration.finish(keep=not samples.may_change)
         self._in_float = tuple(find_dropped_infinities(self._model, self.placement, self._measured.extents()))
         if self._in_float:

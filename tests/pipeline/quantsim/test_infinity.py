@@ -1,4 +1,4 @@
-"""What is infinite on a sample stays in float where the model drops it, and is refused where something uses it."""
+"""What is infinite or NaN on a sample stays in float where the model drops it, and is refused where it is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from passes.weights.detached import DetachedModel
-from pipeline.config.quantsim import parse_precision
+from pipeline.config.quantsim import FLOAT, parse_precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
 from pipeline.quantsim.histograms import Method
@@ -25,14 +25,16 @@ INTEGERS = f"""{HEAD} {{
     log = Log(x) place = Cast <to = 7> (log) near = Cast <to = 7> (x) bin = Where(c, near, place)
     z = Cast <to = 1> (bin) y = Mul(z, one)
 }}"""
+MASKED = f"{HEAD} {{ log = Log(x) rest = Sub(x, x) off = Mul(log, rest) z = Where(c, x, off) y = Mul(z, one) }}"
 COMPARED = f"{HEAD} {{ log = Log(x) is = Less(log, one) y = Where(is, x, one) }}"
 
 DROPPED: dict[str, tuple[str, set[str], str]] = {
-    "Where": (CHOSEN, {"log", "twice"}, "Where drops infinity"),
-    "Max": (LIMITED, {"log"}, "Max drops infinity"),
-    "after Concat": (MOVED, {"log", "both"}, "Max drops infinity"),
-    "integers": (INTEGERS, {"log"}, "Where drops infinity"),
-    "comparison": (COMPARED, {"log"}, "Less drops infinity"),
+    "Where": (CHOSEN, {"log", "twice"}, "Where drops those elements"),
+    "Max": (LIMITED, {"log"}, "Max drops those elements"),
+    "after Concat": (MOVED, {"log", "both"}, "Max drops those elements"),
+    "integers": (INTEGERS, {"log"}, "Where drops those elements"),
+    "NaN before Where": (MASKED, {"log", "off"}, "Where drops those elements"),
+    "comparison": (COMPARED, {"log"}, "Less drops those elements"),
 }
 
 EVERYTHING = (PlacementRule("op:*", activations=parse_precision("uint8")),)
@@ -57,7 +59,7 @@ def test_infinity_that_the_model_drops_stays_in_float(name: str, method: Method)
     model = model_of(text)
     measured, placement = placed_by(model, SAMPLES, method)
     left = {placed.site.tensor: placed.reason for placed in placement.left_in_float()}
-    assert left == dict.fromkeys(expected, f"it is infinite on a sample, and {reason}")
+    assert left == dict.fromkeys(expected, f"it is infinite or NaN on a sample, and {reason}")
     assert all(np.isfinite(limits).all() for limits in group_ranges(measured, placement, model).values())
 
 
@@ -74,6 +76,19 @@ def test_infinity_that_something_uses_is_refused(text: str) -> None:
     model = model_of(text)
     measured, placement = placed_by(model, SAMPLES, "minmax")
     with pytest.raises(UsageError, match="'log' reaches -inf to"):
+        group_ranges(measured, placement, model)
+
+
+@pytest.mark.parametrize("method", ["minmax", "mse", "percentile"])
+@pytest.mark.parametrize("row", [[4, 1, 0], [0, 1, 4], [1, 0, 4]])
+def test_a_nan_that_something_uses_is_refused_by_name_wherever_it_is(row: list[float], method: Method) -> None:
+    model = model_of(f"{HEAD} {{ log = Log(x) rest = Sub(x, x) off = Mul(log, rest) z = Max(off, x) y = Mul(z, x) }}")
+    samples = [SAMPLES[0], {"x": np.array(row, np.float32), "c": np.ones(3, np.bool_)}, SAMPLES[0]]
+    placement = place(model, (*EVERYTHING, PlacementRule("tensor:log", activations=FLOAT)))
+    measured = measure(model, placement, samples, method)
+    assert np.isnan(measured.extents()["off"]).all()
+    assert not list(find_dropped_infinities(model, placement, measured.extents()))
+    with pytest.raises(UsageError, match="'off' is NaN on a sample, which no scale can express"):
         group_ranges(measured, placement, model)
 
 

@@ -44,6 +44,14 @@ def test_a_tensor_is_reduced_directly_after_the_node_that_makes_it() -> None:
     assert [info.name for info in found.graph.output] == ["h/ReduceMin", "h/ReduceMax", "r/ReduceMin", "r/ReduceMax"]
 
 
+@pytest.mark.parametrize("place", range(8))
+def test_the_extremes_of_a_tensor_with_a_nan_are_nan(place: int) -> None:
+    x = np.ones((2, 4), np.float32)
+    x.flat[place] = np.nan
+    found = TensorObserver(mlp(), ["x", "h"]).find_extremes({"x": x}, 1)
+    assert np.isnan(list(found.values())).all()
+
+
 @pytest.mark.parametrize("most_bytes", [1, 48, 2**29])
 def test_elements_are_those_of_one_run_whatever_the_portions(most_bytes: int) -> None:
     model, names = mlp(), ["x", "h", "r", "y"]
