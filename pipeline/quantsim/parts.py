@@ -39,7 +39,7 @@ from pipeline.quantsim.encodings import Range
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import MetricResult
 from pipeline.quantsim.optimize import Chosen, refuse_numpy_operators
-from pipeline.quantsim.preparation import inline_layers
+from pipeline.quantsim.preparation import describe_run, inline_layers
 from pipeline.quantsim.report import QuantSimResult, page_data, to_json_data
 from pipeline.quantsim.shared_values import SharedValues
 from pipeline.quantsim.stages import Simulation
@@ -142,6 +142,10 @@ def check_settings_of_parts(config: RunConfig) -> dict[str, QuantSimConfig]:
                 f"parts.{name}.quantsim.calibration: the calls of all parts are those of one chain; expected data, "
                 "args and seed under quantsim"
             )
+        if settings.shard_mib:
+            raise UsageError(
+                f"parts.{name}.quantsim.shard_mib is for a single model: name one part: --set model.part={name}"
+            )
         if settings.optimize != whole.optimize and config.model.part_names == ALIKE:
             raise UsageError(
                 f"parts.{name}.quantsim.optimize: prefill and decode share their weights, which are rounded once; "
@@ -185,7 +189,7 @@ def simulate_parts(
         models, simulations = dict[str, DetachedModel](), dict[str, Simulation]()
         for name, result in before.parts.items():
             models[name], inlined = inline_layers(read_model(result.model, unread=is_unread), result.sampler)
-            own = (*notes, *inlined)
+            own = (*notes, *describe_run(result, config.of_part(name)), *inlined)
             simulations[name] = Simulation(models[name], settings[name], workspaces[name], partial(show_of, name), own)
         if why:
             found = {name: simulation.place_only(why) for name, simulation in simulations.items()}

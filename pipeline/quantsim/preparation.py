@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,9 +27,9 @@ DEFAULT_OPSET: Final = 21
 
 
 def prepare_config(config: RunConfig) -> RunConfig:
-    """The configuration of the run before the simulation: with the steps that prepare, and, where nothing else was
-    asked for, an opset that has the operators of quantization, and no operators that ONNX does not have. Where a step
-    reads data, and `verify.inputs` has none, it reads that of the calibration."""
+    """The configuration of the run before the simulation: with the steps that prepare, of each part its own, and, where
+    nothing else was asked for, an opset that has the operators of quantization, and no operators that ONNX does not
+    have. Where a step reads data, and `verify.inputs` has none, it reads that of the calibration."""
     if config.model.parts is not None:
         return change_parts(config, {name: prepare_config(config.of_part(name)) for name in config.model.part_names})
     settings = config.quantsim or QuantSimConfig()
@@ -43,7 +43,8 @@ def prepare_config(config: RunConfig) -> RunConfig:
         update["verify"] = verify.model_copy(update={"inputs": calibration.data})
     if config.model.onnx is None and "opset" not in config.export.model_fields_set:
         update["export"] = config.export.model_copy(update={"opset": DEFAULT_OPSET})
-    return config.model_copy(update=update)
+    recipes = {name: prepare_config(config.of_part(name)).passes.recipe for name in config.model.part_names}
+    return _give_recipes(config.model_copy(update=update), recipes)
 
 
 def change_parts(config: RunConfig, parts: Mapping[str, RunConfig]) -> RunConfig:
@@ -58,9 +59,25 @@ def change_parts(config: RunConfig, parts: Mapping[str, RunConfig]) -> RunConfig
     return config.model_copy(update={"parts": own})
 
 
-def add_conversion(config: RunConfig, settings: QuantSimConfig) -> tuple[RunConfig, tuple[str, ...]]:
+def _give_recipes(config: RunConfig, recipes: Mapping[str, tuple[Any, ...]]) -> RunConfig:
+    """The configuration with these recipes of its parts."""
+    parts = dict(config.parts)
+    for name, recipe in recipes.items():
+        if recipe != config.of_part(name).passes.recipe:
+            own = parts.get(name, PartConfig())
+            parts[name] = own.model_copy(update={"passes": {**own.passes, "recipe": list(recipe)}})
+    return config.model_copy(update={"parts": parts})
+
+
+def add_conversion(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """The configuration with a step that brings the model to the opset that the formats need, where it has an earlier
-    one and no step of the recipe chooses another; and a sentence on that."""
+    one and no step of the recipe chooses another; and a sentence on that. Parts have each their own step."""
+    if config.model.part_names:
+        found = {name: add_conversion(config.of_part(name)) for name in config.model.part_names}
+        recipes = {name: part.passes.recipe for name, (part, _) in found.items()}
+        notes = dict.fromkeys(note for _, own in found.values() for note in own)
+        return _give_recipes(config, recipes), tuple(notes)
+    settings = config.quantsim or QuantSimConfig()
     if settings.encodings_from is not None:
         formats = [encoding.precision for encoding in read_aimet(Path(settings.encodings_from))[0].values()]
     else:

@@ -100,13 +100,13 @@ class QuantSim:
             check_settings_of_parts(self._config)
         config, conversion = self._convert(self._config, show)
         before = Pipeline(config, self._out, show).run()
-        notes = (*conversion, *describe_run(before, config))
         if isinstance(before, PartsResult):
             result = simulate_parts(
-                config, before, notes, show, holds_out=self._holds_out, costs_budget_s=self._costs_budget_s
+                config, before, conversion, show, holds_out=self._holds_out, costs_budget_s=self._costs_budget_s
             )
             self._check_steps(result.parts.values())
             return result
+        notes = (*conversion, *describe_run(before, config))
         return self._simulate_run(before, config, notes, show)
 
     def _run_own_parts(self, show: Observer) -> PartsQuantSimResult:
@@ -129,7 +129,7 @@ class QuantSim:
     def _convert(self, config: RunConfig, show: Observer) -> tuple[RunConfig, tuple[str, ...]]:
         """The configuration with the opset that its formats need, and what is said of that; a file of AIMET that is
         not understood is named here."""
-        config, conversion = add_conversion(config, config.quantsim or QuantSimConfig())
+        config, conversion = add_conversion(config)
         for note in conversion:
             show(Note(note))
         return config, conversion

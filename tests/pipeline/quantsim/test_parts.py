@@ -26,6 +26,7 @@ from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, measure_costs
 from pipeline.quantsim.parts import check_settings_of_parts, join_encodings
 from pipeline.quantsim.placement import Placement, place
+from pipeline.quantsim.preparation import add_conversion, prepare_config
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import make_report
@@ -392,6 +393,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"quantsim": {"metric": {"use": "token-agreement", "output": "y"}}}, "found token-agreement with output"),
     ({"parts": {"decode": {"quantsim": {"suggest": {"size": 0.5}}}}}, "parts.decode.quantsim.suggest: the chain"),
     ({"parts": {"decode": {"quantsim": {"calibration": {"seed": 3}}}}}, "parts.decode.quantsim.calibration: the calls"),
+    ({"parts": {"decode": {"quantsim": {"shard_mib": 4}}}}, "parts.decode.quantsim.shard_mib is for a single model"),
     ({"parts": {"decode": {"quantsim": {"optimize": ["gptq"]}}}}, "prefill and decode share their weights, which"),
 ]
 
@@ -402,3 +404,14 @@ def test_what_a_chain_does_not_take_is_one_sentence(tmp_path: Path, change: dict
     with pytest.raises(UsageError) as found:
         check_settings_of_parts(RunConfig.from_mapping({**PART, **change}, tmp_path))
     assert sentence in str(found.value)
+
+
+def test_a_part_has_its_own_steps_of_preparation(tmp_path: Path) -> None:
+    parts = {"decode": {"quantsim": {"prepare": ["split-qkv"]}}, "prefill": {"passes": {"recipe": ["clean"]}}}
+    quantsim = {"profile": "qnn-htp-w4a16", "prepare": ["clamp-mask"]}
+    whole = {**PART, "passes": {"recipe": ["onnxsim"]}, "export": {"opset": 17}, "quantsim": quantsim, "parts": parts}
+    found, [note] = add_conversion(prepare_config(RunConfig.from_mapping(whole, tmp_path)))
+    conversion = {"convert-opset": {"to": 21}}
+    assert found.of_part("prefill").passes.recipe == ("clean", conversion, "clamp-mask")
+    assert found.of_part("decode").passes.recipe == ("onnxsim", conversion, "split-qkv")
+    assert note == "quantsim: the model has opset 17, and 4 bits needs 21: convert-opset is added to the steps"
