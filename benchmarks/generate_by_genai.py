@@ -2,7 +2,8 @@
 
     PYTHON generate_by_genai.py '{"models": FOLDER, "prompt": [1, 2, 3], "count": 32, "eos": 88}'
 
-With "features", a file .npy, these are what an encoder hears: float32 (1, bins, 3000).
+With "inputs", a file .npz, its arrays are what comes before a text: what an encoder hears, input_features, float32
+(1, bins, 3000); or an image as pixel_values, image_grid_thw and num_image_tokens.
 
 Prints {"tokens": […], "version": …}, greedy. Imports nothing of this repository.
 """
@@ -23,9 +24,11 @@ def main() -> None:
     settings.set_search_options(max_length=len(asked["prompt"]) + asked["count"], do_sample=False)
     generator = genai.Generator(model, settings)
     prompt = np.array([asked["prompt"]], dtype=np.int32)
-    if "features" in asked:
+    if "inputs" in asked:
         tensors = genai.NamedTensors()
-        tensors["input_features"], tensors["input_ids"] = np.load(asked["features"]), prompt
+        for name, array in np.load(asked["inputs"]).items():
+            tensors[name] = array
+        tensors["input_ids"] = prompt
         generator.set_inputs(tensors)
     else:
         generator.append_tokens(prompt)

@@ -161,15 +161,15 @@ def row(family: str, folder: Path, backends: Sequence[str], genai: str, cache: M
     yield by_genai(genai, result.models, text.prompt, text.tokens) if genai else ""
 
 
-def by_genai(python: str, models: Path, prompt: Sequence[int], expected: Sequence[int], features: str = "") -> str:
+def by_genai(python: str, models: Path, prompt: Sequence[int], expected: Sequence[int], inputs: str = "") -> str:
     """The tokens of onnxruntime-genai from a folder of models, or the error with which it refuses the folder.
 
     Args:
-        features: a file .npy with what an encoder hears, if there is one.
+        inputs: a file .npz with what comes before the text, such as an image, if there is one.
     """
     unused = next(token for token in range(len(expected) + 1) if token not in expected)
     asked = {"models": str(models), "prompt": list(prompt), "count": len(expected), "eos": unused}
-    asked |= {"features": features} if features else {}
+    asked |= {"inputs": inputs} if inputs else {}
     done = subprocess.run([python, str(SCRIPT), json.dumps(asked)], capture_output=True, text=True, timeout=120)
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["it ended without a word"])[-1][:160]

@@ -1,20 +1,27 @@
 """Text after an image in parts: a run of each family, and its tokens on onnxruntime against torch's `generate`.
 
-    python -m benchmarks.image_text [--families "Gemma 3" SmolVLM …]
+    [GENAI_PYTHON=PYTHON] python -m benchmarks.image_text [--families "Gemma 3" SmolVLM …]
 
-The models are small and random: two layers of 32 channels in tower and text. The table is in RESULTS.md.
+The models are small and random: two layers of 32 channels in tower and text. GENAI_PYTHON names the interpreter of an
+environment that has onnxruntime-genai; without it that column stays empty. The table is in RESULTS.md.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 import transformers
 
+from benchmarks.generation import by_genai
 from benchmarks.parts_table import print_table, run_in_parts
+from pipeline.export.parts.image_text import VisionPart
+from pipeline.parts.chain import generate_after_image
+from pipeline.runtime.tensors import to_numpy
 
 TEXT: Final[dict[str, Any]] = {
     **{"vocab_size": 89, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8},
@@ -96,17 +103,30 @@ def configuration(folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    print_table(__doc__, FAMILIES, "family | nodes of vision, embedding and decoder | Q/K/V kept | run | chain", row)
+    columns = "family | nodes of vision, embedding and decoder | Q/K/V kept | run | chain | onnxruntime-genai"
+    print_table(__doc__, FAMILIES, columns, row)
 
 
 def row(family: str, folder: Path) -> Iterator[str]:
     """The cells of a family: what the run found, and how many tokens are torch's."""
-    make_model(family).save_pretrained(folder / "source")
+    model = make_model(family)
+    model.save_pretrained(folder / "source")
     result, structures, seconds = run_in_parts(configuration(folder / "source"), family, folder)
     yield ", ".join(f"{part.export.nodes} → {part.optimize.nodes}" for part in result.parts.values())
     yield structures
     yield seconds
     yield ", ".join(chain.sentence for chain in result.chain)
+    genai = os.environ.get("GENAI_PYTHON")
+    yield image_by_genai(genai, result.models, model, folder / "image.npz") if genai else ""
+
+
+def image_by_genai(python: str, models: Path, model: Any, file: Path) -> str:
+    """What onnxruntime-genai writes after a random image, as `by_genai`; `file` is for the image."""
+    text, vision = generate_after_image(model, 7, 7), VisionPart(model)
+    arrays: dict[str, Any] = {name: to_numpy(tensor) for name, tensor in vision.given.items()}
+    arrays |= {**text.inputs, "num_image_tokens": np.array([len(vision.features)])}
+    np.savez(file, **arrays)
+    return by_genai(python, models, text.prompt, text.tokens, str(file))
 
 
 if __name__ == "__main__":

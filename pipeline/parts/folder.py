@@ -12,7 +12,7 @@ import onnx
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import read_model
 from passes.weights.files import save_together
-from pipeline.parts.genai import SPEECH, genai_config, genai_speech_config
+from pipeline.parts.genai import SPEECH, genai_config, genai_image_config, genai_speech_config
 from pipeline.parts.generate import CONFIG, GENERATION, SETTINGS
 from pipeline.parts.sessions import MODELS, PAST_PREFIX, state_slots
 from pipeline.workspace import Workspace, key_of, own_code_digest, stamp
@@ -76,8 +76,11 @@ def write_models(
     graphs = {path.stem: model.proto.graph for path, model in models.items()}
     if graphs.keys() & {"encoder", "vision", "model"}:
         (folder / CONFIG).write_text(text, encoding="utf-8")
+        settings = genai_image_config(config, graphs) if "vision" in graphs else None
         if config.model_type == SPEECH:
-            (folder / SETTINGS).write_text(genai_speech_config(config, graphs["decoder"]), encoding="utf-8")
+            settings = genai_speech_config(config, graphs["decoder"])
+        if settings is not None:
+            (folder / SETTINGS).write_text(settings, encoding="utf-8")
     elif "decoder" in graphs:
         (folder / SETTINGS).write_text(genai_config(config, graphs["decoder"]), encoding="utf-8")
     else:

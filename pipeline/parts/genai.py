@@ -26,10 +26,20 @@ def genai_config(config: Any, graph: onnx.GraphProto) -> str:
         config: of the model, from transformers.
         graph: of the final decoder.
     """
+    return _text(_model_of(config, graph))
+
+
+def _text(model: Mapping[str, Any]) -> str:
+    search = {**SEARCH, "max_length": model["context_length"]}
+    return json.dumps({"model": model, "search": search}, indent=4) + "\n"
+
+
+def _model_of(config: Any, graph: onnx.GraphProto) -> dict[str, Any]:
+    """The section `model` for a decoder."""
     text = config.get_text_config(decoder=True)
     slots = state_slots(graph)
     inputs = {value.name for value in graph.input}
-    named = [name for name in ("input_ids", "attention_mask", "position_ids") if name in inputs]
+    named = [name for name in GIVEN if name in inputs]
     kinds = [kind for kind in KINDS if any(slot.before.endswith(f".{kind}") for slot in slots)]
     heads = text.num_attention_heads if hasattr(text, "num_attention_heads") else 0
     keys = next((slot.shape for slot in slots if slot.before.endswith(".key")), (1, heads, 0, 0))
@@ -52,7 +62,7 @@ def genai_config(config: Any, graph: onnx.GraphProto) -> str:
         "num_key_value_heads": keys[1],
     }
     eos = _tokens(text, "eos_token_id")
-    model = {
+    return {
         "bos_token_id": _tokens(text, "bos_token_id") or 0,
         "context_length": length,
         "decoder": decoder,
@@ -61,7 +71,50 @@ def genai_config(config: Any, graph: onnx.GraphProto) -> str:
         "type": genai_type(config),
         "vocab_size": text.vocab_size,
     }
-    return json.dumps({"model": model, "search": {**SEARCH, "max_length": length}}, indent=4) + "\n"
+
+
+GIVEN: Final = ("input_ids", "inputs_embeds", "attention_mask", "position_ids")
+"""What onnxruntime-genai gives to a decoder besides its states."""
+
+
+def genai_image_config(config: Any, graphs: Mapping[str, onnx.GraphProto]) -> str | None:
+    """The text of genai_config.json for a tower, an embedding and a decoder; None where the decoder has an input that
+    onnxruntime-genai does not give, such as the token_type_ids of Gemma 3.
+
+    Args:
+        config: of the model, from transformers.
+        graphs: part → its final graph.
+    """
+    decoder, vision = graphs["decoder"], config.vision_config
+    if {value.name for value in decoder.input} - {slot.before for slot in state_slots(decoder)} - {*GIVEN}:
+        return None
+    model = _model_of(config, decoder)
+    model |= {
+        "type": config.model_type,
+        "image_token_id": _first(_tokens(config, "image_token_id"), _tokens(config, "image_token_index")),
+        "vision": {
+            **_interface("vision", graphs),
+            **{key: value for key in TOWER if (value := getattr(vision, key, None)) is not None},
+        },
+        "embedding": _interface("embedding", graphs),
+        **{key: value for key in OF_IMAGES if (value := _tokens(config, key)) is not None},
+    }
+    return _text(model)
+
+
+def _interface(part: str, graphs: Mapping[str, onnx.GraphProto]) -> dict[str, Any]:
+    """The file of a part, and its inputs and outputs, whose names are those of onnxruntime-genai."""
+    graph = graphs[part]
+    sides = {"inputs": graph.input, "outputs": graph.output}
+    names = {side: {value.name: value.name for value in values} for side, values in sides.items()}
+    return {"filename": f"{part}.onnx", **names}
+
+
+TOWER: Final = ("patch_size", "spatial_merge_size", "tokens_per_second")
+"""Sizes of a tower, by which onnxruntime-genai gives a token of an image its positions."""
+
+OF_IMAGES: Final = ("video_token_id", "vision_start_token_id")
+"""Tokens by which it finds images and videos in a text."""
 
 
 SPEECH: Final = "whisper"
@@ -117,8 +170,7 @@ def genai_speech_config(config: Any, graph: onnx.GraphProto) -> str:
         "type": SPEECH,
         "vocab_size": config.vocab_size,
     }
-    search = {**SEARCH, "max_length": config.max_target_positions}
-    return json.dumps({"model": model, "search": search}, indent=4) + "\n"
+    return _text(model)
 
 
 DEFAULT_LENGTH: Final = 4096

@@ -275,7 +275,10 @@ class EmbeddingPart(TaskPart):
 
 
 def tokens_with_image(model: Any, batch: int, image: int, words: int, seed: int) -> Tensor:
-    """int64 (batch, image + words): random words, after the second of which the tokens of an image stand."""
+    """int64 (batch, image + words): random words, after the second of which the tokens of an image stand.
+
+    The second is the token that begins an image, where the family has one.
+    """
     token = token_of_image(model.config)
     assert token is not None
     generator = torch.Generator().manual_seed(seed)
@@ -283,6 +286,8 @@ def tokens_with_image(model: Any, batch: int, image: int, words: int, seed: int)
     ids = torch.randint(0, vocabulary, (batch, words), generator=generator)
     ids[ids == token] = 0
     known = min(2, words)
+    if (begins := getattr(model.config, "vision_start_token_id", None)) is not None:
+        ids[:, known - 1] = begins
     whole = torch.cat((ids[:, :known], torch.full((batch, image), token, dtype=torch.int64), ids[:, known:]), 1)
     return whole.to(next(model.parameters()).device)
 

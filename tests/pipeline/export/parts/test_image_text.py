@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 
 from benchmarks.generation import make_model as make_decoder
-from benchmarks.image_text import FAMILIES, configuration, make_model
-from pipeline.config import ExportConfig, ModelConfig, VerifyConfig
+from benchmarks.image_text import FAMILIES, configuration, image_by_genai, make_model
+from pipeline import Pipeline
+from pipeline.config import ExportConfig, ModelConfig, RunConfig, VerifyConfig
 from pipeline.errors import SourceError, UsageError
 from pipeline.export import TorchSource, export_onnx, load_source
 from pipeline.export.parts import load_for_parts
 from pipeline.export.parts.image_text import EmbeddingPart, ImageTextDecoder, VisionPart
 from pipeline.export.reference import run_torch
-from pipeline.parts import TextGenerator
+from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_after_image
+from pipeline.parts.genai import genai_image_config
 
 
 @pytest.mark.parametrize(
@@ -64,18 +69,32 @@ def test_the_decoder_reads_what_the_family_has() -> None:
     assert qwen["position_ids"].dynamic == {1: "batch_size", 2: "sequence_length"} and "token_type_ids" not in qwen
 
 
+def check_settings(text: str | None, family: str) -> None:
+    """onnxruntime-genai gives no token_type_ids; of other families names are there, and what positions depend on."""
+    assert (text is None) == (family == "Gemma 3")
+    if text is None or family != "Qwen2.5-VL":
+        return
+    found = json.loads(text)["model"]
+    assert [*found["decoder"]["inputs"]][:3] == ["inputs_embeds", "attention_mask", "position_ids"]
+    assert found["type"] == "qwen2_5_vl" and found["image_token_id"] == 88 and found["vision_start_token_id"] == 86
+    vision = {"filename": "vision.onnx", "patch_size": 4, "spatial_merge_size": 2, "tokens_per_second": 4}
+    names = {"inputs": {"pixel_values": "pixel_values"}, "outputs": {"image_features": "image_features"}}
+    assert found["vision"] == vision | names
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_graphs_are_the_model(family: str, tmp_path: Path) -> None:
     model = make_model(family)
     model.save_pretrained(tmp_path / "source")
     (tmp_path / "config.json").write_text(model.config.to_json_string())
-    loaded = None
+    loaded, graphs = None, dict[str, onnx.GraphProto]()
     for part in ("vision", "embedding", "decoder"):
         section = ModelConfig.model_validate({**configuration(tmp_path / "source")["model"], "part": part})
         loaded = loaded or load_for_parts(section)
         source = load_source(section, loaded=loaded)
         assert isinstance(source, TorchSource) and source.draws is not None
         export_onnx(source, ExportConfig(), tmp_path / f"{part}.onnx")
+        graphs[part] = onnx.load(tmp_path / f"{part}.onnx", load_external_data=False).graph
         session = onnxruntime.InferenceSession(str(tmp_path / f"{part}.onnx"), providers=["CPUExecutionProvider"])
         for draw in source.draws(VerifyConfig()):
             expected = run_torch(source, draw.feeds)
@@ -83,6 +102,7 @@ def test_the_graphs_are_the_model(family: str, tmp_path: Path) -> None:
             for name, array in zip(expected, found, strict=True):
                 limit = 1e-4 * max(1.0, float(np.abs(expected[name]).max(initial=0)))  # float32, other orders of sums
                 np.testing.assert_allclose(array, expected[name], atol=limit, rtol=0, err_msg=draw.draw.label)
+    check_settings(genai_image_config(model.config, graphs), family)
     text = generate_after_image(model, 7, 7)
     generator = TextGenerator(tmp_path)
     found_tokens = generator.generate(text.prompt, inputs=text.inputs, max_new_tokens=32, stop=()).tokens
@@ -93,6 +113,18 @@ def test_the_graphs_are_the_model(family: str, tmp_path: Path) -> None:
         generator.generate([1, 2], inputs=text.inputs)
     with pytest.raises(UsageError, match="pixel_values has the shape"):
         generator.generate(text.prompt, inputs={"pixel_values": np.zeros((1, 3, 5, 5))})
+
+
+@pytest.mark.skipif(
+    not os.environ.get("GENAI_PYTHON"), reason="GENAI_PYTHON names no interpreter with onnxruntime-genai"
+)
+def test_onnxruntime_genai_writes_what_torch_writes_after_an_image(tmp_path: Path) -> None:
+    model = make_model("Qwen2.5-VL")
+    model.save_pretrained(tmp_path / "source")
+    settings = configuration(tmp_path / "source", passes={"recipe": ["onnxscript"]})
+    result = Pipeline(RunConfig.from_mapping(settings), tmp_path / "out").run()
+    assert isinstance(result, PartsResult)
+    assert image_by_genai(os.environ["GENAI_PYTHON"], result.models, model, tmp_path / "image.npz") == "32 of 32"
 
 
 def test_a_model_without_images_is_refused_in_one_sentence() -> None:
