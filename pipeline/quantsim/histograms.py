@@ -147,7 +147,8 @@ def check_finite(tensor: str, low: float, high: float) -> None:
     if not (np.isfinite(low) and np.isfinite(high)):
         found = "is NaN on a sample" if np.isnan(low) else f"reaches {low:g} to {high:g}"
         raise UsageError(
-            f"calibration: {tensor!r} {found}, which no scale can express; put clamp-mask into the recipe if it is a mask, or leave the tensor in float: quantsim.rules, tensor:NAME: {activations: float}"
+            f"calibration: {tensor!r} {found}, which no scale can express; put clamp-mask into quantsim.prepare "
+            "if it is a mask, or leave the tensor in float: quantsim.rules, tensor:NAME: {activations: float}"
         )
 
 
