@@ -273,7 +273,7 @@ def _decide(site: Site, rule: PlacementRule | None, infinite: str | None, dtypes
     if infinite is not None and site.role != "weight":
         return PlacedSite(site, None, rule.selector, f"the constant {infinite} holds infinity or NaN")
     if precision.granularity == "block" and 0 < site.summed_size <= precision.block:
-        precision = replace(precision, granularity="channel", block=0)  # a block is a whole channel
+        precision = replace(precision, granularity="channel", block=0, scale_type=None)  # a block is a whole channel
     axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
     is_coarser = precision.granularity != "tensor" and axis is None  # only weights have axes
     asked, given = (precision, precision.per_tensor()) if is_coarser else (None, precision)

@@ -99,15 +99,24 @@ def test_a_tied_table_of_few_bits_is_named(bits: str, is_named: bool) -> None:
     assert bool(named) is is_named
 
 
-def test_a_block_that_is_a_whole_channel_is_a_channel() -> None:
+@pytest.mark.parametrize(
+    ("text", "channel"),
+    [
+        ("int4/block32", "int4/channel"),
+        ("mxfp4", "fp4e2m1/channel"),
+        ("nvfp4", "fp4e2m1/channel"),
+        ("lpbq32", "int4/channel"),
+    ],
+)
+def test_a_block_that_is_a_whole_channel_is_a_channel(text: str, channel: str) -> None:
     """As of a depthwise convolution, whose kernels read one channel each: a scale for each number would be larger than
     the float."""
     model = model_of(
         "g (float[1, 4, 5, 5] x) => (float[1, 4, 3, 3] y) { y = Conv <group = 4> (x, w) }",
         w=np.ones((4, 1, 3, 3), np.float32),
     )
-    (weight,) = (found for found in place(model, [rule("op:*", "int4/block32", "float")]).quantized())
-    assert str(weight.precision) == "int4/channel"
+    (weight,) = (found for found in place(model, [rule("op:*", text, "float")]).quantized())
+    assert str(weight.precision) == channel
 
 
 @pytest.mark.parametrize(("greatest", "is_named"), [(6.0, True), (100.0, False)])
