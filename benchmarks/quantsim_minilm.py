@@ -225,7 +225,7 @@ def encode_unpacked(model: DetachedModel, ours: Simulated, samples: Sequence[Fee
     ranges = calibrate(model, ours.placement, samples[:1])
     names = [
         placed.site.tensor
-        for placed in ours.placement.quantized()
+        for placed in ours.placement.quantized_sites()
         if placed.site.role == "activation" and placed.site.tensor in ranges
     ]
     session = Session.of(model, names)

@@ -214,7 +214,7 @@ def open_calibration(
         folder: for the file of the ranges.
     """
     graph = hashlib.sha256(model.proto.SerializeToString(deterministic=True)).hexdigest()
-    tensors = [placed.site.tensor for placed in placement.quantized()]
+    tensors = [placed.site.tensor for placed in placement.quantized_sites()]
     known = settings.model_dump(mode="json"), samples.fitted, samples.identity()
     key, file = key_of(RANGES_VERSION, *known, graph, tensors), folder / RANGES
     found = MeasuredRanges.load(file, key)
@@ -260,7 +260,7 @@ def _measured_tensors(placement: Placement) -> dict[str, list[str]]:
     """
     computed: dict[str, list[str]] = {}
     moved: dict[str, list[str]] = {}
-    for placed in placement.quantized():
+    for placed in placement.quantized_sites():
         if placed.site.role in ("input", "activation"):
             (moved if placed.site.moves else computed).setdefault(placed.site.group, []).append(placed.site.tensor)
     return computed | {group: names for group, names in moved.items() if group not in computed}
@@ -271,7 +271,9 @@ def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str
     weight of a product, since Gather hands on its numbers."""
     stored = model.index.initializers
     found: dict[str, Range] = {}
-    groups = {placed.site.group for placed in placement.quantized() if placed.site.role in ("constant", "activation")}
+    groups = {
+        placed.site.group for placed in placement.quantized_sites() if placed.site.role in ("constant", "activation")
+    }
     for placed in placement.sites:
         site = placed.site
         if site.group in groups and site.tensor in stored and (site.role == "weight" or placed.precision is not None):

@@ -58,7 +58,7 @@ def encode(
     encodings: dict[str, Encoding] = {}
     biases: list[PlacedSite] = []
     fixed = _fixed_groups(placement)
-    for placed in placement.quantized():
+    for placed in placement.quantized_sites():
         site, precision = placed.site, placed.precision
         assert precision is not None
         if site.role == "bias":
@@ -257,7 +257,7 @@ def adopt_encodings(
         UsageError: a tensor is to be quantized, and the file has no encoding for it.
     """
     known = share_by_moves(model.proto.graph, given)
-    quantized = placement.quantized()
+    quantized = placement.quantized_sites()
     wanted = [placed.site.tensor for placed in quantized]
     of_groups = {
         placed.site.group: known[placed.site.tensor]
@@ -269,11 +269,11 @@ def adopt_encodings(
         for placed in quantized
         if (found := known.get(placed.site.tensor) or (of_groups.get(placed.site.group) if placed.site.moves else None))
     }
-    for placed in placement.quantized():
+    for placed in placement.quantized_sites():
         bias = None if placed.site.tensor in known else _encode_bias(placed, encodings)
         if bias is not None:
             encodings[placed.site.tensor] = bias
-    blocked = {placed.site.tensor for placed in placement.quantized() if _is_bias_of_blocks(placed, encodings)}
+    blocked = {placed.site.tensor for placed in placement.quantized_sites() if _is_bias_of_blocks(placed, encodings)}
     missing = [name for name in wanted if name not in encodings and name not in blocked]
     if missing:
         raise UsageError(

@@ -256,7 +256,7 @@ def _find_missing(model: DetachedModel, fitted: Mapping[str, Encoding], target: 
     groups = {placed.site.group for placed in placement.sites if placed.site.tensor in known}
     sites = (placed.site for placed in placement.sites)
     known |= {site.tensor for site in sites if site.role != "weight" and site.group in groups}
-    for placed in placement.quantized():
+    for placed in placement.quantized_sites():
         site = placed.site
         if site.tensor in known or _is_derived(placed, known):
             continue

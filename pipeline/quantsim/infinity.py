@@ -30,7 +30,7 @@ def find_dropped_infinities(
         extents: the least and the greatest element of each measured tensor; NaN where one is.
     """
     members: dict[str, list[str]] = {}
-    for placed in placement.quantized():
+    for placed in placement.quantized_sites():
         if placed.site.role in ("input", "activation"):
             members.setdefault(placed.site.group, []).append(placed.site.tensor)
     walk, found = _Walk(model, extents), dict[tuple[str, ...], set[str]]()

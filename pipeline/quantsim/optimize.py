@@ -312,7 +312,7 @@ def find_weights(
             read_by.setdefault(name, []).append(data_of(layer, name, formats))
     weights: list[dict[str, Any]] = []
     left: dict[str, str] = {}
-    for placed in placement.quantized():
+    for placed in placement.quantized_sites():
         site, precision = placed.site, placed.precision
         if site.role != "weight" or precision is None:
             continue
@@ -340,7 +340,7 @@ def find_weights(
 
 def select_weights(placement: Placement, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
     """The encodings of what products read as their weights."""
-    weights = (placed.site.tensor for placed in placement.quantized() if placed.site.role == "weight")
+    weights = (placed.site.tensor for placed in placement.quantized_sites() if placed.site.role == "weight")
     return {name: encodings[name] for name in weights}
 
 

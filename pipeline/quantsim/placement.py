@@ -92,7 +92,7 @@ class Placement:
     sites: tuple[PlacedSite, ...]
     rules: tuple[RuleMatches, ...]
 
-    def quantized(self) -> tuple[PlacedSite, ...]:
+    def quantized_sites(self) -> tuple[PlacedSite, ...]:
         return tuple(placed for placed in self.sites if placed.precision is not None)
 
     def formats(self) -> dict[str, Precision]:
@@ -106,7 +106,7 @@ class Placement:
         """Where formats are coarser than their rule says: a sentence for each weight, and for all activations of one
         rule; and a sentence for each weight that a node reads as a table, which wants more bits."""
         formats = self.formats()
-        for placed in self.quantized():
+        for placed in self.quantized_sites():
             site, bits = placed.site, formats[placed.site.tensor].bits
             consumers = [name for name in site.lent_to if name not in formats or formats[name].bits > bits]
             if consumers:

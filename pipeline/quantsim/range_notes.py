@@ -37,8 +37,8 @@ def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Ma
         ranges: by the name of a group.
     """
     groups = {placed.site.tensor: placed.site.group for placed in placement.sites}
-    joins = {placed.site.group: placed for placed in placement.quantized() if len(placed.site.shares) > 1}
-    for placed in placement.quantized():
+    joins = {placed.site.group: placed for placed in placement.quantized_sites() if len(placed.site.shares) > 1}
+    for placed in placement.quantized_sites():
         site = placed.site
         if site.group in joins and not site.moves and site.tensor in reached:
             yield from _describe_few(site.tensor, reached[site.tensor], joins[site.group], ranges[site.group])
@@ -73,7 +73,7 @@ def describe_masks(placement: Placement, reached: Mapping[str, Range]) -> Iterat
     Returns:
         The sentences.
     """
-    for placed in placement.quantized():
+    for placed in placement.quantized_sites():
         name = placed.site.tensor
         lowest = reached.get(name, (0.0, 0.0))[0]
         if placed.site.role == "input" and lowest <= -MASKING:
@@ -90,7 +90,7 @@ def describe_mask_constants(model: DetachedModel, placement: Placement, ranges: 
     uses = graph.all_uses()
     names = {graph.constant_name(use) for use in uses}
     names |= {name for position in graph.path_nodes(uses) for name in graph.nodes[position].output}
-    sites = (placed.site for placed in placement.quantized() if placed.site.tensor in names)
+    sites = (placed.site for placed in placement.quantized_sites() if placed.site.tensor in names)
     wide = [site.tensor for site in sites if ranges.get(site.group, NO_RANGE)[0] <= -MASKING]
     if wide:
         lowest = {graph.constant_name(use): float(graph.values(use).min()) for use in uses}

@@ -130,7 +130,7 @@ def make_report(
         weight_bytes=before,
         quantized_weight_bytes=after,
         tensors=len(placement.sites),
-        quantized_tensors=len(placement.quantized()),
+        quantized_tensors=len(placement.quantized_sites()),
         notes=(*placement.notes(), *notes),
     )
 

@@ -68,7 +68,7 @@ class ShardResult:
 
 def why_not_in_shards(placement: Placement) -> str:
     """Why a placement is not one that weights alone decide; empty where it is."""
-    for placed in placement.quantized():
+    for placed in placement.quantized_sites():
         if placed.site.role != "weight" or placed.precision is None:
             return f"{placed.site.tensor} is no weight, and its range needs runs of the model"
         precision = placed.precision
@@ -77,7 +77,7 @@ def why_not_in_shards(placement: Placement) -> str:
             return (
                 f"{placed.site.tensor} is {precision}; expected integers by channel or in blocks, with scales in float"
             )
-    return "" if placement.quantized() else "no weight is quantized"
+    return "" if placement.quantized_sites() else "no weight is quantized"
 
 
 def quantize_in_shards(
@@ -107,7 +107,7 @@ def quantize_in_shards(
     if data and data.step.python:
         raise UsageError("quantsim.optimize: gptq: found python next to shard_mib, expected onnxline's own interpreter")
     check_opset(model.proto, placement.formats())
-    formats = {placed.site.tensor: _format_of(placed) for placed in placement.quantized()}
+    formats = {placed.site.tensor: _format_of(placed) for placed in placement.quantized_sites()}
     folder.mkdir(parents=True, exist_ok=True)
     ranges = (find_file_range(weight.data) for weight in model.weights.values())
     files = sorted({found.path for found in ranges if found is not None})

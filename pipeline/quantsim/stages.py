@@ -269,7 +269,7 @@ class Simulation:
         with self._stage("place") as details:
             rules, notes = self._profile.rules(self._model, given)
             placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes)
-            details.append(f"{len(placement.quantized())} of {len(placement.sites)} tensors quantized")
+            details.append(f"{len(placement.quantized_sites())} of {len(placement.sites)} tensors quantized")
             for sentence in describe_obstructions(
                 self._model, self._profile.name, self._profile.target, refuse=self._settings.unsupported == "refuse"
             ):

@@ -142,7 +142,8 @@ def suggest(
         UsageError: a unit has no layer.
     """
     placed = {
-        name: {found.site.tensor: found for found in entry.place_with({}).quantized()} for name, entry in models.items()
+        name: {found.site.tensor: found for found in entry.place_with({}).quantized_sites()}
+        for name, entry in models.items()
     }
     ranked = _rank(settings, models, _find_units(settings.units, models, are_alike=are_alike), placed)
     if settings.sqnr_db is not None and not settings.units:

@@ -64,7 +64,7 @@ def refuse_block_floats(placement: Placement, table: TargetTable) -> None:
     Raises:
         UsageError: it lacks one.
     """
-    for placed in placement.quantized():
+    for placed in placement.quantized_sites():
         name = str(placed.precision).partition("/")[0]
         if name in (*BLOCK_FLOATS, FLOAT_NAMES["FLOAT4E2M1"]) and name not in table.block_floats:
             raise UsageError(

@@ -153,7 +153,7 @@ def test_mse_finds_the_range_of_least_error(text: str) -> None:
     x[0, :2] = -15, 40
     model = model_of("g (float[1, 20000] x) => (float[1, 20000] y) { y = Identity(x) }")
     placement = place(model, [rule("op:*", None, text)])
-    precision = placement.quantized()[0].precision
+    precision = placement.quantized_sites()[0].precision
     assert precision is not None
     found = calibrate(model, placement, [{"x": x}], "mse")["x"]
 

@@ -198,7 +198,7 @@ def test_what_the_model_quantizes_itself_is_left_as_it_is() -> None:
     ranges = dict.fromkeys(names, (-4.0, 4.0))
     quantized = insert_qdq(model, encode(place(model, [rule("op:*", "int8", "uint8")]), ranges, model))
     again = place(quantized, [rule("op:*", "int8", "uint8")])
-    assert not again.quantized()
+    assert not again.quantized_sites()
     assert {placed.site.stored_as for placed in again.sites} <= {"int8", "int32", "uint8"}
 
 

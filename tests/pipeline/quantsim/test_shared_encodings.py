@@ -45,7 +45,7 @@ def test_a_concat_in_float_leaves_its_inputs_their_own_ranges() -> None:
         }"""
     )
     placement = place(model, [rule("op:*", None, "uint8"), rule("op:Concat", None, "float")])
-    assert [(placed.site.tensor, placed.site.group) for placed in placement.quantized()][2:] == [
+    assert [(placed.site.tensor, placed.site.group) for placed in placement.quantized_sites()][2:] == [
         ("boxes", "boxes"), ("scores", "scores")
     ]  # fmt: skip
     assert [placed.site.tensor for placed in placement.left_in_float()] == ["y", "moved"]
@@ -115,7 +115,7 @@ def test_a_block_that_is_a_whole_channel_is_a_channel(text: str, channel: str) -
         "g (float[1, 4, 5, 5] x) => (float[1, 4, 3, 3] y) { y = Conv <group = 4> (x, w) }",
         w=np.ones((4, 1, 3, 3), np.float32),
     )
-    (weight,) = (found for found in place(model, [rule("op:*", text, "float")]).quantized())
+    (weight,) = (found for found in place(model, [rule("op:*", text, "float")]).quantized_sites())
     assert str(weight.precision) == channel
 
 
