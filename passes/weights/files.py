@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -238,6 +239,28 @@ def replace_when_done(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # its folder may be missing too
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def replace_folder_when_done(folder: Path) -> Iterator[Path]:
+    """Write a folder that takes its place when it is complete. Otherwise it is removed, and an old folder stays.
+
+    Args:
+        folder: the final path.
+
+    Yields:
+        A temporary folder next to it, unique to this process.
+    """
+    fresh, old = (folder.with_name(f".{folder.name}.{state}.{os.getpid()}.tmp") for state in ("new", "old"))
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(old)
+        fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from passes.weights.detached import read_model
-from passes.weights.files import save_together
+from passes.weights.files import replace_folder_when_done, save_together
 from pipeline.config import RunConfig
 from pipeline.parts.folder import MODEL_ALONE, WEIGHTS_ALONE, Files, load_files, save_files
 from pipeline.parts.sessions import MODELS, backends_of, step_opener
@@ -40,21 +40,21 @@ def write_pipeline(finals: Mapping[str, Path], models: DiffusionModels, workspac
     known = load_files(workspace, key)
     if known:
         return known, True
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, path in finals.items():
-        (folder / name).mkdir(parents=True)
-        save_together({folder / name / MODEL_ALONE: read_model(path)}, folder / name / WEIGHTS_ALONE)
-        model, _ = models.component(name)
-        write = getattr(model, "save_config", None) or model.config.save_pretrained
-        write(folder / name)
-    models.pipe.save_config(folder)
-    models.pipe.scheduler.save_pretrained(folder / "scheduler")
-    source = Path(models.section.folder) if models.section.folder is not None else None
-    for place in sorted(source.glob("*")) if source is not None else ():
-        if place.is_dir() and place.name.startswith(("tokenizer", "feature_extractor")):
-            shutil.copytree(place, folder / place.name)
-        elif place.name == "model_index.json":
-            shutil.copyfile(place, folder / place.name)
+    with replace_folder_when_done(folder) as fresh:
+        for name, path in finals.items():
+            (fresh / name).mkdir()
+            save_together({fresh / name / MODEL_ALONE: read_model(path)}, fresh / name / WEIGHTS_ALONE)
+            model, _ = models.component(name)
+            write = getattr(model, "save_config", None) or model.config.save_pretrained
+            write(fresh / name)
+        models.pipe.save_config(fresh)
+        models.pipe.scheduler.save_pretrained(fresh / "scheduler")
+        source = Path(models.section.folder) if models.section.folder is not None else None
+        for place in sorted(source.glob("*")) if source is not None else ():
+            if place.is_dir() and place.name.startswith(("tokenizer", "feature_extractor")):
+                shutil.copytree(place, fresh / place.name)
+            elif place.name == "model_index.json":
+                shutil.copyfile(place, fresh / place.name)
     return save_files(workspace, key), False
 
 

@@ -11,7 +11,7 @@ import onnx
 
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import read_model
-from passes.weights.files import save_together
+from passes.weights.files import replace_folder_when_done, save_together
 from pipeline.parts.genai import SPEECH, genai_config, genai_image_config, genai_speech_config
 from pipeline.parts.generate import CONFIG, GENERATION, SETTINGS
 from pipeline.parts.sessions import MODELS, PAST_PREFIX, state_slots
@@ -60,14 +60,18 @@ def write_models(
         OSError: the disk is full, or the folder cannot be written.
     """
     folder = workspace.folder / MODELS
-    text = config.to_json_string()
-    key = key_of(sorted(finals), text, str(source), own_code_digest())
+    key = key_of(sorted(finals), config.to_json_string(), str(source), own_code_digest())
     known = load_files(workspace, key)
     if known and all(path == (folder / f"{name}.onnx").resolve() for name, path in finals.items()):
         return known, True
-    models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}  # some may lie in `folder`
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    with replace_folder_when_done(folder) as fresh:
+        _write_files(fresh, finals, config, source, refers=refers)
+    return save_files(workspace, key), False
+
+
+def _write_files(folder: Path, finals: Mapping[str, Path], config: Any, source: Path | None, *, refers: bool) -> None:
+    """`write_models` to a fresh folder."""
+    models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}
     if refers:
         for name, path in finals.items():
             (folder / f"{name}.onnx").symlink_to(path)
@@ -75,7 +79,7 @@ def write_models(
         save_together(models, folder / WEIGHTS)
     graphs = {path.stem: model.proto.graph for path, model in models.items()}
     if graphs.keys() & {"encoder", "vision", "model"}:
-        (folder / CONFIG).write_text(text, encoding="utf-8")
+        (folder / CONFIG).write_text(config.to_json_string(), encoding="utf-8")
         settings = genai_image_config(config, graphs) if "vision" in graphs else None
         if config.model_type == SPEECH:
             settings = genai_speech_config(config, graphs["decoder"])
@@ -84,12 +88,11 @@ def write_models(
     elif "decoder" in graphs:
         (folder / SETTINGS).write_text(genai_config(config, graphs["decoder"]), encoding="utf-8")
     else:
-        (folder / CONFIG).write_text(text, encoding="utf-8")
+        (folder / CONFIG).write_text(config.to_json_string(), encoding="utf-8")
         _write_mapping(graphs["decode"], folder / KV_MAPPING)
     copied = (*TOKENIZER_FILES, *((GENERATION,) if "encoder" in graphs else ()))
     for file in (file for pattern in copied for file in (source.glob(pattern) if source else ())):
         shutil.copyfile(file, folder / file.name)
-    return save_files(workspace, key), False
 
 
 def load_files(workspace: Workspace, key: str) -> Files | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from passes.weights.detached import DetachedModel, read_model
-from passes.weights.files import save_together
+from passes.weights.files import replace_folder_when_done, save_together
 from pipeline.parts.folder import MODEL_ALONE, WEIGHTS, WEIGHTS_ALONE, Files, load_files, save_files
 from pipeline.parts.sessions import MODELS
 from pipeline.workspace import Workspace, key_of, own_code_digest
@@ -34,13 +33,12 @@ def write_own_parts(finals: Mapping[str, Path], workspace: Workspace) -> tuple[F
     models = {name: read_model(path) for name, path in finals.items()}  # some may lie in `folder`
     sharing = find_sharing(models)
     written = {name: f"{name}.onnx" if name in sharing else f"{name}/{MODEL_ALONE}" for name in models}
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    if sharing:
-        save_together({folder / written[name]: models[name] for name in sharing}, folder / WEIGHTS)
-    for name in models.keys() - sharing.keys():
-        (folder / name).mkdir()
-        save_together({folder / written[name]: models[name]}, folder / name / WEIGHTS_ALONE)
+    with replace_folder_when_done(folder) as fresh:
+        if sharing:
+            save_together({fresh / written[name]: models[name] for name in sharing}, fresh / WEIGHTS)
+        for name in models.keys() - sharing.keys():
+            (fresh / name).mkdir()
+            save_together({fresh / written[name]: models[name]}, fresh / name / WEIGHTS_ALONE)
     return save_files(workspace, key), written, False
 
 

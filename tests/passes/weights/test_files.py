@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from passes.weights.detached import read_model
-from passes.weights.files import replace_when_done, save
+from passes.weights.files import replace_folder_when_done, replace_when_done, save
 from tests.support.onnx_models import attention, detached
 
 
@@ -122,3 +122,15 @@ def test_equal_weights_are_written_once(tmp_path: Path) -> None:
     (path,), (other,) = tmp_path.glob("model.onnx.*.data"), tmp_path.glob("other.onnx.*.data")
     assert path.read_bytes() == other.read_bytes()
     assert digests(tmp_path / "model.onnx")["again"] == digests(tmp_path / "other.onnx")[first.name]
+
+
+def test_a_folder_takes_the_place_of_the_old_one_when_it_is_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    for text in ("first", "second"):
+        with replace_folder_when_done(folder) as fresh:
+            (fresh / text).write_text(text)
+        assert [file.name for file in folder.iterdir()] == [text]
+    with pytest.raises(OSError, match="no space"), replace_folder_when_done(folder) as fresh:
+        (fresh / "third").write_text("a half")
+        raise OSError("no space")
+    assert sorted(tmp_path.rglob("*")) == [folder, folder / "second"]
