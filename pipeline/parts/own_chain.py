@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pipeline.config import RunConfig, RuntimeConfig
 from pipeline.errors import SourceError
 from pipeline.export.source import OnnxSource, Source
 from pipeline.export.user_code import call_user_code, load_function
-from pipeline.parts.sessions import Step, backends_of, step_opener
+from pipeline.parts.sessions import Step, step_opener
 from pipeline.report import ValuesReport
 from pipeline.verify.backends import Feeds
 
@@ -24,6 +24,7 @@ def prove_own_chain(
     open_sources: Mapping[str, Callable[[], Source]],
     finals: Mapping[str, Path],
     config: RunConfig,
+    backends: Sequence[str],
     observe: Callable[[str, int, int], object] = lambda *_: None,
 ) -> tuple[ValuesReport, ...]:
     """Compare what `model.chain` returns for the final models with what it returns for the sources, on each backend.
@@ -34,6 +35,7 @@ def prove_own_chain(
     Args:
         open_sources: part → makes its source; all sources that the chain calls are in memory together.
         finals: part → its final model.
+        backends: those that take all parts.
         observe: called with each backend before it runs, its place and how many there are.
 
     Raises:
@@ -43,13 +45,14 @@ def prove_own_chain(
     expected = chain.run(
         {name: _later(partial(_reference_of, open_source)) for name, open_source in open_sources.items()}
     )
-    names, found = backends_of(config), []
+    runtimes, found = {name: config.of_part(name).runtime for name in finals}, []
     uncalled = ", ".join(name for name in finals if not chain.calls[name])
     note = f"model.chain calls no {uncalled}, which is proven by itself" if uncalled else ""
-    for place, backend in enumerate(names):
-        observe(backend, place, len(names))
-        open_step = step_opener(next(iter(finals.values())).parent, backend, config.runtime, optimized=False)
-        got = chain.run({name: _later(partial(open_step, path)) for name, path in finals.items()})
+    for place, backend in enumerate(backends):
+        observe(backend, place, len(backends))
+        got = chain.run(
+            {name: _later(partial(_open_step, path, backend, runtimes[name])) for name, path in finals.items()}
+        )
         found.append(_compare(expected, got, backend, config, note))
     return tuple(found)
 
@@ -94,11 +97,15 @@ def _later(open_step: Callable[[], Step]) -> Step:
     return run
 
 
+def _open_step(path: Path, backend: str, runtime: RuntimeConfig) -> Step:
+    return step_opener(path.parent, backend, runtime, optimized=False)(path)
+
+
 def _reference_of(open_source: Callable[[], Source]) -> Step:
     """The source as a call: torch, or the ONNX file as it is."""
     source = open_source()
     if isinstance(source, OnnxSource):
-        return step_opener(source.path.parent, "onnxruntime", RuntimeConfig(), optimized=False)(source.path)
+        return _open_step(source.path, "onnxruntime", RuntimeConfig())
     from pipeline.export.reference import run_torch  # loads torch, which an ONNX file does not need
 
     return partial(run_torch, source)

@@ -20,7 +20,7 @@ from pipeline.parts.own import write_own_parts
 from pipeline.parts.own_chain import prove_own_chain
 from pipeline.parts.report import remove_quantized, write_parts_report
 from pipeline.parts.result import PartsResult
-from pipeline.parts.sessions import MODELS
+from pipeline.parts.sessions import MODELS, backends_of
 from pipeline.report import ChainReport, ImageReport, Report, ValuesReport
 from pipeline.result import RunResult
 from pipeline.stages.check import remember_settings
@@ -192,8 +192,14 @@ class PartsRun:
     def _prove_own(self) -> tuple[ValuesReport, ...]:
         sources = {name: partial(self._open, self.config.of_part(name)) for name in self.results}
         finals = {name: result.model for name, result in self.results.items()}
+        taken = [{row.name for row in result.runtime.backends if not row.shortfall} for result in self.results.values()]
+        backends = [name for name in backends_of(self.config) if all(name in names for names in taken)]
         return prove_own_chain(
-            sources, finals, self.config, lambda name, done, total: self._send(Progress("chain", name, done, total))
+            sources,
+            finals,
+            self.config,
+            backends or ["onnxruntime"],
+            lambda name, done, total: self._send(Progress("chain", name, done, total)),
         )
 
     def _proven(self) -> Any:
