@@ -190,7 +190,8 @@ def _check_module(name: str, title: str) -> None:
 
 
 def _may_add_modules(init: Path) -> bool:
-    return init.suffix != ".py" or re.search(rb"\bsys\b|__path__", init.read_bytes()) is not None
+    """Whether a package may have modules without files; one whose source cannot be read (in a zip, say) may."""
+    return init.suffix != ".py" or not init.is_file() or re.search(rb"\bsys\b|__path__", init.read_bytes()) is not None
 
 
 def load_function(text: str, key: str, title: str) -> Callable[..., Any]:

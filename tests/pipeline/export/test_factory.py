@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -208,6 +209,13 @@ def test_a_module_that_no_import_can_find_is_refused_before_a_run(module: str, p
 def test_a_module_that_an_import_may_find_is_left_to_the_import(module: str, package: Path) -> None:
     check_function(f"{module}:make", "model.factory", "the factory")
     assert "a_package" not in sys.modules
+
+
+def test_a_package_in_a_zip_is_left_to_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ZipFile(tmp_path / "nets.zip", "w") as file:
+        file.writestr("a_zipped_package/__init__.py", "")
+    monkeypatch.syspath_prepend(tmp_path / "nets.zip")
+    check_function("a_zipped_package.net:make", "model.factory", "the factory")
 
 
 @pytest.fixture
