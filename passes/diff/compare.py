@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from os import PathLike
 from typing import Final
 
-import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
 
 from passes.diff.initializers import Stored, initializer_changes
@@ -21,12 +19,12 @@ from passes.graph.formatting import format_attribute, format_type
 from passes.graph.index import GraphIndex, copy_of
 from passes.matching.flat_graph import ABSENT, FlatGraph, Item
 from passes.model.canonical import CanonicalModel, function_digests
-from passes.weights.detached import DetachedModel, open_model
+from passes.weights.detached import OpenableModel, open_model
 
 
 def compare_models(
-    before: onnx.ModelProto | DetachedModel | str | PathLike[str],
-    after: onnx.ModelProto | DetachedModel | str | PathLike[str],
+    before: OpenableModel,
+    after: OpenableModel,
     canonical: tuple[CanonicalModel, CanonicalModel] | None = None,
 ) -> Diff:
     """Compare two models: nodes, attributes, edges and stored tensors.
@@ -35,7 +33,7 @@ def compare_models(
     difference. Nor is a node that computes something else only because its inputs do.
 
     Args:
-        before: a model or its path.
+        before: a model, its path, or a result that has it, such as a PassRun.
         after: the model that is compared with it.
         canonical: their canonical forms, if they are known already.
 

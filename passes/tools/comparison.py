@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from passes.context import PassContext, limit_runs, open_context
 from passes.diff.formats import distance_text, layers_as_data, layers_text, numbers_as_data, numbers_text
@@ -24,7 +22,7 @@ from passes.errors import ModelError, StepFailed
 from passes.matching.flat_graph import ABSENT
 from passes.proof.prover import SPACE
 from passes.visible import html_table, visible_line
-from passes.weights.detached import DetachedModel, open_model
+from passes.weights.detached import OpenableModel, open_model
 from passes.worker.messages import REFUSED
 
 
@@ -83,8 +81,8 @@ class ModelComparison:
 
 
 def compare(
-    before: onnx.ModelProto | str | Path | DetachedModel,
-    after: onnx.ModelProto | str | Path | DetachedModel,
+    before: OpenableModel,
+    after: OpenableModel,
     feeds: Sequence[Mapping[str, np.ndarray]] = (),
     *,
     context: PassContext | None = None,
@@ -92,7 +90,7 @@ def compare(
     """Run two models on the same inputs and compare outputs, layers and the values that both have.
 
     Args:
-        before: a path, a message or a DetachedModel; it stays as it is.
+        before: a path, a message, a DetachedModel, or a result that has a model, such as a PassRun; it stays as it is.
         after: the model that is compared with it, in any of these forms.
         feeds: inputs of the first model, name → array of its shape and dtype; seeded draws when there are none.
         context: workers and a folder that several calls share.

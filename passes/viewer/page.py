@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
-
 from passes.viewer.scene import mark_difference, scene_of
 from passes.visible import HIDDEN, visible_data, visible_markup
-from passes.weights.detached import DetachedModel, open_model
+from passes.weights.detached import DetachedModel, OpenableModel, open_model
 
 HERE: Final = Path(__file__).parent
 
 
 def view_models(
-    model: onnx.ModelProto | str | Path | DetachedModel,
-    other: onnx.ModelProto | str | Path | DetachedModel | None = None,
+    model: OpenableModel,
+    other: OpenableModel | None = None,
     *,
     errors: Mapping[str, float] | None = None,
     titles: tuple[str, str] = ("", ""),
@@ -27,7 +25,7 @@ def view_models(
     """The page of a model, or of two models with their difference drawn, as HTML.
 
     Args:
-        model: a path, a message or a DetachedModel.
+        model: a path, a message, a DetachedModel, or a result that has a model, such as a PassRun.
         other: the second model, in any of these forms; None for the page of one model.
         errors: value of `model` → SQNR in dB, such as a comparison or a simulation measures, as a colour.
         titles: of the models.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import onnx
@@ -300,11 +300,23 @@ def attach(model: DetachedModel, *, limit: int | None = PROTOBUF_LIMIT) -> onnx.
     return whole
 
 
-def open_model(model: onnx.ModelProto | DetachedModel | str | PathLike[str]) -> DetachedModel:
+class ResultWithModel(Protocol):
+    """A result that has a model, such as the PassRun of `optimize`, or the file of a model, such as a RunResult."""
+
+    @property
+    def model(self) -> DetachedModel | Path: ...
+
+
+OpenableModel = onnx.ModelProto | DetachedModel | str | PathLike[str] | ResultWithModel
+"""What `open_model` takes."""
+
+
+def open_model(model: OpenableModel) -> DetachedModel:
     """Open a model in any form.
 
     Args:
-        model: a detached model, which is returned as it is; a message, which does not change; or the path of a file.
+        model: a detached model, which is returned as it is; a message, which does not change; the path of a file; or a
+            result that has one of these as its `model`.
 
     Returns:
         The detached model.
@@ -315,7 +327,8 @@ def open_model(model: onnx.ModelProto | DetachedModel | str | PathLike[str]) -> 
     if isinstance(model, DetachedModel):
         return model
     if not isinstance(model, onnx.ModelProto):
-        return read_model(to_path(model))
+        held = getattr(model, "model", model)
+        return held if isinstance(held, DetachedModel) else read_model(to_path(held))
     check_model(model)
     copy = copy_of(model)
     sort_nodes(copy.graph)
