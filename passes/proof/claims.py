@@ -177,8 +177,10 @@ class _PartBuilder:
             for node in graph.nodes
             if first_output(node) in found
         ]
-        whole = sum(node.op_type in HEAVY for node in old.nodes)
-        if self.is_opaque or sum(node.op_type in HEAVY for node in nodes) > max(MOST_HEAVY, whole // 3):
+        whole, heavy = (sum(node.op_type in HEAVY for node in some) for some in (old.nodes, nodes))
+        # A run of the whole model then costs at most twice as much, and is needed anyway where bits differ.
+        is_most = len(nodes) > len(old.nodes) // 2 and heavy >= whole // 2
+        if self.is_opaque or is_most or heavy > max(MOST_HEAVY, whole // 3):
             return None
         computed = computed_values(nodes)
         fed = {name: digest for name, digest in self.given.items() if name not in computed}

@@ -56,9 +56,11 @@ def test_another_signature_cannot_be_claimed_away() -> None:
     assert claims_of(model(), after)[1] is None
 
 
-def test_a_part_that_would_be_much_of_the_model_is_not_cut_out() -> None:
-    layers = "".join(f"h{i} = MatMul (h{i - 1}, w) " for i in range(1, 9))
-    text = f"g (float[2, 8] h0) => (float[2, 8] y) {{ {layers} y = Relu (h8) }}"
+@pytest.mark.parametrize(("layer", "others"), [("MatMul (h{}, w)", 20), ("Neg (h{})", 5)], ids=["heavy", "most nodes"])
+def test_a_part_that_would_be_much_of_the_model_is_not_cut_out(layer: str, others: int) -> None:
+    layers = "".join(f"h{i} = {layer.format(i - 1)} " for i in range(1, 9))
+    layers += "o0 = Neg (h0) " + "".join(f"o{i} = Neg (o{i - 1}) " for i in range(1, others))
+    text = f"g (float[2, 8] h0) => (float[2, 8] y, float[2, 8] o{others - 1}) {{ {layers} y = Relu (h8) }}"
     before = detached(model_of(text, w=matrix(8, 8, 0)))
     after = detached(model_of(text.replace("Relu (h8)", "Clip (h8, z)"), w=matrix(8, 8, 0), z=np.float32(0)))
     proven, claims = claims_of(before, after)
