@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -154,11 +155,29 @@ def _installed_release() -> str:
 
 
 def find_links(proto: onnx.ModelProto) -> frozenset[str]:
-    """Each operator of a model, as `Conv`, and each operator with one whose result it reads, as `Add(Conv)`."""
-    nodes = list(every_node(proto.graph))
+    """Each operator of a model, as `Conv`; each operator with one whose result it reads, as `Add(Conv)`; each operator
+    that reads one value three times, as `MatMul*3`; and what is unread, as `UNREAD_NODE` and `UNREAD_TENSOR`."""
+    nodes, graphs = list(every_node(proto.graph)), list(every_graph(proto.graph))
     made_by = {name: node.op_type for node in nodes for name in node.output}
-    pairs = {(node.op_type, made_by[name]) for node in nodes for name in node.input if name in made_by}
-    return frozenset({*(node.op_type for node in nodes), *(f"{reader}({maker})" for reader, maker in pairs)})
+    reads = Counter((node.op_type, name) for node in nodes for name in node.input)
+    read = {name for _, name in reads} | {info.name for graph in graphs for info in graph.output}
+    # The library does not count what a body reads of the graph around it.
+    is_nested = len(graphs) > 1
+    links = {node.op_type for node in nodes}
+    links |= {f"{reader}({made_by[name]})" for reader, name in reads if name in made_by}
+    links |= {f"{reader}*3" for (reader, _), count in reads.items() if count > 2}
+    if is_nested or any(read.isdisjoint(node.output) for node in nodes):
+        links.add(UNREAD_NODE)
+    if is_nested or any(tensor.name not in read for tensor in proto.graph.initializer):
+        links.add(UNREAD_TENSOR)
+    return frozenset(links)
+
+
+UNREAD_NODE: Final = "unread-node"
+"""A node of which nothing is read."""
+
+UNREAD_TENSOR: Final = "unread-tensor"
+"""A stored tensor that nothing reads."""
 
 
 def _links_of(proto: onnx.ModelProto, context: PassContext) -> frozenset[str]:
@@ -320,6 +339,7 @@ LOOKS_FOR: Final[Mapping[str, str]] = {
     "adjust_slice_and_matmul": "MatMul(Slice)",
     "eliminate_consecutive_idempotent_ops": "Ceil(Ceil) Floor(Floor) Relu(Relu) Reshape(Reshape) Round(Round) "
     "Sign(Sign)",
+    "eliminate_deadend": UNREAD_NODE,
     "eliminate_identity": "Identity",
     "eliminate_if_with_const_cond": "If",
     "eliminate_nop_cast": "Cast",
@@ -335,13 +355,16 @@ LOOKS_FOR: Final[Mapping[str, str]] = {
     "eliminate_shape_gather": "Gather(Shape)",
     "eliminate_shape_op": "Shape",
     "eliminate_slice_after_shape": "Slice(Shape)",
+    "eliminate_unused_initializer": UNREAD_TENSOR,
     "extract_constant_to_initializer": "Constant",
     "fuse_add_bias_into_conv": "Add(Conv)",
     "fuse_bn_into_conv": "BatchNormalization(Conv)",
     "fuse_concat_into_reshape": "Reshape(Concat) Reshape(Cast)",
     "fuse_consecutive_concats": "Concat(Concat)",
     "fuse_consecutive_log_softmax": "Log(Softmax)",
-    "fuse_consecutive_reduce_unsqueeze": "Unsqueeze",
+    "fuse_consecutive_reduce_unsqueeze": "Unsqueeze(ReduceL1) Unsqueeze(ReduceL2) Unsqueeze(ReduceLogSum) "
+    "Unsqueeze(ReduceLogSumExp) Unsqueeze(ReduceMax) Unsqueeze(ReduceMean) Unsqueeze(ReduceMin) Unsqueeze(ReduceProd) "
+    "Unsqueeze(ReduceSum) Unsqueeze(ReduceSumSquare)",
     "fuse_consecutive_slices": "Slice(Slice)",
     "fuse_consecutive_squeezes": "Squeeze(Squeeze)",
     "fuse_consecutive_transposes": "Transpose(Transpose)",
@@ -349,7 +372,7 @@ LOOKS_FOR: Final[Mapping[str, str]] = {
     "fuse_matmul_add_bias_into_gemm": "Add(MatMul)",
     "fuse_pad_into_conv": "Conv(Pad)",
     "fuse_pad_into_pool": "AveragePool(Pad) MaxPool(Pad)",
-    "fuse_qkv": "MatMul",
+    "fuse_qkv": "MatMul*3",
     "fuse_transpose_into_gemm": "Gemm(Transpose)",
     "replace_einsum_with_matmul": "Einsum",
     "rewrite_where": "Where(Not)",
