@@ -31,8 +31,8 @@ from passes.proof.prover import worst_errors
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
-AT_ONCE: Final = 64
-"""How many inner values one run compares; all of them are in memory at once."""
+AT_ONCE: Final = 72
+"""How many values one run compares, which are all in memory at once: the layers of a report and some outputs."""
 
 MOST_SAID: Final = 200
 """Characters of a message of onnxruntime that are kept."""
