@@ -62,6 +62,7 @@ class ModelRun:
     Args:
         source: a model that exists already.
         open_source: makes or opens the source, where there is none yet.
+        writes_page: whether a run that ends well writes `report.html`.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class ModelRun:
         observer: Observer,
         source: Source | None = None,
         open_source: Callable[[RunConfig], Source] = open_source,
+        *,
+        writes_page: bool = True,
     ) -> None:
         self.config, self.workspace, self._observer, self._source = config, workspace, observer, source
-        self._open_source = open_source
+        self._open_source, self._writes_page = open_source, writes_page
         self.log = RunLog()
         self.versions = versions()
         self.key = ""
@@ -220,7 +223,8 @@ class ModelRun:
 
     def report(self, failure: str = "", exit_code: int = 0) -> Report:
         """Write the report, also that of a run that failed."""
-        self.written = write_report(self.config, self.findings, self.versions, self.workspace, failure, exit_code)
+        asked = self.config, self.findings, self.versions, self.workspace
+        self.written = write_report(*asked, failure, exit_code, with_page=self._writes_page or bool(failure))
         return self.written
 
     def _begin_results(self) -> None:

@@ -27,6 +27,7 @@ class Pipeline:
         observer: called with each event; the run itself prints nothing.
         source: the model, if it exists already; otherwise it is made from `config.model`.
         is_checked: whether `check_settings` has been called already.
+        writes_page: whether a run of one model that ends well writes `report.html`; the caller does otherwise.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Pipeline:
         source: Source | None = None,
         *,
         is_checked: bool = False,
+        writes_page: bool = True,
     ) -> None:
         if not isinstance(config, RunConfig):
             raise UsageError(
@@ -50,7 +52,7 @@ class Pipeline:
         self.folder = default_folder(config, out)
         self._observer = observer
         self._source = source
-        self._is_checked = is_checked
+        self._is_checked, self._writes_page = is_checked, writes_page
 
     def run(self) -> RunResult:
         """Run the stages whose inputs have changed since the last run in this folder; load the results of the others.
@@ -69,4 +71,5 @@ class Pipeline:
         with declare_ops(self.config.custom_ops):
             if self.config.model.part_names:
                 return PartsRun(self.config, workspace, self._observer).run()
-            return ModelRun(self.config, workspace, self._observer, self._source).run()
+            run = ModelRun(self.config, workspace, self._observer, self._source, writes_page=self._writes_page)
+            return run.run()

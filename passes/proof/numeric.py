@@ -193,13 +193,13 @@ class NumericProver:
         return [reference.feeds for reference in given or self._references]
 
     def measure_export(self, model: DetachedModel) -> Measurement:
-        """`measure` the exported model, before any pass.
+        """`run` the exported model, before any pass; no later model is compared with its values.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
         """
         self._judge_by(computed_types(model, model.index.outputs, self._source_types))
-        return self.measure(model)
+        return self.run(model, hold=False)
 
     def power(self) -> Sensitivity:
         """Whether a fault in the kept weights would be detected; measured at the first call."""

@@ -133,14 +133,25 @@ class Placement:
             )
 
 
-def place(model: DetachedModel, rules: Sequence[PlacementRule], dtypes: Collection[str] = ("float32",)) -> Placement:
+def place(
+    model: DetachedModel,
+    rules: Sequence[PlacementRule],
+    dtypes: Collection[str] = ("float32",),
+    sites: Sequence[Site] = (),
+) -> Placement:
     """Decide the format of every float tensor of `dtypes`. A later rule counts before an earlier one.
+
+    Args:
+        model: the float model.
+        rules: at least one matches each tensor that is quantized.
+        dtypes: of the tensors that may be quantized.
+        sites: what `find_sites` finds in `model`, where the caller has it.
 
     Raises:
         UsageError: a rule matches no tensor, or nothing that it has a format for; the message says what there is. Or
             the model is one of other floats than float32.
     """
-    sites = find_sites(model)
+    sites = sites or find_sites(model)
     _check_dtypes(sites, dtypes)
     matched = [find_matches(rule, sites, model) for rule in rules]
     limits = _known_ranges(sites, rules)

@@ -154,14 +154,15 @@ class Profile:
     target: TargetTable | None
 
     def rules(
-        self, model: DetachedModel, given: Collection[str] = ()
+        self, model: DetachedModel, given: Collection[str] = (), sites: Sequence[Site] = ()
     ) -> tuple[tuple[PlacementRule, ...], tuple[str, ...]]:
         """The rules for a model, and sentences on what the profile says and onnxline does otherwise.
 
         Args:
             given: the tensors that a file has encodings of; that the target's tool would not round them says nothing.
+            sites: what `find_sites` finds in `model`, where the caller has it.
         """
-        placement, sites = self.placement, find_sites(model)
+        placement, sites = self.placement, sites or find_sites(model)
         rules = [
             PlacementRule(selector, formats.weight_format(), formats.activation_format())
             for selector, formats in placement.rules.items()

@@ -99,7 +99,7 @@ class QuantSim:
         if self._config.model.part_names:
             check_settings_of_parts(self._config)
         config, conversion = self._convert(self._config, show)
-        before = Pipeline(config, self._out, show).run()
+        before = Pipeline(config, self._out, show, writes_page=False).run()  # it is written with the quantization
         if isinstance(before, PartsResult):
             result = simulate_parts(
                 config, before, conversion, show, holds_out=self._holds_out, costs_budget_s=self._costs_budget_s
@@ -142,16 +142,16 @@ class QuantSim:
         with workspace.acquire():
             try:
                 result = self._simulate(before, config, workspace, notes, show)
+                save_quantization(page_data(result.report), before.report, workspace)
             except UsageError as error:  # something that was given is wrong: the results of an earlier run stay
                 for note in notes:
                     error.add_note(note)
                 raise
             except Exception:
                 remove_quantization(workspace)
-                write_page(before.report, before.optimize.pictures, workspace)
                 raise
-            save_quantization(page_data(result.report), before.report, workspace)
-            write_page(before.report, before.optimize.pictures, workspace)
+            finally:
+                write_page(before.report, before.optimize.pictures, workspace)
             self._check_steps([result])
             return replace(result, run=before.report)
 

@@ -12,7 +12,7 @@ two).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import Feeds, sqnr_db
 from pipeline.quantsim.qdq import drop_unread_nodes
-from pipeline.quantsim.sites import find_sites
+from pipeline.quantsim.sites import Site, find_sites
 
 WEIGHTED: Final = PRODUCTS | RECURRENT
 
@@ -64,8 +64,8 @@ class Layer:
         return tuple(name for node in self.nodes for name in (*node.input, *node.output) if name)
 
 
-def find_layers(model: DetachedModel, encodings: Mapping[str, object]) -> tuple[Layer, ...]:
-    """The layers of which something is quantized, in graph order."""
+def find_layers(model: DetachedModel, encodings: Mapping[str, object], sites: Sequence[Site] = ()) -> tuple[Layer, ...]:
+    """The layers of which something is quantized, in graph order; `sites` are those of `model`, if known."""
     graph = model.proto.graph
     constants = {tensor.name for tensor in graph.initializer}
     outputs = {info.name for info in graph.output}
@@ -73,7 +73,7 @@ def find_layers(model: DetachedModel, encodings: Mapping[str, object]) -> tuple[
     for node in graph.node:
         for name in reads_of(node):
             consumers.setdefault(name, []).append(node)
-    sources = {value: site.tensor for site in find_sites(model) for value in site.moved_to}
+    sources = {value: site.tensor for site in sites or find_sites(model) for value in site.moved_to}
     layers: list[Layer] = []
     for node in graph.node:
         if node.op_type not in WEIGHTED:

@@ -52,7 +52,7 @@ from pipeline.quantsim.report import QuantSimReport, QuantSimResult, make_placem
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
-from pipeline.quantsim.sites import declare_types, find_quantized, store_constants
+from pipeline.quantsim.sites import declare_types, find_quantized, find_sites, store_constants
 from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, suggest
 from pipeline.quantsim.target_check import describe_obstructions, refuse_block_floats
 from pipeline.stages.report import (
@@ -80,7 +80,7 @@ class Simulation:
         self._costs_budget_s = costs_budget_s
         self._model, self._settings = declare_types(store_constants(model)), settings
         self._workspace, self._send, self._notes = workspace, observer, notes
-        self._profile = read_profile(settings)
+        self._profile, self._sites = read_profile(settings), find_sites(self._model)
         self.chosen = Chosen()
         self._in_float = tuple[PlacementRule, ...]()
 
@@ -178,7 +178,7 @@ class Simulation:
             ties = tuple(describe_ranges(self._model, placement, measured.extents(), ranges))
         self.encodings, self.tuned = encodings, (tuned := self.chosen.tune(self._model))
         self.quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
-        self.layers = find_layers(self._model, encodings)
+        self.layers = find_layers(self._model, encodings, self._sites)
         metric = self.open_metric(samples)  # what the task says of it
         outputs, device = self.simulate(self.quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, tuned, samples)  # what each step adds, and what has come together
@@ -267,8 +267,8 @@ class Simulation:
 
     def place(self, given: Collection[str] = (), dtypes: Collection[str] = ("float32",)) -> Placement:
         with self._stage("place") as details:
-            rules, notes = self._profile.rules(self._model, given)
-            placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes)
+            rules, notes = self._profile.rules(self._model, given, self._sites)
+            placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes, self._sites)
             details.append(f"{len(placement.quantized_sites())} of {len(placement.sites)} tensors quantized")
             for sentence in describe_obstructions(
                 self._model, self._profile.name, self._profile.target, refuse=self._settings.unsupported == "refuse"
@@ -375,7 +375,7 @@ class Simulation:
         if not self._settings.sensitivity:
             return {}, "quantsim.sensitivity is false"
         with self._stage("sensitivity") as details:
-            count = count_needed_samples(self._settings.evaluation, len(find_layers(self._model, encodings)))
+            count = count_needed_samples(self._settings.evaluation, len(self.layers))
 
             def note(done: int) -> None:
                 self._send(Progress("sensitivity", f"sample {done}", done, count))

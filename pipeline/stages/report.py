@@ -41,8 +41,10 @@ def write_report(
     workspace: Workspace,
     failure: str = "",
     exit_code: int = 0,
+    *,
+    with_page: bool = True,
 ) -> Report:
-    """Write `report.json` and `report.html` with the results so far."""
+    """Write `report.json` with the results so far, and `report.html` if `with_page`."""
     passes, why = findings.passes, why_not_compared(config)
     noted = (text for texts in findings.notes.values() for text in texts)
     exported = findings.export.notes if findings.export else ()
@@ -66,9 +68,10 @@ def write_report(
         layers=passes.layers if passes else (),
         names=passes.names if passes else None,
     )
-    pictures = passes.pictures if passes else Pictures()
     write_quietly(lambda: workspace.write_text("report.json", report_json(report)), when=bool(failure))
-    write_quietly(lambda: write_page(report, pictures, workspace), when=bool(failure))
+    if with_page:
+        pictures = passes.pictures if passes else Pictures()
+        write_quietly(lambda: write_page(report, pictures, workspace), when=bool(failure))
     return report
 
 
