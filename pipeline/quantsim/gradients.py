@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -268,7 +268,10 @@ class Forward:
         with torch.enable_grad():
             for place, op in enumerate(piece.ops):
                 ins = [slots[vid] if vid in slots else self._held[vid] for vid in op.inputs]
-                for vid, result in zip(op.outputs, compute_op(op, ins), strict=True):
+                results = compute_op(op, ins)
+                if any(result.requires_grad and not torch.isfinite(result.sum()) for result in results):
+                    results = compute_op(op, [_NoNanGradient.apply(tensor) for tensor in ins])
+                for vid, result in zip(op.outputs, results, strict=True):
                     name = self._names[vid]
                     slots[vid] = result.requires_grad_() if name in self._backward.names else result
                     if name in self._backward.reached and not slots[vid].requires_grad:
@@ -277,6 +280,19 @@ class Forward:
                     if last.get(vid, place) == place:
                         del slots[vid]
         return slots
+
+
+class _NoNanGradient(torch.autograd.Function):
+    """The tensor itself, whose gradient is 0 where it would be NaN: that of a value which a later operator drops, 0,
+    times the slope of an operator that makes infinity, such as the logarithm of 0."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return torch.where(gradient.isnan(), 0, gradient)
 
 
 def _to_wide_array(tensor: Tensor) -> np.ndarray:

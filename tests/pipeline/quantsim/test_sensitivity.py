@@ -429,3 +429,20 @@ def test_values_after_an_operator_of_another_domain_have_types_and_are_sites(tex
 def test_a_model_whose_types_are_known_stays_as_it_is() -> None:
     model = block()
     assert declare_types(model) is model
+
+
+def test_a_branch_that_is_dropped_where_it_is_infinite_lets_the_noise_of_the_other_through() -> None:
+    head = "g (float[3, 4] x, bool[3, 4] c) => (float[3, 4] y)"
+    branch = "log = Log(a) rest = Sub(x, x) off = Mul(log, rest) z = Where(c, a, off)"
+    draw = np.random.default_rng(0)
+    w, v = draw.standard_normal((2, 4, 4)).astype(np.float32)
+    x = draw.standard_normal((3, 4)).astype(np.float32)
+    x[1] = 0.0
+    samples = [{"x": x, "c": np.ones((3, 4), np.bool_)}]
+    found = []
+    for text in (branch, "z = Where(c, a, x)"):
+        model = model_of(f"{head} {{ a = MatMul(x, w) {text} y = MatMul(z, v) }}", w=w, v=v)
+        placement = place(model, [rule("op:MatMul", weights="int8")])
+        encodings = encode(placement, calibrate(model, placement, samples), model)
+        found.append(estimate_sensitivity(model, encodings, samples))
+    assert found[0] == found[1] and all(np.isfinite([*found[0].values()]))
