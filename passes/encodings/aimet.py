@@ -134,7 +134,7 @@ def _check_numbers(name: str, encoding: Encoding) -> None:
     """Refuse what no quantizer can compute with."""
     precision, scale, zero = encoding.precision, encoding.scale, encoding.zero_point
     if precision.bits not in (*BITS, 32):
-        raise UsageError(f"encodings: {name!r} has {precision.bits} bits, expected {BITS[0]} to {BITS[-1]}, or 32")
+        raise UsageError(f"encodings: {name!r} has {precision.bits!r} bits, expected {BITS[0]} to {BITS[-1]}, or 32")
     if not scale.size or not (np.isfinite(scale) & (scale > 0)).all():
         raise UsageError(f"encodings: {name!r} has a scale that is no positive number: {_first_bad(scale)}")
     if zero.shape != scale.shape or (zero < precision.lowest - 1).any() or (zero > precision.highest).any():

@@ -260,7 +260,7 @@ def _find_missing(model: DetachedModel, fitted: Mapping[str, Encoding], target: 
         site = placed.site
         if site.tensor in known or _is_derived(placed, known):
             continue
-        where = f"{site.op or 'an input'}{f' of {site.modules[-1]}' if site.modules else ''}"
+        where = f"{site.op or 'an input'}{f' of {site.modules[-1]}' if site.modules and site.modules[-1] else ''}"
         yield EncodingFault(site.tensor, f"{site.role}, {where}", f"expected {placed.precision}")
 
 
