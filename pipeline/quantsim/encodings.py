@@ -89,16 +89,6 @@ def _check_numbers(tensor: str, array: np.ndarray, kind: str) -> None:
         )
 
 
-def describe_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel) -> Iterator[str]:
-    """A sentence for each bias that 32 bits do not hold."""
-    for name, beyond, size in find_limited_biases(encodings, model):
-        yield (
-            f"{beyond} of the {plural(size, 'number')} of the bias {name} are beyond 32 bits in the "
-            "scale of its products, and become the largest there; leave it in float: quantsim.rules, "
-            f"tensor:{name}: {{activations: float}}"
-        )
-
-
 def find_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel) -> Iterator[tuple[str, int, int]]:
     """The biases with numbers that are too large for 32 bits in the scale of the products that they are added to, how
     many such numbers each has, and how many in all. They become the largest that there is, which is another bias."""

@@ -1,4 +1,4 @@
-"""Sentences about ranges that leave a tensor few numbers: those of a wider tensor, and those of masks of attention."""
+"""Sentences about ranges that leave a tensor few numbers, or cut some off: ties, masks of attention, biases."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from passes.rewrites.mask_constants import MASKING, MaskedGraph
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT
-from pipeline.quantsim.encodings import Range, encode_range
+from pipeline.quantsim.encodings import Encoding, Range, encode_range, find_limited_biases
 from pipeline.quantsim.placement import PlacedSite, Placement
 
 
 def describe_ranges(
     model: DetachedModel, placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]
 ) -> Iterator[str]:
-    """What the other functions of this file say.
+    """What the functions for ties and masks say.
 
     Args:
         reached: the least and the greatest value of each tensor that is computed.
@@ -99,6 +99,16 @@ def describe_mask_constants(model: DetachedModel, placement: Placement, ranges: 
             f"the constant {name} masks attention with {lowest[name]:g}, which is in the range of "
             f"{plural(len(wide), 'tensor')} ({wide[0]}{', …' if wide[1:] else ''}), so scores keep no numbers of the "
             "format; put clamp-mask into quantsim.prepare, which raises the mask to a bound such as -30"
+        )
+
+
+def describe_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel) -> Iterator[str]:
+    """A sentence for each bias that 32 bits do not hold."""
+    for name, beyond, size in find_limited_biases(encodings, model):
+        yield (
+            f"{beyond} of the {plural(size, 'number')} of the bias {name} are beyond 32 bits in the "
+            "scale of its products, and become the largest there; leave it in float: quantsim.rules, "
+            f"tensor:{name}: {{activations: float}}"
         )
 
 

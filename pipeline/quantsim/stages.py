@@ -27,7 +27,6 @@ from pipeline.quantsim.encodings import (
     Encoding,
     Range,
     adopt_encodings,
-    describe_limited_biases,
     encode,
     encodings_text,
     find_limited_biases,
@@ -47,13 +46,13 @@ from pipeline.quantsim.placement import (
 )
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
-from pipeline.quantsim.range_notes import describe_ranges
+from pipeline.quantsim.range_notes import describe_limited_biases, describe_ranges
 from pipeline.quantsim.report import QuantSimReport, QuantSimResult, make_placement_report, make_report, report_text
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import declare_types, find_quantized, find_sites, store_constants
-from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, suggest
+from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, check_new_formats, suggest
 from pipeline.quantsim.target_check import describe_obstructions, refuse_block_floats
 from pipeline.stages.report import (
     ENCODINGS,
@@ -110,6 +109,7 @@ class Simulation:
             self._of_adapters = own & self.placement.formats().keys()
         if self.needs_ranges:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
+            check_new_formats(self._settings.suggest, self._model.proto)
 
     @property
     def needs_ranges(self) -> bool:

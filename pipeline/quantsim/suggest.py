@@ -22,14 +22,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import onnx
 import yaml
 
+from passes.graph.op_facts import opset_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import FormatsConfig, SuggestConfig
-from pipeline.config.quantsim import FLOAT
+from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, find_matches, place
+from pipeline.quantsim.qdq import first_opset
 from pipeline.quantsim.sensitivity import Layer
 from pipeline.quantsim.sites import find_sites
 from pipeline.quantsim.weight_sizes import weight_bytes
@@ -148,9 +151,8 @@ def suggest(
     ranked = _rank(settings, models, _find_units(settings.units, models, are_alike=are_alike), placed)
     if settings.sqnr_db is not None and not settings.units:
         ranked += _find_others(models, placed, are_alike=are_alike)
-    default = FEWER_BITS if settings.size is not None else MORE_BITS if metric is None else MORE_WEIGHT_BITS
     rate = metric.rate if metric else simulate
-    trials = _Trials(models, ranked, placed, settings.formats or default, rate, find_limited)
+    trials = _Trials(models, ranked, placed, new_formats(settings), rate, find_limited)
 
     def is_enough(chosen: Chosen) -> bool:
         if metric is not None:
@@ -401,6 +403,30 @@ def _rules_of(
                 if text is not None:
                     found[model][f"tensor:{glob.escape(name)}"] = FormatsConfig(**{kind: text})
     return found
+
+
+def new_formats(settings: SuggestConfig) -> FormatsConfig:
+    """What layers change to: as the settings say, or as it suits the target."""
+    default = FEWER_BITS if settings.size is not None else MORE_BITS if settings.sqnr_db else MORE_WEIGHT_BITS
+    return settings.formats or default
+
+
+def check_new_formats(settings: SuggestConfig | None, proto: onnx.ModelProto) -> None:
+    """Whether the model's opset has the formats that layers change to.
+
+    Raises:
+        UsageError: one needs a later opset.
+    """
+    if settings is None:
+        return
+    formats, opset = new_formats(settings), opset_of(proto)
+    for precision in (formats.weight_format(), formats.activation_format()):
+        if isinstance(precision, Precision) and opset < (needed := first_opset(precision))[0]:
+            raise UsageError(
+                f"quantsim.suggest: layers are to change to {precision}, for which QuantizeLinear needs opset "
+                f"{needed[0]}, and the model has {opset}; put {{convert-opset: {{to: {needed[0]}}}}} into "
+                "quantsim.prepare, or give other quantsim.suggest.formats"
+            )
 
 
 def _as_rule(selector: str, formats: FormatsConfig) -> PlacementRule:

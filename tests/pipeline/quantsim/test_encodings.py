@@ -15,7 +15,6 @@ from pipeline.config.quantsim import Precision, parse_precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import (
     Encoding,
-    describe_limited_biases,
     encode,
     encode_range,
     encode_weight,
@@ -24,6 +23,7 @@ from pipeline.quantsim.encodings import (
 )
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.range_notes import describe_limited_biases
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 NARROW_FLOATS = ("fp8", "fp4/block16", "fp16", "float8e4m3fnuz", "float4e2m1", "nvfp4/block32", "e5m2", "bfloat16")

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from passes.weights.detached import DetachedModel
 from pipeline.config import QuantSimConfig, SuggestConfig
+from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode, find_limited_biases
 from pipeline.quantsim.placement import Placement, PlacementRule, place
@@ -15,7 +16,14 @@ from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import compare_outputs
-from pipeline.quantsim.suggest import LayeredModel, Placements, Suggestion, suggest, suggestion_text
+from pipeline.quantsim.suggest import (
+    LayeredModel,
+    Placements,
+    Suggestion,
+    check_new_formats,
+    suggest,
+    suggestion_text,
+)
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 
 
@@ -164,3 +172,18 @@ def test_nothing_is_suggested_that_is_worse_than_the_rules_as_they_are() -> None
     """Here the rule of the bias is missing on purpose, so that more bits are worse."""
     base, found = find_for_biased(find_limited=False)
     assert found.sqnr_db >= base
+
+
+@pytest.mark.parametrize(
+    ("target", "is_held"),
+    [(SuggestConfig(sqnr_db=40.0), False), (SuggestConfig(size=0.5), False), (SuggestConfig(metric_drop=0.1), True)],
+)
+def test_formats_that_the_opset_lacks_are_refused_before_calibration(target: SuggestConfig, is_held: bool) -> None:
+    proto = model_of("g (float[2] x) => (float[2] y) { y = Neg(x) }").proto
+    check_new_formats(target, proto)
+    proto.opset_import[0].version = 20
+    if is_held:  # 8 bits
+        check_new_formats(target, proto)
+    else:
+        with pytest.raises(UsageError, match=r"quantsim\.suggest: layers are to change to .* and the model has 20"):
+            check_new_formats(target, proto)
