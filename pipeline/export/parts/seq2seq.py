@@ -97,8 +97,9 @@ class Seq2SeqPart(TaskPart):
             self._learn()
         except Exception as error:  # a model's forward may raise anything
             raise SourceError(
-                f"model.task: {name} does not run with caches of transformers: {first_line(error)}; such a model is "
-                "exported without a task, by a factory of your own"
+                f"model.task: {name} does not run over a cache of transformers as a part has to, which takes one token "
+                f"or several: {first_line(error)}; leave out model.task, and the model is one graph that takes no "
+                "cache, or write a factory of your own"
             ) from error
         if not self.own_states or not self.cross_states:
             raise SourceError(
@@ -123,7 +124,7 @@ class Seq2SeqPart(TaskPart):
 
     @torch.no_grad()
     def _learn(self) -> None:
-        """Call the model once or twice, and note what its caches hold and whether it reads the mask of its input."""
+        """Call the model a few times, and note what its caches hold and whether it reads the mask of its input."""
         self.has_mask, self.layers = True, 0
         self.output_class: Any = BaseModelOutput
         inputs = self.draw_inputs(2, 3, seed=0)
@@ -131,6 +132,7 @@ class Seq2SeqPart(TaskPart):
         self.layers, self.width = len(cache.self_attention_cache.layers), hidden.shape[-1]
         self.own_states = specs_of(read_states(cache.self_attention_cache))
         self.cross_states = specs_of(read_states(cache.cross_attention_cache))
+        self._call(inputs, self._first_tokens(2).repeat(1, 2), cache)  # several tokens, which ProphetNet refuses
         self.has_mask = self.is_text and (is_weightless(self) or self._reads_mask(inputs))
 
     def _reads_mask(self, inputs: Mapping[str, Tensor]) -> bool:

@@ -87,3 +87,16 @@ def test_the_graphs_are_the_model(family: str, tmp_path: Path) -> None:
 def test_a_decoder_alone_is_refused_in_one_sentence() -> None:
     with pytest.raises(SourceError, match="LlamaForCausalLM has no encoder and decoder with a cache; expected a model"):
         Encoder(make_decoder("Llama"), section_of("T5", "encoder"))
+
+
+def test_a_decoder_that_reads_one_token_a_call_is_refused_with_a_way_out() -> None:
+    from transformers import ProphetNetConfig, ProphetNetForConditionalGeneration
+
+    sides = ("encoder", "decoder")
+    sizes = {f"num_{side}_{key}": size for side in sides for key, size in (("layers", 1), ("attention_heads", 2))}
+    config = ProphetNetConfig(vocab_size=40, hidden_size=16, encoder_ffn_dim=24, decoder_ffn_dim=24, **sizes)
+    said = (
+        r"ProphetNetForConditionalGeneration does not run .* one token or several: .*; leave out model\.task, and the"
+    )
+    with pytest.raises(SourceError, match=said):
+        Encoder(ProphetNetForConditionalGeneration(config).eval(), section_of("T5", "encoder"))
