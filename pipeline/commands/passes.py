@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import typer
-from rich.text import Text
 
 from passes.advisories.known import is_quarantine
 from passes.catalog import CatalogEntry, catalog
@@ -22,7 +21,7 @@ from passes.recipe.recipe import SINGLE_PASS_LIBRARY, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from pipeline.commands.shared import FORMAT_VERSION, add_command, with_options
-from pipeline.terminal import print_json, print_line
+from pipeline.terminal import Words, print_json, print_line
 from pipeline.terminal.screen import Screen
 
 
@@ -150,7 +149,7 @@ class _PassPage:
         self._screen = Screen()
         self._width = min(self._screen.width, COLUMNS) if self._screen.is_terminal else COLUMNS
 
-    def line(self, text: str | Text = "", style: str = "") -> None:
+    def line(self, text: Words = "", style: str = "") -> None:
         self._screen.print_line(text, style)
 
     def words(self, text: str, indent: int = 0, hanging: int | None = None) -> None:
@@ -186,12 +185,9 @@ def _count_passes(entries: Sequence[CatalogEntry]) -> str:
 
 
 def _print_row(entry: CatalogEntry, page: _PassPage) -> None:
-    line = Text(f"{entry.name:<{NAME}} ", style=STYLES.get(entry.runs, ""))
-    line.append(f"{entry.runs:<8} {entry.reads:<10}")
-    if entry.groups:
-        line.append(f" {', '.join(entry.groups)}", style="cyan")
-    line.rstrip()
-    page.line(line)
+    style, groups = STYLES.get(entry.runs, ""), ", ".join(entry.groups)
+    row = f"{entry.name:<{NAME}} {entry.runs:<8} {entry.reads:<10}"
+    page.line([(f"{row} ", style), (groups, f"{style} cyan".strip())] if groups else row.rstrip(), style)
     words = [_sentence(entry.does)]
     if entry.note:
         words.append(_sentence(entry.note))
