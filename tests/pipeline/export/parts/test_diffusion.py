@@ -123,7 +123,7 @@ def test_a_folder_that_lacks_a_component_is_one_sentence(tmp_path: Path) -> None
         ' "tokenizer": ["transformers", "CLIPTokenizer"], "safety_checker": [null, null]}'
     )
     section = ModelConfig.model_validate({"diffusers": str(tmp_path)})
-    assert section.parts == ("unet",)
+    assert section.part_names == ("unet",)
     with pytest.raises(SourceError, match="has no folder 'unet', which its"):
         load_for_parts(section)
 

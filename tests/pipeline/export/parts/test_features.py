@@ -21,7 +21,7 @@ def test_the_body_of_a_classifier(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "source")
     settings = {"transformers": str(tmp_path / "source"), "task": "feature-extraction", "part": "model"}
     section = ModelConfig.model_validate(settings)
-    assert ModelConfig.model_validate({**settings, "part": None}).parts == ("model",)
+    assert ModelConfig.model_validate({**settings, "part": None}).part_names == ("model",)
     source = load_source(section)
     assert isinstance(source, TorchSource) and source.draws is None
     assert [spec.name for spec in source.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
