@@ -15,8 +15,8 @@ from onnx import NodeProto, TensorProto, helper
 from passes.graph.formatting import format_type
 from passes.graph.index import GraphIndex, constant_of, copy_of
 from passes.graph.inference import dims_of, infer_types
-from passes.graph.op_facts import CONVOLUTIONS, attribute_of, has_body, op_name
-from passes.graph.traversal import every_graph, every_node
+from passes.graph.op_facts import CONVOLUTIONS, ONNX_DOMAINS, attribute_of, has_body, op_name
+from passes.graph.traversal import every_graph, every_node, reads_of
 from passes.structures import STRUCTURES, structure_of
 from passes.structures.view import GraphView
 from passes.suggest import bytes_text, plural
@@ -28,8 +28,8 @@ from passes.weights.detached import DetachedModel, open_model
 class ModelFacts:
     """What `inspect_model` finds. `sizes` are those that open dims are counted at; counts are for one run at them.
 
-    `macs` counts products and convolutions by operator; `uncounted` are operators of that kind whose shapes are not
-    known. `peak` are the bytes of all values that are alive at once, at most, in the order of the nodes; None where a
+    `macs` counts products and convolutions by operator; `uncounted` are operators without a rule, or whose shapes are
+    not known. `peak` are the bytes of all values that are alive at once, at most, in the order of the nodes; None where a
     shape is not known. `tensors` and `activations` are the largest, name → type and bytes.
     """
 
@@ -61,7 +61,7 @@ class ModelFacts:
         opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in self.opsets.items())
         macs = f"{sum(self.macs.values()):,}{at}"
         if self.uncounted:
-            macs += f", without {', '.join(self.uncounted)}, whose shapes are not known"
+            macs += f", without {', '.join(self.uncounted)}, which have no rule or no known shapes"
         yield (
             "model",
             [
@@ -224,13 +224,14 @@ class _Counter:
         return dict(counts.most_common()), tuple(unknown)
 
     def _macs_of(self, node: NodeProto) -> int | None:
-        """0 for a node that is no product; None for one whose shapes are not known, or that has no rule here."""
+        """0 for a node that is no product; None for one whose shapes are not known, or that has no rule here, as most
+        operators of other domains."""
         kind = node.op_type
         if kind in UNRULED or has_body(node):
             return None
         operand = FACTOR.get(kind)
         if operand is None:
-            return 0
+            return 0 if node.domain in ONNX_DOMAINS else None
         weight, made, data = self.shape(node.input[operand]), self.shape(node.output[0]), self.shape(node.input[0])
         if weight is None or made is None or data is None:
             return None
@@ -238,13 +239,11 @@ class _Counter:
             return math.prod(data) * math.prod(weight[1:])
         if kind in CONVOLUTIONS:
             return math.prod(made) * math.prod(weight[1:])
-        rows = data[-2:] if kind == "Gemm" else data[-1:]
-        inner = rows[0] if kind == "Gemm" and attribute_of(node, "transA", 0) else rows[-1]
-        return math.prod(made) * inner
+        return math.prod(made) * data[-2 if attribute_of(node, "transA", 0) else -1]
 
     def peak(self) -> int | None:
         """Bytes that are alive at once at most; weights do not count."""
-        last = {name: position for position, node in enumerate(self.index.nodes) for name in node.input}
+        last = {name: position for position, node in enumerate(self.index.nodes) for name in reads_of(node)}
         ends = len(self.index.nodes)
         last |= dict.fromkeys(self.index.outputs, ends)
         alive, peak = 0, 0

@@ -83,3 +83,20 @@ def test_weights_in_constant_nodes_and_in_bodies_are_parameters() -> None:
     assert dict(facts.macs) == {"MatMul": 18}
     assert facts.uncounted == ("If",)
     assert set(facts.activations) == {"a", "y"}
+
+
+def test_operators_of_other_domains_are_counted_by_their_rule_or_said_to_be_missing() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]> g (float[8, 2] x, float[8, 4] w) => (float[2, 4] z)
+    <float[2, 4] y> { y = com.microsoft.FusedMatMul <transA = 1> (x, w) z = com.microsoft.QuickGelu (y) }"""
+    facts = inspect_model(onnx.parser.parse_model(text))
+    assert (facts.macs, facts.uncounted) == ({"com.microsoft::FusedMatMul": 2 * 4 * 8}, ("com.microsoft::QuickGelu",))
+
+
+def test_a_value_that_a_branch_reads_is_alive_until_then() -> None:
+    text = """g (bool c, float[100] x) => (float[1] y) {
+        a = Neg (x) b = Abs (x) d = ReduceMax <keepdims = 1> (b)
+        y = If (c) <then_branch = t () => (u) { u = ReduceMax <keepdims = 1> (READ) },
+            else_branch = f () => (w) { w = Neg (d) }>
+    }"""
+    by_branch, by_none = (inspect_model(model_of(text.replace("READ", name))).peak for name in ("a", "d"))
+    assert (by_branch, by_none) == (1 + 3 * 400, 1 + 2 * 400), "x, b and, for the branch, a"
