@@ -29,8 +29,8 @@ class ModelFacts:
     """What `inspect_model` finds. `sizes` are those that open dims are counted at; counts are for one run at them.
 
     `macs` counts products and convolutions by operator; `uncounted` are operators without a rule, or whose shapes are
-    not known. `peak` are the bytes of all values that are alive at once, at most, in the order of the nodes; None where a
-    shape is not known. `tensors` and `activations` are the largest, name → type and bytes.
+    not known. `peak` are the bytes of all values that are alive at once, at most, in the order of the nodes; None where
+    a shape is not known. `tensors` and `activations` are the largest, name → type and bytes.
     """
 
     inputs: Mapping[str, str]
