@@ -87,7 +87,8 @@ def test_weights_in_constant_nodes_and_in_bodies_are_parameters() -> None:
 
 def test_operators_of_other_domains_are_counted_by_their_rule_or_said_to_be_missing() -> None:
     text = """<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>
-    g (float[8, 2] x, float[8, 4] w) => (float[2, 4] z) <float[2, 4] y> { y = com.microsoft.FusedMatMul <transA = 1> (x, w) z = com.microsoft.QuickGelu (y) }"""
+    g (float[8, 2] x, float[8, 4] w) => (float[2, 4] z) <float[2, 4] y>
+    { y = com.microsoft.FusedMatMul <transA = 1> (x, w) z = com.microsoft.QuickGelu (y) }"""
     facts = inspect_model(onnx.parser.parse_model(text))
     assert (facts.macs, facts.uncounted) == ({"com.microsoft::FusedMatMul": 2 * 4 * 8}, ("com.microsoft::QuickGelu",))
 
