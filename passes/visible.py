@@ -47,12 +47,14 @@ def visible_markup(text: str) -> str:
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as lines of aligned columns, two spaces in."""
+    return "".join(f"  {line}\n" for line in table_lines(rows))
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, in aligned columns."""
     shown = [[visible_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[at]) for row in shown if at < len(row)) for at in range(max(map(len, shown), default=0))]
-    return "".join(
-        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() + "\n"
-        for row in shown
-    )
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() for row in shown]
 
 
 def html_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

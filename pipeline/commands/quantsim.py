@@ -7,7 +7,6 @@ encodings MODEL -o OUT` writes the encodings of a quantized model as a file of A
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import typer
 
 from passes.suggest import bytes_text, plural
+from passes.visible import table_lines
 from pipeline.commands.shared import add_command, check_output, wishes_of
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.terminal import print_json, print_line, print_text
@@ -83,8 +83,9 @@ def quantsim(
         _check_bounds(result)
         return
     screen.show_passes()
+    has_chain = isinstance(result, PartsQuantSimResult) and result.chain is not None
     for name, part in (parts or {"": result}).items():
-        for line in (*([f"part {name}"] if name else []), *_lines(part, verbose)):
+        for line in (*([f"part {name}"] if name else []), *_lines(part, verbose, shows_layers=not has_chain)):
             screen.line(line)
     for line in result.chain_lines(None if verbose else WORST) if isinstance(result, PartsQuantSimResult) else ():
         screen.line(line)
@@ -111,10 +112,12 @@ def _check_bounds(result: QuantSimResult) -> None:
             raise CheckFailed(f"{key}: {metric}")
 
 
-def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
+def _lines(result: QuantSimResult, verbose: bool, *, shows_layers: bool) -> Iterator[str]:
+    """What a simulation found; of a part, the layers stand in the table of the chain, if there is one."""
+    from pipeline.quantsim.noise import describe_ratio
     from pipeline.quantsim.suggest import suggestion_text
 
-    report = result.report
+    report, most = result.report, None if verbose else WORST
     for rule in report.rules:
         counts = f"{plural(rule.weights, 'weight')}, {plural(rule.activations, 'other')}"
         yield f"rule {rule.selector} ({rule.formats}): {counts}; in force for {rule.in_force}"
@@ -123,18 +126,20 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
         yield str(step)
         for row in step.layers if verbose else ():
             what = "taken" if row.taken else "not taken"
-            yield f"  {row.layer} ({row.weight}): {_decibels(row.before_db)} → {_decibels(row.after_db)}, {what}"
+            ratios = f"{describe_ratio(row.before_db)} → {describe_ratio(row.after_db)}"
+            yield f"  {row.layer} ({row.weight}): {ratios}, {what}"
     if not report.not_measured:
-        yield from _worst(report, None if verbose else WORST)
-    shown = report.left_in_float if verbose else report.left_in_float[:WORST]
+        yield from _worst(report, most)
+        yield from _layers(report, most) if shows_layers else ()
+    shown = report.left_in_float[:most]
     for tensor in shown:
         yield f"in float: {tensor.tensor}: {tensor.reason}"
     if len(shown) < len(report.left_in_float):
         yield f"in float: {len(report.left_in_float) - len(shown)} more tensors (--verbose shows all)"
     for name, noise in report.outputs.items():
         device = report.device_like.outputs.get(name) if report.device_like else None
-        optimized = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
-        yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{optimized}"
+        optimized = f"; with onnxruntime's optimizations {describe_ratio(device.sqnr_db)}" if device else ""
+        yield f"output {name}: {describe_ratio(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{optimized}"
     if report.metric:
         yield str(report.metric)
     if report.device_like:
@@ -146,21 +151,24 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
 
 
 def _worst(report: QuantSimReport, most: int | None) -> Iterator[str]:
+    from pipeline.quantsim.noise import describe_ratio
+
     rows = report.rows[:most]
-    cells = [
-        (row.tensor, row.part or row.op, row.precision, _decibels(row.local_db), _decibels(row.total_db))
+    cells = (
+        (row.tensor, row.part or row.op, row.precision, describe_ratio(row.local_db), describe_ratio(row.total_db))
         for row in rows
-    ]
-    head = ("tensor", "part", "format", "alone", "in all")
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    for line in (head, *cells):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    )
+    yield from table_lines([("tensor", "part", "format", "alone", "in all"), *cells])
     if len(rows) < len(report.rows):
         yield f"{len(report.rows) - len(rows)} tensors with less noise (--verbose shows all)"
 
 
-def _decibels(value: float) -> str:
-    return f"{value:.2f} dB" if math.isfinite(value) else "exact" if value > 0 else "zero"
+def _layers(report: QuantSimReport, most: int | None) -> Iterator[str]:
+    """What each layer alone does to the outputs."""
+    from pipeline.quantsim.report import LAYER_TITLES, layer_cells, layer_lines
+
+    rows = [layer_cells(row.layer, row.part or row.op, row.module, row.sqnr_db, row.share) for row in report.layers]
+    yield from layer_lines(LAYER_TITLES, rows, most)
 
 
 def encodings(

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from passes.errors import OnnxlineError
 from passes.suggest import bytes_text, plural
+from passes.visible import table_lines
 from pipeline.config import FormatsConfig, QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer
@@ -81,10 +82,7 @@ class Best:
         """The table, and a sentence on the winner."""
         what = "chain" if isinstance(self.result, PartsQuantSimResult) else "worst output"
         head = ("weights", "steps", f"{what}, held out", "weights", "time")
-        rows = [head, *(trial.row() for trial in self.trials)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield from table_lines([head, *(trial.row() for trial in self.trials)])
         steps = self.winner.row()[1]
         yield (
             f"best on samples that no step has seen: {self.winner.weights}, {steps}, {self.winner.sqnr_db:.2f} dB; "

@@ -21,8 +21,8 @@ from passes.weights.sessions import Session
 from pipeline.errors import CheckFailed
 from pipeline.parts.sessions import Step
 from pipeline.quantsim.chains import LENGTH, ChainResult, PartsChain
-from pipeline.quantsim.noise import sqnr_db
-from pipeline.quantsim.report import QuantSimReport
+from pipeline.quantsim.noise import describe_ratio, sqnr_db
+from pipeline.quantsim.report import LAYER_TITLES, QuantSimReport, layer_cells, layer_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,6 @@ class ChainNoise:
         if not self.tokens:
             return f"chain: {ratio} against the parts in float"
         return f"chain: {self.equal} of {self.tokens} tokens are those of the parts in float, {ratio}"
-
-
-def describe_ratio(ratio: float) -> str:
-    """`31.20 dB`; `exact` where nothing differs."""
-    return "exact" if ratio == math.inf else f"{ratio:.2f} dB"
 
 
 class ChainJudge:
@@ -123,12 +118,7 @@ class QuantizedChain:
 
     def lines(self, most: int | None) -> Iterator[str]:
         """The table over all parts, of the `most` worst layers; and a line for each part."""
-        rows = self.rows[:most]
-        widths = [max(map(len, column)) for column in zip(TITLES, *rows, strict=True)]
-        for line in (TITLES, *rows) if rows else ():
-            yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        if len(rows) < len(self.layers):
-            yield f"{len(self.layers) - len(rows)} layers with less noise (--verbose shows all)"
+        yield from layer_lines(TITLES, self.rows, most)
         yield from self.sentences()
         yield self.noise.sentence
 
@@ -136,7 +126,7 @@ class QuantizedChain:
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """The table, by `TITLES`."""
         return tuple(
-            (row.part, row.layer, row.role or row.op, describe_ratio(row.sqnr_db), f"{row.share:.1%}")
+            (row.part, *layer_cells(row.layer, row.role or row.op, row.module, row.sqnr_db, row.share))
             for row in self.layers
         )
 
@@ -147,7 +137,7 @@ class QuantizedChain:
             yield f"chain with {name} alone quantized: {noise.measured} {describe_ratio(noise.sqnr_db)}"
 
 
-TITLES: Final = ("part", "layer", "is", "alone", "share")
+TITLES: Final = ("part", *LAYER_TITLES)
 
 
 def rate_chain(

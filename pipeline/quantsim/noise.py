@@ -55,6 +55,11 @@ def is_measured(site: Site) -> bool:
     return site.role == "activation" and not site.moves and site.dtype == "float32" and not site.body_of
 
 
+def describe_ratio(ratio: float) -> str:
+    """`31.20 dB`; `exact` where nothing differs, and `zero` where there is no signal, or infinite noise."""
+    return f"{ratio:.2f} dB" if math.isfinite(ratio) else "exact" if ratio > 0 else "zero"
+
+
 def sqnr_db(signal: float, noise: float) -> float:
     """The ratio of two sums of squares in dB; minus infinity where there is no signal, or infinite noise."""
     if not noise:

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from passes.provenance.annotations import module_path_of
 from passes.structures import STRUCTURES
-from passes.suggest import bytes_text, shorten_lines
-from passes.visible import json_text
+from passes.suggest import bytes_text, plural, shorten_lines
+from passes.visible import json_text, table_lines
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.layer_costs import LayerCosts
 from pipeline.quantsim.metric import MetricResult
-from pipeline.quantsim.noise import Noise
+from pipeline.quantsim.noise import Noise, describe_ratio
 from pipeline.quantsim.optimize import OptimizedStep
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
@@ -169,6 +169,23 @@ def page_data(report: QuantSimReport) -> Quantization:
             *(report.device_like.notes() if report.device_like else ()),
         ),
     )
+
+
+LAYER_TITLES: Final = ("layer", "is", "module", "alone", "share")
+"""Of a table of layers: what each is, its module, the ratio with it alone quantized, and its share of the noise."""
+
+
+def layer_cells(layer: str, what: str, module: str, sqnr_db: float, share: float) -> tuple[str, ...]:
+    """The cells below `LAYER_TITLES`."""
+    return layer, what, module, describe_ratio(sqnr_db), f"{share:.1%}"
+
+
+def layer_lines(titles: Sequence[str], rows: Sequence[Sequence[str]], most: int | None) -> Iterator[str]:
+    """A table of the first `most` layers, and how many more there are."""
+    shown = rows[:most]
+    yield from table_lines([titles, *shown]) if shown else ()
+    if len(shown) < len(rows):
+        yield f"{plural(len(rows) - len(shown), 'layer')} with less noise (--verbose shows all)"
 
 
 def report_text(report: QuantSimReport) -> str:

@@ -312,7 +312,7 @@ def test_the_table_over_all_parts_is_what_runs_of_the_chain_measure(pair: Pair) 
         alone = pair.judge.compare({row.part: insert_qdq(pair.models[row.part], own)})
         assert row.sqnr_db == pytest.approx(alone.sqnr_db, abs=3), row
     head, first, *_ = rated.lines(12)
-    assert head.split() == ["part", "layer", "is", "alone", "share"] and first.split()[:2] == ["second", "y"]
+    assert head.split() == ["part", "layer", "is", "module", "alone", "share"] and first.split()[:2] == ["second", "y"]
 
 
 def test_the_layer_that_costs_most_is_found_over_all_parts(pair: Pair) -> None:
