@@ -31,6 +31,7 @@ from passes.weights.detached import DetachedModel
 from pipeline.config import FormatsConfig, SuggestConfig
 from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
+from pipeline.quantsim.module_rules import name_modules
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, find_matches, place
 from pipeline.quantsim.qdq import first_opset
 from pipeline.quantsim.sensitivity import Layer
@@ -168,12 +169,10 @@ def suggest(
         chosen = max(trials.values, key=trials.values.__getitem__)
     if count is not None and metric is not None:
         chosen = _leave_out(chosen, is_enough, lambda rest: trials.weight_bytes(rest)[1])
-    shared, own = _split_rules(
-        {
-            name: {selector: _as_yaml(formats) for selector, formats in rules.items()}
-            for name, rules in trials.rules(chosen).items()
-        }
-    )
+    rules: Mapping[str, Mapping[str, FormatsConfig]] = trials.rules(chosen)
+    if not settings.units:
+        rules = {name: name_modules(found, models[name].place_with) for name, found in rules.items()}
+    shared, own = _split_rules(rules)
     others = sum(ranked[number].is_between for number in chosen)
     return Suggestion(
         goal=_goal(settings),
@@ -245,11 +244,12 @@ class _Trials:
 Rules = dict[str, dict[str, str]]
 
 
-def _split_rules(rules: Mapping[str, Rules]) -> tuple[Rules, dict[str, Rules]]:
+def _split_rules(rules: Mapping[str, Mapping[str, FormatsConfig]]) -> tuple[Rules, dict[str, Rules]]:
     """The rules that all models have, and for each model those of its own."""
-    first, *others = rules.values()
+    texts = {name: {key: _as_yaml(formats) for key, formats in found.items()} for name, found in rules.items()}
+    first, *others = texts.values()
     shared = {key: entry for key, entry in first.items() if all(known.get(key) == entry for known in others)}
-    own = {name: {key: found[key] for key in found if key not in shared} for name, found in rules.items()}
+    own = {name: {key: found[key] for key in found if key not in shared} for name, found in texts.items()}
     return shared, {name: found for name, found in own.items() if found}
 
 

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from passes.provenance.annotations import ModulePath, write_module_path
 from passes.weights.detached import DetachedModel
-from pipeline.config import QuantSimConfig, SuggestConfig
+from pipeline.config import FormatsConfig, QuantSimConfig, SuggestConfig
 from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode, find_limited_biases
+from pipeline.quantsim.module_rules import name_modules
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
@@ -24,7 +26,7 @@ from pipeline.quantsim.suggest import (
     suggest,
     suggestion_text,
 )
-from tests.pipeline.quantsim.pictures_of_qdq import model_of
+from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 
 def chain() -> DetachedModel:
@@ -131,6 +133,52 @@ def test_one_target_is_given() -> None:
     for entry in ({}, {"sqnr_db": 30, "size": 0.2}):
         with pytest.raises(ValidationError, match="one target: sqnr_db or size"):
             SuggestConfig.model_validate(entry)
+
+
+def in_modules(bias_in_float: bool = False) -> tuple[DetachedModel, list[PlacementRule]]:
+    """Two products in a module each, and a sum in the module around both."""
+    draw = np.random.default_rng(0)
+    model = model_of(
+        """g (float[4, 64] x) => (float[4, 64] y) {
+            h = Gemm(x, first, b)
+            r = Relu(h)
+            m = MatMul(r, second)
+            y = Add(m, x)
+        }""",
+        first=draw.normal(size=(64, 64)).astype(np.float32) / 8,
+        second=draw.normal(size=(64, 64)).astype(np.float32) / 8,
+        b=draw.normal(size=64).astype(np.float32),
+    )
+    gemm, relu, product, total = model.proto.graph.node
+    for node, inner in ((gemm, ["net.0"]), (relu, []), (product, ["net.[1]"]), (total, [])):
+        write_module_path(node, ModulePath(("", "net", *inner), (), ()), "torch")
+    in_float = [rule("tensor:b", activations="float")] if bias_in_float else []
+    return model, [rule("op:*", "int8/channel", "uint8"), *in_float]
+
+
+EVERY_WEIGHT = {f"tensor:{name}": FormatsConfig(weights="int4/channel") for name in ("first", "second")}
+RESULTS = {f"tensor:{name}": FormatsConfig(activations="uint16") for name in ("x", "h", "m")}
+
+
+@pytest.mark.parametrize(
+    ("rules", "bias_in_float", "wanted"),
+    [
+        (EVERY_WEIGHT, False, {"module:net": "weights"}),
+        ({"tensor:second": EVERY_WEIGHT["tensor:second"]}, False, {"module:net.[[]1]": "weights"}),
+        (RESULTS, False, {"module:net.0": "activations", "module:net.[[]1]": "activations"}),
+        (RESULTS, True, {"module:net.[[]1]": "activations", "tensor:h": "activations", "tensor:x": "activations"}),
+    ],
+    ids=["all weights", "one weight", "results", "a bias in float"],
+)
+def test_rules_name_modules_where_these_place_the_same(
+    rules: dict[str, FormatsConfig], bias_in_float: bool, wanted: dict[str, str]
+) -> None:
+    model, given = in_modules(bias_in_float)
+    place_with = LayeredModel(model, given, (), {}).place_with
+    found = name_modules(rules, place_with)
+    kinds = {selector: next(iter(formats.model_dump(exclude_none=True))) for selector, formats in found.items()}
+    assert kinds == wanted
+    assert place_with(found).formats() == place_with(rules).formats()
 
 
 def biased() -> DetachedModel:
