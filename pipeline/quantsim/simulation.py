@@ -20,7 +20,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.custom_ops.declarations import add_libraries
 from passes.errors import StepFailed
 from passes.graph.index import initializers_of
-from passes.graph.op_facts import BIASED
+from passes.graph.op_facts import BIAS, BIASED
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
@@ -57,13 +57,14 @@ class DeviceLike:
     outputs: the noise of each output. fused: operator → how many nodes of the optimized graph are it, fused ones and
     all others. has_vnni: whether this processor has instructions for 8-bit products. dropped: operators that the
     optimizations wrongly removed. not_run: why onnxruntime cannot run the model with its optimizations, though it can
-    without them; `outputs` and `fused` are empty then."""
+    without them; `outputs` and `fused` are empty then. rounded_biases: those in float that onnxruntime has rounded."""
 
     outputs: dict[str, OutputNoise]
     fused: dict[str, int]
     has_vnni: bool
     dropped: tuple[DroppedOperator, ...] = ()
     not_run: str = ""
+    rounded_biases: tuple[str, ...] = ()
 
     def notes(self) -> Iterator[str]:
         """A sentence for each fault of onnxruntime that makes the values of this run wrong or missing."""
@@ -78,6 +79,12 @@ class DeviceLike:
                 f"with its optimizations onnxruntime drops {plural(len(self.dropped), 'operator')} before a "
                 f"quantizer, such as the {first.op} of {first.tensor!r} before {first.dtype}, which has negative "
                 "numbers that the operator would have removed: the ratio with optimizations is wrong"
+            )
+        if self.rounded_biases:
+            count, first = plural(len(self.rounded_biases), "bias", "biases"), self.rounded_biases[0]
+            yield (
+                f"with its optimizations onnxruntime rounds {count} in float to 32 bits in the scale of the products, "
+                f"such as {first!r}: the ratio with optimizations has this rounding, and the one without has none"
             )
 
 
@@ -121,7 +128,8 @@ def run_device_like(
     graph = onnx.load(path, load_external_data=False).graph
     counts = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.node)
     dropped = tuple(_find_dropped(quantized, graph))
-    return DeviceLike(outputs, dict(counts.most_common()), _has_vnni(), dropped)
+    rounded = tuple(dict.fromkeys(_find_rounded_biases(quantized, graph)))
+    return DeviceLike(outputs, dict(counts.most_common()), _has_vnni(), dropped, rounded_biases=rounded)
 
 
 class _NotRun(Exception):
@@ -262,6 +270,17 @@ def _find_dropped(quantized: DetachedModel, optimized: GraphProto) -> Iterator[D
         # Above the lowest value, so that some quantized numbers are negative.
         if float(quantized.array(zero_point).min()) > float(limits.min):
             yield DroppedOperator(producer.op_type, producer.output[0], dtype.name)
+
+
+def _find_rounded_biases(quantized: DetachedModel, optimized: GraphProto) -> Iterator[str]:
+    """The biases that the quantized model has in float, and the optimized graph as integers of 32 bits, which
+    onnxruntime names by the product."""
+    integers = [tensor.name for tensor in optimized.initializer if tensor.data_type == TensorProto.INT32]
+    stored = initializers_of(quantized.proto.graph)
+    for node in quantized.proto.graph.node:
+        bias = node.input[BIAS] if node.op_type in BIASED and len(node.input) > BIAS else ""
+        if bias in stored and any(name.startswith(f"{node.name}_bias_int32") for name in integers):
+            yield bias
 
 
 CLIP_FUSION: Final = "ClipQuantRewrite"

@@ -153,6 +153,19 @@ def test_a_bias_in_float_still_has_integer_kernels_where_all_weights_are_quantiz
     assert fused["com.microsoft.QGemm"] == 1, "a product of floats is none whose weight gets 8 bits"
 
 
+@pytest.mark.parametrize("formats", ["float", "uint8"])
+def test_a_bias_in_float_that_onnxruntime_rounds_is_named(formats: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    biases = {"b": _normal(draw, 64), "c": _normal(draw, 64)}
+    model = model_of(GEMM.replace("v, b", "v, c"), w=_normal(draw, 64, 64), v=_normal(draw, 64, 64), **biases)
+    placement = place(model, [rule("op:*", "int8/channel", "uint8"), rule("tensor:[bc]", activations=formats)])
+    quantized = insert_qdq(model, encode(placement, calibrate(model, placement, samples()), model))
+    device = run_device_like(model, quantized, samples(), tmp_path)
+    named = "onnxruntime rounds 2 biases in float to 32 bits in the scale of the products, such as 'b'"
+    assert device.rounded_biases == (("b", "c") if formats == "float" else ())
+    assert (named in " ".join(device.notes())) == (formats == "float")
+
+
 def test_the_largest_difference_stays_what_is_no_number() -> None:
     size, root = (model_of(f"g (float[2] x) => (float[2] y) {{ y = {op} (x) }}") for op in ("Abs", "Sqrt"))
     feeds = [{"x": np.full(2, number, np.float32)} for number in (4, -4)]
