@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,14 +37,28 @@ def prepare_config(config: RunConfig) -> RunConfig:
     contrib = config.passes.contrib or "refuse"
     passes = config.passes.model_copy(update={"recipe": recipe, "contrib": contrib})
     update: dict[str, object] = {"passes": passes, "quantsim": settings}
-    calibration, verify = settings.calibration, config.verify
-    is_shared = not (verify.inputs or calibration.args or config.export.input_names) and verify.proof == "numbers"
-    if is_shared and calibration.data and not config.model.part_names and READING.intersection(names_of(recipe)):
-        update["verify"] = verify.model_copy(update={"inputs": calibration.data})
+    if _reads_calibration(config, recipe) and not _why_not_read(config) and not config.model.part_names:
+        update["verify"] = config.verify.model_copy(update={"inputs": settings.calibration.data})
     if config.model.onnx is None and "opset" not in config.export.model_fields_set:
         update["export"] = config.export.model_copy(update={"opset": DEFAULT_OPSET})
     recipes = {name: prepare_config(config.of_part(name)).passes.recipe for name in config.model.part_names}
     return _give_recipes(config.model_copy(update=update), recipes)
+
+
+def _reads_calibration(config: RunConfig, recipe: Sequence[Any]) -> bool:
+    """Whether a step of the recipe looks at activations, and the data of the calibration alone says what these are."""
+    data = config.quantsim.calibration.data if config.quantsim else ()
+    is_open = not config.verify.inputs and config.verify.proof == "numbers"
+    return bool(data) and is_open and not READING.isdisjoint(names_of(recipe))
+
+
+def _why_not_read(config: RunConfig) -> str:
+    """Why the data of the calibration cannot be `verify.inputs` of a model by itself; empty where it can."""
+    if config.quantsim is not None and config.quantsim.calibration.args:
+        return "its loader is called with quantsim.calibration.args"
+    if config.export.input_names:
+        return "it has the names of export.input_names, and not those of torch"
+    return ""
 
 
 def change_parts(config: RunConfig, parts: Mapping[str, RunConfig]) -> RunConfig:
@@ -106,6 +120,14 @@ def describe_run(result: RunResult, config: RunConfig) -> Iterator[str]:
             yield f"quantsim: {row.name} did not stand ({row.status.replace('_', ' ')}): {row.reason}"
         elif row.name in prepared and not row.changed and row.name != CONVERSION:
             yield f"quantsim: {row.name} changed nothing: {row.reason or 'it found nothing to change'}"
+    if _reads_calibration(config, config.passes.recipe):
+        steps = " and ".join(dict.fromkeys(name for name in names_of(config.passes.recipe) if name in READING))
+        why = _why_not_read(config) or "it is data of the chain of all parts"
+        key = f"parts.{config.model.part}.verify.inputs" if config.model.part else "verify.inputs"
+        yield (
+            f"quantsim: {steps} took activations from random draws and not from quantsim.calibration.data, since "
+            f"{why}; give inputs like those in use as {key}"
+        )
     for backend in result.runtime.backends:
         if backend.shortfall:
             yield f"backend {backend.name}: {backend.shortfall}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, VerifyConfig
 from pipeline.errors import ConfigError, UsageError
 from pipeline.export.source import InputSpec
 from pipeline.quantsim import QuantSim
-from pipeline.quantsim.preparation import prepare_config
+from pipeline.quantsim.preparation import describe_run, prepare_config
 from pipeline.quantsim.samples import Samples, enlarge
 from tests.support.onnx_models import detached, model_of
 
@@ -149,6 +150,32 @@ def test_steps_that_read_data_read_that_of_the_calibration(section: dict[str, An
     assert prepare_config(config).verify.inputs == inputs
     own = config.model_copy(update={"verify": VerifyConfig(inputs=("own.npz",))})
     assert prepare_config(own).verify.inputs == ("own.npz",)
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        (
+            {"quantsim": {"calibration": {"data": "x.py:load", "args": {"n": 1}}}},
+            "its loader is called with",
+        ),
+        ({"export": {"input_names": ["y"]}}, "it has the names of export.input_names, and not those of torch"),
+        ({}, None),
+    ],
+    ids=["a loader with arguments", "other names", "read"],
+)
+def test_steps_that_do_not_read_the_data_of_the_calibration_are_a_note(
+    section: dict[str, Any], sentence: str | None
+) -> None:
+    settings = {"prepare": ["clamp-mask", "awq"], "calibration": {"data": "x.npz"}, **section.get("quantsim", {})}
+    source = {"factory": "net.py:make"} if "export" in section else {"onnx": "model.onnx"}
+    config = prepare_config(RunConfig.model_validate({"model": source, **section, "quantsim": settings}))
+    nothing = SimpleNamespace(passes=(), runtime=SimpleNamespace(backends=()))
+    notes = list(describe_run(nothing, config))  # type: ignore[arg-type]
+    assert len(notes) == (sentence is not None)
+    for note in notes:
+        assert note.startswith("quantsim: clamp-mask and awq took activations from random draws and not from")
+        assert sentence is not None and sentence in note and note.endswith("as verify.inputs")
 
 
 def test_samples_are_held_out_after_those_that_are_fitted_or_a_quarter_of_what_there_is(tmp_path: Path) -> None:
