@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +20,20 @@ from passes.errors import OnnxlineError
 from passes.suggest import bytes_text, plural
 from passes.visible import table_lines
 from pipeline.config import FormatsConfig, QuantSimConfig, RunConfig
+from pipeline.config.quantsim import parse_precision
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer
-from pipeline.quantsim.optimizers import SeqMse
+from pipeline.quantsim.optimizers import (
+    FOUR_BITS,
+    OPTIMIZERS,
+    AdaRound,
+    BiasCorrection,
+    Gptq,
+    Optimizer,
+    ScaleEstimation,
+    SeqMse,
+    optimizers_of,
+)
 from pipeline.quantsim.parts import PartsQuantSimResult
 from pipeline.quantsim.preparation import prepare_config
 from pipeline.quantsim.report import QuantSimResult
@@ -102,15 +113,45 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def trials_of(has_aimet: bool) -> tuple[Combination, ...]:
-    """The trials for 4 bits, those first that take least time."""
-    formats = ("int4/block32", "int4/channel")
-    steps: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [((), ()), ((), ("gptq",))]
-    if has_aimet:
-        steps += [((), ("seq-mse",)), ((), ("seq-mse", "gptq"))]
-    steps += [(({"awq": {"add_nodes": True}},), ("gptq",)), (("cross-layer-equalization",), ("gptq",))]
-    found = [Combination(weights, *chain) for chain in steps for weights in formats]
-    return (*found, Combination("int4/channel", (), ("ada-round",))) if has_aimet else tuple(found)
+def trials_of(settings: QuantSimConfig, installed: Collection[str]) -> tuple[Combination, ...]:
+    """The trials for 4 bits: first the steps of `settings` as they are, then those that take least time.
+
+    Args:
+        settings: an interpreter that a step of `optimize` names serves all steps of its library.
+        installed: the modules of libraries that this interpreter has.
+    """
+    named = {step.module: step.python for step in optimizers_of(settings.optimize) if step.python is not None}
+    pythons: dict[str, str | None] = {**dict.fromkeys(installed), **named}
+
+    def use(*kinds: type[Optimizer]) -> tuple[Any, ...]:
+        steps = ((kind.name, pythons.get(kind.module)) for kind in kinds)
+        return tuple({name: {"python": python}} if python else name for name, python in steps)
+
+    gptq = use(Gptq)
+    chains: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [((), ()), ((), gptq), ((), use(Gptq, BiasCorrection))]
+    if SeqMse.module in pythons:
+        chains += [((), use(SeqMse)), ((), use(SeqMse, Gptq))]
+    chains += [(({name: {"add_nodes": True}},), gptq) for name in ("smooth-quant", "awq")]
+    chains += [(("cross-layer-equalization",), gptq)]
+    found = [Combination(weights, *chain) for chain in chains for weights in (DEFAULT_FORMAT, "int4/channel")]
+    if ScaleEstimation.module in pythons:
+        formats = ("uint4/block32", "int4/channel/asymmetric")  # it knows no symmetric ones
+        found += [Combination(weights, optimize=use(ScaleEstimation)) for weights in formats]
+    if AdaRound.module in pythons:
+        found.append(Combination("int4/channel", optimize=use(AdaRound)))
+    own = Combination(_own_format(settings), optimize=settings.optimize)
+    return (own, *(trial for trial in found if trial != own)) if own.optimize else tuple(found)
+
+
+def _own_format(settings: QuantSimConfig) -> str:
+    """The format that the configuration gives all weights, where it has 4 bits."""
+    rule = settings.rules.get(EVERYTHING)
+    text = rule.weights if rule is not None else None
+    precision = None if text is None else parse_precision(text)
+    return text if text is not None and precision is not None and precision.bits == FOUR_BITS else DEFAULT_FORMAT
+
+
+DEFAULT_FORMAT: Final = "int4/block32"
 
 
 def find_best(
@@ -131,7 +172,8 @@ def find_best(
     if config.model.parts is not None:  # a chain has one result to choose by
         config.refuse_parts("quantsim --best")
     begun = time.perf_counter()
-    offered = trials_of(find_spec(SeqMse.module) is not None) if trials is None else tuple(trials)
+    installed = {kind.module for kind in OPTIMIZERS.values() if find_spec(kind.module) is not None}
+    offered = trials_of(config.quantsim or QuantSimConfig(), installed) if trials is None else tuple(trials)
     done: list[Combination] = []
     tried: Combination | None = None
     result: QuantSimResult | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 
 from passes.weights.detached import attach
 from pipeline.cli import app
-from pipeline.config import RunConfig
+from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.quantsim import best
 from pipeline.quantsim.best import TITLE, Combination, find_best, seconds_of, trials_of
@@ -80,12 +82,38 @@ def test_the_highest_ratio_wins_and_a_trial_without_one_has_its_reason(
         find_best(config, 1000, trials=[Combination("int2/channel")])
 
 
-def test_aimet_adds_its_steps() -> None:
-    def steps(has_aimet: bool) -> set[str]:
-        return {item for trial in trials_of(has_aimet) for item in trial.optimize}
+def offered(settings: dict[str, Any], *installed: str) -> list[tuple[str, str]]:
+    return [(trial.weights, trial.row()[1]) for trial in trials_of(QuantSimConfig.model_validate(settings), installed)]
 
-    assert steps(False) == {"gptq"}
-    assert steps(True) == {"gptq", "seq-mse", "ada-round"}
+
+def test_libraries_add_their_steps() -> None:
+    def steps(*installed: str) -> set[str]:
+        return {name for _, names in offered({}, *installed) for name in names.split(", ")}
+
+    own = steps("onnxsim")
+    preparing = {"awq", "smooth-quant", "cross-layer-equalization"}
+    assert own == {"rounding to nearest", "gptq", "bias-correction", *preparing}
+    assert steps("onnxsim", "aimet_onnx") - own == {"seq-mse", "ada-round"}
+    assert steps("onnxsim", "nncf") - own == {"scale-estimation"}
+    assert ("uint4/block32", "scale-estimation") in offered({}, "onnxsim", "nncf")
+
+
+def test_the_steps_of_the_configuration_come_first_and_their_interpreter_serves_the_library() -> None:
+    seq_mse = {"seq-mse": {"python": sys.executable, "candidates": 5}}
+    rules = {"op:*": {"weights": "int4/block16"}}
+    settings = QuantSimConfig.model_validate({"optimize": [seq_mse, "gptq"], "rules": rules})
+    first, *others = trials_of(settings, ["onnxsim"])
+    assert first == Combination("int4/block16", optimize=(seq_mse, "gptq"))
+    assert Combination("int4/channel", optimize=({"seq-mse": {"python": sys.executable}},)) in others
+    assert Combination("int4/channel", optimize=({"ada-round": {"python": sys.executable}},)) in others
+    config = RunConfig.model_validate({"model": {"onnx": "m.onnx"}, "quantsim": settings})
+    assert first.config(config).quantsim == settings
+
+
+def test_steps_that_are_tried_anyway_are_tried_once() -> None:
+    rules = {"op:*": {"weights": "int8/channel"}}  # more than 4 bits, so not as it is
+    found = offered({"optimize": ["gptq"], "rules": rules}, "onnxsim")
+    assert found[0] == ("int4/block32", "gptq") and found.count(found[0]) == 1
 
 
 def test_a_budget_without_trials_is_refused(tmp_path: Path) -> None:
