@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from passes.errors import OnnxlineError
 from passes.suggest import bytes_text, plural
 from passes.visible import table_lines
@@ -236,4 +238,7 @@ def run_trial(
 
 
 def _name_of(item: Any) -> str:
-    return item if isinstance(item, str) else next(iter(item))
+    """The step as a configuration writes it, without the path of an interpreter."""
+    name, options = (item, {}) if isinstance(item, str) else next(iter(item.items()))
+    shown = {key: value for key, value in (options or {}).items() if key != "python"}
+    return f"{name} {yaml.safe_dump(shown, default_flow_style=True, width=1000).strip()}" if shown else name

@@ -91,7 +91,7 @@ def test_libraries_add_their_steps() -> None:
         return {name for _, names in offered({}, *installed) for name in names.split(", ")}
 
     own = steps("onnxsim")
-    preparing = {"awq", "smooth-quant", "cross-layer-equalization"}
+    preparing = {"awq {add_nodes: true}", "smooth-quant {add_nodes: true}", "cross-layer-equalization"}
     assert own == {"rounding to nearest", "gptq", "bias-correction", *preparing}
     assert steps("onnxsim", "aimet_onnx") - own == {"seq-mse", "ada-round"}
     assert steps("onnxsim", "nncf") - own == {"scale-estimation"}
@@ -107,7 +107,7 @@ def test_the_steps_of_the_configuration_come_first_and_their_interpreter_serves_
     assert Combination("int4/channel", optimize=({"seq-mse": {"python": sys.executable}},)) in others
     assert Combination("int4/channel", optimize=({"ada-round": {"python": sys.executable}},)) in others
     config = RunConfig.model_validate({"model": {"onnx": "m.onnx"}, "quantsim": settings})
-    assert first.config(config).quantsim == settings
+    assert first.config(config).quantsim == settings and first.row()[1] == "seq-mse {candidates: 5}, gptq"
 
 
 def test_steps_that_are_tried_anyway_are_tried_once() -> None:

@@ -156,8 +156,8 @@ def test_a_bias_in_float_still_has_integer_kernels_where_all_weights_are_quantiz
 @pytest.mark.parametrize("formats", ["float", "uint8"])
 def test_a_bias_in_float_that_onnxruntime_rounds_is_named(formats: str, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    biases = {"b": _normal(draw, 64), "c": _normal(draw, 64)}
-    model = model_of(GEMM.replace("v, b", "v, c"), w=_normal(draw, 64, 64), v=_normal(draw, 64, 64), **biases)
+    b, c = _normal(draw, 64), _normal(draw, 64)
+    model = model_of(GEMM.replace("v, b", "v, c"), w=_normal(draw, 64, 64), v=_normal(draw, 64, 64), b=b, c=c)
     placement = place(model, [rule("op:*", "int8/channel", "uint8"), rule("tensor:[bc]", activations=formats)])
     quantized = insert_qdq(model, encode(placement, calibrate(model, placement, samples()), model))
     device = run_device_like(model, quantized, samples(), tmp_path)
