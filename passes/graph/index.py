@@ -10,7 +10,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -301,11 +301,9 @@ def constant_of(node: NodeProto) -> TensorProto | None:
     (attribute,) = node.attribute
     if attribute.HasField("t"):
         return attribute.t
-    if attribute.name in ("value_float", "value_floats"):
-        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.float32))
-    if attribute.name in ("value_int", "value_ints"):
-        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.int64))
-    return None
+    dtype = PLAIN_VALUES.get(attribute.name)
+    value = None if dtype is None else helper.get_attribute_value(attribute)  # None in a broken file
+    return None if value is None else numpy_helper.from_array(np.asarray(value, dtype))
 
 
 def replace_all_uses_with(nodes: Iterable[NodeProto], replacements: Mapping[str, str]) -> None:
@@ -377,3 +375,10 @@ def replace_entries(field: RepeatedCompositeFieldContainer[Entry], entries: Iter
     copies = [copy_of(entry) for entry in entries]  # first, since clearing the field frees its entries
     del field[:]
     field.extend(copies)
+
+
+PLAIN_VALUES: Final = {
+    **dict.fromkeys(("value_float", "value_floats"), np.float32),
+    **dict.fromkeys(("value_int", "value_ints"), np.int64),
+}
+"""Attribute of a Constant → the dtype of its numbers."""

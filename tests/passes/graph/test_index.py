@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, parser
+from onnx import AttributeProto, ModelProto, NodeProto, parser
 
 from passes.graph.index import (
     GraphIndex,
+    constant_of,
     extract,
     replace_all_uses_with,
     replace_entries,
@@ -118,3 +119,8 @@ def test_types_are_inferred_and_a_model_that_cannot_be_inferred_has_its_own() ->
     assert dims_of(types["p"]) == ("N", 2)
     broken = parser.parse_model(TEXT.replace("MatMul (x, w)", "Reshape (x, x)"))
     assert [info.name for info in infer_types(broken).output] == ["y", "z"]
+
+
+def test_a_constant_without_its_value_is_no_constant() -> None:
+    broken = NodeProto(op_type="Constant", output=["c"], attribute=[AttributeProto(name="value_int")])
+    assert constant_of(broken) is None
