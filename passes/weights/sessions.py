@@ -39,8 +39,8 @@ ANY_RUNTIME: Final = 10
 
 PLANNED_NODES: Final = 1000
 """The most nodes for which onnxruntime plans the reuse of memory. For each value it searches all free buffers, so the
-time to open a session is quadratic in the nodes: 12 s for 4,800, and 0.5 s without it. Noise of a chain of 40 values takes
-1.2 GB without it."""
+time to open a session is quadratic in the nodes: 12 s for 4,800, and 0.5 s without it. The noise of a chain of 40
+values takes 1.2 GB without it."""
 
 GIVEN: Final = "given"
 """The file name in initializers whose values are passed to the session by name."""
