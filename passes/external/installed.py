@@ -38,7 +38,7 @@ def require(module: str, step: str, extra: str) -> None:
 
 def refuse_older(distribution: str, oldest: str, installed: str | None = None) -> None:
     """Raises PolicyError where the release of a library that is installed is older than what onnxline can use."""
-    installed = installed or _installed_version(distribution)
+    installed = installed or installed_version(distribution)
     if _numbers(installed) < _numbers(oldest):
         raise PolicyError(
             f"{distribution} {installed} is installed, and onnxline needs {oldest} or newer; "
@@ -47,8 +47,9 @@ def refuse_older(distribution: str, oldest: str, installed: str | None = None) -
 
 
 @cache
-def _installed_version(distribution: str) -> str:
-    return metadata.version(distribution)  # reads and parses a file
+def installed_version(distribution: str) -> str:
+    """The installed release; `metadata.version` reads and parses a file each time."""
+    return metadata.version(distribution)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ DOMAIN: Final = "onnxline"
 ENTERS: Final = "Enters"
 LEAVES: Final = "Leaves"
 BORROWED: Final = "onnxline.borrowed/"
-"""The begin of the name of a Constant that another piece holds."""
+"""The beginning of the name of a Constant that another piece holds."""
 OUTSIDE: Final = "/outside"
 """The end of the name of a value that only a piece has."""
 
