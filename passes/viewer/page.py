@@ -46,8 +46,10 @@ def view_data(
     titles: tuple[str, str] = ("", ""),
 ) -> dict[str, Any]:
     """What the page of one or two models draws, as plain data; the arguments are those of `view_models`."""
+    first = first.without_functions()
     scenes, summary = [scene_of(first, titles[0], errors=errors)], ""
     if second is not None:
+        second = second.without_functions()  # their nodes are drawn, so their nodes are matched
         from passes.diff import match_models  # not above: the page of one model needs no comparison
         from passes.diff.compare import compare_matched
         from passes.diff.formats import summarize

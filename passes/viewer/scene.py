@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from passes.weights.detached import DetachedModel
 
 if TYPE_CHECKING:
     from passes.diff.model_matching import ModelMatching
+    from passes.matching.flat_graph import Item
 
 BINS: Final = 24
 """Bars of a histogram."""
@@ -96,14 +98,22 @@ def scene_of(
 
 
 def mark_difference(first: Scene, second: Scene, matched: ModelMatching) -> None:
-    """Say in the boxes of both scenes what the other model has of each: `same`, `changed`, or `only` for nothing."""
+    """Say in the boxes of both scenes what the other model has of each: `same`, `changed`, or `only` for nothing.
+
+    A changed input or output has in `was` what the other model declares, and a changed constant what it stores.
+
+    Args:
+        first: the scene of `matched.before`.
+        second: the scene of `matched.after`.
+        matched: two models without functions of their own, as `scene_of` draws them.
+    """
+    from passes.diff.model_matching import same_outputs  # not above: the scene of one model needs no comparison
+
     matching = matched.nodes
-    partner = {new: old for new, old in enumerate(matching.old_of) if old >= 0}
     before, after = _by_output(first), _by_output(second)
-    for scene in (first, second):
-        for box in scene.boxes:
-            box["state"] = "same" if box["op"] in ("input", "output") else "only"
-    for new, old in partner.items():
+    for box in (*first.boxes, *second.boxes):
+        box["state"] = "only"
+    for old, new in matched.pairs():
         item, old_item = matching.after.items[new], matching.before.items[old]
         names = [matching.after.names[value] for value in item.outputs if value != ABSENT]
         old_names = [matching.before.names[value] for value in old_item.outputs if value != ABSENT]
@@ -111,6 +121,55 @@ def mark_difference(first: Scene, second: Scene, matched: ModelMatching) -> None
         state = "same" if item.op_digest == old_item.op_digest and _weights_of(matching, new, old) else "changed"
         for box, other in zip(boxes, reversed(boxes), strict=True):
             box["state"], box["twin"] = state, other["name"]
+        if state == "changed" and len(boxes) == 2:
+            _mark_weights(boxes[1], boxes[0], matched, old_item, item)
+    _mark_ends("input", first, second, matched.inputs, lambda old, new: True)
+    outputs, old_outputs = matching.after.outputs, matching.before.outputs
+    _mark_ends(
+        "output",
+        first,
+        second,
+        same_outputs(matched.before.proto.graph, matched.after.proto.graph),
+        lambda old, new: matched.is_same_value(old_outputs[old], outputs[new]),
+    )
+
+
+def _mark_ends(
+    op: str, first: Scene, second: Scene, pairs: Mapping[str, str], is_same: Callable[[str, str], bool]
+) -> None:
+    """Mark the inputs or outputs of both scenes; `pairs` are name in the second model → name in the first."""
+    olds, news = ({box["name"]: box for box in scene.boxes if box["op"] == op} for scene in (first, second))
+    for new, old in pairs.items():
+        box, old_box = news.get(new), olds.get(old)
+        if box is None or old_box is None:  # an input that one of them has a default for
+            continue
+        types = [_type_of(side) for side in (old_box, box)]
+        state = "same" if types[0] == types[1] and is_same(old, new) else "changed"
+        for side, other in ((box, old_box), (old_box, box)):
+            side["state"], side["twin"] = state, other["name"]
+            if types[0] != types[1]:
+                side["was"] = f"{other['name']} {_type_of(other)}"
+
+
+def _type_of(end: Mapping[str, Any]) -> str:
+    """The type that the box of an input or output shows."""
+    return (end.get("outs") or end["ins"])[0].removeprefix(end["name"]).strip()
+
+
+def _mark_weights(
+    first: Mapping[str, Any], second: Mapping[str, Any], matched: ModelMatching, old_item: Item, item: Item
+) -> None:
+    """Mark the constants that one of two matched nodes has otherwise, or that only one of them reads."""
+    before, after = matched.nodes.before, matched.nodes.after
+    olds, news = ({weight["name"]: weight for weight in box.get("weights", ())} for box in (first, second))
+    for old, new in zip_longest(old_item.inputs, item.inputs, fillvalue=ABSENT):
+        old_weight = None if old == ABSENT else olds.get(before.names[old])
+        weight = None if new == ABSENT else news.get(after.names[new])
+        if old_weight and weight and before.value_digests[old] == after.value_digests[new]:
+            continue
+        for side, other in ((old_weight, weight), (weight, old_weight)):
+            if side is not None:
+                side["was"] = "" if other is None else f"{other['name']} {other['type']}"
 
 
 def _weights_of(matching: Any, new: int, old: int) -> bool:
@@ -163,7 +222,8 @@ def _box_of(node: NodeProto, index: GraphIndex, types: Mapping[str, str], bars: 
         box["by"] = marks.author
     stored = {name: index.constants[name] for name in dict.fromkeys(node.input) if name in index.constants}
     if stored and bars is not None:
-        box["weights"] = [entry for name, tensor in stored.items() if (entry := bars.of(name, tensor)) is not None]
+        counted = [bars.of(name, tensor) for name, tensor in stored.items()]
+        box["weights"] = [dict(entry) for entry in counted if entry is not None]  # a second model marks each use
     return box
 
 
@@ -185,7 +245,7 @@ class _Histograms:
     def _count(self, name: str, tensor: TensorProto) -> dict[str, Any] | None:
         array = self._model.array(tensor)
         shown: dict[str, Any] = {"name": name, "type": f"{array.dtype}{list(array.shape)}"}
-        if array.dtype.kind not in "fiu" or not array.size:
+        if array.dtype.kind in "SUOcb" or not array.size:  # the floats and integers of ml_dtypes are of kind V, or f
             return shown
         flat = array.reshape(-1)[:: max(1, array.size // MOST_ELEMENTS)].astype(np.float64)
         flat = flat[np.isfinite(flat)]

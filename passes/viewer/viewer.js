@@ -263,6 +263,7 @@
       row("module", box.module); row("takes", box.ins || []); row("makes", box.outs || []); row("attributes", box.attrs || []); row("bodies", box.bodies || []);
       row("made by", box.by); row("structure", box.kind); row("SQNR", box.db === undefined ? undefined : box.db === null ? "equal" : `${box.db} dB`);
       row("difference", box.state && data.scenes.length > 1 ? STATE_WORDS[box.state] + (box.twin ? `: ${box.twin}` : "") : undefined);
+      row("in the other", box.was);
       row("constants", (box.weights || []).map(histogram));
     } else {
       row("nodes", String(node.members.length));
@@ -278,6 +279,7 @@
   function histogram(weight) {
     const holder = element("div");
     holder.append(element("div", `${weight.name} ${weight.type}${weight.value !== undefined ? ` = ${+weight.value.toPrecision(6)}` : ""}`));
+    if (weight.was !== undefined) holder.append(element("div", weight.was ? `changed; in the other: ${weight.was}` : STATE_WORDS.only, "differs"));
     if (weight.bars) {
       const NS = "http://www.w3.org/2000/svg", svg = document.createElementNS(NS, "svg"), most = Math.max(...weight.bars);
       svg.setAttribute("viewBox", `0 0 ${weight.bars.length} 10`); svg.setAttribute("preserveAspectRatio", "none");

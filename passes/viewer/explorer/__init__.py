@@ -62,6 +62,7 @@ TITLES: Final = {
     "kind": "structure",
     "state": "difference",
     "twin": "in the other",
+    "was": "type in the other",
 }
 """What a box may say → how the panel calls it."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -102,6 +104,35 @@ def test_mistakes(words: str, said: str, model: Path) -> None:
     out = model.with_name("out.onnx")
     assert said in call(name, model, "-o", out, *options, code=2)
     assert not out.exists()
+
+
+def drawn_by(page: Path) -> dict[str, Any]:
+    """The data of a page that `view` has written."""
+    text = re.search(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert text is not None
+    return json.loads(text[1])
+
+
+def test_the_page_of_a_model(model: Path) -> None:
+    page = model.with_name("page.html")
+    assert call("view", model, "-o", page) == f"page: {page}\n"
+    (scene,) = drawn_by(page)["scenes"]
+    assert scene["title"] == str(model)
+    assert [box["name"] for box in scene["boxes"] if box["op"] in ("input", "output")] == ["x", "y"]
+    assert not any("state" in box or "db" in box for box in scene["boxes"])
+
+
+def test_the_page_of_two_models_with_errors(model: Path) -> None:
+    half, page = model.with_name("half.onnx"), model.with_name("page.html")
+    call("to-fp16", model, "-o", half, "--keep", "Softmax")
+    call("view", model, half, "-o", page, "--errors")
+    data = drawn_by(page)
+    first, second = data["scenes"]
+    ratios = {box["makes"]: box["db"] for box in first["boxes"] if "db" in box}
+    assert 40 < ratios["scores"] < 90, "float16 has 11 bits, 6 dB each"
+    assert not any("db" in box for box in second["boxes"])
+    assert {box["op"] for box in second["boxes"] if box["state"] == "only"} == {"Cast"}
+    assert "added" in data["summary"]
 
 
 @pytest.mark.parametrize("words", ["view -o", "inspect --html"])
