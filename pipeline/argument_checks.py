@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
 from passes.suggest import describe_argument
@@ -104,6 +105,10 @@ def _are_names(item: object) -> bool:
     return isinstance(item, Collection) and not isinstance(item, bytes) and all(type(name) is str for name in item)
 
 
+def _are_tokens(item: object) -> bool:
+    return isinstance(item, Collection) and all(isinstance(token, Integral) for token in item)
+
+
 def _is_path(item: object) -> bool:
     try:
         return isinstance(item, str | os.PathLike) and b"\0" not in os.fsencode(item)
@@ -119,5 +124,6 @@ COUNT = Check(lambda item: type(item) is int and item > 0, "a number above 0")
 WHOLE = Check(lambda item: type(item) is int, "an integer")
 NUMBER = Check(lambda item: isinstance(item, int | float) and type(item) is not bool, "a number")
 TEXT = Check(lambda item: type(item) is str, "a text")
+TOKENS = Check(_are_tokens, "tokens, such as [1, 2, 3]")
 PATH = Check(_is_path, "a path")
 FUNCTION = Check(callable, "a function")

@@ -30,6 +30,7 @@ from pipeline.config.paths import locate, split_factory
 from pipeline.errors import OnnxlineError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobProgress, JobStatus, Outcome, run_jobs
 from pipeline.jobs.job import here
+from pipeline.parts import PartsResult
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.terminal.screen import Screen
@@ -142,6 +143,23 @@ def run_one(
 
 
 def _summary(result: RunResult) -> dict[str, Any]:
+    known = {"report": stamp(result.folder / REPORT), "code": dict(result.code)}
+    if not isinstance(result, PartsResult):
+        return {**_figures(result), **known}
+    parts = {name: _figures(part) for name, part in result.parts.items()}
+    errors = [part["worst_error"] for part in parts.values() if part["worst_error"] is not None]
+    unsupported = dict.fromkeys(name for part in parts.values() for name in part["unsupported"])
+    return {
+        **{key: sum(part[key] for part in parts.values()) for key in SUMS},
+        "worst_error": max(errors, default=None),
+        "unsupported": list(unsupported),
+        "parts": parts,
+        **known,
+    }
+
+
+def _figures(result: RunResult) -> dict[str, Any]:
+    """The figures of one model."""
     backends = result.runtime.backends
     errors = [errors.max_abs for backend in backends for errors in only_compared(backend.errors).values()]
     return {
@@ -152,9 +170,11 @@ def _summary(result: RunResult) -> dict[str, Any]:
         "reverted": sum(row.status.counts_as_reverted for row in result.passes),
         "worst_error": max(errors, default=None),
         "unsupported": [backend.name for backend in result.runtime.backends if backend.shortfall],
-        "report": stamp(result.folder / REPORT),
-        "code": dict(result.code),
     }
+
+
+SUMS: Final = ("nodes_before", "nodes_after", "kept", "structures", "reverted")
+"""Figures of a run in parts that are sums over its parts."""
 
 
 def _model_files(config: RunConfig) -> list[str]:
@@ -211,7 +231,8 @@ class Row:
         folder: of the artifacts; empty if the configuration could not be read.
         found: the figures of the run: `nodes_before`, `nodes_after`, `kept` of `structures`, `reverted` steps,
             `worst_error`, the largest absolute one of the final model on any backend, and `unsupported`, the backends
-            that cannot take it; empty if it is not done.
+            that cannot take it; of a run in parts their sums, the worst, and `parts`, the figures of each part; empty
+            if it is not done.
         known: whether an earlier batch had done it.
     """
 
@@ -288,14 +309,18 @@ def _table(rows: Sequence[Row]) -> Table:
             state += f" without {', '.join(row.found['unsupported'])}"
         tried = f", attempt {row.attempts}" if row.attempts > 1 else ""
         seconds = f"{row.seconds:.1f}" if row.attempts else ""
-        table.add_row(row.name, Text.assemble((state, STYLES[row.exit_code]), tried), *_result_cells(row), seconds)
+        cells = _result_cells(row.found)
+        table.add_row(row.name, Text.assemble((state, STYLES[row.exit_code]), tried), *cells, seconds)
+        for name, part in row.found.get("parts", {}).items():
+            lacks = f"without {', '.join(part['unsupported'])}" if part["unsupported"] else ""
+            table.add_row(f"  part {name}", lacks, *_result_cells(part))
     return table
 
 
-def _result_cells(row: Row) -> tuple[str, str, str, str]:
-    if not row.found:
+def _result_cells(found: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    if not found:
         return ("", "", "", "")
-    found, error = row.found, row.found["worst_error"]
+    error = found["worst_error"]
     return (
         f"{found['nodes_before']} → {found['nodes_after']}",
         f"{found['kept']}/{found['structures']}" if found["structures"] else "",

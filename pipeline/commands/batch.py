@@ -102,8 +102,13 @@ def check(
     settings, path = _read(source, overrides, file)
     known = read_baseline(path)
     found = _run(settings, out, as_json)
-    if "graph" not in known:  # of a release before 0.2
-        found.pop("graph", None)
+    parts = known.get("parts", {})
+    for before, after in (
+        (known, found),
+        *((parts.get(name, {}), part) for name, part in found.get("parts", {}).items()),
+    ):
+        if "graph" not in before:  # of an earlier release
+            after.pop("graph", None)
     lines = changes(known, found)
     if form == "github":
         rows = [line.rpartition(": ")[::2] for line in lines]
@@ -141,6 +146,7 @@ def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
     from passes.weights.detached import read_model
     from pipeline.baseline import baseline_of
     from pipeline.console import RunConsole
+    from pipeline.parts import PartsResult
     from pipeline.quantsim.deoptimization import graph_entry
     from pipeline.run import Pipeline
 
@@ -153,9 +159,12 @@ def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
             assert result.run is not None and result.report.metric is not None
             return {**baseline_of(result.run), "metric": result.report.metric.baseline_entry()}
         run = Pipeline(settings, out, screen.show, is_checked=True).run()
-        if run.report.parts:
-            return baseline_of(run.report)
-        return {**baseline_of(run.report), "graph": graph_entry(read_model(run.model, unread=True))}
+        found = baseline_of(run.report)
+        if not isinstance(run, PartsResult):
+            return {**found, "graph": graph_entry(read_model(run.model, unread=True))}
+        for name, part in run.parts.items():
+            found["parts"][name]["graph"] = graph_entry(read_model(part.model, unread=True))
+        return found
 
 
 def _show(path: Path, lines: list[str], found: dict[str, Any], as_json: bool) -> None:

@@ -16,7 +16,7 @@ from passes.errors import StepFailed
 from passes.proof.numbers import TOLERANCES, Tolerance
 from passes.suggest import nearest, plural
 from passes.visible import visible_line
-from pipeline.commands.shared import FORMAT_VERSION, add_command, custom_ops_of, print_styled
+from pipeline.commands.shared import FORMAT_VERSION, add_command, custom_ops_of, locate_parts, print_styled
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.terminal import print_json, print_line
 from pipeline.workspace import disk_errors
@@ -65,6 +65,7 @@ def compare(
     step: int | None = None,
     encodings: Path | None = None,
     layout: Literal["nchw", "nhwc"] = "nchw",
+    part: str | None = None,
     as_json: bool = False,
 ) -> None:
     """Run MODEL on the backends A and B with the same inputs, and compare every value; exit code 1 if any differs.
@@ -85,16 +86,15 @@ def compare(
         raise UsageError("--inputs gives the values, so --seed has no effect; leave one of them out")
     if first_divergence and most is not None:
         raise UsageError("--first-divergence shows one value, so --most has no effect; leave one of them out")
-    if model.endswith(IR_ENDINGS) and (overrides or out is not None):
-        raise UsageError(
-            f"{'--set' if overrides else '--out'} is for a configuration or an ONNX file; an IR runs as it is"
-        )
+    if model.endswith(IR_ENDINGS) and (overrides or out is not None or part is not None):
+        option = "--set" if overrides else "--part" if out is None else "--out"
+        raise UsageError(f"{option} is for a configuration, a run or an ONNX file; an IR runs as it is")
     tolerances = _tolerances(rtol, atol)
     with declare_ops(custom_ops_of(Path(model), overrides or ())):
         subject = (
             _open_ir(Path(model), weights)
             if model.endswith(IR_ENDINGS)
-            else _open_model(model, overrides, out, weights)
+            else _open_model(model, overrides, out, weights, part)
         )
         feeds = subject.feeds(inputs, seed)
         found = _compare_values(
@@ -265,9 +265,11 @@ def _check_backends(first: str, second: str) -> bool:
     return bool(folders)
 
 
-def _open_model(text: str, overrides: Sequence[str] | None, out: Path | None, weights: Path | None) -> Subject:
-    """An ONNX file by itself, or the final model of a run with the inputs that its configuration describes."""
-    from passes.why import file_of
+def _open_model(
+    text: str, overrides: Sequence[str] | None, out: Path | None, weights: Path | None, part: str | None
+) -> Subject:
+    """An ONNX file by itself, or the final model of a run, or of a part of it, with the inputs that its configuration
+    describes."""
     from pipeline.config import RunConfig
     from pipeline.export.load import read_onnx_file
     from pipeline.stages.check import default_folder
@@ -276,12 +278,15 @@ def _open_model(text: str, overrides: Sequence[str] | None, out: Path | None, we
     if weights is not None:
         raise UsageError("--weights is for an IR; an ONNX file has its own")
     path = Path(text)
-    if path.is_dir():
-        path, settings = file_of(path), path / "run.yaml"
-        config = RunConfig.from_source(settings if settings.is_file() else path, overrides or ())
-    else:
-        config = RunConfig.from_source(text, overrides or ())
-        path = path if path.suffix == ".onnx" else default_folder(config, out) / "model.onnx"
+    config = None if path.is_dir() else RunConfig.from_source(text, overrides or ())
+    if config is not None and path.suffix != ".onnx":
+        path = default_folder(config, out)
+        config = config.of_part(part) if part in config.model.part_names else config
+    (path,) = locate_parts([path], part)
+    if path.suffix != ".onnx":
+        settings, path = path / "run.yaml", path / "model.onnx"
+        config = config or RunConfig.from_source(settings if settings.is_file() else path, overrides or ())
+    assert config is not None
     if not path.is_file():
         raise UsageError(f"{text}: there is no {path}; expected an ONNX file, or the model.onnx that a run writes")
     declared = config.model.model_copy(

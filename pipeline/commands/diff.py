@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import typer
 from passes.context import limit_runs, open_context
 from passes.diff import (
     Diff,
+    LayerErrors,
     Numbers,
     compare_matched,
     compare_numbers,
@@ -28,19 +30,28 @@ from passes.diff import (
     match_models,
     numbers_as_data,
     numbers_text,
+    summarize,
 )
 from passes.errors import PassError, PolicyError
 from passes.load import load_model
-from passes.proof.numbers import DRAWN
+from passes.proof.numbers import DRAWN, only_compared
 from passes.provenance.annotations import MISSING, is_stripped
 from passes.suggest import plural
 from passes.tools.comparison import compare_matching
-from passes.visible import visible_line
+from passes.visible import text_table, visible_line
 from passes.weights.detached import read_model
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
 from pipeline.commands.github import Format, annotate
-from pipeline.commands.shared import FORMAT_VERSION, add_command, folder_of_part, locate_parts, print_styled
+from pipeline.commands.shared import (
+    FORMAT_VERSION,
+    PARTS,
+    add_command,
+    folder_of_part,
+    locate_parts,
+    part_names,
+    print_styled,
+)
 from pipeline.errors import UsageError
 from pipeline.terminal import print_json
 
@@ -73,51 +84,146 @@ def diff(
     """Compare B with A, by structure and by numbers; the exit code is 1 if they differ.
 
     Nodes are matched by what they compute: other names and another order of independent nodes are no difference.
+    Of two runs in parts each part is compared, or the one that --part names.
     """
     if structure_only and (layers or values or draws is not None):
         raise UsageError("--structure-only runs no model, and --layers, --values and --draws need runs; leave them out")
     if most is not None and (everything or as_json):
         option = "--all" if everything else "--json"
         raise UsageError(f"{option} writes out every entry, so --most has no effect; leave one of them out")
-    sides = locate_parts((before, after), part)
-    first, second = (read_model(file_of(path)) for path in sides)
-    matched = match_models(first, second)
-    found = compare_matched(matched)
-    numbers, table, why = None, None, ""
-    # The same operators on the same values compute the same.
-    if layers or values or not (structure_only or found.is_empty):
-        try:
-            with open_context() as context, limit_runs(context, first):
-                drawn = draw_inputs(matched, context, draws)
-                if layers:
-                    compared = compare_matching(matched, drawn, context, values=values)
-                    numbers, table = compared.numbers, compared.layers
-                else:
-                    numbers = compare_numbers(matched, drawn, context, values=values)
-        except PassError as error:
-            why = str(error)
-    if form == "github":
-        annotate("onnxline diff", ("section", "what differs"), list(_github_rows(found, numbers)), file=after)
-    elif as_json:
-        data = {"format_version": FORMAT_VERSION, **diff_as_data(found), **numbers_as_data(numbers, why)}
-        if table is not None:
-            data["layers"] = layers_as_data(table)
-        print_json(data)
+    wish = DiffWish(layers, values, structure_only, draws)
+    sides = [part_names(path) for path in (before, after)]
+    if part is None and all(sides):
+        found: FileDiff | PartsDiff = PartsDiff.of(before, after, wish)
     else:
-        cut = None if everything else most or MOST
-        text = diff_text(found, names=names, most=cut) + numbers_text(numbers, why, most=cut)
-        print_styled(text + (layers_text(table, most=cut and cut * ROWS) if table is not None else ""), STYLES)
-    if not found.is_empty:
+        first, second = locate_parts((before, after), part)
+        found = FileDiff.of(first, second, wish)
+    if form == "github":
+        annotate("onnxline diff", ("section", "what differs"), list(found.rows()), file=after)
+    elif as_json:
+        print_json({"format_version": FORMAT_VERSION, **found.as_data()})
+    else:
+        print_styled(found.text(names, None if everything else most or MOST), STYLES)
+    if found.is_different:
         raise typer.Exit(DIFFERENT)
 
 
-def _github_rows(found: Diff, numbers: Numbers | None) -> Iterator[tuple[str, str]]:
-    """The differences, and the outputs that are out of tolerance, by section."""
-    for name, entries in found.sections().items():
-        yield from ((name, str(entry)) for entry in entries)
-    for name, errors in numbers.outputs.items() if numbers is not None else ():
-        if not errors.ok:
-            yield "output", f"{name}: {errors.why}"
+@dataclass(frozen=True, slots=True)
+class DiffWish:
+    """What is compared besides the structure; see the options of the command."""
+
+    layers: bool = False
+    values: bool = False
+    structure_only: bool = False
+    draws: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileDiff:
+    """How the second of two files differs: by structure, and by numbers unless nothing was run; `why` says why not.
+
+    `nodes`: how many each file has.
+    """
+
+    found: Diff
+    nodes: tuple[int, int]
+    numbers: Numbers | None = None
+    table: Sequence[LayerErrors] | None = None
+    why: str = ""
+
+    @classmethod
+    def of(cls, before: Path, after: Path, wish: DiffWish) -> FileDiff:
+        """Compare two files, or the models of two runs."""
+        first, second = (read_model(file_of(path)) for path in (before, after))
+        matched = match_models(first, second)
+        found, nodes = compare_matched(matched), (len(first.proto.graph.node), len(second.proto.graph.node))
+        # The same operators on the same values compute the same.
+        if not (wish.layers or wish.values) and (wish.structure_only or found.is_empty):
+            return cls(found, nodes)
+        try:
+            with open_context() as context, limit_runs(context, first):
+                drawn = draw_inputs(matched, context, wish.draws)
+                if wish.layers:
+                    compared = compare_matching(matched, drawn, context, values=wish.values)
+                    return cls(found, nodes, compared.numbers, compared.layers)
+                return cls(found, nodes, compare_numbers(matched, drawn, context, values=wish.values))
+        except PassError as error:
+            return cls(found, nodes, why=str(error))
+
+    @property
+    def is_different(self) -> bool:
+        return not self.found.is_empty
+
+    def text(self, names: bool, most: int | None) -> str:
+        text = diff_text(self.found, names=names, most=most) + numbers_text(self.numbers, self.why, most=most)
+        return text + (layers_text(self.table, most=most and most * ROWS) if self.table is not None else "")
+
+    def as_data(self) -> dict[str, Any]:
+        layers = {} if self.table is None else {"layers": layers_as_data(self.table)}
+        return {**diff_as_data(self.found), **numbers_as_data(self.numbers, self.why), **layers}
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """The differences, and the outputs that are out of tolerance, by section."""
+        for name, entries in self.found.sections().items():
+            yield from ((name, str(entry)) for entry in entries)
+        for name, errors in self.numbers.outputs.items() if self.numbers is not None else ():
+            if not errors.ok:
+                yield "output", f"{name}: {errors.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartsDiff:
+    """How the parts of two runs differ; `alone`: a part that only one of both has → the folder of that run."""
+
+    parts: Mapping[str, FileDiff]
+    alone: Mapping[str, Path]
+
+    @classmethod
+    def of(cls, before: Path, after: Path, wish: DiffWish) -> PartsDiff:
+        """Compare each part that both runs have.
+
+        Raises:
+            UsageError: they have no part in common.
+        """
+        first, second = part_names(before), part_names(after)
+        both = [name for name in first if name in second]
+        if not both:
+            listings = ", ".join(first), ", ".join(second)
+            raise UsageError(
+                f"{before} has the parts {listings[0]}, and {after} has {listings[1]}: expected a part that both have; "
+                f"name two models, such as {before / PARTS / first[0]} and {after / PARTS / second[0]}"
+            )
+        alone = {name: before for name in first if name not in both}
+        alone |= {name: after for name in second if name not in both}
+        parts = {name: FileDiff.of(before / PARTS / name, after / PARTS / name, wish) for name in both}
+        return cls(parts, alone)
+
+    @property
+    def is_different(self) -> bool:
+        return bool(self.alone) or any(part.is_different for part in self.parts.values())
+
+    def text(self, names: bool, most: int | None) -> str:
+        """A row for each part, then each part by itself."""
+        rows = [("part", "nodes", "what differs", "max error of an output")]
+        for name, part in self.parts.items():
+            outputs = only_compared(part.numbers.outputs) if part.numbers is not None else {}
+            worst = max((errors.max_abs for errors in outputs.values()), default=None)
+            error = "" if worst is None else f"{worst:.3g}"
+            rows.append((name, f"{part.nodes[0]} → {part.nodes[1]}", summarize(part.found), error))
+        rows += [(name, "", f"only {folder} has this part", "") for name, folder in self.alone.items()]
+        sections = [f"\npart {name}: {part.text(names, most)}" for name, part in self.parts.items()]
+        return f"{plural(len(rows) - 1, 'part')}\n{text_table(rows)}{''.join(sections)}"
+
+    def as_data(self) -> dict[str, Any]:
+        parts = {name: part.as_data() for name, part in self.parts.items()}
+        alone = {name: str(folder) for name, folder in self.alone.items()}
+        return {"different": self.is_different, "parts": parts, "only_in": alone}
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        for name, folder in self.alone.items():
+            yield f"part {name}", f"only {folder} has this part"
+        for name, part in self.parts.items():
+            yield from ((f"part {name}: {section}", text) for section, text in part.rows())
 
 
 ROWS: Final = 5

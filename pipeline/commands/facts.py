@@ -11,7 +11,7 @@ import typer
 from passes.suggest import bytes_text, plural
 from passes.visible import html_table, text_table, visible_line
 from pipeline.commands.change import read_pairs, read_shapes
-from pipeline.commands.shared import FORMAT_VERSION, add_command, check_output
+from pipeline.commands.shared import FORMAT_VERSION, add_command, check_output, locate_parts
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.terminal import print_json, print_line, print_text
 
@@ -30,6 +30,7 @@ def inspect(
     shape: list[str] | None = None,
     target: list[str] | None = None,
     html: Path | None = None,
+    part: str | None = None,
     as_json: bool = False,
 ) -> None:
     """Say what an ONNX file is: inputs, outputs, operators, parameters, MACs, memory, structures, targets."""
@@ -41,6 +42,7 @@ def inspect(
     from pipeline.quantsim.target_check import check_targets
 
     tables = [load_target(name) for name in target or ()]
+    (model,) = locate_parts([model], part)
     opened = read_model(file_of(model), unread=True)
     facts = inspect_model(opened, read_shapes(shape or ()))
     names = target or TARGETS

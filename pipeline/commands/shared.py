@@ -85,16 +85,25 @@ def split_names(entries: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name.strip() for entry in entries for name in entry.split(",") if name.strip()))
 
 
+PARTS: Final = "parts"
+"""The folder of a run in parts that has the folder of each part's run."""
+
+
+def part_names(path: Path) -> list[str]:
+    """The parts of the run in the folder `path`, sorted; empty where it is no run in parts."""
+    folder = path / PARTS
+    return sorted(child.name for child in folder.iterdir()) if folder.is_dir() else []
+
+
 def folder_of_part(path: Path, part: str | None) -> Path:
     """The folder of one part where `path` is that of a run in parts; otherwise `path` itself.
 
     Raises:
         UsageError: the run has no such part, or has parts of which none is named.
     """
-    folder = path / "parts"
-    known = sorted(child.name for child in folder.iterdir()) if folder.is_dir() else []
+    known = part_names(path)
     if part in known:
-        return folder / str(part)
+        return path / PARTS / str(part)
     if known:
         found = "no --part" if part is None else f"--part {part}"
         raise UsageError(f"{path} is a run in parts, and found {found}; expected --part {' or --part '.join(known)}")

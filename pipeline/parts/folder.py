@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -22,6 +22,9 @@ WEIGHTS: Final = "weights.data"
 MODEL_ALONE: Final = "model.onnx"
 WEIGHTS_ALONE: Final = "model.onnx_data"
 """Of a part that shares no weights, in a folder of its own, as diffusers and optimum-onnx name them."""
+
+PARTS: Final = "parts"
+"""The folder that has the folder of each part's run."""
 
 EXPORTED: Final = "exported"
 """The folder of all parts as torch exported them, over one file of weights."""
@@ -155,6 +158,14 @@ def store_once(parts: Mapping[str, Workspace], whole: Workspace, written: Mappin
         for file in gone:
             file.unlink()
     return is_changed
+
+
+def remove_other_parts(names: Collection[str], whole: Workspace) -> None:
+    """Remove the runs of parts that an earlier configuration had in this folder, and what torch exported of them."""
+    for stages in (whole.folder / PARTS).glob("*/.stages"):
+        if stages.parent.name not in names:
+            shutil.rmtree(stages.parent)
+            (whole.folder / EXPORTED / f"{stages.parent.name}.onnx").unlink(missing_ok=True)
 
 
 DATA: Final = ("exported.onnx*data", "model.onnx.*.data")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -18,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from passes.weights.sessions import first_words
+from pipeline.argument_checks import MAPPING, NUMBER, PATH, TEXT, TOKENS, WHOLE, expects
 from pipeline.config import RuntimeConfig
 from pipeline.config.yaml_source import read_yaml
 from pipeline.errors import UsageError
@@ -64,11 +66,24 @@ class TextGenerator:
         UsageError: the folder has no parts of a task, the backend is unknown, or onnxruntime refuses a file.
     """
 
-    def __init__(self, folder: Path, backend: str = "onnxruntime") -> None:
+    @expects("TextGenerator: ", folder=PATH, backend=TEXT)
+    def __init__(self, folder: str | PathLike[str], backend: str = "onnxruntime") -> None:
+        folder = Path(folder)
         _refuse_own_parts(folder)
         self.models, self._reader = open_reader(folder, backend)
         self.backend = backend
 
+    @expects(
+        "generate: ",
+        ids=TOKENS.or_none(),
+        prompt=TEXT.or_none(),
+        inputs=MAPPING.or_none(),
+        start=TOKENS.or_none(),
+        max_new_tokens=WHOLE,
+        temperature=NUMBER,
+        seed=WHOLE,
+        stop=TOKENS.or_none(),
+    )
     def generate(
         self,
         ids: Sequence[int] | None = None,

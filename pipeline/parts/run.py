@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from passes.errors import OnnxlineError
 from pipeline.config import DiffusersConfig, RunConfig
@@ -15,7 +15,7 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
 from pipeline.model_run import ModelRun, exit_code_of
 from pipeline.parts.diffusion import prove_images, write_pipeline
-from pipeline.parts.folder import describe_files, store_once, where_to_load, write_models
+from pipeline.parts.folder import PARTS, describe_files, remove_other_parts, store_once, where_to_load, write_models
 from pipeline.parts.own import write_own_parts
 from pipeline.parts.own_chain import prove_own_chain
 from pipeline.parts.report import remove_quantized, write_parts_report
@@ -31,9 +31,6 @@ from pipeline.workspace import Workspace, key_of, own_code_digest, stamp, versio
 if TYPE_CHECKING:
     from pipeline.export.source import Source
     from pipeline.export.transformers_class import LoadedModel
-
-PARTS: Final = "parts"
-"""The folder that has the folder of each part's run."""
 
 
 class PartsRun:
@@ -152,6 +149,7 @@ class PartsRun:
                     self._store_once({name: f"{name}.onnx" for name in finals})
             if not is_known:
                 remove_quantized(self.workspace)
+            remove_other_parts(finals, self.workspace)
             outcome["detail"], outcome["cached"] = describe_files(files), is_known
 
     def _store_once(self, written: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +16,12 @@ import yaml
 from typer.testing import CliRunner
 
 from pipeline import Pipeline, RunConfig
-from pipeline.baseline import baseline_of
-from pipeline.batch import job_of, read_configs
+from pipeline.baseline import baseline_of, read_baseline, write_baseline
+from pipeline.batch import job_of, read_configs, run_batch
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, SourceError, UsageError
 from pipeline.events import Event, Note, PartStarted
+from pipeline.jobs import LocalProcesses
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.quantsim import QuantSim
 from pipeline.quantsim.parts import PartsQuantSimResult
@@ -131,6 +133,9 @@ def test_a_second_run_takes_up_what_did_not_change(result: PartsResult, file: Pa
 def test_a_part_that_shares_no_more_gets_a_folder(file: Path, tmp_path: Path) -> None:
     config = RunConfig.from_yaml(file, ["runtime.backends=[]", "model.parts.head.seed=1"])
     first = Pipeline(config, tmp_path).run()
+    shutil.copytree(
+        tmp_path / "parts" / "head", tmp_path / "parts" / "old", symlinks=True
+    )  # a part with another name then
     other = (file.parent / "modules.py").with_name("others.py")
     other.write_text(MODULES.replace("manual_seed(0)", "manual_seed(1)"))
     changed = Pipeline(
@@ -139,6 +144,7 @@ def test_a_part_that_shares_no_more_gets_a_folder(file: Path, tmp_path: Path) ->
     assert isinstance(first, PartsResult) and isinstance(changed, PartsResult)
     files = sorted(path.relative_to(tmp_path / "models").as_posix() for path in (tmp_path / "models").glob("*/*.onnx"))
     assert files == ["decoder/model.onnx", "encoder/model.onnx", "head/model.onnx"]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["decoder", "encoder", "head"]
     for part in changed.parts.values():
         onnx.checker.check_model(part.model, full_check=True)
     assert "encoder: passes" in changed.cached and "decoder: passes" not in changed.cached
@@ -148,7 +154,22 @@ def test_commands_take_a_part(result: PartsResult, file: Path) -> None:
     folder = str(result.folder)
     shown = CliRunner().invoke(app, ["diff", folder, folder, "--part", "head"])
     assert (shown.exit_code, shown.output.strip()) == (0, "no difference")
+    whole = CliRunner().invoke(app, ["diff", folder, folder])
+    assert whole.exit_code == 0 and re.findall(r"^part (\w+)", whole.output, re.MULTILINE) == [
+        "decoder",
+        "encoder",
+        "head",
+    ]
     assert CliRunner().invoke(app, ["why", folder, "y", "--part", "head"]).exit_code == 0
+    for words in (["inspect", folder], ["debug", "compare", "onnxruntime", "plan", folder]):
+        refused = CliRunner().invoke(app, words).exception
+        assert isinstance(refused, UsageError)
+        assert "is a run in parts, and found no --part; expected --part decoder or --part encoder" in str(refused)
+    assert "MatMul" in CliRunner().invoke(app, ["inspect", folder, "--part", "head"]).output
+    for model in (folder, str(file)):
+        compared = ["debug", "compare", "onnxruntime", "plan", model, "--part", "encoder"]
+        out = ["--out", folder] if model != folder else []
+        assert "no difference" in CliRunner().invoke(app, [*compared, *out]).output
     looked = CliRunner().invoke(app, ["bisect", str(file), "--part", "head", "--error", "1e-3"])
     assert "nothing wrong" in looked.output
     dry = CliRunner().invoke(app, ["run", str(file), "--dry-run"])
@@ -230,6 +251,44 @@ def test_a_batch_sees_the_files_of_all_parts(file: Path, tmp_path: Path) -> None
     (planned,) = read_configs([str(file)])
     files = job_of(planned, tmp_path).arguments["files"]
     assert {Path(name).name for name in files} == {"modules.py", "head.onnx"}
+
+
+def test_a_batch_has_the_sums_and_the_worst_of_all_parts(result: PartsResult, file: Path) -> None:
+    planned = read_configs([str(file)])
+    shutil.copytree(result.folder, file.parent / "batch" / "own", symlinks=True)
+    (row,) = run_batch(planned, file.parent / "batch", LocalProcesses(1))
+    parts = row.found["parts"]
+    assert list(parts) == ["encoder", "decoder", "head"] and row.exit_code == 0
+    nodes = [part.export.nodes for part in result.parts.values()]
+    assert row.found["nodes_before"] == sum(nodes) and [part["nodes_before"] for part in parts.values()] == nodes
+    assert row.found["nodes_after"] == sum(part["nodes_after"] for part in parts.values()) > nodes[-1]
+    assert row.found["worst_error"] == max(part["worst_error"] for part in parts.values())
+    lines = [line.split() for line in (file.parent / "batch" / "batch.txt").read_text().splitlines()]
+    assert [line[1] for line in lines if line[:1] == ["part"]] == list(parts)
+    assert next(line for line in lines if line[:1] == ["own"])[2:5] == [
+        str(sum(nodes)),
+        "→",
+        str(row.found["nodes_after"]),
+    ]
+
+
+def test_a_baseline_has_an_entry_of_each_part_s_graph(result: PartsResult, file: Path, tmp_path: Path) -> None:
+    baseline = tmp_path / "own.baseline"
+    words = [str(file), "--out", str(result.folder), "--file", str(baseline)]
+    assert CliRunner().invoke(app, ["baseline", "accept", *words]).exit_code == 0
+    data = read_baseline(baseline)
+    assert {name: part["graph"]["cost"]["macs"] > 0 for name, part in data["parts"].items()} == dict.fromkeys(
+        ("encoder", "decoder", "head"), True
+    )
+    assert CliRunner().invoke(app, ["baseline", "check", *words]).exit_code == 0
+    data["parts"]["head"]["graph"]["cost"]["macs"] += 1
+    del data["parts"]["encoder"]["graph"]  # as an earlier release wrote it
+    write_baseline(data, baseline)
+    checked = CliRunner().invoke(app, ["baseline", "check", *words])
+    assert isinstance(checked.exception, CheckFailed)
+    assert re.findall(r"^parts › .*", checked.output, re.MULTILINE) == [
+        line for line in checked.output.splitlines() if line.startswith("parts › head › graph › cost › macs")
+    ]
 
 
 def test_each_part_is_simulated_on_its_own_data(file: Path, tmp_path: Path) -> None:

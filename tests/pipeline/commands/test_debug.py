@@ -187,8 +187,11 @@ def test_nothing_in_common_is_not_called_no_difference(
         (("plan", "torch", "m.onnx", "--inputs", "x.npz", "--seed", "1"), "--seed has no effect"),
         (("plan", "torch", "m.onnx", "--first-divergence", "--most", "3"), "--most has no effect"),
         (("plan", "torch", "m.onnx", "--weights", "w.pt"), "--weights is for an IR"),
-        (("plan", "torch", "m.json", "--set", "runtime.native=true"), "--set is for a configuration or an ONNX file"),
-        (("plan", "torch", "m.json", "--out", "runs/m"), "--out is for a configuration or an ONNX file"),
+        (
+            ("plan", "torch", "m.json", "--set", "runtime.native=true"),
+            "--set is for a configuration, a run or an ONNX file",
+        ),
+        (("plan", "torch", "m.json", "--out", "runs/m"), "--out is for a configuration, a run or an ONNX file"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], said: str) -> None:

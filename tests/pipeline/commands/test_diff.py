@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -175,3 +176,59 @@ def test_a_run_is_compared_with_its_source(config_file, tmp_path: Path) -> None:
     Pipeline(RunConfig.from_yaml(config_file(passes={"recipe": []})), tmp_path / "out").run()
     shown = ask(tmp_path / "out" / "exported.onnx", tmp_path / "out", "--structure-only")
     assert (shown.exit_code, shown.stdout) == (0, "no difference\n")
+
+
+@pytest.fixture
+def two_runs(model, tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs in parts, as far as a diff reads them: `head` differs, `body` does not, each has a part of its own."""
+    parts = {
+        "old": {"body": BEFORE, "head": BEFORE, "tail": BEFORE},
+        "new": {"body": RENAMED, "head": AFTER, "vision": BEFORE},
+    }
+    for run, texts in parts.items():
+        for name, text in texts.items():
+            folder = tmp_path / run / "parts" / name
+            folder.mkdir(parents=True)
+            model("plain", text).rename(folder / "model.onnx")
+    return tmp_path / "old", tmp_path / "new"
+
+
+def test_two_runs_in_parts_have_a_row_and_a_section_for_each_part(two_runs: tuple[Path, Path]) -> None:
+    old, new = two_runs
+    shown = ask(old, new)
+    assert shown.exit_code == 1
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "4 parts"
+    rows = [line.split() for line in lines[2:6]]
+    assert rows[0] == ["body", "2", "→", "2", "no", "difference"]
+    assert rows[1][:8] == ["head", "2", "→", "2", "1", "with", "other", "attributes"] and float(rows[1][8]) > 0.1
+    assert rows[2:] == [
+        ["tail", *f"only {old} has this part".split()],
+        ["vision", *f"only {new} has this part".split()],
+    ]
+    assert lines[lines.index("part body: no difference") + 1 :][:2] == ["", "part head: 1 with other attributes"]
+    assert "  Softmax b: axis 1 → 0" in lines
+    alone = ask(old, new, "--part", "head")
+    assert alone.stdout.splitlines()[0] == "1 with other attributes"
+
+
+def test_parts_as_json_and_as_annotations(two_runs: tuple[Path, Path]) -> None:
+    data = json.loads(ask(*two_runs, "--json").stdout)
+    assert {name: part["different"] for name, part in data["parts"].items()} == {"body": False, "head": True}
+    assert data["different"] and data["only_in"] == {"tail": str(two_runs[0]), "vision": str(two_runs[1])}
+    shown = ask(*two_runs, "--format", "github").stdout
+    assert "part head: attributes; Softmax b: axis 1 → 0" in shown
+    assert f"part tail; only {two_runs[0]} has this part" in shown
+
+
+def test_runs_without_a_part_in_common_and_a_run_of_one_model(two_runs: tuple[Path, Path], model) -> None:
+    old, new = two_runs
+    same = ask(old, old)
+    assert (same.exit_code, same.stdout.splitlines()[0]) == (0, "3 parts")
+    for name in ("body", "head"):
+        shutil.rmtree(new / "parts" / name)
+    refused = ask(old, new).exception
+    assert isinstance(refused, UsageError)
+    assert "has the parts body, head, tail, and" in str(refused) and "expected a part that both have" in str(refused)
+    refused = ask(old, model("plain", BEFORE)).exception
+    assert isinstance(refused, UsageError) and "expected --part body or --part head" in str(refused)

@@ -12,7 +12,7 @@ import pytest
 
 from passes.weights.detached import attach, read_model
 from passes.weights.files import save
-from pipeline.parts.folder import store_once
+from pipeline.parts.folder import remove_other_parts, store_once
 from pipeline.workspace import Workspace, stamp
 
 MODEL = """<ir_version: 10, opset_import: ["": 20]> part (float[TOKENS, 64] x) => (float[TOKENS, 64] y)
@@ -60,6 +60,14 @@ def test_models_become_links_to_one_file_of_weights(parts: dict[str, Workspace],
     assert places[0] == places[1] and places[0]["location"] == "weights.data"
     assert (tmp_path / "exported" / "weights.data").stat().st_size == 64 * 64 * 4
     assert not store_once(parts, Workspace(tmp_path), FILES)
+
+
+def test_the_run_of_a_part_with_an_earlier_name_is_removed(parts: dict[str, Workspace], tmp_path: Path) -> None:
+    store_once(parts, Workspace(tmp_path), FILES)
+    (tmp_path / "parts" / "notes").mkdir()  # a user's own
+    remove_other_parts(["decode", "first"], Workspace(tmp_path))
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["decode", "notes"]
+    assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == ["decode.onnx", "weights.data"]
 
 
 def test_a_later_run_takes_up_what_is_stored_once(parts: dict[str, Workspace], tmp_path: Path) -> None:

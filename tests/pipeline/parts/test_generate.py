@@ -77,7 +77,7 @@ def by_hand(prompt: list[int], count: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "plan", "torch"])
 def test_states_are_carried_from_call_to_call(counter: Path, backend: str) -> None:
-    found = TextGenerator(counter, backend).generate([1, 2, 3], max_new_tokens=5)
+    found = TextGenerator(str(counter), backend).generate([1, 2, 3], max_new_tokens=5)
     assert found.tokens == by_hand([1, 2, 3], 5)
     assert found.backend == backend and found.tokens_per_second > 0
 
@@ -158,6 +158,10 @@ def test_a_seed_draws_the_same_tokens_again(counter: Path) -> None:
         ({"ids": [-1]}, "found the token -1, expected 0"),
         ({"ids": [1], "temperature": -1.0}, "found the temperature -1.0"),
         ({"prompt": "hello"}, "has no tokenizer, since its source had none"),
+        ({"ids": "1,2"}, "generate: ids is '1,2'; expected tokens, such as"),
+        ({"ids": [1.5]}, "generate: ids is .*; expected tokens, such as"),
+        ({"prompt": 5}, "generate: prompt is 5; expected a text"),
+        ({"ids": [1], "max_new_tokens": "4"}, "generate: max_new_tokens is '4'; expected an integer"),
     ],
 )
 def test_wrong_wishes_are_one_sentence(counter: Path, wishes: dict, sentence: str) -> None:
@@ -167,7 +171,9 @@ def test_wrong_wishes_are_one_sentence(counter: Path, wishes: dict, sentence: st
 
 def test_a_folder_without_a_decoder_and_an_unknown_backend(tmp_path: Path, counter: Path) -> None:
     with pytest.raises(UsageError, match="elsewhere; expected that of a run with model"):
-        TextGenerator(tmp_path / "elsewhere")
+        TextGenerator(str(tmp_path / "elsewhere"))
+    with pytest.raises(UsageError, match="TextGenerator: folder is 5; expected a path"):
+        TextGenerator(5)  # type: ignore[arg-type]
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(UsageError, match="has no models/decoder"):
         TextGenerator(tmp_path / "elsewhere")
