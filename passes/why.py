@@ -21,6 +21,7 @@ from passes.graph.traversal import bodies_in
 from passes.load import load_model, to_path
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of, part_of
 from passes.suggest import nearest_names, plural
+from passes.tables import Table, TableResult
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 
@@ -39,7 +40,7 @@ NEAREST: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(TableResult):
     """One node, and what is known of its origin."""
 
     op: str
@@ -63,9 +64,23 @@ class Origin:
     changed_by: tuple[str, ...]
     """The passes that gave it other attributes or other constants since."""
 
+    def tables(self) -> Iterator[Table]:
+        more = self.replaced_count - len(self.replaced)
+        facts = {
+            "module": "unknown" if self.module is None else self.module or "the model itself",
+            "code": self.code,
+            "within": ", ".join(self.within),
+            "made by": self.made_by or "no pass",
+            "in place of": ", ".join(self.replaced) + (f" and {more} more" if more else ""),
+            "changed by": ", ".join(self.changed_by),
+            "takes": ", ".join(filter(None, self.inputs)),
+            "gives": ", ".join(filter(None, self.outputs)),
+        }
+        yield Table(f"{self.op} {self.name}", [(what, text) for what, text in facts.items() if text])
+
 
 @dataclass(frozen=True, slots=True)
-class WeightOrigin:
+class WeightOrigin(TableResult):
     """One initializer, and what is known of its origin."""
 
     name: str
@@ -83,6 +98,17 @@ class WeightOrigin:
     """Consumers, as `OP NAME`; for a quantized initializer the consumers of its values, as `… through OP NAME`."""
     part: str = ""
     """Which part of a merged weight it is, such as `q`; empty for a whole weight."""
+
+    def tables(self) -> Iterator[Table]:
+        more = self.source_count - len(self.sources)
+        facts = {
+            "made of": ", ".join(self.sources) + (f" and {more} more" if more else ""),
+            "by being": self.form,
+            "part": self.part,
+            "made by": self.made_by or "no pass",
+            "read by": ", ".join(self.readers),
+        }
+        yield Table(f"{self.name} {self.type}", [(what, text) for what, text in facts.items() if text])
 
 
 @dataclass(frozen=True, slots=True)

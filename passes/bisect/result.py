@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from passes.diff.types import NodeLabel
 from passes.suggest import plural, shorten_lines
+from passes.tables import Table, TableResult
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 
@@ -62,7 +63,7 @@ class Smallest:
 
 
 @dataclass(frozen=True, slots=True)
-class Bisection:
+class Bisection(TableResult):
     """What was looked for, and what was found; without a culprit `nothing` says so.
 
     `runs` counts the calls of libraries that it took to name the culprit; `failed` are steps that were left out since
@@ -81,6 +82,18 @@ class Bisection:
 
     def __repr__(self) -> str:
         return shorten_lines(("Bisection", *bisection_text(self).splitlines()))
+
+    def tables(self) -> Iterator[Table]:
+        culprit, took = self.culprit, f"{plural(self.runs, 'pass run')}, {self.seconds:.1f} s"
+        rows = [("looked for", self.fault), ("found", self.nothing or "nothing")]
+        if culprit is not None:
+            place = _place_text(culprit, self.steps)
+            rows = [rows[0], ("pass", f"{culprit.name} ({culprit.source})"), ("place", place), ("why", culprit.why)]
+            rows += [("lost", name) for name in culprit.lost] + [("without it, by", name) for name in culprit.others]
+        notes = [("note", note) for note in self.notes] + [("left out, since it fails", step) for step in self.failed]
+        yield Table("bisection", [*rows, ("took", took), *notes])
+        if self.smallest is not None:
+            yield Table("nodes at fault", [line.split(maxsplit=1) for line in list(_fault(self.smallest))[1:]])
 
 
 MOST: Final = 12

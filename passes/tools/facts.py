@@ -20,12 +20,12 @@ from passes.graph.traversal import every_graph, every_node, reads_of
 from passes.structures import STRUCTURES, structure_of
 from passes.structures.view import GraphView
 from passes.suggest import bytes_text, plural
-from passes.visible import html_table, text_table
+from passes.tables import Table, TableResult
 from passes.weights.detached import DetachedModel, open_model
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelFacts(TableResult):
     """What `inspect_model` finds. `sizes` are those that open dims are counted at; counts are for one run at them.
 
     `macs` counts products and convolutions by operator; `uncounted` are operators without a rule, or whose shapes are
@@ -55,14 +55,13 @@ class ModelFacts:
         """Plain data, for JSON."""
         return {**asdict(self), "total_macs": sum(self.macs.values())}
 
-    def sections(self) -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
-        """Titles with the rows of a table each."""
+    def tables(self) -> Iterator[Table]:
         at = f" at {', '.join(f'{name}={size}' for name, size in self.sizes.items())}" if self.sizes else ""
         opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in self.opsets.items())
         macs = f"{sum(self.macs.values()):,}{at}"
         if self.uncounted:
             macs += f", without {', '.join(self.uncounted)}, which have no rule or no known shapes"
-        yield (
+        yield Table(
             "model",
             [
                 ("opset", f"{opsets} (IR version {self.ir_version})"),
@@ -83,22 +82,14 @@ class ModelFacts:
                 ),
             ],
         )
-        yield "inputs", list(self.inputs.items())
-        yield "outputs", list(self.outputs.items())
-        yield (
+        yield Table("inputs", list(self.inputs.items()))
+        yield Table("outputs", list(self.outputs.items()))
+        yield Table(
             "operators",
             [(name, f"{count:,}", _share(self.macs.get(name, 0), self.macs)) for name, count in self.operators.items()],
         )
         for title, found in (("largest tensors", self.tensors), ("largest activations", self.activations)):
-            yield title, [(name, kind, bytes_text(size)) for name, (kind, size) in found.items()]
-
-    def __str__(self) -> str:
-        return "".join(f"{title}\n{text_table(rows)}" for title, rows in self.sections() if rows)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return "".join(html_table(title, (), rows) for title, rows in self.sections() if rows)
+            yield Table(title, [(name, kind, bytes_text(size)) for name, (kind, size) in found.items()])
 
 
 def _share(count: int, macs: Mapping[str, int]) -> str:

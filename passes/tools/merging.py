@@ -11,6 +11,7 @@ import onnx
 from onnx import compose
 
 from passes.context import PassContext
+from passes.diff.formats import distance_text
 from passes.encodings.encoding import Encoding, fit_encodings
 from passes.errors import PolicyError, StepFailed
 from passes.graph.formatting import format_type
@@ -20,17 +21,25 @@ from passes.model.analysis import what_is_invalid
 from passes.model.signature import contradicts
 from passes.proof.numbers import Errors
 from passes.suggest import nearest
+from passes.tables import Table, TableResult
 from passes.tools.parts import prove_chain
 from passes.weights.detached import DetachedModel, open_model
 
 
-@dataclass(frozen=True, slots=True)
-class MergedModel:
+@dataclass(frozen=True, slots=True, repr=False)
+class MergedModel(TableResult):
     """Two models as one, the errors of its outputs against the two one after the other, and the encodings of both."""
 
     model: DetachedModel
     errors: Mapping[str, Errors]
     encodings: Mapping[str, Encoding]
+
+    def tables(self) -> Iterator[Table]:
+        index = self.model.index
+        ends = [("takes", ", ".join(index.required_inputs)), ("gives", ", ".join(index.outputs))]
+        yield Table("merged model", [("nodes", str(len(index.own))), *ends, ("encodings", str(len(self.encodings)))])
+        rows = [(name, distance_text(errors)) for name, errors in self.errors.items()]
+        yield Table("against one after the other", rows)
 
 
 def merge(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,6 +16,7 @@ from onnx import NodeProto
 
 from passes.context import PassContext, limit_runs, open_context
 from passes.diff import match_models
+from passes.diff.formats import distance_text
 from passes.diff.numbers import draw_inputs
 from passes.encodings.encoding import Encoding, fit_encodings
 from passes.errors import ModelError, PassError, PolicyError, StepFailed
@@ -28,7 +29,7 @@ from passes.proof.prover import SPACE, worst_errors
 from passes.provenance.annotations import module_path_of
 from passes.rewrites.interface import cut_out
 from passes.suggest import nearest, plural
-from passes.visible import html_table, text_table
+from passes.tables import Table, TableResult
 from passes.weights.detached import DetachedModel, open_model
 from passes.weights.files import write_model
 from passes.weights.sharing import MappedModel, portable
@@ -37,8 +38,8 @@ from passes.worker.messages import REFUSED
 MANIFEST: Final = "manifest.json"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPart:
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelPart(TableResult):
     """One part of a model: its name, what it takes and gives, and the values of these names in `model`."""
 
     name: str
@@ -53,9 +54,21 @@ class ModelPart:
     def outputs(self) -> list[str]:
         return list(self.model.index.outputs)
 
+    def tables(self) -> Iterator[Table]:
+        yield Table(f"part {self.name}", [self.row()], TITLES)
 
-@dataclass(frozen=True, slots=True)
-class PartedModel:
+    def row(self) -> tuple[str, str, str, str]:
+        """The cells below `TITLES`."""
+        nodes = plural(len(self.model.proto.graph.node), "node")
+        return self.name, nodes, ", ".join(self.inputs), ", ".join(self.outputs)
+
+
+TITLES: Final = ("part", "nodes", "takes", "gives")
+"""Of a table of parts."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PartedModel(TableResult):
     """The parts of a model, in an order in which they can run, with the errors of their chain against the whole."""
 
     parts: tuple[ModelPart, ...]
@@ -63,24 +76,9 @@ class PartedModel:
     outputs: tuple[str, ...]
     errors: Mapping[str, Errors]
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        return [
-            (
-                part.name,
-                plural(len(part.model.proto.graph.node), "node"),
-                ", ".join(part.inputs),
-                ", ".join(part.outputs),
-            )
-            for part in self.parts
-        ]
-
-    def __str__(self) -> str:
-        return text_table([("part", "nodes", "takes", "gives"), *self.rows()])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return html_table("parts", ("part", "nodes", "takes", "gives"), self.rows())
+    def tables(self) -> Iterator[Table]:
+        yield Table("parts", [part.row() for part in self.parts], TITLES)
+        yield Table("against the whole", [(name, distance_text(errors)) for name, errors in self.errors.items()])
 
     def manifest(self) -> dict[str, Any]:
         """What feeds what: the source of each input is `model` or the name of a part."""

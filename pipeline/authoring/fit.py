@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from passes.suggest import plural
+from passes.tables import Table, TableResult
 from passes.weights.files import replace_when_done, write_errors
 from pipeline.authoring.tensors import typed
 from pipeline.errors import UsageError
@@ -56,7 +57,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingHistory:
+class TrainingHistory(TableResult):
     """The steps of a training, also those before it was stopped and taken up again, and the phases of its program."""
 
     records: tuple[StepRecord, ...] = ()
@@ -65,6 +66,13 @@ class TrainingHistory:
     def __repr__(self) -> str:
         losses = f", loss {self.losses[0]:.4g} → {self.last_loss:.4g}" if self.records else ""
         return f"TrainingHistory({plural(len(self.records), 'step')}{losses})"
+
+    def tables(self) -> Iterator[Table]:
+        rows = [("steps", str(len(self.records)))]
+        if self.records:
+            rows += [("first loss", f"{self.losses[0]:.4g}"), ("last loss", f"{self.last_loss:.4g}")]
+        yield Table("training", rows)
+        yield Table("phases", [(phase.name, f"{phase.seconds:.2f} s") for phase in self.phases])
 
     @property
     def losses(self) -> tuple[float, ...]:

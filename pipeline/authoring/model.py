@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from passes.suggest import describe_argument
+from passes.tables import Table, TableResult
 from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.fit import Batches, FitLimits, Schedule, TrainingHistory, TrainingLoop
 from pipeline.authoring.layers import LossModule, target_of
@@ -34,12 +35,16 @@ Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(TableResult):
     """The mean loss and the means of the metrics over all samples."""
 
     loss: float
     samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def tables(self) -> Iterable[Table]:
+        rows = [("samples", str(self.samples)), ("loss", f"{self.loss:.4g}")]
+        yield Table("evaluation", [*rows, *((name, f"{value:.4g}") for name, value in self.metrics.items())])
 
 
 class Model:

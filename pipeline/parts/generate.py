@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from passes.tables import Table, TableResult
 from passes.weights.sessions import first_words
 from pipeline.argument_checks import MAPPING, NUMBER, PATH, TEXT, TOKENS, WHOLE, expects
 from pipeline.config import RuntimeConfig
@@ -36,7 +37,7 @@ Reader = TextReader | Seq2SeqReader | image_text.ImageTextReader
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(TableResult):
     """New tokens of one prompt.
 
     seconds: until the last token.
@@ -53,6 +54,16 @@ class Generation:
     tokens_per_second: float
     backend: str
     text: str = ""
+
+    def tables(self) -> Iterator[Table]:
+        tokens = " ".join(map(str, self.tokens[:SHOWN])) + (" …" if len(self.tokens) > SHOWN else "")
+        speed = f"{self.first_seconds:.3f} s to the first, then {self.tokens_per_second:.1f} a second"
+        rows = [("text", self.text)] if self.text else []
+        yield Table(f"{len(self.tokens)} tokens by {self.backend}", [*rows, ("tokens", tokens), ("time", speed)])
+
+
+SHOWN: Final = 32
+"""Tokens that a result shows."""
 
 
 class TextGenerator:

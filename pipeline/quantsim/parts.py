@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from passes.suggest import bytes_text, plural
+from passes.tables import Table
 from passes.visible import json_text
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save_together
@@ -40,7 +41,7 @@ from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, m
 from pipeline.quantsim.metric import MetricResult
 from pipeline.quantsim.optimize import Chosen, refuse_numpy_operators
 from pipeline.quantsim.preparation import describe_run, inline_layers
-from pipeline.quantsim.report import QuantSimResult, page_data, to_json_data
+from pipeline.quantsim.report import MOST_LAYERS, QuantSimResult, page_data, to_json_data
 from pipeline.quantsim.shared_values import SharedValues
 from pipeline.quantsim.stages import Simulation
 from pipeline.quantsim.suggest import MetricTarget, Placements, Suggestion, suggest, suggestion_text, weight_bytes
@@ -104,6 +105,11 @@ class PartsQuantSimResult(QuantSimResult):
         """The chain, and what is suggested for it, as plain data."""
         found = {"chain": self.chain, "metric": self.metric, "suggestion": self.suggestion}
         return {key: to_json_data(asdict(value)) if value is not None else None for key, value in found.items()}
+
+    def tables(self) -> Iterator[Table]:
+        for name, result in self.parts.items():
+            yield from (table._replace(title=f"part {name}: {table.title}") for table in result.tables())
+        yield Table("chain of the parts", [(line,) for line in self.chain_lines(MOST_LAYERS)])
 
     def __repr__(self) -> str:
         lines = [f"part {name}: {result!r}" for name, result in self.parts.items()]

@@ -13,6 +13,7 @@ from typing import Any, Final
 from passes.provenance.annotations import module_path_of
 from passes.structures import STRUCTURES
 from passes.suggest import bytes_text, plural, shorten_lines
+from passes.tables import Table, TableResult
 from passes.visible import json_text, table_lines
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.layer_costs import LayerCosts
@@ -79,7 +80,7 @@ class QuantSimReport:
 
 
 @dataclass(frozen=True)
-class QuantSimResult:
+class QuantSimResult(TableResult):
     """The result of a simulation, and its files in `folder`; and the report of the run before it."""
 
     folder: Path
@@ -99,6 +100,20 @@ class QuantSimResult:
                 *report.notes,
             )
         )
+
+    def tables(self) -> Iterator[Table]:
+        report = self.report
+        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
+        rows = [("weights", f"{before} → {after}"), ("quantized", f"{report.quantized_tensors} of {report.tensors}")]
+        rows += [("metric", str(report.metric))] if report.metric else []
+        rows += [("note", note) for note in report.notes]
+        yield Table("simulation", [*rows, ("files", f"{self.folder}/")])
+        yield Table("outputs", [(name, describe_ratio(noise.sqnr_db)) for name, noise in report.outputs.items()])
+        layers = [
+            layer_cells(row.layer, row.part or row.op, row.module, row.sqnr_db, row.share)
+            for row in report.layers[:MOST_LAYERS]
+        ]
+        yield Table("layers that cost most", layers, LAYER_TITLES)
 
 
 def make_report(
@@ -170,6 +185,9 @@ def page_data(report: QuantSimReport) -> Quantization:
         ),
     )
 
+
+MOST_LAYERS: Final = 12
+"""Layers that a result shows."""
 
 LAYER_TITLES: Final = ("layer", "is", "module", "alone", "share")
 """Of a table of layers: what each is, its module, the ratio with it alone quantized, and its share of the noise."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from passes.tables import Table, TableResult
 from pipeline.errors import OnnxlineError, Unsupported, message_with_notes
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.operators import describe_operator
@@ -59,7 +60,7 @@ from pipeline.torch_ir.weights import load_weights
 
 
 @dataclass
-class VerificationReport:
+class VerificationReport(TableResult):
     """`max_diff` and `mean_diff` are the largest of all outputs; infinite where there is nothing to subtract.
 
     `output_details` has a dict for each tensor of the result, and for each buffer that the model writes to: `index`,
@@ -90,6 +91,12 @@ class VerificationReport:
     def __repr__(self) -> str:
         return str(self)
 
+    def tables(self) -> Iterator[Table]:
+        head, *lines = str(self).splitlines()
+        yield Table(head, [(line.strip(),) for line in lines])
+        rows = [[str(detail.get(key, "")) for key in DETAILS] for detail in self.output_details]
+        yield Table("outputs", rows[:MOST], DETAILS)
+
 
 def _figure(difference: float) -> str:
     return f"{difference:.2e}" if math.isfinite(difference) else "none can be given"
@@ -103,6 +110,9 @@ def _entry(title: str, text: str) -> str:
     indent = "\n" + " " * (len(title) + 4)
     return f"  {title}: {indent.join(lines)}"
 
+
+DETAILS = ("path", "shape", "dtype", "is_close", "max_diff", "reason")
+"""What a notebook shows of an output."""
 
 MOST = 12
 """Lines of one entry: a cache of 60 layers has 120 tensors."""

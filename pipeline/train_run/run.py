@@ -14,6 +14,7 @@ from torch import nn
 
 from passes.proof.numbers import Tolerance
 from passes.suggest import plural
+from passes.tables import Table, TableResult
 from pipeline.authoring import Model, TrainingHistory, TrainingLoop
 from pipeline.authoring.fit import FitLimits, history_path
 from pipeline.config import RunConfig
@@ -63,13 +64,18 @@ END: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
-class TrainResult:
+class TrainResult(TableResult):
     """A training that ended well, and its files in `folder`."""
 
     folder: Path
     training: TrainingReport
     history: TrainingHistory
     files: tuple[str, ...]
+
+    def tables(self) -> Iterator[Table]:
+        yield from self.history.tables()
+        yield Table("metrics", [(name, f"{value:.4g}") for name, value in self.training.metrics.items()])
+        yield Table("files", [(f"{self.folder}/{name}",) for name in self.files])
 
 
 class TrainRun:

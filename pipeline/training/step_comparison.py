@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from passes.proof.numbers import Errors, Tolerance, compare
+from passes.tables import Table, TableResult
 from pipeline.argument_checks import a, expects
 from pipeline.ir import Op
 from pipeline.runtime.capture import Snapshot
@@ -27,8 +28,8 @@ NOISE = 1e-3
 its own size, so an element whose gradient is rounding moves by the whole learning rate, to either side."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepComparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class StepComparison(TableResult):
     """The result of comparing a step of a program with a step of eager torch.
 
     Args:
@@ -44,6 +45,9 @@ class StepComparison:
     name: str = ""
     errors: Errors | None = None
     op: str = ""
+
+    def tables(self) -> Iterator[Table]:
+        yield Table("step of the program and of eager torch", [(str(self),)])
 
     def __str__(self) -> str:
         if self.errors is None:

@@ -5,7 +5,7 @@ copy into fixed caches, then token by token. Example inputs are on meta for a we
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
@@ -13,6 +13,7 @@ from typing import Any, Final, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
+from passes.tables import Table, TableResult
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.export.parts.pair.masked import Prefill, causal_mask
@@ -208,16 +209,21 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Generated:
+class Generated(TableResult):
     """tokens: int64 (steps + 1,), greedy. logits: (steps + 1, vocabulary), from which each token was chosen."""
 
     tokens: Tensor
     logits: Tensor
 
     def __repr__(self) -> str:
-        first = ", ".join(str(token) for token in self.tokens[:SHOWN].tolist())
+        return f"Generated(tokens=[{self._first_tokens()}], logits of {tuple(self.logits.shape)})"
+
+    def tables(self) -> Iterator[Table]:
+        yield Table("generated", [("tokens", self._first_tokens()), ("logits", str(tuple(self.logits.shape)))])
+
+    def _first_tokens(self) -> str:
         more = f", … {len(self.tokens) - SHOWN} more" if len(self.tokens) > SHOWN else ""
-        return f"Generated(tokens=[{first}{more}], logits of {tuple(self.logits.shape)})"
+        return ", ".join(str(token) for token in self.tokens[:SHOWN].tolist()) + more
 
 
 SHOWN: Final = 16
