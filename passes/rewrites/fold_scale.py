@@ -86,7 +86,7 @@ class ScaleFolder:
 
     def remove_units(self) -> None:
         """Remove sums with zeros, products with ones and bounds at infinity, whose result has the shape of the other
-        operand.
+        operand: the dims are known, or a single number meets a value of its rank or a higher one.
 
         jax writes a maximum with -inf before each softmax.
 
@@ -101,8 +101,10 @@ class ScaleFolder:
             for position in places:
                 data, unit = node.input[1 - position], self.rewriter.constant(node.input[position])
                 shape = self.rewriter.shape(data)
-                is_known = shape is not None and None not in shape and shape == self.rewriter.shape(node.output[0])
-                if unit is not None and is_known and is_float(unit) and (unit == UNITS[node.op_type]).all():
+                if unit is None or shape is None or not is_float(unit) or not (unit == UNITS[node.op_type]).all():
+                    continue
+                is_known = None not in shape and shape == self.rewriter.shape(node.output[0])
+                if is_known or (unit.size == 1 and unit.ndim <= len(shape)):
                     self.rewriter.replace(node.output[0], data)
                     self.units += 1
                     break

@@ -1,4 +1,4 @@
-"""Weights of 4 bits in the safetensors of GPTQ and AWQ, in both directions, with the very same integers.
+"""Weights of 4 bits in checkpoints of GPTQ and AWQ, in both directions, with the very same integers.
 
 Both store `qweight`, `qzeros` and `scales` under the name of a module, eight integers in an int32. GPTQ packs the
 integers along the inputs and the zero points along the outputs, less one before `gptq_v2`; AWQ packs both along the
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -38,7 +40,7 @@ def read_checkpoint(model: DetachedModel, path: Path) -> FileWeights:
 
     Args:
         model: the float model of the checkpoint, whose weights keep their names.
-        path: the safetensors.
+        path: safetensors, or what torch.save wrote.
 
     Returns:
         The weights, by the names of the model.
@@ -76,13 +78,7 @@ def read_nibbles(path: Path) -> dict[str, NibbleWeight]:
     Raises:
         UsageError: it cannot be read, has another number of bits, or orders its inputs by a `g_idx`.
     """
-    import safetensors.numpy
-    from safetensors import SafetensorError
-
-    try:
-        tensors = safetensors.numpy.load_file(path)
-    except (OSError, SafetensorError, KeyError) as error:
-        raise UsageError(f"{path} is no file of safetensors that numpy reads: {error}") from error
+    tensors = _read_safetensors(path) if path.suffix == SUFFIX else _read_torch_file(path)
     modules = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
     if not modules:
         raise UsageError(f"{path}: found no qweight, expected a checkpoint of GPTQ or AWQ")
@@ -96,6 +92,37 @@ def read_nibbles(path: Path) -> dict[str, NibbleWeight]:
         parts = {part: tensors[key] for part in PARTS if (key := f"{module}.{part}") in tensors}
         found[module] = _unpack(path, module, parts, layout, group)
     return found
+
+
+def _read_safetensors(path: Path) -> Mapping[str, np.ndarray]:
+    import safetensors.numpy
+    from safetensors import SafetensorError
+
+    try:
+        return safetensors.numpy.load_file(path)
+    except (OSError, SafetensorError, KeyError) as error:
+        raise UsageError(f"{path} is no file of safetensors that numpy reads: {error}") from error
+
+
+def _read_torch_file(path: Path) -> Mapping[str, np.ndarray]:
+    """The tensors that torch.save wrote, as AutoGPTQ and AutoAWQ did before safetensors. Only such a file needs torch,
+    which everything else here does without."""
+    if find_spec("torch") is None:
+        raise UsageError(f"{path} is read by torch: pip install 'onnxline[torch]', or save the tensors as safetensors")
+    torch = import_module("torch")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises errors of many classes for a broken file
+        first = str(error).partition("\n")[0]
+        raise UsageError(
+            f"{path}: torch reads no tensors there with weights_only=True ({first}); expected what torch.save wrote of "
+            "a mapping from names to tensors"
+        ) from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise UsageError(f"{path}: found {type(state).__name__}, expected a mapping from names to tensors alone")
+    wide = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in state.items()}
+    return {name: value.numpy() for name, value in wide.items()}
 
 
 def _layout_of(path: Path, tensors: Mapping[str, np.ndarray], module: str) -> tuple[NibbleLayout, int]:
@@ -153,10 +180,9 @@ def write_nibbles(model: DetachedModel, path: Path, layout: NibbleLayout) -> int
     """
     import safetensors.numpy
 
-    index = GraphIndex(model.proto.graph)
     tensors: dict[str, np.ndarray] = {}
     blocks: set[int] = set()
-    for module, weight in _find_weights(model, index):
+    for module, weight in find_nibbles(model).items():
         blocks.add(weight.block)
         tensors |= {f"{module}.{part}": array for part, array in _pack(module, weight, layout).items()}
     if not blocks:
@@ -174,7 +200,17 @@ def write_nibbles(model: DetachedModel, path: Path, layout: NibbleLayout) -> int
     return sum(name.endswith(".qweight") for name in tensors)
 
 
-def _find_weights(model: DetachedModel, index: GraphIndex) -> Iterator[tuple[str, NibbleWeight]]:
+def find_nibbles(model: DetachedModel) -> dict[str, NibbleWeight]:
+    """Module → its weight of 4 bits in a quantized model, in the order of the products.
+
+    Raises:
+        UsageError: a product has a weight of 4 bits in another form than blocks or channels.
+    """
+    return dict(_find_weights(model))
+
+
+def _find_weights(model: DetachedModel) -> Iterator[tuple[str, NibbleWeight]]:
+    index = GraphIndex(model.proto.graph)
     for node in model.proto.graph.node:
         weight, why = read_dequantized(node, index, model, 0)
         if weight is None and why:

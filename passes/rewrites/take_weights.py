@@ -19,11 +19,11 @@ from passes.weights.detached import DetachedModel
 
 @dataclass(frozen=True, slots=True)
 class TakeWeights(Step):
-    """Replace float weights by the 4-bit weights of a GGUF file, or of the safetensors of GPTQ or AWQ.
+    """Replace float weights by the 4-bit weights of a GGUF file, or of a checkpoint of GPTQ or AWQ.
 
     The step changes the outputs. So its proof compares with the float model whose weights are the file's, dequantized.
 
-    file: the path of the file, `.gguf` or `.safetensors`.
+    file: the path of the file: `.gguf`, `.safetensors`, or `.pt` and `.bin` of torch.save.
     """
 
     file: str = ""
@@ -34,7 +34,7 @@ class TakeWeights(Step):
 
     def check(self, context: PassContext) -> None:
         if not isinstance(self.file, str) or Path(self.file).suffix not in READERS:
-            raise PolicyError(f"{self.name}: file is {self.file!r}; expected a file {' or '.join(READERS)}")
+            raise PolicyError(f"{self.name}: file is {self.file!r}; expected a file {', '.join(READERS)}")
         if not Path(self.file).is_file():
             raise PolicyError(f"{self.name}: file is {self.file!r}: {describe_absence(Path(self.file))}")
 
@@ -69,6 +69,6 @@ def read_weight_file(model: DetachedModel, path: Path) -> FileWeights:
 
 READERS: Final[Mapping[str, Callable[[DetachedModel, Path], FileWeights]]] = {
     ".gguf": read_gguf,
-    ".safetensors": read_checkpoint,
+    **dict.fromkeys((".safetensors", ".pt", ".bin"), read_checkpoint),
 }
 """Suffix → the reader of a file."""

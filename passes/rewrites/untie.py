@@ -17,7 +17,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.context import PassContext
+from passes.errors import PolicyError
 from passes.graph.index import GraphIndex, free_name, replace_all_uses_with, replace_entries, value_names
+from passes.graph.op_facts import PRODUCTS
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
 from passes.step import Description, PassResult, Step, structure, values
@@ -33,9 +35,16 @@ class Untie(Step):
 
     A node without a module counts as one, and with `each_node` so does every node. Nodes with a body keep what they
     read, and so do all nodes a scalar. The names follow the order of consumers in the graph.
+
+    Args:
+        each_node: every node counts as a module.
+        by_operator: only weights are copied that products and other operators read, also through a Transpose, such as
+            the table of an embedding that is the output projection too; and these once for each operator, since AIMET
+            gives one quantizer to the readers of a weight, of one operator each.
     """
 
     each_node: bool = False
+    by_operator: bool = False
     name: str = field(default="untie", init=False)
     source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Give each module that reads a tied weight a copy of its own")
@@ -46,6 +55,8 @@ class Untie(Step):
         index = GraphIndex(graph)
         stored, fed = index.initializers.items(), index.inputs
         tied = {name: tensor for name, tensor in stored if _is_weight(tensor) and name not in fed}
+        if self.by_operator:
+            tied = {name: tensor for name, tensor in tied.items() if _is_read_by_others_too(_operators(index, name))}
         names = {name: dict[Hashable, str]() for name in tied}
         for node in graph.node:
             if bodies_in(node):
@@ -54,18 +65,25 @@ class Untie(Step):
                 continue
             for slot, name in enumerate(node.input):
                 if name in tied:
-                    node.input[slot] = _name_for(name, names[name], self._consumer_of(node), taken)
+                    node.input[slot] = _name_for(name, names[name], self._consumer_of(node, index), taken)
         copies = [(tied[name], copy) for name, known in names.items() for copy in known.values() if copy != name]
         for tensor, name in copies:
             copied = graph.initializer.add()
             copied.CopyFrom(tensor)
             copied.name = name
         if not copies:
-            return PassResult(model, changed=False, why="no weight is read by several modules")
+            readers = "products and other operators" if self.by_operator else "several modules"
+            return PassResult(model, changed=False, why=f"no weight is read by {readers}")
         return PassResult(model.with_proto(proto), why=f"{plural(len(copies), 'copy', 'copies')} of tied weights")
 
-    def _consumer_of(self, node: NodeProto) -> Hashable:
-        """The innermost module around a node, or the node itself, by what it computes."""
+    def check(self, context: PassContext) -> None:
+        if self.each_node and self.by_operator:
+            raise PolicyError(f"pass {self.name!r}: found each_node and by_operator; give one of them")
+
+    def _consumer_of(self, node: NodeProto, index: GraphIndex) -> Hashable:
+        """The innermost module around a node, or the node itself, by what it computes; or its operator."""
+        if self.by_operator:
+            return tuple(sorted(_operators(index, *node.output))) if node.op_type in LAYOUT else (node.op_type,)
         module = None if self.each_node else module_path_of(node)
         return module.paths[-1] if module is not None and module.paths else tuple(node.output)
 
@@ -115,6 +133,22 @@ class Tie(Step):
         gone = same.keys() | transposed.keys()
         replace_entries(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in gone])
         return PassResult(model.with_proto(proto), why=f"{plural(len(gone), 'copy', 'copies')} of weights tied")
+
+
+def _operators(index: GraphIndex, *names: str) -> set[str]:
+    """The operators that read values, also after operators of `LAYOUT`; no Shape, which reads no element."""
+    nodes = [node for name in names for node in index.consumers[name] if node.op_type != "Shape"]
+    direct = {node.op_type for node in nodes if node.op_type not in LAYOUT}
+    return direct.union(*(_operators(index, *node.output) for node in nodes if node.op_type in LAYOUT))
+
+
+def _is_read_by_others_too(operators: set[str]) -> bool:
+    """Whether a product is among several operators."""
+    return len(operators) > 1 and not PRODUCTS.isdisjoint(operators)
+
+
+LAYOUT: Final = ("Transpose", "Identity")
+"""What AIMET looks through from a weight to its readers."""
 
 
 def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:

@@ -243,6 +243,9 @@ class SuggestConfig(Section):
         return self
 
 
+Layout = Literal["gptq", "gptq_v2", "awq", "matmul-nbits"]
+
+
 class QuantSimConfig(Section):
     """What `onnxline quantsim` does with the final model.
 
@@ -255,6 +258,8 @@ class QuantSimConfig(Section):
     sensitivity: whether the cost of each layer alone is estimated, for which torch is loaded.
     encodings: the version of AIMET's format in which the encodings are written.
     encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
+    layouts: other layouts in which the weights of 4 bits are written, next to the quantized model: gptq, gptq_v2 and
+        awq are checkpoints, and matmul-nbits is a model with onnxruntime's operator.
     shard_mib: with `verify.proof: structure`: weights are read and rounded in shards of so many MiB, each by a job of
         its own; to the nearest, or by `optimize: [gptq]` on the calibration data, for which the model runs in pieces.
     shard_jobs: how many of these jobs run at a time; as many as the cores allow by default.
@@ -276,6 +281,7 @@ class QuantSimConfig(Section):
     sensitivity: StrictBool = True
     encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
     encodings_from: Annotated[StrictStr, Field(min_length=1)] | None = None
+    layouts: tuple[Layout, ...] = ()
     shard_mib: Count | None = None
     shard_jobs: Count | None = None
     shard_ray: Annotated[StrictStr, Field(min_length=1)] | None = None
@@ -295,6 +301,8 @@ class QuantSimConfig(Section):
         readers = {"suggest": self.suggest, "encodings_from": self.encodings_from}
         if self.shard_mib and (other := next((key for key, value in readers.items() if value), None)):
             raise ValueError(f"found {other} next to shard_mib, which rounds weights and runs no quantized model")
+        if self.shard_mib and self.layouts:
+            raise ValueError("found layouts next to shard_mib, which writes no other layouts; leave one of them out")
         steps = [step if isinstance(step, str) else next(iter(step)) for step in self.optimize]
         if self.shard_mib and steps not in ([], ["gptq"]):
             raise ValueError("found other steps than gptq in optimize next to shard_mib, expected [gptq] or none")

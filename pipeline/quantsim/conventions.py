@@ -47,6 +47,30 @@ def apply_conventions(
     return Conventions(tuple(reader.rules()), tuple(reader.notes()))
 
 
+def find_own_quantizers(model: DetachedModel, sites: Iterable[Site]) -> frozenset[str]:
+    """The tensors that keep a quantizer of their own in AIMET although a Concat or the like reads them, since another
+    node reads them too, such as a Shape (aimet_onnx 2.42, `QuantizationSimModel._propagate_output_encodings`).
+
+    Here they share the encoding of the result, so that a cache is the same before and after. Where that is symmetric,
+    as of the second factor of a product, AIMET's quantizer still is not.
+    """
+    known, consumers = {site.tensor: site for site in sites}, model.index.consumers
+    found = set[str]()
+    for site in known.values():
+        for name in site.shares if len(site.shares) > 1 else ():
+            is_read_twice = len(consumers[name]) > 1
+            while len(known[name].shares) == 1:
+                name = known[name].shares[0]
+                is_read_twice |= len(consumers[name]) > 1
+            if is_read_twice and not any(_is_second_factor(name, node) for node in consumers[name]):
+                found.add(name)
+    return frozenset(found)
+
+
+def _is_second_factor(name: str, node: NodeProto) -> bool:
+    return node.op_type in PRODUCTS and name == node.input[1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Decision:
     """The state of one tensor. `entry` is the last entry that has changed it, and `place` the order of entries."""

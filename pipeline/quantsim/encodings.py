@@ -8,7 +8,7 @@ calibrated ones, every tensor that is to be quantized has one there, or is named
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -296,7 +296,10 @@ def _adopt(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> PlacedSite:
 
 
 def encodings_text(
-    model: DetachedModel, encodings: Mapping[str, Encoding], version: AimetVersion
+    model: DetachedModel,
+    encodings: Mapping[str, Encoding],
+    version: AimetVersion,
+    unsigned: Collection[str] = frozenset(),
 ) -> tuple[str, tuple[str, ...]]:
     """The file of AIMET's, and a sentence for each format that it leaves out.
 
@@ -304,7 +307,10 @@ def encodings_text(
         model: in float.
         encodings: by tensor.
         version: of AIMET's format.
+        unsigned: tensors whose quantizer in AIMET is asymmetric whatever they share. A symmetric encoding is written
+            with the same scale and the zero point of the unsigned format there.
     """
+    encodings = {name: _as_unsigned(own) if name in unsigned else own for name, own in encodings.items()}
     moved = {name for node in model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER for name in node.output}
     own = {name: encoding for name, encoding in encodings.items() if name not in moved}
     listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
@@ -314,3 +320,12 @@ def encodings_text(
         for what, count in left.items()
     )
     return aimet_text(listed, {tensor.name for tensor in model.proto.graph.initializer}, version), tuple(notes)
+
+
+def _as_unsigned(encoding: Encoding) -> Encoding:
+    """The encoding with the same values in the unsigned, asymmetric format; one that is asymmetric stays as it is."""
+    precision = encoding.precision
+    if not precision.symmetric or precision.float_type or not precision.signed:
+        return encoding
+    shifted = encoding.zero_point + (1 << (precision.bits - 1))
+    return replace(encoding, precision=Precision(precision.bits, signed=False, symmetric=False), zero_point=shifted)

@@ -18,7 +18,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.config import ModelConfig, PartConfig, QuantSimConfig, RunConfig, locate
 from pipeline.errors import CheckFailed
-from pipeline.quantsim.profiles import formats_of
+from pipeline.quantsim.profiles import formats_of, read_profile
 from pipeline.quantsim.qdq import first_opset
 from pipeline.result import RunResult
 
@@ -110,6 +110,23 @@ def add_conversion(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     return config.model_copy(update={"passes": passes}), (note,)
 
 
+def add_untie(config: RunConfig) -> RunConfig:
+    """The configuration with a step after all others that copies weights as AIMET's simulation needs it, where the
+    profile has AIMET's conventions, and no step and no file of encodings has another say in it."""
+    if config.model.part_names:
+        recipes = {name: add_untie(config.of_part(name)).passes.recipe for name in config.model.part_names}
+        return _give_recipes(config, recipes)
+    settings = config.quantsim or QuantSimConfig()
+    is_said = "untie" in names_of(config.passes.recipe) or settings.encodings_from is not None
+    if is_said or read_profile(settings).placement.conventions is None:
+        return config
+    passes = config.passes.model_copy(update={"recipe": (*config.passes.recipe, UNTIE)})
+    return config.model_copy(update={"passes": passes})
+
+
+UNTIE: Final = {"untie": {"by_operator": True}}
+
+
 def describe_run(result: RunResult, config: RunConfig) -> Iterator[str]:
     """A sentence for each step of the preparation that did not stand or changed nothing, and for each backend that fell
     short."""
@@ -120,6 +137,8 @@ def describe_run(result: RunResult, config: RunConfig) -> Iterator[str]:
             yield f"quantsim: {row.name} did not stand ({row.status.replace('_', ' ')}): {row.reason}"
         elif row.name in prepared and not row.changed and row.name != CONVERSION:
             yield f"quantsim: {row.name} changed nothing: {row.reason or 'it found nothing to change'}"
+        elif row.name == "untie" and row.changed and UNTIE in config.passes.recipe:
+            yield f"quantsim: untie is added: {row.reason}, as AIMET refuses a weight of a product that others read too"
     if _reads_calibration(config, config.passes.recipe):
         steps = " and ".join(dict.fromkeys(name for name in names_of(config.passes.recipe) if name in READING))
         why = _why_not_read(config) or "it is data of the chain of all parts"

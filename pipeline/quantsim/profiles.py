@@ -24,7 +24,7 @@ from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.config.sections import Section
 from pipeline.errors import SourceError, UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, read_aimet_config
-from pipeline.quantsim.conventions import apply_conventions
+from pipeline.quantsim.conventions import apply_conventions, find_own_quantizers
 from pipeline.quantsim.placement import PlacementRule
 from pipeline.quantsim.sites import Site, find_sites
 from pipeline.quantsim.tool_rules import follow_quantize_static, follow_tensorrt
@@ -180,6 +180,13 @@ class Profile:
         if placement.float_biases:
             rules += _keep_biases(sites, self.name)
         return tuple(rules), tuple(f"quantsim: {self.name}: {note}" for note in notes)
+
+    def find_asymmetric(self, model: DetachedModel, sites: Sequence[Site]) -> frozenset[str]:
+        """The tensors whose quantizer is asymmetric in AIMET whatever they share; none where the profile is not its."""
+        conventions = self.placement.conventions
+        if conventions is None or conventions.defaults.ops.is_symmetric:
+            return frozenset()
+        return find_own_quantizers(model, sites)
 
 
 TOOLS: Final = {"quantize_static": follow_quantize_static, "tensorrt": follow_tensorrt}

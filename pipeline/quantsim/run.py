@@ -16,6 +16,7 @@ from pipeline.events import Note, Observer, PartStarted, show_progress
 from pipeline.export.load import read_onnx_file
 from pipeline.export.source import InputSpec
 from pipeline.parts import PartsResult
+from pipeline.quantsim.files import check_layouts
 from pipeline.quantsim.metric import check_metric
 from pipeline.quantsim.optimize import refuse_numpy_operators
 from pipeline.quantsim.optimizers import optimizers_of
@@ -23,6 +24,7 @@ from pipeline.quantsim.parts import PartsQuantSimResult, check_settings_of_parts
 from pipeline.quantsim.placement import refuse_quantized_activations
 from pipeline.quantsim.preparation import (
     add_conversion,
+    add_untie,
     change_parts,
     describe_run,
     inline_layers,
@@ -127,12 +129,12 @@ class QuantSim:
         return PartsQuantSimResult(before.folder, next(iter(found.values())).report, (), parts=found)
 
     def _convert(self, config: RunConfig, show: Observer) -> tuple[RunConfig, tuple[str, ...]]:
-        """The configuration with the opset that its formats need, and what is said of that; a file of AIMET that is
-        not understood is named here."""
+        """The configuration with the opset that its formats need, and what is said of that, and with the copies of
+        weights that its profile needs; a file of AIMET that is not understood is named here."""
         config, conversion = add_conversion(config)
         for note in conversion:
             show(Note(note))
-        return config, conversion
+        return add_untie(config), conversion
 
     def _simulate_run(
         self, before: RunResult, config: RunConfig, notes: Sequence[str], show: Observer
@@ -210,6 +212,11 @@ def _check_settings(config: RunConfig) -> None:
         config.refuse_parts("quantsim.shard_mib")
         if not why_not_compared(config):
             raise UsageError("quantsim.shard_mib is for models that nothing is run of: set verify.proof to structure")
+    if settings.layouts:
+        config.refuse_parts("quantsim.layouts")
+        if why_not_compared(config):
+            raise UsageError("quantsim.layouts are proven by runs of the model: leave verify.proof at numbers")
+    check_layouts(settings)
     optimizers_of(settings.optimize)
 
 

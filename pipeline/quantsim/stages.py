@@ -17,7 +17,6 @@ from passes.structures.adapters import find_adapter_values
 from passes.structures.view import GraphView
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
-from passes.weights.files import save
 from pipeline.config import QuantSimConfig, SuggestConfig
 from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
@@ -31,6 +30,7 @@ from pipeline.quantsim.encodings import (
     encodings_text,
     find_limited_biases,
 )
+from pipeline.quantsim.files import write_layouts, write_simulation
 from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
@@ -54,13 +54,7 @@ from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_output
 from pipeline.quantsim.sites import declare_types, find_quantized, find_sites, store_constants
 from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, check_new_formats, suggest
 from pipeline.quantsim.target_check import describe_obstructions, refuse_block_floats
-from pipeline.stages.report import (
-    ENCODINGS,
-    QUANTIZATION_REPORT,
-    QUANTIZED_MODEL,
-    ROUNDED_MODEL,
-    remove_quantization,
-)
+from pipeline.stages.report import ENCODINGS, QUANTIZATION_REPORT, remove_quantization
 from pipeline.workspace import Workspace
 
 
@@ -183,7 +177,9 @@ class Simulation:
         outputs, device = self.simulate(self.quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, tuned, samples)  # what each step adds, and what has come together
         sensitivity, why_not = self.estimate(encodings, tuned, samples)  # what each layer alone does to the outputs
-        notes = (*self._notes, *ties, *describe_limited_biases(encodings, tuned))
+        layouts = self.write_layouts(samples)  # the weights as other tools store them
+        written = (f"quantsim: {sentence}" for sentence in layouts.values() if sentence)
+        notes = (*self._notes, *ties, *describe_limited_biases(encodings, tuned), *written)
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
         report = replace(report, optimized=steps, metric=metric.result(self.quantized) if metric else None)
         if metric and self._costs_budget_s is not None:
@@ -191,7 +187,16 @@ class Simulation:
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
             report = replace(report, suggestion=self.suggest(self._settings.suggest, sensitivity, samples, metric))
         files = self._write(report, self.quantized, encodings, tuned if steps or chosen else None)
-        return QuantSimResult(self._workspace.folder, report, files)
+        return QuantSimResult(self._workspace.folder, report, (*files, *layouts))
+
+    def write_layouts(self, samples: Samples) -> dict[str, str]:
+        """The files of `quantsim.layouts`, each with a sentence on its proof."""
+        layouts, folder = self._settings.layouts, self._workspace.folder
+        if not layouts:
+            return write_layouts(self.quantized, (), folder, {})
+        with self._stage("layouts") as details:
+            details.append(", ".join(layouts))
+            return write_layouts(self.quantized, layouts, folder, next(iter(samples.judged(1))))
 
     def ranges(self, placement: Placement) -> dict[str, Range]:
         """The range of each group of `placement`, by what `begin` has measured."""
@@ -427,19 +432,11 @@ class Simulation:
         encodings: dict[str, Encoding],
         tuned: DetachedModel | None,
     ) -> tuple[str, ...]:
-        save(quantized, self._workspace.folder / QUANTIZED_MODEL)
-        text, notes = encodings_text(self._model, encodings, self._settings.encodings)
+        unsigned = self._profile.find_asymmetric(self._model, self._sites)
+        text, notes = encodings_text(self._model, encodings, self._settings.encodings, unsigned)
         for sentence in notes:
             self._send(Note(f"quantsim: {ENCODINGS} {sentence}"))
-        self._workspace.write_text(ENCODINGS, text)
-        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
-        files = (QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
-        if tuned is None:
-            for stale in self._workspace.folder.glob(f"{ROUNDED_MODEL}*"):
-                stale.unlink()
-            return files
-        save(tuned, self._workspace.folder / ROUNDED_MODEL)  # what the encodings round to the chosen numbers
-        return (QUANTIZED_MODEL, ROUNDED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
+        return write_simulation(self._workspace, report, quantized, text, tuned)
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[list[str]]:

@@ -105,7 +105,9 @@ def set_aside_quantization(workspace: Workspace) -> str:
     aside = workspace.scratch / QUANTIZATION
     aside.mkdir(parents=True)
     for file in files:
-        file.replace(aside / file.name)
+        target = aside / file.relative_to(workspace.folder)
+        target.parent.mkdir(exist_ok=True)
+        file.replace(target)
     return digest
 
 
@@ -113,8 +115,8 @@ def restore_quantization(digest: str, workspace: Workspace) -> None:
     """Bring back what was set aside if the final model is the same bit for bit; else remove it."""
     aside = workspace.scratch / QUANTIZATION
     if digest and digest == _digest_of_final(workspace):
-        for file in aside.iterdir():
-            file.replace(workspace.folder / file.name)
+        for file in filter(Path.is_file, aside.rglob("*")):
+            file.replace(workspace.folder / file.relative_to(aside))
     else:
         remove_quantization(workspace)
     shutil.rmtree(aside, ignore_errors=True)
@@ -151,7 +153,14 @@ QUANTIZED_MODEL: Final = "model.qdq.onnx"
 ENCODINGS: Final = "model.encodings"
 QUANTIZATION_REPORT: Final = "quantsim.json"
 ROUNDED_MODEL: Final = "model.rounded.onnx"
-QUANTIZATION_FILES: Final = (QUANTIZED_MODEL, ROUNDED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
+CHECKPOINT_CONFIG: Final = "quantize_config.json"
+LAYOUTS: Final = {
+    **{name: f"{name}/model.safetensors" for name in ("gptq", "gptq_v2", "awq")},
+    "matmul-nbits": "matmul-nbits/model.onnx",
+}
+"""Layout of `quantsim.layouts` → its file; a checkpoint has `CHECKPOINT_CONFIG` next to it."""
+LAYOUT_FILES: Final = (*LAYOUTS.values(), *(f"{name}/{CHECKPOINT_CONFIG}" for name in LAYOUTS))
+QUANTIZATION_FILES: Final = (QUANTIZED_MODEL, ROUNDED_MODEL, ENCODINGS, QUANTIZATION_REPORT, *LAYOUT_FILES)
 """What `onnxline quantsim` writes next to the files of the run."""
 
 

@@ -28,7 +28,7 @@ def folded(text: str, context: PassContext, into: str = "product", **weights: np
     for name, array in before.items():
         np.testing.assert_allclose(after[name], array, rtol=1e-5, atol=1e-6)  # products in another order
     stored = {tensor.name: result.model.array(tensor) for tensor in result.model.proto.graph.initializer}
-    numbers = {name: f"{float(array):g}" for name, array in stored.items() if array.size == 1}
+    numbers = {name: f"{array.item():g}" for name, array in stored.items() if array.size == 1}
     return [
         " ".join([node.op_type, *(numbers[name] for name in node.input if name in numbers)])
         for node in result.model.proto.graph.node
@@ -68,6 +68,15 @@ def test_a_bound_at_infinity_goes(context: PassContext) -> None:
         a = Max (low, x) b = Min (a, high) y = Sub (x, b) z = Max (x, low, y)
     }"""
     assert folded(text, context, low=np.float32(-np.inf), high=np.float32(np.inf)) == ["Sub", "Max -inf"]
+
+
+def test_one_number_goes_also_where_dims_are_open(context: PassContext) -> None:
+    text = """g (float[n, 4, 8] x) => (float[n, 4, 8] y, float[m, k] z) {
+        a = ReduceMax <keepdims = 0> (x, axes) b = Max (low, a) c = Relu (b) y = Add (x, c) z = Max (b, row)
+    }"""
+    axes, low = np.array([0, 1, 2]), np.float32(-np.inf)
+    kinds = [line.split()[0] for line in folded(text, context, axes=axes, low=low, row=np.full((1, 1), low))]
+    assert kinds == ["ReduceMax", "Relu", "Add", "Max"]  # a row gives a scalar its rank
 
 
 def test_a_factor_that_the_dtype_cannot_hold_stays(context: PassContext) -> None:

@@ -149,12 +149,30 @@ def test_a_checkpoint_is_taken_by_a_step_with_proof(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(FileWeights, "store", store_next)
     run = optimize(attach(float_model(False)), [{"take-weights": {"file": str(path)}}])
     assert [row.status for row in run.rows] == [Status.REVERTED]
-    with pytest.raises(PolicyError, match=r"file is 'w\.bin'; expected a file \.gguf or \.safetensors"):
-        optimize(attach(float_model(False)), [{"take-weights": {"file": "w.bin"}}])
+    with pytest.raises(PolicyError, match=r"file is 'w\.npz'; expected a file \.gguf, \.safetensors, \.pt, \.bin"):
+        optimize(attach(float_model(False)), [{"take-weights": {"file": "w.npz"}}])
     model = attach(float_model(False))
     model.opset_import[0].version = 20
     with pytest.raises(UsageError, match="the model has opset 20, and DequantizeLinear has blocks of 4 bits"):
         optimize(model, [{"take-weights": {"file": str(path)}}])
+
+
+def test_a_checkpoint_of_torch_has_the_same_weights_and_no_code_of_it_is_run(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = checkpoint(tmp_path, "gptq")
+    tensors = {name: torch.from_numpy(array) for name, array in safetensors.numpy.load_file(path).items()}
+    torch.save({"state_dict": tensors}, tmp_path / "model.pt")
+    found, known = read_nibbles(tmp_path / "model.pt")["net.fc"], read_nibbles(path)["net.fc"]
+    for part in ("integers", "zero_points", "scales"):
+        np.testing.assert_array_equal(getattr(found, part), getattr(known, part))
+    run = optimize(attach(float_model(True)), [{"take-weights": {"file": str(tmp_path / "model.pt")}}])
+    assert [row.status for row in run.rows] == [Status.RAN]
+    torch.save({"net.fc.qweight": Path("weights")}, tmp_path / "model.bin")
+    with pytest.raises(UsageError, match="torch reads no tensors there with weights_only=True"):
+        read_nibbles(tmp_path / "model.bin")
+    torch.save([1], tmp_path / "model.bin")
+    with pytest.raises(UsageError, match="found list, expected a mapping from names to tensors alone"):
+        read_nibbles(tmp_path / "model.bin")
 
 
 @pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq"])

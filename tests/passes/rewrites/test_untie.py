@@ -66,6 +66,23 @@ def test_readers_of_one_module_share_a_weight(context: PassContext) -> None:
     ]
 
 
+def test_products_and_other_operators_get_weights_of_their_own(context: PassContext) -> None:
+    text = """g (float[4, 4] x, int64[4] rows) => (float[4, 4] y, int64[2] n) {
+        a = MatMul (x, w) b = MatMul (a, w) c = Add (b, added) d = Sub (c, added)
+        e = Gather (table, rows) f = Gather (table, rows) t = Transpose (table) g = MatMul (d, t)
+        h = Add (e, f) y = Add (g, h) n = Shape (w)
+    }"""
+    model = detached(model_of(text, w=matrix(4, 4, 0), added=matrix(4, 4, 1), table=matrix(4, 4, 2)))
+    step = Untie(by_operator=True)
+    after = step.apply(model, context)
+    before, found = body(model.proto), body(after.model.proto)
+    assert [line for line in found if line not in before] == ["t = Transpose (table_2)"]
+    assert after.why == "1 copy of tied weights"
+    assert not step.apply(after.model, context).changed
+    with pytest.raises(PolicyError, match="give one of them"):
+        Untie(each_node=True, by_operator=True).check(context)
+
+
 def test_each_node_gets_a_weight_also_in_one_module(context: PassContext) -> None:
     text = """g (float[4, 4] x) => (float[4, 4] y) {
         a = MatMul (x, w) b = MatMul (w, a) c = Add (w, w) d = Add (b, c) y = MatMul (d, w)
