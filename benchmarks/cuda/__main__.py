@@ -2,9 +2,9 @@
 
     benchmarks/cuda/run.sh [--rows NAME,…] [--minutes 8] [--out FOLDER] [--dry]
 
-Writes FOLDER/NAME.json for each row, and FOLDER/rows.md, a table for benchmarks/RESULTS.md with the name of the card.
-A row that this card has measured at this commit is not run again, and one that failed there comes after the others. A
-row that is ended keeps the figures that it had by then.
+Writes FOLDER/results.json after each row, and FOLDER/rows.md, a table for benchmarks/RESULTS.md with the name of the
+card: two files, since some machines give back few. A row that this card has measured with these sources is not run
+again, and one that failed there comes after the others. A row that is ended keeps the figures that it had by then.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def main() -> int:
     if unknown := [name for name in wanted if name not in ROWS]:
         parser.error(f"no row {unknown[0]!r}; rows: {', '.join(ROWS)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    commit = commit_of_tree()
-    card = DRY_CARD if options.dry else card_name()
-    before = {name: read_result(options.out, name, card, commit) for name in wanted}
-    statuses = {name: found["status"] for name, found in before.items() if found}
+    origin = {"card": DRY_CARD if options.dry else card_name(), "sources": digest_of_sources()}
+    results = read_results(options.out)
+    before = {name: results[name] for name in wanted if name in results}
+    statuses = {name: found["status"] for name, found in before.items() if origin.items() <= found.items()}
     failed = 0
     for name in [name for name in wanted if name not in statuses] + [name for name in wanted if name in statuses]:
         if statuses.get(name) == "ran":
@@ -81,11 +81,10 @@ def main() -> int:
             continue
         limit_s = ROWS[name].limit_s * (DRY_LIMIT if options.dry else 1)
         found = start_row(name, min(limit_s, left), dry=options.dry)
-        found |= {"row": name, "card": card, "commit": commit, "goal": ROWS[name].goal}
-        write_whole(options.out / f"{name}.json", json.dumps(found, indent=1) + "\n")
+        results[name] = {**found, **origin, "goal": ROWS[name].goal}
+        write_results(options.out, {name: results[name] for name in ROWS if name in results})
         failed += found["status"] != "ran"
         print(f"{name}: {found['status']}, {found['seconds']:.1f} s", flush=True)
-        write_table(options.out, list(ROWS))
     return 1 if failed else 0
 
 
@@ -154,11 +153,22 @@ def read_line(line: str) -> dict[str, Any]:
     return {}
 
 
-def read_result(folder: Path, name: str, card: str, commit: str) -> dict[str, Any]:
-    """What this card had for the row at this commit; empty if nothing."""
-    file = folder / f"{name}.json"
-    found = read_line(file.read_text()) if file.is_file() else {}
-    return found if (found.get("card"), found.get("commit")) == (card, commit) else {}
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """What earlier runs found, by row; nothing where the file is damaged."""
+    file = folder / "results.json"
+    return read_line(file.read_text()) if file.is_file() else {}
+
+
+def write_results(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """results.json, and rows.md with a line for each row that has a result."""
+    write_whole(folder / "results.json", json.dumps(results, indent=1) + "\n")
+    lines = ["| row | card | status | figures | goal |", "| --- | --- | --- | --- | --- |"]
+    for name, found in results.items():
+        shown = "; ".join(f"{key} {show(value)}" for key, value in found.get("figures", {}).items())
+        shown = shown or found.get("error", "").strip()[-200:]
+        cells = (name, found["card"], found["status"], shown, found["goal"])
+        lines.append("| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |")
+    write_whole(folder / "rows.md", "\n".join(lines) + "\n")
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -166,20 +176,6 @@ def write_whole(file: Path, text: str) -> None:
     whole = file.with_suffix(".new")
     whole.write_text(text)
     whole.replace(file)
-
-
-def write_table(folder: Path, names: list[str]) -> None:
-    """rows.md: a line for each row that has a result."""
-    lines = ["| row | card | status | figures | goal |", "| --- | --- | --- | --- | --- |"]
-    for name in names:
-        found = read_line(file.read_text()) if (file := folder / f"{name}.json").is_file() else {}
-        if found:
-            shown = "; ".join(f"{key} {show(value)}" for key, value in found.get("figures", {}).items())
-            shown = shown or found.get("error", "").strip().replace("\n", " ")[-200:]
-            lines.append(
-                f"| {name} | {found['card']} | {found['status']} | {shown.replace('|', '/')} | {found['goal']} |"
-            )
-    write_whole(folder / "rows.md", "\n".join(lines) + "\n")
 
 
 def show(value: Any) -> str:
@@ -200,16 +196,13 @@ def card_name() -> str:
     return out.strip().splitlines()[-1]
 
 
-def commit_of_tree() -> str:
-    """That of git, or a digest of the sources where the tree came without it."""
-    with suppress(OSError, subprocess.CalledProcessError):
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+def digest_of_sources() -> str:
+    """Of what is measured, and of what measures it. A commit of results changes neither, and a tree may have no git."""
     digest = hashlib.sha256()
-    for folder in ("pipeline", "passes", "benchmarks/cuda"):
+    for folder in ("pipeline", "passes", "benchmarks/cuda", "tests/pipeline/runtime/kernels/aten"):
         for file in sorted(Path(folder).rglob("*.py")):
             digest.update(file.read_bytes())
-    return os.environ.get("COMMIT", f"sources {digest.hexdigest()[:12]}")
+    return digest.hexdigest()[:12]
 
 
 def version_of_torch() -> str:

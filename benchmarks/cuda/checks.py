@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.cuda.cubins import CASES as PROGRAMS
-from benchmarks.cuda.cubins import Case
+from benchmarks.cuda.cubins import Case, make_operand
 from benchmarks.cuda.measure import feed_of, graph_of
 from benchmarks.cuda.models import Classifier, Decode, Words, cnn, mlp
 from pipeline.errors import DataError
@@ -126,7 +126,7 @@ def check_row_programs(device: Device) -> str:
     short = Case("short rows", PROGRAMS[4].program, (3, 5, 130), ((650, 130, 1), (0, 130, 1)))
     for case in (*PROGRAMS, short):
         for dtype, rtol in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
-            ins = [make_operand(case.sizes, strides, dtype, device) for strides in case.strides]
+            ins = [make_operand(case.sizes, strides, dtype, device.place).normal_() for strides in case.strides]
             found, expected = (torch.empty(case.sizes, dtype=dtype, device=device.place) for _ in range(2))
             program = read_program(case.program)
             launch_row_program(program, ins, found)()
@@ -134,12 +134,6 @@ def check_row_programs(device: Device) -> str:
             say = partial("{}, {}: {}".format, case.name, dtype)
             torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5, msg=say)
     return f"{len(PROGRAMS) + 1} programs in 3 dtypes"
-
-
-def make_operand(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
-    """Random elements that lie with these strides."""
-    span = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
-    return torch.randn(span, device=device.place, dtype=dtype).as_strided(sizes, strides)
 
 
 def check_indices(device: Device) -> str:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.cuda.cubins
 
-Triton compiles each kernel to machine code, and the tool `cuobjdump` that comes with Triton says what a thread of it
-uses. A thread with a stack has more values than registers, and keeps the others in memory. No GPU is needed, and
-`TRITON_INTERPRET` must not be set.
+Each kernel is launched as a plan launches it, by a driver that compiles it to machine code and runs nothing. The tool
+`cuobjdump` that comes with Triton says what a thread uses. A thread with a stack has more values than registers, and
+keeps the others in memory. No GPU is needed, and `TRITON_INTERPRET` must not be set.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.ops.row_programs import needs_whole_rows, read_program
-from pipeline.runtime.kernels.cuda.rows import build_kernel
-from pipeline.runtime.kernels.cuda.source import Tile, join_axes, write_source
+import torch
+
+from pipeline.ops.row_programs import read_program
+from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.cuda import launch_adam, launch_clamp, launch_row_program
 
 ARCHITECTURES: Final = (80, 90)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A row program on operands with these strides along the axes of the result; None for the optimizer."""
+    """A row program on operands with these strides along the axes of the result."""
 
     name: str
     program: str
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
-    dtype: str = "fp16"
 
 
 NORM: Final = "mean(v0); sub(v0, v1); square(v2); mean(v3); add(v4, 1e-05); rsqrt(v5); mul(v2, v6)"
@@ -70,51 +71,90 @@ CASES: Final = (
         ((0, 128, 1), (65536, 128, 1), (0, 128, 1)),
     ),
 )
-TYPES: Final = ("fp16", "bf16", "fp32")
+TYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 ADAM: Final = "AdamW over all parameters"
+ADAM_ATTRS: Final = {
+    **{"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.01},
+    **{"decoupled": True, "maximize": False},
+}
 INDICES: Final = "check of indices"
 
 
 def main() -> None:
-    rows = ["| kernel | dtype | " + " | ".join(f"sm_{one}: registers, bytes of stack" for one in ARCHITECTURES) + " |"]
+    drivers = [TargetDriver(capability) for capability in ARCHITECTURES]
+    rows = [f"| kernel | dtype | {' | '.join(f'sm_{part}: registers, bytes of stack' for part in ARCHITECTURES)} |"]
     rows.append("| --- " * (2 + len(ARCHITECTURES)) + "|")
-    for name, dtype, kernel, signature, constants, warps in list_kernels():
-        found = [measure_kernel(kernel, signature, constants, warps, capability) for capability in ARCHITECTURES]
+    for name, dtype, launch in list_launches():
+        found = [measure_launch(launch, driver) for driver in drivers]
         rows.append(f"| {name} | {dtype} | " + " | ".join(f"{used.registers}, {used.stack}" for used in found) + " |")
     print("\n".join(rows))
 
 
-def list_kernels(types: Sequence[str] = TYPES) -> Iterator[tuple[str, str, Any, dict[str, str], dict[str, Any], int]]:
-    """Name, dtype, kernel, types of its arguments, constants and warps."""
+def list_launches(types: Sequence[torch.dtype] = TYPES) -> Iterator[tuple[str, str, Launch]]:
+    """Name, dtype and launch of each kernel; the memory of the operands is never touched."""
     for case in CASES:
         program = read_program(case.program)
-        space = join_axes(case.sizes, case.strides, keeps_rows=needs_whole_rows(program))
-        tile = Tile.for_program(program, space)
-        kernel = build_kernel(write_source(program, space, tile))
         for dtype in types:
-            signature = dict.fromkeys(kernel.arg_names, f"*{dtype}")
-            yield case.name, dtype, kernel, signature, {}, tile.warps
-    yield ADAM, "fp32", *adam_kernel()
-    yield INDICES, "int64", *indices_kernel()
+            ins = [make_operand(case.sizes, strides, dtype) for strides in case.strides]
+            launch = launch_row_program(program, ins, torch.empty(case.sizes, dtype=dtype))
+            yield case.name, str(dtype).removeprefix("torch."), launch
+    parameters, gradients, *moments = ([torch.empty(768, 768), torch.empty(768)] for _ in range(4))
+    step, rate, skip = torch.ones(()), torch.ones((), dtype=torch.float64), torch.zeros(())
+    adam = launch_adam([parameters, *moments], gradients, step, rate, skip, ADAM_ATTRS)
+    indices, flag = torch.empty(2, 512, dtype=torch.int64), torch.zeros((), dtype=torch.bool)
+    clamp = launch_clamp(indices[0], indices[1], flag, 0, 30521, -100)
+    assert adam is not None and clamp is not None
+    yield ADAM, "float32", adam
+    yield INDICES, "int64", clamp
 
 
-def adam_kernel() -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    from pipeline.runtime.kernels.cuda import adam_kernel
-
-    of_betas = {"beta1": 0.9, "beta2": 0.999, "log_beta1": -0.105, "log_beta2": -0.001}
-    settings = {"epsilon": 1e-8, "decay": 0.01, "decoupled": True, "maximize": False, "has_largest": False}
-    constants = {**of_betas, **settings, "dtype": adam_kernel.tl.float32, "length": 1024}
-    tables = {"table": "*i64", "blocks": "*i64", "step": "*fp32", "rate": "*fp64", "skip": "*fp32"}
-    return adam_kernel.update, {**tables, **dict.fromkeys(constants, "constexpr")}, constants, 4
+def make_operand(
+    sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
+) -> torch.Tensor:
+    """Memory whose elements lie with these strides, not written yet."""
+    span = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
+    return torch.empty(span, dtype=dtype, device=device).as_strided(sizes, strides)
 
 
-def indices_kernel() -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    from pipeline.runtime.kernels.cuda import index_kernel
+@dataclass(eq=False)
+class TargetDriver:
+    """A driver of Triton for a GPU of one compute capability (80 for sm_80), which need not be there.
 
-    constants = {"has_ignored": True, "length": 256}
-    numbers = dict.fromkeys(("low", "high", "ignored", "count"), "i32")
-    pointers = {"index": "*i64", "safe": "*i64", "flag": "*u8"}
-    return index_kernel.clamp, {**pointers, **numbers, **dict.fromkeys(constants, "constexpr")}, constants, 4
+    Triton keeps what it has compiled by the number of the device, so that is the capability.
+    """
+
+    capability: int
+    binaries: list[bytes] = field(default_factory=list)
+    """Machine code of the kernels that were launched, each once."""
+
+    @property
+    def utils(self) -> TargetDriver:
+        return self
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_device_properties(self, device: int) -> Mapping[str, int]:
+        return {"max_shared_mem": 163 * 2**10}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        """Module, function, registers, spills and the most threads of a block."""
+        self.binaries.append(binary)
+        return 0, 0, 0, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Launch:
+        return launch_nothing
+
+
+def launch_nothing(*_: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +165,19 @@ class Used:
     stack: int
 
 
-def measure_kernel(
-    kernel: Any, signature: dict[str, str], constants: dict[str, Any], warps: int, capability: int
-) -> Used:
-    """Compile `kernel` for a GPU of this compute capability (80 for sm_80)."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def measure_launch(launch: Launch, driver: TargetDriver) -> Used:
+    """Compile what `launch` launches, for the GPU of `driver`."""
+    from triton import knobs
+    from triton.runtime.driver import driver as drivers
 
-    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, constexprs=places)
-    options = {"num_warps": warps, "enable_fp_fusion": True}
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    drivers.set_active(driver)  # pyright: ignore[reportArgumentType] - it has what a launch asks of a driver
+    known = len(driver.binaries)
+    launch()
+    (binary,) = driver.binaries[known:]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(made.asm["cubin"])
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+        path.write_bytes(binary)
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = re.search(r"REG:(\d+)", said), re.search(r"STACK:(\d+)", said)
     if registers is None or stack is None:

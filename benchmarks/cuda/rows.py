@@ -109,16 +109,17 @@ def forward(of: Forward, bench: Bench, modes: Sequence[str] = ("default", "reduc
         figures["eager"] = bench.time(lambda: there(*given))
         for mode in modes:
             bench.show(figures | ratios(figures))
-            figures[mode] = peer(bench, there, mode, given)
+            figures[mode] = peer(bench, there, mode, lambda compiled: compiled(*given))
     return figures | ratios(figures)
 
 
-def peer(bench: Bench, module: Callable[..., Any], mode: str, given: Sequence[torch.Tensor]) -> Any:
-    """The time of torch.compile's form; its error where it has one, since the other sides count all the same."""
+def peer(bench: Bench, function: Callable[..., Any], mode: str, call: Callable[[Callable[..., Any]], object]) -> Any:
+    """The time of `call` with torch.compile's form of `function`; its error where it has one, since the other sides
+    count all the same."""
     try:
         torch._dynamo.reset()
-        compiled = bench.compile(module, mode)
-        return bench.time(lambda: compiled(*given))
+        compiled = bench.compile(function, mode)
+        return bench.time(lambda: call(compiled))
     except Exception as error:  # of any compiler
         return f"failed: {type(error).__name__}: {error}"[:300]
 
@@ -179,17 +180,20 @@ def train(name: str, bench: Bench) -> Figures:
     figures["back to back, ms"] = bench.back_to_back(lambda: program.step(given))
     optimizer = adam(twin.parameters())
 
-    def step(forward: Callable[..., Any]) -> None:
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss(twin(x), y)
+
+    def step(compiled: Callable[..., Any]) -> None:
         optimizer.zero_grad(set_to_none=True)
-        loss(forward(given[0]), given[1]).backward()
+        compiled(*given).backward()
         optimizer.step()
 
-    figures["eager"] = bench.time(lambda: step(twin))
+    figures["eager"] = bench.time(lambda: step(loss_of))
     for mode in ("default", "reduce-overhead"):
         bench.show(figures | ratios(figures))
         empty_cache(bench)
         before = reserved(bench)
-        figures[mode] = peer_step(bench, twin, mode, step)
+        figures[mode] = peer(bench, loss_of, mode, step)
         figures[f"{mode} reserved bytes"] = reserved(bench) - before
     return figures | ratios(figures)
 
@@ -204,15 +208,6 @@ def recorded(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], bench:
     except Exception as error:  # the row is worth more than its first way
         program = record_step(module, loss, adam(module.parameters()), batch, device=bench.device)
         return program, f"on the CPU, since on the device: {type(error).__name__}: {error}"[:300]
-
-
-def peer_step(bench: Bench, module: nn.Module, mode: str, step: Callable[[Callable[..., Any]], None]) -> Any:
-    try:
-        torch._dynamo.reset()
-        compiled = bench.compile(module, mode)
-        return bench.time(lambda: step(compiled))
-    except Exception as error:  # of any compiler
-        return f"failed: {type(error).__name__}: {error}"[:300]
 
 
 def reserved(bench: Bench) -> int:

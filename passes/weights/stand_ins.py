@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from blake3 import blake3
 from onnx import TensorProto, helper
 
 from passes.errors import ModelError
@@ -152,10 +151,10 @@ def digest_of(array: np.ndarray) -> str:
         return digest_of_texts(item if isinstance(item, bytes) else str(item).encode() for item in items)
     if array.ndim != 2 or array.flags.c_contiguous:
         return digest_of_bytes(np.ascontiguousarray(array).view(np.uint8).data)
-    hasher = blake3()
+    hasher = _new_hasher()
     for begin in range(0, len(array), BLOCK):  # a transposed matrix of gigabytes is never copied as a whole
         hasher.update(np.ascontiguousarray(array[begin : begin + BLOCK]).view(np.uint8).data)
-    return hasher.hexdigest(length=16)
+    return str(hasher.hexdigest(length=16))
 
 
 def to_contiguous(array: np.ndarray) -> np.ndarray:
@@ -186,7 +185,16 @@ def digest_of_texts(texts: Iterable[bytes]) -> str:
 
 def digest_of_bytes(data: bytes | memoryview) -> str:
     """128 bits of BLAKE3: twice as fast as SHA-256 where processors compute that, and weights are gigabytes."""
-    return blake3(data).hexdigest(length=16)
+    hasher = _new_hasher()
+    hasher.update(data)
+    return str(hasher.hexdigest(length=16))
+
+
+def _new_hasher() -> Any:
+    """Imported when a digest is made: plans run where BLAKE3 is not installed, and make none."""
+    from blake3 import blake3
+
+    return blake3()
 
 
 TYPED_FIELDS: Final[Mapping[int, str]] = {

@@ -5,7 +5,6 @@ Untested on a GPU; the rules are proven on `recording.RecordingDevice`.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -104,21 +103,24 @@ def capture_into(graph: torch.cuda.CUDAGraph, pool: CudaPool) -> Iterator[None]:
 
     cuBLAS takes its workspace from the pool, and gives it back there: torch keeps one for each stream of a capture, so
     two sessions would share it on two streams, and its pool would stay for ever.
+
+    Raises:
+        Exception: what a launch raised, or torch at the end of a record that is none.
     """
     clear_workspaces = vars(torch._C)["_cuda_clearCublasWorkspaces"]
     recording = torch.cuda.graph(graph, pool.handle, pool.stream, capture_error_mode="thread_local")  # type: ignore[arg-type]
-    with RECORDING:
-        clear_workspaces()
-        try:
-            with torch.cuda.stream(torch.cuda.current_stream()), recording:  # which leaves its stream where it fails
+    failed: Exception | None = None
+    clear_workspaces()
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()), recording:  # which leaves its stream where it fails
+            try:
                 yield
-        except Exception:
-            with suppress(RuntimeError):  # torch before 2.12 would allocate for the capture for ever
-                vars(torch._C)["_cuda_endAllocateToPool"](pool.stream.device_index, pool.handle)
-            raise
-        finally:
-            clear_workspaces()
-
-
-RECORDING: Final = threading.RLock()
-"""Held by a thread that records, or waits for a device: CUDA refuses to wait for a device where another one records."""
+            except Exception as error:
+                failed = error
+                raise
+    except Exception as error:
+        with suppress(RuntimeError):  # torch before 2.12 would allocate for the capture for ever
+            vars(torch._C)["_cuda_endAllocateToPool"](pool.stream.device_index, pool.handle)
+        raise (failed or error) from None
+    finally:
+        clear_workspaces()

@@ -11,6 +11,7 @@ No program has run on a CUDA device yet: `CudaDevice` is untested there. The rul
 from __future__ import annotations
 
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +25,7 @@ from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.devices import devices_of
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.planning.arena import ALIGNMENT
-from pipeline.runtime.cuda_streams import RECORDING, CudaLateValue, CudaOrder, CudaPool, OrderedGuard, capture_into
+from pipeline.runtime.cuda_streams import CudaLateValue, CudaOrder, CudaPool, OrderedGuard, capture_into
 from pipeline.runtime.tensors import torch_dtype, with_strides
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
@@ -245,10 +246,42 @@ class CpuDevice(Device):
             torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()  # type: ignore[arg-type]
 
 
-class CudaDevice(Device):
-    """A CUDA device by its number; untested on a GPU."""
+class StreamDevice(Device):
+    """A device that goes on with its launches while the host does, and can record them as graphs."""
 
     recorder = "graph"
+
+    @abstractmethod
+    def wait_for_all(self) -> None:
+        """Wait until everything that was launched is done; no thread records meanwhile."""
+
+    @abstractmethod
+    def capture_into(
+        self, pool: object, generators: Sequence[torch.Generator]
+    ) -> AbstractContextManager[RecordedGraph]:
+        """What is launched within is recorded as the graph that this gives."""
+
+    def synchronize(self) -> None:
+        with RECORDING:
+            self.wait_for_all()
+
+    def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
+        at = -1
+        try:
+            with RECORDING, self.capture_into(pool, generators) as graph:
+                for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
+                    launch()
+        except launch_errors() as error:
+            raise GraphFailure(max(at, 0), error) from error
+        return graph
+
+
+RECORDING: Final = threading.RLock()
+"""Held by a thread that records, or waits for a device: CUDA refuses to wait for a device where another one records."""
+
+
+class CudaDevice(StreamDevice):
+    """A CUDA device by its number; untested on a GPU."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"cuda:{index}", f"cuda:{index}", CUDA_ALIGNMENT)
@@ -271,9 +304,8 @@ class CudaDevice(Device):
         the host waits. torch gives the memory to nobody before the copy is done."""
         return tensor.pin_memory() if tensor.is_cpu else tensor
 
-    def synchronize(self) -> None:
-        with RECORDING:
-            torch.cuda.synchronize(self._index)
+    def wait_for_all(self) -> None:
+        torch.cuda.synchronize(self._index)
 
     def random_state(self) -> torch.Tensor:
         return torch.cuda.get_rng_state(self._index)
@@ -307,19 +339,15 @@ class CudaDevice(Device):
     def new_pool(self) -> object:
         return CudaPool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._index))
 
-    def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
+    @contextmanager
+    def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[RecordedGraph]:
         """In the capture mode of one thread, so that other threads may use the device meanwhile."""
         assert isinstance(pool, CudaPool)
-        graph, at = torch.cuda.CUDAGraph(), -1
+        graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
-        try:
-            with self.scope(), capture_into(graph, pool):
-                for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
-                    launch()
-        except launch_errors() as error:
-            raise GraphFailure(max(at, 0), error.__context__ or error) from error  # type: ignore[arg-type]
-        return graph
+        with self.scope(), capture_into(graph, pool):
+            yield graph
 
 
 CPU: Final = CpuDevice()

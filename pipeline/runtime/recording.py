@@ -4,34 +4,28 @@ It has what a CUDA device has for a runtime: memory of its own with private pool
 list of calls of operators on raw addresses. What is recorded changes no memory; a replay calls the operators again.
 
 A capture fails, as on CUDA, where a launch reads a value on the host, copies from pageable memory, mixes memory of the
-host with memory of the device, or waits for the device. A replay fails where it allocates, where it touches memory that
-was freed, and where two streams touch the same memory in no order.
+host with memory of the device, or waits for the device; and where another thread waits for the device meanwhile, or
+begins a capture, which waits. A replay fails where it allocates, where it touches memory that was freed, and where two
+streams touch the same memory in no order. Each thread has a current stream and a capture of its own.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from pipeline.runtime.devices import (
-    CUDA_ALIGNMENT,
-    Device,
-    GraphFailure,
-    LateValue,
-    Launches,
-    StreamOrder,
-    launch_errors,
-)
-from pipeline.runtime.recording_memory import DeviceMemory, Pool
+from pipeline.runtime.devices import CUDA_ALIGNMENT, LateValue, StreamDevice, StreamOrder
+from pipeline.runtime.recording_memory import DeviceBlock, DeviceMemory, Pool
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
 Clock = Counter[int]
@@ -42,25 +36,32 @@ HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
 
-class RecordingDevice(Device):
+class ThreadState(threading.local):
+    """What each thread has for itself on a device."""
+
+    stream = 0
+    """The current stream."""
+    capture: GraphRecord | None = None
+    """The graph that launches are recorded as."""
+    is_replaying = False
+    depth = 0
+    """Operators on operands of the device that are being decomposed; what they make is there too."""
+
+
+class RecordingDevice(StreamDevice):
     """A device for tests, and for a look at what a CUDA graph would hold; plans name it `cuda:0`.
 
     Args:
         nbytes: the memory of the device; only what is used is taken from this machine.
     """
 
-    recorder: ClassVar[str] = "graph"
-
     def __init__(self, nbytes: int = 2**30) -> None:
         super().__init__("cuda:0", "cpu:0", CUDA_ALIGNMENT)
         self.memory = DeviceMemory(nbytes)
+        self.thread = ThreadState()
         self._clocks: dict[int, Clock] = {}
-        self.stream = 0
-        """The current stream; see `on_stream`."""
-        self.capture: GraphRecord | None = None
-        self.is_replaying = False
-        self._inside = 0
-        """Operators on operands of the device that are being decomposed; what they make is there too."""
+        self._captures = list[GraphRecord]()
+        """Those under way, of all threads."""
         self.synchronizations = 0
         """How often the host waited for the device."""
 
@@ -71,9 +72,10 @@ class RecordingDevice(Device):
         return self.memory.nbytes
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        if self.is_replaying:
+        if self.thread.is_replaying:
             raise RuntimeError("a replay allocates memory of the device")
-        return self.memory.allocate(nbytes, self.capture.pool if self.capture is not None else None)
+        capture = self.thread.capture
+        return self.memory.allocate(nbytes, None if capture is None else capture.pool)
 
     def empty(self, sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
         wanted = torch.empty(sizes, device="meta").stride() if strides is None else tuple(strides)
@@ -89,8 +91,11 @@ class RecordingDevice(Device):
             return tensor
         return self.empty(tensor.shape, strides, tensor.dtype).copy_(tensor)
 
-    def synchronize(self) -> None:
-        self._refuse_while_capturing("waits for the device")
+    def wait_for_all(self) -> None:
+        for capture in self._captures:
+            capture.is_broken = True
+        if self._captures:
+            raise RuntimeError("operation not permitted when stream is capturing: it waits for the device")
         self.synchronizations += 1
         done = Clock()
         for clock in self._clocks.values():
@@ -115,19 +120,19 @@ class RecordingDevice(Device):
     @contextmanager
     def on_stream(self, stream: int) -> Iterator[None]:
         """Launch on `stream`, a number, as `torch.cuda.stream` does."""
-        before, self.stream = self.stream, stream
+        before, self.thread.stream = self.thread.stream, stream
         try:
             yield
         finally:
-            self.stream = before
+            self.thread.stream = before
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
-        before = self.stream
-        self.wait(SIDE, before)
-        with self.on_stream(SIDE):
+        before, side = self.thread.stream, -threading.get_ident()
+        self.wait(side, before)
+        with self.on_stream(side):
             yield
-        self.wait(before, SIDE)
+        self.wait(before, side)
 
     def wait(self, stream: int, other: int) -> None:
         """Let `stream` wait for what was launched on `other` until now."""
@@ -136,21 +141,22 @@ class RecordingDevice(Device):
     def new_pool(self) -> object:
         return Pool()
 
-    def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> GraphRecord:
+    @contextmanager
+    def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[GraphRecord]:
         assert isinstance(pool, Pool)
-        graph, at = GraphRecord(self, pool), -1
-        before = self.memory.save()
-        self.capture = graph
+        self.wait_for_all()  # as torch does before a capture
+        graph = GraphRecord(self, pool)
+        self.thread.capture = graph
+        self._captures.append(graph)
         try:
             with DeviceMode(self):
-                for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
-                    launch()
-        except launch_errors() as error:
-            raise GraphFailure(max(at, 0), error) from error
+                yield graph
+            if graph.is_broken:
+                raise RuntimeError("the capture was invalidated: another thread waited for the device")
         finally:
-            self.capture = None
-            self.memory.restore(before)  # CUDA records launches without doing them
-        return graph
+            self._captures.remove(graph)
+            self.thread.capture = None
+            graph.undo()
 
     def touch(self, tensors: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
         """Count a launch of the current stream, and check that it is in order with others on the same memory.
@@ -158,43 +164,48 @@ class RecordingDevice(Device):
         Raises:
             RuntimeError: another stream wrote there, or reads what is written, and nobody waited for it.
         """
-        clock = self._clock(self.stream)
-        clock[self.stream] += 1
+        stream = self.thread.stream
+        clock = self._clock(stream)
+        clock[stream] += 1
         for tensor in tensors:
             block, changes = self.memory.block_of(tensor), any(tensor is changed for changed in written)
             if block is None:
                 continue
             before = ([block.written] if block.written else []) + ([*block.read.items()] if changes else [])
-            if any(clock[stream] < number for stream, number in before):
-                raise RuntimeError(
-                    f"streams race: stream {self.stream} does not wait for another one that uses the memory"
-                )
+            if any(clock[other] < number for other, number in before):
+                raise RuntimeError(f"streams race: stream {stream} does not wait for another one that uses the memory")
             if changes:
-                block.written, block.read = (self.stream, clock[self.stream]), {}
+                block.written, block.read = (stream, clock[stream]), {}
             else:
-                block.read[self.stream] = clock[self.stream]
+                block.read[stream] = clock[stream]
 
     def _clock(self, stream: int) -> Clock:
         return self._clocks.setdefault(stream, Clock())
 
     def _refuse_while_capturing(self, does: str) -> None:
-        if self.capture is not None:
+        if self.thread.capture is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: it {does}")
 
     def call(self, mode: DeviceMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One operator: a launch, or while a graph is recorded an entry of it."""
+        """One operator: a launch, or while a graph is recorded an entry of it. Threads take turns."""
+        with self.memory.lock:
+            return self._call(mode, func, args, kwargs)
+
+    def _call(self, mode: DeviceMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         here = [leaf for leaf in leaves if self.holds(leaf)]
-        is_own = bool(here) or self._inside or kwargs.get("device") == self.place or kwargs.get("generator") is not None
+        is_own = (
+            bool(here) or self.thread.depth or kwargs.get("device") == self.place or kwargs.get("generator") is not None
+        )
         if not is_own:
             return func(*args, **kwargs)
         if func._can_decompose() and func._schema.name.startswith("aten::"):
-            self._inside += 1
+            self.thread.depth += 1
             try:
                 with mode:
                     found = func.decompose(*args, **kwargs)
             finally:
-                self._inside -= 1
+                self.thread.depth -= 1
             if found is not NotImplemented:
                 return found
         if any(tag in func.tags for tag in HOST_TAGS) and func is not torch.ops.aten.index.Tensor:
@@ -206,7 +217,9 @@ class RecordingDevice(Device):
             raise RuntimeError(
                 f"{func}: expected all tensors on the device, found one of {list(strange[0].shape)} on the host"
             )
-        written = _writes_of(func, args, kwargs)
+        written, capture = _writes_of(func, args, kwargs), self.thread.capture
+        if capture is not None:
+            capture.remember(written)
         result = func(*args, **kwargs)
         storages = {tensor.untyped_storage().data_ptr() for tensor in here}
         fresh: list[torch.Tensor] = []
@@ -225,13 +238,9 @@ class RecordingDevice(Device):
         result = tree_map_only(torch.Tensor, settle, result)
         if written or fresh:
             self.touch([*here, *fresh], [*written, *fresh])
-            if self.capture is not None:
-                self.capture.add(func, args, kwargs, written, fresh)
+            if capture is not None:
+                capture.add(func, args, kwargs, written, fresh)
         return result
-
-
-SIDE = -1
-"""The number of the stream of warm-ups."""
 
 
 class DeviceMode(TorchDispatchMode):
@@ -264,6 +273,10 @@ class GraphRecord:
     def __init__(self, device: RecordingDevice, pool: Pool) -> None:
         self._device, self.pool = device, pool
         self._calls: list[RecordedCall] = []
+        self._before = dict[int, tuple[DeviceBlock, bytes]]()
+        """By first byte, the blocks that recorded launches wrote to, as they were."""
+        self.is_broken = False
+        """Whether somebody waited for the device while this was recorded."""
         if pool.is_gone:
             raise RuntimeError("internal assert failed: use_count > 0, since the last graph of this pool is gone")
         pool.graphs += 1
@@ -271,6 +284,18 @@ class GraphRecord:
 
     def __len__(self) -> int:
         return len(self._calls)
+
+    def remember(self, written: Sequence[torch.Tensor]) -> None:
+        """Keep what these tensors hold: CUDA records launches without doing them."""
+        for block in map(self._device.memory.block_of, written):
+            if block is not None and block.first not in self._before:
+                self._before[block.first] = block, self._device.memory.read(block)
+
+    def undo(self) -> None:
+        """What was recorded has changed nothing."""
+        for block, content in self._before.values():
+            self._device.memory.write(block, content)
+        self._before.clear()
 
     def add(
         self, func: Any, args: Any, kwargs: Any, written: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
@@ -300,13 +325,13 @@ class GraphRecord:
         Raises:
             RuntimeError: one of the rules of this module is broken.
         """
-        device, own = self._device, set[int]()
-        device.is_replaying = True
+        thread, own = self._device.thread, set[int]()
+        thread.is_replaying = True
         try:
-            with _disable_current_modes():  # a replay calls no Python on CUDA
+            with _disable_current_modes(), self._device.memory.lock:  # a replay calls no Python on CUDA
                 self._call_all(own)
         finally:
-            device.is_replaying = False
+            thread.is_replaying = False
 
     def _call_all(self, own: set[int]) -> None:
         for call in self._calls:
@@ -336,16 +361,17 @@ class RecordingOrder(StreamOrder):
     """`kept`: what a device with streams would not give to others while launches use it."""
 
     def __init__(self, device: RecordingDevice) -> None:
-        self._device, self._last = device, device.stream
+        self._device, self._last = device, device.thread.stream
         self.kept = WeakValueDictionary[int, torch.Tensor]()
 
     def keep(self, memory: Iterable[torch.Tensor]) -> None:
         self.kept.update((id(tensor), tensor) for tensor in memory)
 
     def enter(self) -> None:
-        if self._device.stream != self._last:
-            self._device.wait(self._device.stream, self._last)
-            self._last = self._device.stream
+        stream = self._device.thread.stream
+        if stream != self._last:
+            self._device.wait(stream, self._last)
+            self._last = stream
 
 
 class RecordingGuard:

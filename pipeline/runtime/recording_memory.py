@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import threading
 import weakref
 from dataclasses import dataclass, field
 
@@ -49,6 +50,8 @@ class DeviceMemory:
         self._free = [(0, nbytes)]
         self._firsts: list[int] = []
         self._blocks: dict[int, DeviceBlock] = {}
+        self.lock = threading.RLock()
+        """Held by a thread that computes here, or takes or gives back memory."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
         at = tensor.untyped_storage().data_ptr() - self._base
@@ -62,14 +65,15 @@ class DeviceMemory:
     def allocate(self, nbytes: int, pool: Pool | None) -> torch.Tensor:
         """`nbytes` bytes (uint8), of `pool` where it has them."""
         size = max(-(-nbytes // CUDA_ALIGNMENT), 1) * CUDA_ALIGNMENT
-        first = _take(pool.free, size) if pool else None
-        first = _take(self._free, size) if first is None else first
-        if first is None:
-            raise RuntimeError(f"CUDA out of memory: {nbytes} bytes of the recording device")
-        block = DeviceBlock(first, first + size, pool)
-        self._forget(first, first + size)
-        bisect.insort(self._firsts, first)
-        self._blocks[first] = block
+        with self.lock:
+            first = _take(pool.free, size) if pool else None
+            first = _take(self._free, size) if first is None else first
+            if first is None:
+                raise RuntimeError(f"CUDA out of memory: {nbytes} bytes of the recording device")
+            block = DeviceBlock(first, first + size, pool)
+            self._forget(first, first + size)
+            bisect.insort(self._firsts, first)
+            self._blocks[first] = block
         part = self._bytes[first : first + nbytes]
         weakref.finalize(part, self._release, block)
         return torch.from_numpy(part)
@@ -92,25 +96,29 @@ class DeviceMemory:
 
     def drop(self, pool: Pool) -> None:
         """A graph of `pool` is gone."""
-        pool.graphs -= 1
-        if not pool.graphs:
+        with self.lock:
+            pool.graphs -= 1
+            if pool.graphs:
+                return
             pool.is_gone = True
             for first, last in pool.free:
                 self._bytes[first:last] = POISON
                 _give(self._free, first, last)
             pool.free.clear()
 
-    def save(self) -> np.ndarray:
-        """A copy of all bytes up to the last one that was ever allocated."""
-        return self._bytes[: max((block.last for block in self._blocks.values()), default=0)].copy()
+    def read(self, block: DeviceBlock) -> bytes:
+        return self._bytes[block.first : block.last].tobytes()
 
-    def restore(self, saved: np.ndarray) -> None:
-        self._bytes[: len(saved)] = saved
+    def write(self, block: DeviceBlock, content: bytes) -> None:
+        """Put `content` back, unless the memory was given away since."""
+        if block.is_live:
+            self._bytes[block.first : block.last] = np.frombuffer(content, np.uint8)
 
     def _release(self, block: DeviceBlock) -> None:
-        block.is_live = False
-        keeps = block.pool is not None and block.pool.graphs
-        _give(block.pool.free if keeps and block.pool else self._free, block.first, block.last)
+        with self.lock:
+            block.is_live = False
+            keeps = block.pool is not None and block.pool.graphs
+            _give(block.pool.free if keeps and block.pool else self._free, block.first, block.last)
 
     def _forget(self, first: int, last: int) -> None:
         """Blocks that were freed, in whose place another one is."""

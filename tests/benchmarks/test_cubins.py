@@ -1,4 +1,4 @@
-"""The Triton kernels become machine code for GPUs that this machine does not have."""
+"""Launches of the Triton kernels become machine code for GPUs that this machine does not have."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import pytest
 from tests.support.paths import ROOT
 
 CODE = """
-from benchmarks.cuda.cubins import list_kernels, measure_kernel
-for name, _, kernel, signature, constants, warps in list_kernels(("fp16",)):
-    used = measure_kernel(kernel, signature, constants, warps, {capability})
+import torch
+from benchmarks.cuda.cubins import TargetDriver, list_launches, measure_launch
+driver = TargetDriver({capability})
+for name, _, launch in list_launches((torch.float16,)):
+    used = measure_launch(launch, driver)
+    launch()
     print(used.registers, used.stack, name, sep="\\t")
+assert len(driver.binaries) == 9, "a launch compiles once"
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from benchmarks.cuda.__main__ import read_result, read_row, run_for, write_table
+from benchmarks.cuda.__main__ import read_results, read_row, run_for, write_results
 from benchmarks.cuda.checks import CASES, CHECKS, check_operators, operator_case, operators
 from benchmarks.cuda.measure import Bench
 from benchmarks.cuda.rows import ROWS
@@ -49,7 +49,8 @@ def test_a_run_writes_results_and_does_not_repeat_them(tmp_path: Path) -> None:
     assert first.returncode == second.returncode == 0, first.stdout + first.stderr
     assert "check-indices: ran" in first.stdout
     assert "check-indices: measured already" in second.stdout
-    found = json.loads((tmp_path / "check-indices.json").read_text())
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["results.json", "rows.md"]
+    found = json.loads((tmp_path / "results.json").read_text())["check-indices"]
     assert (found["status"], found["card"]) == ("ran", "dry run on the CPU")
     assert "| check-indices | dry run on the CPU | ran | shows found late" in (tmp_path / "rows.md").read_text()
 
@@ -74,10 +75,12 @@ def test_a_row_that_ends_early_says_how() -> None:
 
 
 def test_a_half_of_a_file_is_no_result(tmp_path: Path) -> None:
-    (tmp_path / "kernels.json").write_text('{"status": "ran", "card": "H2')
-    assert read_result(tmp_path, "kernels", "H200", "0") == {}
-    write_table(tmp_path, ["kernels"])
-    assert "kernels" not in (tmp_path / "rows.md").read_text()
+    (tmp_path / "results.json").write_text('{"kernels": {"status": "ran", "card": "H2')
+    assert read_results(tmp_path) == {}
+    found = {"kernels": {"status": "exit 1", "card": "H200", "goal": "≥ 0.8", "error": "no | memory\n"}}
+    write_results(tmp_path, found)
+    assert read_results(tmp_path) == found
+    assert "| kernels | H200 | exit 1 | no / memory | ≥ 0.8 |" in (tmp_path / "rows.md").read_text()
 
 
 def test_where_one_operator_fails_the_check_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +114,7 @@ def test_what_reads_the_host_on_cuda_has_an_obstacle_and_nothing_else() -> None:
                 results = [torch.empty(graph.values[vid].spec.sizes, device="cuda") for vid in op.outputs]
             assert {result.device.type for result in results} == {"cuda"}, op.kind
             held.update(zip(op.outputs, results, strict=True))
-    calls = [op for op in with_kernels(graph).ops if op.kernel is not None]
-    assert reads_host == {op.kind for op in calls if "cuda" in KINDS[Kind(op.kernel.kind_id).name].obstacles}
+    calls = [(op.kind, Kind(op.kernel.kind_id)) for op in with_kernels(graph).ops if op.kernel is not None]
+    assert reads_host == {operator for operator, kind in calls if "cuda" in KINDS[kind.name].obstacles}
     assert untraceable <= {"aten.grid_sampler.default", "aten.im2col.default", "onnxline.recurrent.default"}
     assert len(calls) > 150

@@ -51,6 +51,7 @@ def launch_adam(
         update[len(places),],
         table,
         parts,
+        table.memory,  # a launch has to show all memory that it reads
         blocks,
         step,
         rate,
@@ -99,6 +100,6 @@ def addresses_of(parts: Sequence[Part]) -> list[list[int]]:
     return [[0 if tensor is None else tensor.data_ptr() for tensor in part] for part in parts]
 
 
-def _update_at(update: Any, table: AddressTable, parts: Sequence[Part], *rest: Any, **settings: Any) -> None:
+def _update_at(update: Any, table: AddressTable, parts: Sequence[Part], *args: Any, **settings: Any) -> None:
     table.follow(parts)
-    update(table.memory, *rest, **settings)
+    update(*args, **settings)

@@ -12,7 +12,8 @@ aten, onnxline = torch.ops.aten, torch.ops.onnxline
 X = torch.linspace(-2, 2, 24).reshape(2, 3, 4)
 Y = torch.linspace(3, -1, 24).reshape(2, 3, 4)
 M = torch.linspace(-1, 1, 16).reshape(4, 4)
-I = torch.tensor([[2, 0, 1], [1, 1, 0]])  # noqa: E741 - as the arguments of the functions below
+# No row has an index twice: of two writes to one place, a GPU does either one last.
+I = torch.tensor([[2, 0, 1], [1, 2, 0]])  # noqa: E741 - as the arguments of the functions below
 B = X > 0
 U16 = torch.uint16
 P = torch.linspace(-1, 1, 2 * 4 * 6 * 6).reshape(2, 4, 6, 6)
