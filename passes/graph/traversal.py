@@ -147,10 +147,27 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     if not model.functions:
         return model
     try:
-        return inliner.inline_local_functions(model)
+        return inliner.inline_local_functions(_give_defaults(model))
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"onnx cannot inline the model's {len(model.functions):,} functions: {reason}") from error
+
+
+def _give_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, whose calls have the attributes that their functions declare with a default: ONNX's inliner forgets
+    those that a call leaves out, and the node in the body then has the default of its operator."""
+    defaults = {(function.domain, function.name, function.overload): function for function in model.functions}
+    if not any(function.attribute_proto for function in model.functions):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for part in (copy.graph, *copy.functions):
+        for node in every_node(part):
+            function = defaults.get((node.domain, node.op_type, node.overload))
+            given = {attribute.name for attribute in node.attribute}
+            missing = function.attribute_proto if function is not None else ()
+            node.attribute.extend(attribute for attribute in missing if attribute.name not in given)
+    return copy
 
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:

@@ -52,8 +52,8 @@ class AnalyzedModel:
 def what_is_invalid(model: DetachedModel) -> str:
     """The error of ONNX's checker on `model`, in one line; empty when it is valid.
 
-    An output whose type or rank is not declared is valid: the standard allows it, though the checker does not. The
-    checker expects as many elements as the shape of a tensor asks for. A stand-in holds fewer, so it becomes a graph
+    An input or output whose type or rank is not declared is valid: the standard allows it, though the checker does not.
+    The checker expects as many elements as the shape of a tensor asks for. A stand-in holds fewer, so it becomes an
     input of its type. The metadata of nodes may be most of the graph; the checker ignores it, so it is removed first.
     """
     proto = model.copy_proto()
@@ -71,11 +71,11 @@ def what_is_invalid(model: DetachedModel) -> str:
     held = [tensor for tensor in graph.initializer if tensor.name not in names]
     del graph.initializer[:]
     graph.initializer.extend(held)
-    for output in graph.output:
-        kind = output.type.WhichOneof("value")
-        if kind is None or (kind == "tensor_type" and not output.type.tensor_type.HasField("shape")):
-            output.type.tensor_type.elem_type = output.type.tensor_type.elem_type or onnx.TensorProto.FLOAT
-            output.type.tensor_type.shape.SetInParent()
+    for info in (*graph.input, *graph.output):
+        kind = info.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not info.type.tensor_type.HasField("shape")):
+            info.type.tensor_type.elem_type = info.type.tensor_type.elem_type or onnx.TensorProto.FLOAT
+            info.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:

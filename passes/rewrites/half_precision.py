@@ -23,6 +23,7 @@ from passes.errors import PolicyError
 from passes.graph.index import GraphIndex, constant_of, copy_of, replace_entries, take_name, value_names
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import domain_of, has_body, opset_of
+from passes.graph.sparse import is_sparse
 from passes.graph.traversal import bodies_in, reads_of
 from passes.proof.half_range import HALVES, WIDE, ValueRange, measure_halves
 from passes.step import Description, PassResult, Relation, Step, values
@@ -150,6 +151,7 @@ class _HalfConverter:
         self.is_float = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
         self.uncast = {name for name, info in types.items() if info.type.WhichOneof("value") not in (None, TENSOR)}
         self.uncast |= {sparse.values.name for sparse in graph.sparse_initializer}
+        self.uncast |= {node.output[0] for node in self.index.own if is_sparse(node)}
         self.reasons: dict[int, str] = {}
         self.chosen: set[int] = set()
         for position, node in enumerate(self.index.own):

@@ -21,6 +21,7 @@ from passes.graph.index import (
     replace_all_uses_with,
     replace_entries,
     required_inputs,
+    take_name,
     value_names,
 )
 from passes.graph.inference import dims_of, infer_types
@@ -269,6 +270,12 @@ def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str])
     cuts = [name for name in inputs if name in reads and name not in first]
     infos = [_require_type(name, types) for name in (*first, *cuts)]
     ends = [_require_type(name, types) for name in outputs]
+    others = [name for name in cuts if types[name].type.WhichOneof("value") != "tensor_type"]
+    if others:
+        raise StepFailed(f"{others[0]!r} is no tensor, and only tensors are fed to a part; cut at another value")
+    taken = value_names(graph)
+    for node in nodes:  # a node that makes a further value, which is read, makes one that is fed under another name
+        node.output[:] = [take_name(name, taken) if name in cuts else name for name in node.output]
     replace_entries(graph.node, nodes)
     replace_entries(graph.input, infos)
     replace_entries(graph.output, ends)

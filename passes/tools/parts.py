@@ -289,7 +289,10 @@ def prove_chain(
                 computed_in=computed_types(whole, whole.index.outputs),
             )
         except StepFailed as failure:
-            raise _blame(failure, whole, draws, context) from failure
+            blamed = _blame(failure, whole, draws, context)
+            if blamed is failure:  # an error that is its own cause is a circle for whoever walks through causes
+                raise
+            raise blamed from failure
     bad = [f"{name}: {found.why}" for name, found in errors.items() if not found.ok]
     if bad:
         raise StepFailed(f"the parts compute something else than the whole: {'; '.join(bad[:3])}")

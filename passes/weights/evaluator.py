@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 from onnx import NodeProto, ValueInfoProto, helper
-from onnx.inliner import inline_local_functions
 
 from passes.custom_ops.operator import CustomOp
+from passes.graph.traversal import inline_functions
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
@@ -32,7 +32,7 @@ def open_evaluator(proto: onnx.ModelProto, ops: Iterable[CustomOp] = ()) -> Refe
     from onnx.reference import ReferenceEvaluator  # a tenth of a second, which most models do not need
 
     if proto.functions:
-        proto = inline_local_functions(proto)  # the evaluator hands new operators to bodies, and not to functions
+        proto = inline_functions(proto)  # the evaluator hands new operators to bodies, and not to functions
     return ReferenceEvaluator(proto, new_ops=[*map(_adapt, ops), _loop(), _scan()])
 
 

@@ -21,6 +21,7 @@ from onnx import TensorProto, numpy_helper
 from passes.custom_ops.declarations import add_libraries, reference_ops
 from passes.errors import StepFailed, StepTimedOut
 from passes.graph.index import GraphIndex, initializers_of, replace_entries
+from passes.graph.sparse import without_sparse
 from passes.graph.traversal import reads_of
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
@@ -78,6 +79,7 @@ class Session:
         in_order: bool = False,
         may_evaluate: bool = False,
     ) -> None:
+        proto = without_sparse(proto)  # onnxruntime finds no sparse Constant that is an output too
         weights = dequantize_stored(proto, weights)
         taken = GraphIndex(proto.graph).outputs
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)

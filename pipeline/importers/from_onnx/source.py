@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.errors import ModelError
+from passes.graph.sparse import without_sparse
 from passes.graph.traversal import inline_functions
 from passes.load import load_model
 from passes.load.tensors import entry_of, file_in
@@ -42,7 +43,6 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
 
     Raises:
         SourceError: no such file, or a broken model.
-        Unsupported: sparse initializers.
     """
     folder = Path(base_dir) if base_dir is not None else None
     if not isinstance(model, onnx.ModelProto):
@@ -54,14 +54,11 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
         model = path
     try:
-        model = inline_functions(load_model(model, folder, may_be_empty=True))
+        model = without_sparse(inline_functions(load_model(model, folder, may_be_empty=True)))
     except ModelError as mistake:
         raise SourceError(str(mistake)) from mistake
     if not model.opset_import:
         raise SourceError(f"the model {model.graph.name!r} imports no opset; is it a whole model?")
-    if model.graph.sparse_initializer:
-        names = ", ".join(repr(tensor.values.name) for tensor in model.graph.sparse_initializer[:5])
-        raise Unsupported(f"found sparse initializers ({names}), expected dense ones; make them dense first")
     return ReadModel(_with_inner_data(model, folder), folder)
 
 

@@ -71,6 +71,16 @@ def test_a_part(inputs: list[str], outputs: list[str], expected: object, context
     assert all(errors.max_abs == 0 for errors in run.rows[-1].errors.values())
 
 
+def test_a_part_that_begins_at_one_of_two_values_of_a_node(context: PassContext) -> None:
+    """The node is still needed for the other value, and makes the one that is fed under another name."""
+    model = model_of(
+        "g (float[N, 8] x) => (float[N, 8] y) { d, m = Dropout (x)  f = Cast <to = 1> (m)  y = Mul (d, f) }"
+    )
+    run = extract(model, ["d"], context=context)
+    assert picture(run) == (["x", "d"], ["Dropout", "Cast", "Mul"], ["y"])
+    assert list(run.model.proto.graph.node[0].output) == ["d_2", "m"]
+
+
 def test_a_part_of_the_part_has_nothing_to_do(context: PassContext) -> None:
     part = extract(chain(), [], ["b"], context=context)
     assert not extract(part.model, [], ["b"], context=context).rows[-1].changed

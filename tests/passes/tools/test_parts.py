@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import pytest
 
 from passes.context import PassContext
 from passes.encodings.encoding import Encoding, Precision
-from passes.errors import PolicyError, UsageError
+from passes.errors import PolicyError, StepFailed, UsageError
+from passes.rewrites.interface import cut_out
 from passes.tools import PartedModel, merge, parts, split
-from passes.weights.detached import attach
+from passes.weights.detached import DetachedModel, attach
 from tests.support.onnx_models import biased_attention, matrix, model_of
 
 BRANCHES = """
@@ -199,3 +200,53 @@ def test_a_weight_of_an_odd_kind_after_itself(make: Callable[[], onnx.ModelProto
     merged = merge(make(), make(), {"y": "x"}, context=context)
     assert [found.max_abs for found in merged.errors.values()] == [0.0]
     assert len(merged.model.proto.graph.node) == 2 * len(make().graph.node)
+
+
+def test_a_part_that_does_not_run_is_an_error_with_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was its own cause, and a reader of causes, such as the command line, went in a circle."""
+
+    def cut_wrong(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str]) -> DetachedModel:
+        part = cut_out(model, inputs, outputs)
+        proto = part.copy_proto()
+        for node in proto.graph.node:
+            if node.op_type == "Mul" and "two" in node.input:
+                node.op_type, node.domain = "Nothing", "nowhere"
+        return part.with_proto(proto)
+
+    monkeypatch.setattr(parts, "cut_out", cut_wrong)
+    monkeypatch.setattr(parts, "what_is_invalid", lambda _: "")
+    with pytest.raises(StepFailed, match="nowhere") as caught:
+        split(branches(), at=["a"])
+    causes: list[BaseException] = [caught.value]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        assert cause not in causes
+        causes.append(cause)
+
+
+SEQUENCES = """
+g (float[3, 4] x) => (float[1, 12] y) {
+    s = SplitToSequence <axis = 0, keepdims = 1> (x)
+    c = ConcatFromSequence <axis = 1> (s)
+    y = Relu (c)
+}"""
+
+
+def test_a_cut_at_a_sequence_is_refused() -> None:
+    with pytest.raises(StepFailed, match="'s' is no tensor, and only tensors are fed to a part; cut at another value"):
+        split(model_of(SEQUENCES), at=["s"])
+
+
+def test_a_cut_at_a_value_of_unknown_rank(context: PassContext) -> None:
+    """Shape inference gives up at a Loop; the standard allows inputs and outputs without a shape."""
+    model = model_of(
+        """
+g (float[N, 4] x, int64 n) => (float[N, 4] y) {
+    true = Constant <value = bool {1}> ()
+    h = Loop (n, true, x) <body = b (int64 i, bool c, float[N, 4] p) => (bool go, float[N, 4] q) {
+        go = Identity (c)
+        q = Relu (p)
+    }>
+    y = Add (h, x)
+}"""
+    )
+    assert picture(split(model, at=["h"], context=context))[1] == (["x", "h"], ["y"], ["y"])
