@@ -80,16 +80,21 @@ SPREAD: Final = 0.15
 
 
 def make_model(family: str, seed: int = 2) -> Any:
-    """A model of the family with random weights, in eval mode."""
+    """A model of the family with random weights, in eval mode.
+
+    What comes out of the table of tokens has a deviation of 1: a table that the model scales up would outweigh all layers,
+    and the model would write its last token again and again.
+    """
     name, settings = FAMILIES[family]
     cls: Any = getattr(transformers, name)
     model = cls(cls.config_class(**settings)).eval()
+    table = 1.0 / float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 is_table = "embed_tokens" in name or "lm_head" in name
-                parameter.normal_(0, 1.0 if is_table else SPREAD, generator=generator)
+                parameter.normal_(0, table if is_table else SPREAD, generator=generator)
     return model
 
 

@@ -43,6 +43,18 @@ PASSING_OPS: Final = ARRANGING | SAME_OPS
 MOVES: Final = LAYOUT_OPS | {"Slice", "Expand", "Tile", "Split", "Gather", "DepthToSpace", "SpaceToDepth"}
 """Ops that move the elements of their first input; the other inputs are positions or sizes."""
 
+CORRECTLY_ROUNDED: Final = (
+    MOVES
+    | SAME_OPS
+    | SIZES
+    | {"Abs", "Add", "Ceil", "Clip", "Div", "Floor", "Max", "Min", "Mod", "Mul", "Neg", "Reciprocal", "Relu", "Round"}
+    | {"Sign", "Sqrt", "Sub", "And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "Where"}
+    | {"Concat", "Constant", "ConstantOfShape", "EyeLike", "GatherElements", "GatherND", "OneHot", "Pad", "Range"}
+    | {"ScatterElements", "ScatterND", "Trilu", "DequantizeLinear"}
+)
+"""Ops whose floats have the same bits in each library and on each machine (IEEE 754). A Cos, an Exp or a sum of many
+elements may differ in the last bit."""
+
 MATRIX_PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
 PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "ConvTranspose"}

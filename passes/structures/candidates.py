@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from passes.graph.index import constant_of
-from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, PASSING_OPS, attribute_of, op_of
+from passes.graph.op_facts import ARRANGING, CORRECTLY_ROUNDED, MATRIX_PRODUCTS, PASSING_OPS, attribute_of, op_of
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.types import (
     CAST_TO,
@@ -217,7 +217,8 @@ class _InstanceBuilder:
     def _computed_digests(self, name: str, may_turn: bool) -> Iterator[str]:
         """The digest that a small computed constant, such as `1 + w`, will have once it is folded.
 
-        A quantized weight of any size also has a digest of how it is computed.
+        A quantized weight of any size also has a digest of how it is computed. A table of cosines has none: the library
+        that folds it may round otherwise than the one that computes the digest.
         """
         quantized = quantized_weight(self._view, name)
         if quantized is not None:
@@ -225,12 +226,18 @@ class _InstanceBuilder:
         matrix = matrix_of(self._view, name)
         if matrix is None or not _is_weight(matrix.stored):
             return
-        if quantized is not None or all(math.prod(tensor.dims) <= MOST_COMPUTED for tensor in matrix.tensors):
+        is_small = all(math.prod(tensor.dims) <= MOST_COMPUTED for tensor in matrix.tensors)
+        if quantized is not None or (is_small and self._is_reproducible(name)):
             values = matrix_values(self._view, matrix)
             if values is not None and values.size > 1:
                 yield digest_of(values)
                 if quantized is not None and may_turn and values.ndim == 2:
                     yield digest_of(values.T)
+
+    def _is_reproducible(self, name: str) -> bool:
+        """Whether the computed constant `name` has the same bits, whatever library folds it."""
+        nodes = self._view.ancestors([name], within=self._view.folded)
+        return all(node.op_type in CORRECTLY_ROUNDED for node in nodes)
 
 
 def _rearrange(node: NodeProto, array: np.ndarray) -> np.ndarray:

@@ -94,10 +94,15 @@ def quantize_both_parts(settings: dict[str, Any], folder: Path) -> None:
 
 
 def quantize_relative_positions(settings: dict[str, Any], folder: Path) -> None:
-    """The logarithm of position 0 is -inf, which a Where replaces: it stays in float in both parts."""
+    """The logarithm of position 0 is -inf, which a Where replaces: it stays in float in both parts.
+
+    All else has 16 bits, since the scores of this random model are large, and softmax makes much of little noise.
+    """
+    rules = {"op:*": {"weights": "int16/channel", "activations": "uint16"}}
     quantsim = {"profile": "qnn-htp", "calibration": {"samples": 4}, "evaluation": 1, "sensitivity": False}
+    quantsim["rules"] = rules
     result = QuantSim(RunConfig.from_mapping({**settings, "quantsim": quantsim}), folder / "out", progress=False).run()
-    assert isinstance(result, PartsQuantSimResult) and result.chain is not None and result.chain.noise.sqnr_db > 5
+    assert isinstance(result, PartsQuantSimResult) and result.chain is not None and result.chain.noise.sqnr_db > 25
     for part in result.parts.values():
         reasons = {found.tensor: found.reason for found in part.report.left_in_float}
         assert reasons["log"] == "it is infinite or NaN on a sample, and Where drops those elements"

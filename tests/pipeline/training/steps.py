@@ -131,3 +131,6 @@ def step_of_torch(
 
 
 LOSS = nn.CrossEntropyLoss()
+KEY_BIASES = ("in_proj_bias", "key.bias", "k_proj.bias", "c_attn.bias")
+"""The ends of the names of biases of K, alone or in one tensor with Q and V. A bias of K moves no loss: its gradient is
+noise, which Adam scales up."""

@@ -12,12 +12,10 @@ from pipeline.authoring import CrossEntropyLoss, Linear, Model
 from pipeline.errors import DataError, UsageError
 from pipeline.runtime.kernels import load_library
 from pipeline.training import NotFinite, TrainProgram, record_step
-from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, seeded, step_of_torch
+from tests.pipeline.training.steps import KEY_BIASES, LOSS, MODELS, MakeOptimizer, seeded, step_of_torch
 from tests.pipeline.training.test_not_finite import Division
 
 STEPS = 100
-KEY_BIASES = ("in_proj_bias", "key.bias", "k_proj.bias", "c_attn.bias")
-"""The bias of K moves no loss: its gradient is noise."""
 
 TOLERANCE = 1e-4
 """Of float32 losses, relative, as for a step without these kernels (`test_equal_to_torch.py`). Seen: up to 1e-6."""
