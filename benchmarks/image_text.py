@@ -82,7 +82,7 @@ SPREAD: Final = 0.15
 def make_model(family: str, seed: int = 2) -> Any:
     """A model of the family with random weights, in eval mode.
 
-    What comes out of the table of tokens has a deviation of 1: a table that the model scales up would outweigh all layers,
+    What the table of tokens gives has a deviation of 1: a table that the model scales up would outweigh all layers,
     and the model would write its last token again and again.
     """
     name, settings = FAMILIES[family]
