@@ -125,9 +125,9 @@ def _lines(result: QuantSimResult, verbose: bool, *, shows_layers: bool) -> Iter
     for step in report.optimized:
         yield str(step)
         for row in step.layers if verbose else ():
-            what = "taken" if row.taken else "not taken"
+            what = "" if step.kind == "prepare" else ", taken" if row.taken else ", not taken"
             ratios = f"{describe_ratio(row.before_db)} → {describe_ratio(row.after_db)}"
-            yield f"  {row.layer} ({row.weight}): {ratios}, {what}"
+            yield f"  {row.layer} ({row.weight}): {ratios}{what}"
     if not report.not_measured:
         yield from _worst(report, most)
         yield from _layers(report, most) if shows_layers else ()

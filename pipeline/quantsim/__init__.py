@@ -14,6 +14,8 @@ encodings.py    ranges and weights → scales and zero points; or the encodings 
 qdq.py          the model with QuantizeLinear and DequantizeLinear
 optimizers.py   the algorithms that round weights, and their options
 optimize.py     weights as algorithms of libraries round them (algorithm.py runs these), kept where that is better
+prepared_layers.py  layers before and after a step that moves factors between weights
+files.py        the files of a simulation, and its weights in other layouts of 4 bits
 shards.py       weights of a checkpoint, rounded shard by shard by jobs, for a model that fits nowhere
 shard_files.py  the job for a shard: rounding to the nearest, its proof by torch, and the file
 shard_data.py   the weights of products rounded by GPTQ, step by step with the pieces of the model

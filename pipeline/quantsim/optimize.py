@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -55,8 +55,11 @@ class OptimizedLayer:
 
 @dataclass(frozen=True, slots=True)
 class OptimizedStep:
-    """What a step did. `outputs_db` are the least ratios of the model's outputs before and after it, or those of the
-    chain of parts; `left`: weight → why the step does not take it."""
+    """What a step of `quantsim.optimize` did, or of `quantsim.prepare`, which rounds nothing and leaves no weight out.
+
+    `outputs_db` are the least ratios of the model's outputs before and after it, or those of the chain of parts;
+    `left`: weight → why the step does not take it.
+    """
 
     name: str
     status: str
@@ -68,11 +71,15 @@ class OptimizedStep:
     left: Mapping[str, str] = field(default_factory=dict)
     outputs_db: tuple[float, float] | None = None
     seconds: float = 0.0
+    kind: Literal["optimize", "prepare"] = "optimize"
 
     def __str__(self) -> str:
         if self.status == "failed":
             return f"optimize {self.name} failed, so every weight keeps the rounding that it had: {self.reason}"
-        taken = sum(layer.taken for layer in self.layers)
+        if self.kind == "prepare" and self.reason:
+            return f"prepare {self.name}: {self.reason}"
+        better = sum(layer.after_db > layer.before_db for layer in self.layers)
+        taken = better if self.kind == "prepare" else sum(layer.taken for layer in self.layers)
         parts = [f"{taken} of {plural(len(self.layers), 'layer')} better on samples that it did not see"]
         if self.left:
             name, why = next(iter(self.left.items()))
@@ -81,7 +88,7 @@ class OptimizedStep:
             before, after = self.outputs_db
             undone = f", so it is undone: {self.reason}" if self.status == "reverted" and after < before else ""
             parts.append(f"outputs {before:.2f} → {after:.2f} dB{undone}")
-        return f"optimize {self.name} ({self.release}): {'; '.join(parts)}; {self.seconds:.1f} s"
+        return f"{self.kind} {self.name} ({self.release}): {'; '.join(parts)}; {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,8 @@ class QuantSim:
         sampler, source = before.sampler, config.model
         if sampler is not None and source.onnx is not None and not config.verify.inputs:
             sampler = enlarge(sampler, model, source.dims)
-        samples = Samples(settings, specs, sampler)
+        seen = max(config.verify.max_inputs if config.verify.inputs else 0, config.verify.draws)
+        samples = Samples(settings, specs, sampler, seen)
         if self._holds_out or settings.optimize:
             self._hold_out(samples, settings, show)
         return simulation.execute(samples)

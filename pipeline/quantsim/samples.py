@@ -35,14 +35,17 @@ class Samples:
     Args:
         specs: the inputs of the final model, which the user's data has to fit.
         sampler: draws inputs where there is no data; None where the run drew none either.
+        seen: how many of the first samples the steps of the run before may have seen.
     """
 
-    def __init__(self, settings: QuantSimConfig, specs: tuple[InputSpec, ...], sampler: InputSampler | None) -> None:
+    def __init__(
+        self, settings: QuantSimConfig, specs: tuple[InputSpec, ...], sampler: InputSampler | None, seen: int = 0
+    ) -> None:
         calibration = settings.calibration
         self.entries, self._args, self._seed = calibration.data, calibration.args, calibration.seed
         self._specs, self._sampler, self._metric = specs, sampler, settings.metric
         self.fitted = calibration.samples
-        self._judged_from = 0
+        self._judged_from, self._seen = 0, seen
 
     def hold_out(self, count: int) -> int:
         """Keep the last samples, `count` of them or a quarter of what there is, from what is fitted to the data; those
@@ -64,6 +67,11 @@ class Samples:
     def judged(self, count: int) -> Iterator[Feeds]:
         """The first `count` of the samples that were held out; of all samples where none were."""
         return islice(self.first(self._judged_from + count), self._judged_from, None)
+
+    def unseen(self, count: int) -> Iterator[Feeds]:
+        """`count` samples that no step has seen, or fewer where there are no more."""
+        start = max(self._judged_from, self._seen)
+        return islice(self.first(start + count), start, None)
 
     def optimized(self) -> Iterator[Feeds]:
         """The samples that algorithms of `quantsim.optimize` see."""

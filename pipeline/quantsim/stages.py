@@ -44,6 +44,7 @@ from pipeline.quantsim.placement import (
     describe_untyped_values,
     place,
 )
+from pipeline.quantsim.prepared_layers import judge_preparation
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
 from pipeline.quantsim.range_notes import describe_limited_biases, describe_ranges
@@ -181,7 +182,8 @@ class Simulation:
         written = (f"quantsim: {sentence}" for sentence in layouts.values() if sentence)
         notes = (*self._notes, *ties, *describe_limited_biases(encodings, tuned), *written)
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
-        report = replace(report, optimized=steps, metric=metric.result(self.quantized) if metric else None)
+        rows = (*judge_preparation(self._workspace.folder, self._settings, samples), *steps)
+        report = replace(report, optimized=rows, metric=metric.result(self.quantized) if metric else None)
         if metric and self._costs_budget_s is not None:
             report = replace(report, costs=self.measure_costs(metric, encodings, tuned, sensitivity))
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -164,9 +164,30 @@ class _History:
         if row.changed:
             self.marks[place] = _mark(place, after.model)
             _write_diff(folder, row, before, after, self._workspace, self._not_compared)
+            if row.name in EQUALIZING:
+                save(before.model, self._workspace.folder / folder / BEFORE)
+                save(after.model, self._workspace.folder / folder / AFTER)
         else:
             self.marks.pop(place, None)
             shutil.rmtree(self._workspace.folder / folder, ignore_errors=True)
+
+
+EQUALIZING: Final = frozenset({"awq", "cross-layer-equalization", "rotate", "smooth-quant"})
+"""Steps that move factors between weights, and round nothing: what they are good for shows in a quantized model. So
+the models before and after them are kept, next to their diff."""
+
+BEFORE: Final = "before.onnx"
+AFTER: Final = "after.onnx"
+
+
+def find_equalized(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The name of each step of `EQUALIZING` that has changed the model, and the folder with its models, in order.
+
+    Args:
+        folder: of the run.
+    """
+    for path in sorted((folder / DIFFS).glob(f"*/{BEFORE}")):
+        yield path.parent.name.partition("-")[2], path.parent
 
 
 def _check_shapes(recipe: Sequence[RecipeItem], model: DetachedModel, references: References) -> None:
