@@ -41,6 +41,7 @@ class Relation:
             any number for 0. None where the inputs stay as they are.
         runs_as: a model that computes what the result computes, where onnxruntime's CPU provider has no kernel for it.
         reference: stands for the model before, where the step was asked for other values of weights.
+        then: runs after the model before; some of `outputs` are its outputs.
     """
 
     inputs: Mapping[str, str]
@@ -49,11 +50,29 @@ class Relation:
     rows: int | None = None
     runs_as: DetachedModel | None = None
     reference: DetachedModel | None = None
+    then: Continuation | None = None
 
     @property
     def changes_values(self) -> bool:
         """Whether an output may be another value, or be computed in another way, than the one it stands for."""
-        return bool(self.judged_as) or (self.rows, self.runs_as, self.reference) != (None, None, None)
+        others = (self.rows, self.runs_as, self.reference, self.then)
+        return bool(self.judged_as) or any(other is not None for other in others)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A model that runs after the model before, where the result computes both.
+
+    Args:
+        model: the model.
+        inputs: its input → the value of the model before that it is fed with.
+        outputs: its output → the name that the values of `Relation.outputs` give it; no value of the model before has
+            that name.
+    """
+
+    model: DetachedModel
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
 
 
 Reads = Literal["structure", "values"]

@@ -245,6 +245,7 @@ def _draw_weight(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:
 UNPICTURED: Final[Mapping[str, str]] = {
     "nop": "it does nothing, on purpose",
     "take-weights": "it takes a file of weights",
+    "merge": "it takes the file of another model",
     "lora-inputs": "it declares inputs, and leaves every operator as it is",
     "clamp-mask": "its bound comes from the scores on the draws of a run",
     "smooth-quant": "its factors come from the activations on the draws of a run",

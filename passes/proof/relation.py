@@ -115,8 +115,11 @@ def prove_relation(
         noise.apply(model) if noise.nodes else model
         for model in (relation.reference or before, relation.runs_as or after)
     )
-    names = dict.fromkeys((*relation.outputs.values(), *source.index.outputs))
-    types = dict(computed_types(source, names))
+    then, made = relation.then, relation.then.outputs if relation.then else {}
+    own = [name for name in relation.outputs.values() if name not in made.values()]
+    types = dict(computed_types(source, dict.fromkeys((*own, *source.index.outputs))))
+    if then is not None:
+        types |= {made[name]: dtype for name, dtype in computed_types(then.model, made).items()}
     if relation.outputs and all(types.get(name) == DRAWN for name in relation.outputs.values()):
         raise ModelError(RANDOM.format(", ".join(map(repr, relation.outputs))))
     if relation.judged_as:
@@ -127,6 +130,7 @@ def prove_relation(
         "inputs": dict(relation.inputs),
         "outputs": dict(relation.outputs),
         "rows": relation.rows,
+        "then": then and (portable(then.model, context.spill), dict(then.inputs), dict(then.outputs)),
         "computed_in": types,
     }
     try:
@@ -148,11 +152,15 @@ def measure_relation(
     rows: int | None,
     draws: Sequence[Feeds] | DrawPlan,
     computed_in: Precisions,
+    then: tuple[MappedModel, Mapping[str, str], Mapping[str, str]] | None = None,
 ) -> RelationProof:
-    """In the proof worker."""
+    """In the proof worker; `then` are the fields of a Continuation."""
     graph, drawn, skipped = before.model().graph, list[Draw](), list[str]()
     taken = {entry.name for entry in graph.input}
-    wanted = [name for name in dict.fromkeys((*inputs.values(), *outputs.values())) if name not in taken]
+    needed = [*inputs.values(), *outputs.values()]
+    if then is not None:
+        needed = [name for name in (*needed, *then[1].values()) if name not in then[2].values()]
+    wanted = [name for name in dict.fromkeys(needed) if name not in taken]
     try:
         first = before.session(wanted, may_evaluate=True)
         if isinstance(draws, DrawPlan):
@@ -161,6 +169,7 @@ def measure_relation(
             known, drawn = [{**draw.feeds, **draw.results} for draw in chosen], [draw.draw for draw in chosen]
         else:
             known = [{**feeds, **first.run(feeds)} for feeds in draws]
+        known = known if then is None else _go_on(known, *then)
     except StepFailed as failure:
         return RelationProof({}, (), describe_failure(failure))
     for name in outputs.values():
@@ -180,6 +189,18 @@ def measure_relation(
             {new: compare(expected[new], found[new], computed_in=computed_in.get(old)) for new, old in outputs.items()}
         )
     return RelationProof(worst_errors(measured), [fed for feeds, _ in parts for fed in feeds], "", drawn, skipped)
+
+
+def _go_on(
+    known: Sequence[Feeds], model: MappedModel, inputs: Mapping[str, str], outputs: Mapping[str, str]
+) -> list[Feeds]:
+    """The values of the model before, and those of the model that runs after it, by the fields of its Continuation."""
+    session = model.session(may_evaluate=True)
+    made = [session.run({new: values[old] for new, old in inputs.items()}) for values in known]
+    return [
+        {**values, **{outputs[name]: array for name, array in found.items() if name in outputs}}
+        for values, found in zip(known, made, strict=True)
+    ]
 
 
 def _regroup(known: Sequence[Feeds], inputs: Mapping[str, str], rows: int) -> tuple[list[Feeds], list[Feeds]]:

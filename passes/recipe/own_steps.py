@@ -83,6 +83,7 @@ OWN_STEPS: Final = StepTypes(
         "to-matmul-nbits": "rewrites.matmul_nbits.ToMatMulNBits",
         "from-matmul-nbits": "rewrites.matmul_nbits.FromMatMulNBits",
         "take-weights": "rewrites.take_weights.TakeWeights",
+        "merge": "rewrites.merge.Merge",
         "lora-inputs": "rewrites.lora_inputs.LoraInputs",
     }
 )

@@ -102,7 +102,7 @@ def test_a_call_that_takes_too_long_is_one_finding() -> None:
 EXTRAS = {"onnxslim": "onnxslim", "rotate": "aimet_onnx"}
 """Step → the package that it needs, which an extra brings."""
 
-NEED_A_FILE = ("take-weights",)
+NEED_A_FILE = ("take-weights", "merge")
 """Steps that do nothing without a file of the user's."""
 
 

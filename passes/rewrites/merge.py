@@ -1,0 +1,144 @@
+"""Join two models into one, and the step `merge` of a recipe, which joins the model with one of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+import onnx
+from onnx import compose
+
+from passes.context import PassContext
+from passes.errors import PolicyError, StepFailed
+from passes.graph.formatting import format_type
+from passes.graph.index import replace_all_uses_with, take_name
+from passes.graph.op_facts import opset_of
+from passes.model.analysis import what_is_invalid
+from passes.model.signature import contradicts
+from passes.step import Continuation, Description, PassResult, Relation, Step, structure
+from passes.suggest import describe_absence, nearest
+from passes.weights.detached import DetachedModel, read_model
+
+
+@dataclass(frozen=True, slots=True)
+class Merge(Step):
+    """Let another model run after this one: outputs of this model become inputs of the other.
+
+    The proof runs both models, one after the other.
+
+    model: the path of the other model.
+    map: output of this model → the input of the other that it feeds; every input of the other is fed.
+    """
+
+    model: str = ""
+    map: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    name: str = field(default="merge", init=False)
+    source: str = field(default="onnxline", init=False)
+    makes_reference: ClassVar[bool] = True
+    description: ClassVar[Description] = structure("Let the model of a file run after the model, as one model")
+
+    def check(self, context: PassContext) -> None:
+        if not isinstance(self.model, str) or not Path(self.model).is_file():
+            absence = describe_absence(Path(str(self.model)))
+            raise PolicyError(f"{self.name}: model is {self.model!r}: {absence}; expected the path of an ONNX file")
+        if not isinstance(self.map, Mapping) or not all(isinstance(new, str) for new in self.map.values()):
+            raise PolicyError(f"{self.name}: map is {self.map!r}; expected a mapping of names, as in {{a_out: b_in}}")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        first, second = model.without_functions(), read_model(Path(self.model)).without_functions()
+        joined = join_models(first, second, self.map)
+        unfed = [name for name in second.index.required_inputs if name not in self.map.values()]
+        if unfed:
+            raise PolicyError(
+                f"{self.name}: no output is mapped to B's input {unfed[0]!r}, and a step has no values for it; map an "
+                "output to it, or use `onnxline merge`"
+            )
+        names = {name: joined.renamed.get(name, name) for name in second.index.outputs}
+        fed = {new: old for old, new in self.map.items()}
+        kept = [name for name in joined.model.index.outputs if name in first.index.outputs]
+        outputs = {name: name for name in (*kept, *names.values())}
+        inputs = {name: name for name in joined.model.index.required_inputs}
+        return PassResult(joined.model, relation=Relation(inputs, outputs, then=Continuation(second, fed, names)))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedModels:
+    """Two models as one, and name in the second → its name there, where that is another."""
+
+    model: DetachedModel
+    renamed: Mapping[str, str]
+
+
+def join_models(one: DetachedModel, two: DetachedModel, map: Mapping[str, str]) -> JoinedModels:
+    """Join two models without functions; names of the second that the first has too get `_2` after them.
+
+    Args:
+        one: the model that runs first; outputs of it that are not mapped stay outputs.
+        two: the model that runs after it.
+        map: output of the first → the input of the second that it feeds.
+
+    Raises:
+        PolicyError: no such output or input, or two types that do not fit.
+        StepFailed: the result is not valid ONNX.
+    """
+    outputs, inputs = one.index.outputs, two.index.required_inputs
+    for names, known, what in ((map, outputs, "A has no output"), (map.values(), inputs, "B has no input")):
+        for name in names:
+            if name not in known:
+                hint = nearest(name, known) or f"; it has: {', '.join(known) or 'none'}"
+                raise PolicyError(f"merge: {what} {name!r}{hint}")
+    if not map:
+        raise PolicyError("merge: found no pair; expected an output of A with the input of B that it feeds")
+    if opset_of(one.proto) != opset_of(two.proto):
+        raise PolicyError(
+            f"merge: A has opset {opset_of(one.proto)} and B {opset_of(two.proto)}; bring one to the other's with "
+            "`onnxline convert-opset`"
+        )
+    for old, new in map.items():
+        if contradicts(outputs[old].type, inputs[new].type):
+            found = f"{format_type(outputs[old])}, and B's {new!r} is {format_type(inputs[new])}"
+            raise PolicyError(f"merge: A's {old!r} is {found}; give both one type, by `onnxline fix-shapes` say")
+    left, right = one.copy_proto(), two.copy_proto()
+    taken = {name for name in _all_names(left) if name in _all_names(right)}
+    known = _all_names(left) | _all_names(right)
+    renamed = {name: take_name(name, known) for name in sorted(taken)}
+    right = _rename(right, renamed)
+    pairs = [(old, renamed.get(new, new)) for old, new in map.items()]
+    ends = [*(name for name in outputs if name not in map), *(info.name for info in right.graph.output)]
+    graph = compose.merge_graphs(left.graph, right.graph, pairs, outputs=ends)  # without the checker: weights stand in
+    whole = left
+    whole.graph.CopyFrom(graph)
+    whole.ir_version = max(left.ir_version, right.ir_version)
+    domains = {entry.domain for entry in whole.opset_import}
+    whole.opset_import.extend(entry for entry in right.opset_import if entry.domain not in domains)
+    merged = DetachedModel(whole, {**one.weights, **two.weights})
+    broken = what_is_invalid(merged)
+    if broken:
+        raise StepFailed(f"merge: the result is not valid ONNX: {broken}")
+    return JoinedModels(merged, renamed)
+
+
+def _all_names(proto: onnx.ModelProto) -> set[str]:
+    graph = proto.graph
+    entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *_sparse_parts(graph))
+    names = {entry.name for entry in entries} | {name for node in graph.node for name in (*node.input, *node.output)}
+    return (names | {node.name for node in graph.node}) - {""}
+
+
+def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    graph = proto.graph
+    replace_all_uses_with(graph.node, names)
+    for node in graph.node:
+        node.output[:] = [names.get(name, name) for name in node.output]
+        node.name = names.get(node.name, node.name)
+    for entry in (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *_sparse_parts(graph)):
+        entry.name = names.get(entry.name, entry.name)
+    return proto
+
+
+def _sparse_parts(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
