@@ -7,7 +7,7 @@ read again. Then single changes are planted (`benchmarks/planted.py`): an attrib
 operator. Each has to be found, with the name of its node, and the table says how often it is the only entry.
 
 The exported models are made at the first call, in runs/benchmarks/diffs/. A configuration whose checkpoint is missing,
-as that of a training which has not run, is left out, and a line says so.
+as that of a training which has not run, or of a run in parts is left out, and a line says so.
 """
 
 from __future__ import annotations
@@ -29,6 +29,26 @@ from pipeline.config import RunConfig, locate_checkpoint
 from pipeline.errors import SourceError
 
 FOLDER: Final = Path("runs/benchmarks/diffs")
+
+EXPORT: Final = """
+import sys
+from pathlib import Path
+
+from passes.custom_ops import declare_ops
+from passes.weights.detached import read_model
+from passes.weights.files import save
+from pipeline.config import RunConfig
+from pipeline.export import export_onnx, load_source
+from pipeline.export.source import OnnxSource
+
+config, path = RunConfig.from_yaml(sys.argv[1]), Path(sys.argv[2])
+with declare_ops(config.custom_ops):
+    source = load_source(config.model)
+    if isinstance(source, OnnxSource):
+        save(read_model(source.path), path)
+    else:
+        export_onnx(source, config.export).save(path)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +78,9 @@ def main() -> None:
             check_checkpoint(config)
         except SourceError as error:
             print(f"{config.stem} is left out: {error}", flush=True)
+            continue
+        if RunConfig.from_yaml(config).model.part_names:
+            print(f"{config.stem} is left out: it is a run in parts, each of which has a model", flush=True)
             continue
         rows.append(_row(config, options.seeds))
         print(rows[-1], flush=True)
@@ -128,15 +151,8 @@ def _exported(config: Path) -> Path:
     """The model as the passes would get it; exported by a child, so that torch is not in our memory."""
     path = FOLDER / f"{config.stem}.onnx"
     if not path.exists():
-        code = (
-            "import sys; from pathlib import Path; from pipeline.config import RunConfig; "
-            "from pipeline.export import export_onnx, load_source; from pipeline.export.source import OnnxSource; "
-            "from passes.weights.files import save; from passes.weights.detached import read_model; "
-            "c = RunConfig.from_yaml(sys.argv[1]); s = load_source(c.model); p = Path(sys.argv[2]); "
-            "save(read_model(s.path), p) if isinstance(s, OnnxSource) else export_onnx(s, c.export).save(p)"
-        )
         path.parent.mkdir(parents=True, exist_ok=True)
-        run_child(["-c", code, str(config), str(path)], memory=False)
+        run_child(["-c", EXPORT, str(config), str(path)], memory=False)
     return path
 
 
