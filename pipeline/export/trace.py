@@ -13,9 +13,10 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceError
+from pipeline.export.patches import apply_patches
 from pipeline.export.program_rewrites import drop_checks
 from pipeline.export.source import TorchSource
-from pipeline.export.transformers_defaults import is_switchable_experts, keep_triangular_systems
+from pipeline.export.transformers_defaults import is_switchable_experts
 from pipeline.export.tree import input_tensors, named_leaves
 from pipeline.export.user_code import advice_on_trace, first_line, module_frame
 from pipeline.importers.from_torch.modules import every_tensor, preserve_module_state
@@ -61,7 +62,7 @@ def trace_module(source: TorchSource) -> tuple[ExportedProgram, tuple[str, ...]]
     """
     args, kwargs = separate_memory(source.module, (source.example.args, source.example.kwargs))
     try:
-        with preserve_module_state(source.module), keep_triangular_systems(source.module):
+        with preserve_module_state(source.module), apply_patches(source.module, is_traced=True):
             program = torch.export.export(
                 source.module,
                 args,

@@ -1,13 +1,9 @@
-"""Defaults for a `transformers` model: keys of its configuration and inputs that the user left open, and operators that
-its files would unroll in a trace."""
+"""Defaults for a `transformers` model: keys of its configuration and inputs that the user left open."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from typing import Any, Final
-from unittest.mock import patch
 
 from torch import nn
 
@@ -56,30 +52,10 @@ def sub_configs(config: Any) -> Iterator[Any]:
             yield from sub_configs(part)
 
 
-@contextmanager
-def keep_triangular_systems(module: nn.Module) -> Iterator[None]:
-    """Let the delta rule of transformers call `torch.linalg.solve_triangular` in a trace too.
-
-    For exporters without that operator it writes each of 64 rows of a chunk in place, which takes torch 20 s of
-    processor time for each layer to trace.
-    """
-    with ExitStack() as stack:
-        for name in sorted({type(part).__module__ for part in module.modules()}):
-            file = sys.modules.get(name)
-            if hasattr(file, DELTA_RULE) and hasattr(file, ASKS):
-                stack.enter_context(patch.object(file, ASKS, lambda: False))
-        yield
-
-
 ATTRIBUTE: Final = "_experts_implementation"
 """Attribute of a configuration that holds `experts_implementation`; None means open."""
 
 EXPERTS: Final = "batched_mm"
-
-DELTA_RULE: Final = "torch_chunk_gated_delta_rule"
-
-ASKS: Final = "is_torchdynamo_exporting"
-"""The function of transformers by which the delta rule chooses; these files ask it for nothing else."""
 
 DIMS: Final[Mapping[str, tuple[int, ...]]] = {"batch": (2, 3), "sequence": (8, 5), "decoder_sequence": (6, 4)}
 """Sizes to try for the named dims of derived inputs."""

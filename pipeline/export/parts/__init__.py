@@ -7,7 +7,6 @@ draws.py       inputs that make sense together: caches that torch wrote, masks w
 seq2seq.py     an encoder, and a decoder over a cache of its own and one that the encoder has computed
 diffusion.py   the models of a pipeline, by the calls that it makes; diffusers_pipeline.py loads or makes one
 source.py      the model of `model.transformers`, loaded once, as the source of each part
-patches.py     what tracing needs otherwise than transformers has it
 """
 
 from __future__ import annotations

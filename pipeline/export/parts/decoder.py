@@ -9,6 +9,7 @@ no model's code is repeated here. What the states are, and whether the model rea
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from pipeline.config import InputConfig
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless, without_values
 from pipeline.export.parts.holder import TaskPart
-from pipeline.export.parts.patches import apply_patches
 from pipeline.export.parts.states import (
     BATCH,
     PAST,
@@ -31,6 +31,7 @@ from pipeline.export.parts.states import (
     read_states,
     specs_of,
 )
+from pipeline.export.patches import apply_patches
 from pipeline.export.source import Example
 from pipeline.export.user_code import first_line
 
@@ -54,6 +55,23 @@ def chunk_of(config: Any) -> int:
     """The tokens that a state space layer of the model computes at once; 0 where there is none."""
     text = config.get_text_config(decoder=True)
     return next((size for key in CHUNKS if (size := getattr(text, key, None))), 0)
+
+
+def switch_of_rotation(config: Any) -> tuple[str, int] | None:
+    """The kind of RoPE that takes other frequencies for a longer text, and the tokens up to which it does not."""
+    text = config.get_text_config(decoder=True)
+    found = getattr(text, "rope_parameters", None) or {}
+    switches: list[tuple[str, int]] = []
+    for entry in [entry for entry in found.values() if isinstance(entry, Mapping)] or [found]:
+        kind = entry.get("rope_type")
+        limit = text.max_position_embeddings if kind == "dynamic" else entry.get("original_max_position_embeddings")
+        if kind in ROTATIONS and limit is not None:
+            switches.append((kind, int(limit)))
+    return min(switches, key=lambda switch: switch[1], default=None)
+
+
+ROTATIONS: Final = ("dynamic", "longrope")
+"""Kinds of RoPE whose frequencies depend on the length of the text."""
 
 
 class DecoderPart(TaskPart):
@@ -107,7 +125,7 @@ class DecoderPart(TaskPart):
         """
         given["inputs_embeds" if tokens.is_floating_point() else "input_ids"] = tokens
         given = {name: value for name, value in given.items() if name in self.parameters_of_forward}
-        with apply_patches():
+        with apply_patches(self.held_model):
             # not `model(…)`: the tracer would look for the model among the modules of the holder
             result = self.held_model.forward(use_cache=True, **{self.cache_name: cache}, **given)
         return result.logits

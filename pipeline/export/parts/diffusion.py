@@ -30,7 +30,7 @@ from pipeline.config import DiffusersConfig, InputConfig, VerifyConfig
 from pipeline.errors import SourceError
 from pipeline.export.parts.draws import flat_arrays
 from pipeline.export.parts.holder import TaskPart, with_parameters
-from pipeline.export.parts.patches import apply_patches
+from pipeline.export.patches import apply_patches
 from pipeline.export.source import Example
 from pipeline.export.tree import leaves_with_path
 from pipeline.export.user_code import first_line
@@ -306,7 +306,7 @@ class ComponentPart(TaskPart):
             if "return_dict" in inspect.signature(method).parameters or self.method == "forward"
             else {}
         )
-        with apply_patches():
+        with apply_patches(self.held_model):
             return method(self.held_model, **arguments, **extra)
 
     def compute(self, **tensors: Tensor) -> dict[str, Any]:

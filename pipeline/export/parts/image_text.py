@@ -30,8 +30,8 @@ from pipeline.errors import SourceError
 from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import flat_arrays
 from pipeline.export.parts.holder import TaskPart
-from pipeline.export.parts.patches import apply_patches
 from pipeline.export.parts.states import BATCH, TOKENS, TOTAL, States, fill_cache, new_cache, read_states
+from pipeline.export.patches import apply_patches
 from pipeline.export.source import Example
 from pipeline.export.transformers_defaults import IMAGE_SIZE
 from pipeline.export.user_code import first_line
@@ -135,7 +135,7 @@ class VisionPart(TaskPart):
         from transformers.exporters.utils import apply_patches as apply_exporters_patches
 
         assert exporter_dynamo
-        with apply_exporters_patches("dynamo"), apply_patches():
+        with apply_exporters_patches("dynamo"), apply_patches(self.held_model):
             features = self._run_modules(pixel_values) if self.is_wired else self._run_whole(pixel_values)
         return {"image_features": features.reshape(-1, self.features.shape[-1])}
 

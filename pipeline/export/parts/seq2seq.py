@@ -30,8 +30,8 @@ from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
 from pipeline.export.parts.draws import flat_arrays
 from pipeline.export.parts.holder import TaskPart
-from pipeline.export.parts.patches import apply_patches
 from pipeline.export.parts.states import BATCH, PAST, States, fill_cache, new_cache, read_states, specs_of
+from pipeline.export.patches import apply_patches
 from pipeline.export.source import Example
 from pipeline.export.transformers_defaults import with_derived_inputs
 from pipeline.export.user_code import first_line
@@ -160,14 +160,14 @@ class Seq2SeqPart(TaskPart):
         encoder = self.held_model.get_encoder()
         known = inspect.signature(encoder.forward).parameters
         given = {name: tensor for name, tensor in inputs.items() if name == self.main or name in known}
-        with apply_patches():
+        with apply_patches(self.held_model):
             outputs = encoder(**given, return_dict=True)
         self.output_class = type(outputs)
         return outputs[0]
 
     def decode(self, ids: Tensor, hidden: Tensor, mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
         """The logits, float (batch, tokens, vocabulary), and the caches after `ids`."""
-        with apply_patches():
+        with apply_patches(self.held_model):
             # not `model(…)`: the tracer would look for the model among the modules of the holder
             result = self.held_model.forward(
                 encoder_outputs=self.output_class(last_hidden_state=hidden),

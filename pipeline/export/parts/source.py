@@ -15,7 +15,7 @@ from pipeline.config import CacheConfig, ModelConfig, VerifyConfig
 from pipeline.errors import ConfigError
 from pipeline.export.build_source import assemble
 from pipeline.export.call_watch import capture_output
-from pipeline.export.parts.decoder import CachedDecoder
+from pipeline.export.parts.decoder import CachedDecoder, switch_of_rotation
 from pipeline.export.parts.diffusion import CallFile
 from pipeline.export.parts.draws import draw_calls
 from pipeline.export.parts.features import FeaturesPart
@@ -70,9 +70,11 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
         source = assemble(part, part.example(), known)
     cache = model.cache or CacheConfig()
     random = (RANDOM_SCALES,) if cache.dtype == KEPT and cache.scales != "token" and not cache.data else ()
+    switch = switch_of_rotation(part.held_model.config) if isinstance(part, CachedDecoder) else None
+    rotation = (SWITCH.format(kind=switch[0], limit=switch[1]),) if switch is not None else ()
     return replace(
         source,
-        notes=(*loaded.notes, *source.notes, *random),
+        notes=(*loaded.notes, *source.notes, *random, *rotation),
         weights=loaded.weights,
         draws=None if is_free else _draws_of(part),
         dims={dim: dims[dim] for dim in named_dims(source.inputs) if dim in dims} if is_free else {},
@@ -82,6 +84,13 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
 RANDOM_SCALES: Final = (
     "model.cache.data names no prompts, so the scales of the cache are those of random tokens, and say nothing of the "
     "model in use; give files .npz with an array input_ids"
+)
+
+
+SWITCH: Final = (
+    "RoPE of the kind {kind} takes other frequencies for a text of more than {limit} tokens: keys that are in the "
+    "cache when a text grows beyond them keep the earlier ones, as in torch; transformers' generate of Phi-3 computes "
+    "the cache anew there, for which an application reads the whole text in one call"
 )
 
 

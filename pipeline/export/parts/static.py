@@ -22,7 +22,7 @@ from torch import Tensor
 from pipeline.config import CacheConfig, InputConfig
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
-from pipeline.export.parts.decoder import DecoderPart, random_tokens
+from pipeline.export.parts.decoder import DecoderPart, random_tokens, switch_of_rotation
 from pipeline.export.parts.states import (
     KEPT,
     CacheState,
@@ -53,6 +53,13 @@ class StaticDecoder(DecoderPart):
         super().__init__(model, folder, last_only=last_only)
         assert cache.length is not None
         self.length, self.tokens = cache.length, tokens
+        kind, limit = switch_of_rotation(model.config) or ("", self.length)
+        if self.length > limit:
+            raise SourceError(
+                f"model.cache.length: found {self.length}, but RoPE of the kind {kind} takes other frequencies for a "
+                f"text of more than {limit} tokens, also for its first ones, and here a prompt goes in chunks; "
+                f"expected {limit} or less, or cache: {{kind: dynamic}}"
+            )
         if cache.dtype == KEPT and cache.scales != "token":
             self._measure_scales(cache)
         if cache.dtype is not None:

@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from pipeline.errors import Unsupported
+from pipeline.export.patches import apply_patches
 from pipeline.export.program_rewrites import (
     BY_PARTS,
     MOVES,
@@ -25,7 +26,6 @@ from pipeline.export.program_rewrites import (
     unsqueeze_scalars,
 )
 from pipeline.export.to_onnx import explain_untranslatable
-from pipeline.export.transformers_defaults import keep_triangular_systems
 from pipeline.export.translations import TRANSLATIONS, translation_table
 from pipeline.runtime.tensors import to_numpy
 
@@ -343,7 +343,7 @@ def test_the_delta_rule_is_one_system_in_a_trace() -> None:
 
     Rule.__module__ = library.__name__
     module, x = Rule(), 0.1 * torch.randn(1, 4, 2, 8)
-    with keep_triangular_systems(module):
+    with apply_patches(module, is_traced=True):
         program = torch.export.export(module, (x,), strict=False)
     called = [node.target for node in program.graph.nodes]
     assert called.count(torch.ops.aten.linalg_solve_triangular.default) == 2 and len(called) < 150
