@@ -137,6 +137,22 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     graph.node.extend(moved.node)
 
 
+def rename_twins(graph: onnx.GraphProto) -> None:
+    """Give each node that has the name of a node before it a name of its own, in place: `n_2`, `n_3` after `n`.
+
+    ONNX asks for it, old exporters do not do it, and onnxruntime refuses two nodes of one name.
+    """
+    for inner in every_graph(graph):
+        taken = {node.name for node in inner.node}
+        numbers = Counter[str]()
+        for node in inner.node:
+            name = node.name
+            numbers[name] += 1
+            while name and numbers[name] > 1 and node.name in taken:
+                node.name = f"{name}_{numbers[name]}"
+                numbers[name] += node.name in taken
+
+
 def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` without local functions; itself where it has none. The values of its own graph keep their names.
 

@@ -23,7 +23,7 @@ from passes.errors import ModelError
 from passes.graph.index import GraphIndex, copy_of
 from passes.graph.inference import refuse_contradictions
 from passes.graph.layer_calls import layer_functions
-from passes.graph.traversal import bodies_of, inline_functions, sort_nodes
+from passes.graph.traversal import bodies_of, inline_functions, rename_twins, sort_nodes
 from passes.load import check_model, check_payload, load_model, to_path
 from passes.suggest import plural
 from passes.weights.mapped import ExternalFiles, find_file_range, release
@@ -332,6 +332,7 @@ def open_model(model: OpenableModel) -> DetachedModel:
     check_model(model)
     copy = copy_of(model)
     sort_nodes(copy.graph)
+    rename_twins(copy.graph)
     return detach(copy, checked=True)
 
 
@@ -343,7 +344,8 @@ def read_model(
     folder: Path | None = None,
     may_lack_outputs: bool = False,
 ) -> DetachedModel:
-    """Read an ONNX file as a detached model. External data is memory-mapped; nodes are sorted.
+    """Read an ONNX file as a detached model. External data is memory-mapped; nodes are sorted, and no two
+    have one name.
 
     Args:
         path: the file.
@@ -360,6 +362,7 @@ def read_model(
     folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
     model = load_model(path, folder, may_lack_outputs=may_lack_outputs)
     sort_nodes(model.graph)
+    rename_twins(model.graph)
     refuse_contradictions(model)
     marked = any(entry.key == UNREAD for entry in model.metadata_props)
     try:
