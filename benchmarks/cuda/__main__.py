@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ ROW_EXIT_S = 10
 
 CHECKS_S = 180
 """Seconds after the begin of a run up to which checks have their turn; figures have the rest."""
+
+CHECKS_AT_ONCE = 4
 
 CARD_S = 40
 """Seconds for torch to name the card."""
@@ -65,22 +68,32 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     origin = {"card": DRY_CARD if options.dry else card_name(), "sources": digest_of_sources()}
     results = read_results(options.out)
-    before = {name: results[name] for name in wanted if name in results}
-    statuses = {name: found["status"] for name, found in before.items() if origin.items() <= found.items()}
-    failed = 0
-    for name in [name for name in wanted if name not in statuses] + [name for name in wanted if name in statuses]:
-        if statuses.get(name) == "ran":
-            print(f"{name}: measured already", flush=True)
-            continue
+    statuses = {name: found["status"] for name, found in results.items() if origin.items() <= found.items()}
+    measured = [name for name in wanted if statuses.get(name) == "ran"]
+    print("".join(f"{name}: measured already\n" for name in measured), end="", flush=True)
+    todo = [name for name in wanted if name not in statuses]
+    todo += [name for name in wanted if name in statuses and name not in measured]
+    checks = [name for name in todo if name.startswith("check-")]
+
+    def start(name: str) -> tuple[str, dict[str, Any] | None]:
         ends_s = options.minutes * 60
-        if name.startswith("check-") and not options.dry:
+        if name in checks and not options.dry:
             ends_s = min(ends_s, CHECKS_S)
         left = ends_s - (time.monotonic() - begun)
-        if left < ROW_EXIT_S:
+        limit_s = ROWS[name].limit_s * (DRY_LIMIT if options.dry else 1)
+        return name, start_row(name, min(limit_s, left), dry=options.dry) if left >= ROW_EXIT_S else None
+
+    def start_all() -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """Checks side by side, since nothing is measured there; figures one after the other."""
+        with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
+            yield from (done.result() for done in as_completed([pool.submit(start, name) for name in checks]))
+        yield from (start(name) for name in todo if name not in checks)
+
+    failed = 0
+    for name, found in start_all():
+        if found is None:
             print(f"{name}: no time left", flush=True)
             continue
-        limit_s = ROWS[name].limit_s * (DRY_LIMIT if options.dry else 1)
-        found = start_row(name, min(limit_s, left), dry=options.dry)
         results[name] = {**found, **origin, "goal": ROWS[name].goal}
         write_results(options.out, {name: results[name] for name in ROWS if name in results})
         failed += found["status"] != "ran"

@@ -85,25 +85,27 @@ class Decode(nn.Module):
         self.register_buffer("keys", torch.zeros(1, heads, cache, self.size))
         self.register_buffer("values", torch.zeros(1, heads, cache, self.size))
 
-    def turn(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """RoPE at place `at`."""
+    def forward(self, x: torch.Tensor, at: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         rates = 10000.0 ** -(torch.arange(0, self.size, 2, device=x.device) / self.size)
         angles = (at * rates).repeat(2)
-        left, right = x.chunk(2, -1)
-        return x * angles.cos().to(x.dtype) + torch.cat([-right, left], -1) * angles.sin().to(x.dtype)
-
-    def forward(self, x: torch.Tensor, at: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         normal = f.rms_norm(x, (x.shape[-1],), self.first, 1e-5)
         query, key, value = (
             part(normal).view(1, 1, self.heads, self.size).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        self.keys.index_copy_(2, at, self.turn(key, at))
+        self.keys.index_copy_(2, at, turn(key, cos, sin))
         self.values.index_copy_(2, at, value)
-        mixed = f.scaled_dot_product_attention(self.turn(query, at), self.keys, self.values, mask)
+        mixed = f.scaled_dot_product_attention(turn(query, cos, sin), self.keys, self.values, mask)
         x = x + self.out(mixed.transpose(1, 2).reshape(1, 1, -1))
         normal = f.rms_norm(x, (x.shape[-1],), self.second, 1e-5)
         return x + self.down(f.silu(self.gate(normal)) * self.up(normal))
+
+
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE by the angles of a place."""
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
 
 
 def mlp(width: int) -> nn.Module:

@@ -99,6 +99,7 @@ def forward(of: Forward, bench: Bench, modes: Sequence[str] = ("default", "reduc
         "capture": report.summary,
         "by_python": len(report.by_python),
         "arena_bytes": program.plan.arena_bytes,
+        "pool_bytes": report.pool_bytes,
         "live_bytes": program.plan.live_bytes,
     }
     with torch.inference_mode():
@@ -174,7 +175,7 @@ def train(name: str, bench: Bench) -> Figures:
     program, figures["recorded"] = recorded(module, batch, bench)
     program.step(given)
     figures["own reserved bytes"] = reserved(bench) - base
-    figures["arena and pools, bytes"] = program._compiled.plan.arena_bytes + pool_bytes(bench)
+    figures["arena and pool, bytes"] = program._compiled.plan.arena_bytes + program.capture.pool_bytes
     figures["capture"] = program.capture.summary
     figures["replay"] = bench.time(lambda: program.step(given))
     figures["back to back, ms"] = bench.back_to_back(lambda: program.step(given))
@@ -212,14 +213,6 @@ def recorded(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], bench:
 
 def reserved(bench: Bench) -> int:
     return 0 if bench.dry else torch.cuda.memory_reserved()
-
-
-def pool_bytes(bench: Bench) -> int:
-    """Of all graphs that there are."""
-    if bench.dry:
-        return 0
-    segments = torch.cuda.memory_snapshot()
-    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
 
 
 def empty_cache(bench: Bench) -> None:

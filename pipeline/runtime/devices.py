@@ -191,6 +191,10 @@ class Device(ABC):
         """A pool of memory for all graphs of one session."""
         raise NotImplementedError(f"{self.name} records no graphs")
 
+    def pool_bytes(self, pool: object) -> int:
+        """What a pool has taken from the device."""
+        return 0
+
     def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
         """The launches as one graph, whose memory comes from `pool`; `generators` advance at each replay.
 
@@ -338,6 +342,11 @@ class CudaDevice(StreamDevice):
 
     def new_pool(self) -> object:
         return CudaPool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._index))
+
+    def pool_bytes(self, pool: object) -> int:
+        assert isinstance(pool, CudaPool)
+        segments = torch.cuda.memory_snapshot(pool.handle, include_traces=False)
+        return sum(int(segment["total_size"]) for segment in segments)
 
     @contextmanager
     def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[RecordedGraph]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -60,10 +61,12 @@ class RecordingDevice(StreamDevice):
         self.memory = DeviceMemory(nbytes)
         self.thread = ThreadState()
         self._clocks: dict[int, Clock] = {}
+        self._sides = count(-1, -1)
+        """Streams of warm-ups."""
         self._captures = list[GraphRecord]()
         """Those under way, of all threads."""
         self.synchronizations = 0
-        """How often the host waited for the device."""
+        """How often the host waited for the device, also for a number that it reads."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return self.memory.holds(tensor)
@@ -115,7 +118,7 @@ class RecordingDevice(StreamDevice):
         return RecordingGuard(self, order)
 
     def late_value(self, tensor: torch.Tensor) -> LateValue:
-        return RecordingLateValue(tensor)
+        return RecordingLateValue(self, tensor)
 
     @contextmanager
     def on_stream(self, stream: int) -> Iterator[None]:
@@ -128,7 +131,7 @@ class RecordingDevice(StreamDevice):
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
-        before, side = self.thread.stream, -threading.get_ident()
+        before, side = self.thread.stream, next(self._sides)
         self.wait(side, before)
         with self.on_stream(side):
             yield
@@ -140,6 +143,10 @@ class RecordingDevice(StreamDevice):
 
     def new_pool(self) -> object:
         return Pool()
+
+    def pool_bytes(self, pool: object) -> int:
+        assert isinstance(pool, Pool)
+        return pool.nbytes
 
     @contextmanager
     def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[GraphRecord]:
@@ -210,6 +217,7 @@ class RecordingDevice(StreamDevice):
                 return found
         if any(tag in func.tags for tag in HOST_TAGS) and func is not torch.ops.aten.index.Tensor:
             self._refuse_while_capturing(f"reads the host ({func})")
+            self.synchronizations += 1
         strange = [leaf for leaf in leaves if not self.holds(leaf) and (leaf.dim() or func in COPIES)]
         if strange and func in COPIES:
             self._refuse_while_capturing("copies from pageable memory")
@@ -391,15 +399,17 @@ class RecordingGuard:
 
 
 class RecordingLateValue:
-    """A copy that is there at the next look."""
+    """A copy on the host that is there at the next look."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, device: RecordingDevice, tensor: torch.Tensor) -> None:
+        self._device, self._tensor = device, tensor
         self._copy: torch.Tensor | None = None
 
     def start(self, *, at_once: bool = False) -> None:
         if self._copy is None:
-            self._copy = self._tensor.clone()
+            self._device.touch((self._tensor,), ())
+            with _disable_current_modes():
+                self._copy = self._tensor.clone()
 
     def poll(self) -> torch.Tensor | None:
         found, self._copy = self._copy, None

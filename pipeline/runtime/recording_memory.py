@@ -24,6 +24,8 @@ class Pool:
     is_gone: bool = False
     """Whether the last graph is gone; torch takes no further one into such a pool."""
     free: list[tuple[int, int]] = field(default_factory=list)
+    nbytes: int = 0
+    """What it has taken from the device."""
 
 
 @dataclass(eq=False)
@@ -67,7 +69,10 @@ class DeviceMemory:
         size = max(-(-nbytes // CUDA_ALIGNMENT), 1) * CUDA_ALIGNMENT
         with self.lock:
             first = _take(pool.free, size) if pool else None
-            first = _take(self._free, size) if first is None else first
+            if first is None:
+                first = _take(self._free, size)
+                if pool is not None:
+                    pool.nbytes += size
             if first is None:
                 raise RuntimeError(f"CUDA out of memory: {nbytes} bytes of the recording device")
             block = DeviceBlock(first, first + size, pool)

@@ -149,27 +149,30 @@ def _rotation(chain: RowChain, op: Op) -> Operand | None:
     first, half = producer(chain.graph, negated.inputs[0]), chain.space.sizes[-1] // 2
     if first is None or first.inputs[:1] != second.inputs[:1] or chain.space.sizes[-1] % 2:
         return None
-    if _slice_of_rows(chain, first) != (half, 2 * half) or _slice_of_rows(chain, second) != (0, half):
+    if _slice_of_rows(chain, negated.inputs[0]) != (half, 2 * half) or _slice_of_rows(chain, op.inputs[1]) != (0, half):
         return None
     x = chain.operand(first.inputs[0]) if chain.has_whole_rows(first.inputs[0]) else None
     return None if x is None else chain.call("rotate", x)
 
 
-def _slice_of_rows(chain: RowChain, op: Op) -> tuple[int, int] | None:
-    """(first, end) of a slice of the last axis with step 1."""
-    size, attrs = chain.space.sizes[-1], op.attrs
-    if (
-        op.kind != "aten.slice.Tensor"
-        or attrs.get("dim", 0) not in (-1, chain.space.rank - 1)
-        or attrs.get("step", 1) != 1
-    ):
+def _slice_of_rows(chain: RowChain, vid: int) -> tuple[int, int] | None:
+    """(first, end) of a part of the last axis: a slice with step 1, or a piece."""
+    size, op = chain.space.sizes[-1], producer(chain.graph, vid)
+    if op is None or op.attrs.get("dim", 0) not in (-1, chain.space.rank - 1):
         return None
-    start, end = attrs.get("start") or 0, attrs.get("end")
+    if op.kind in PIECES:
+        lengths = [chain.graph.values[piece].spec.sizes[-1] for piece in op.outputs[: op.outputs.index(vid) + 1]]
+        return sum(lengths[:-1]), sum(lengths)
+    if op.kind != "aten.slice.Tensor" or op.attrs.get("step", 1) != 1:
+        return None
+    start, end = op.attrs.get("start") or 0, op.attrs.get("end")
     end = size if end is None else end
     if not isinstance(start, int) or not isinstance(end, int):
         return None
     return start, min(end, size)
 
+
+PIECES: Final = ("aten.chunk.default", "aten.split.Tensor", "aten.split_with_sizes.default")
 
 BINARY: Final = ("add", "sub", "mul", "div")
 

@@ -6,6 +6,8 @@ program has one result, and no value is computed twice.
 
 from __future__ import annotations
 
+from typing import Final
+
 from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
 from pipeline.lowering.fusion.op_patterns import FLOATS
 from pipeline.lowering.fusion.rewrite import Rewrite
@@ -16,7 +18,7 @@ from pipeline.ops.row_programs import Computed, Input, Instruction, write_progra
 
 
 def fuse_rows(graph: Graph) -> Graph:
-    """The pass `rows`; a single operator of one instruction is left as it is."""
+    """The pass `rows`; a single operator other than a normalisation is left as it is."""
     rewrite = Rewrite(graph)
     taken: set[int] = set()
     for op in reversed(graph.ops):
@@ -26,7 +28,8 @@ def fuse_rows(graph: Graph) -> Graph:
         chain, order = RowChain(graph, value.spec, TRANSLATIONS), memory_order(value)
         last = chain.take(op)
         is_result = last == Computed(len(chain.instructions) - 1)
-        if not is_result or len(chain.ops) < 2 or len(chain.inputs) > MOST_OPERANDS:
+        is_alone = len(chain.ops) < 2 and op.kind not in NORMS
+        if not is_result or is_alone or len(chain.inputs) > MOST_OPERANDS:
             continue
         numbers, inputs = _order_operands(chain), _in_memory_order(rewrite, chain.inputs, order)
         if not numbers or inputs is None:
@@ -34,6 +37,10 @@ def fuse_rows(graph: Graph) -> Graph:
         taken.update(chain.ops)
         _put_program(rewrite, op, chain, numbers, inputs, order)
     return rewrite.build()
+
+
+NORMS: Final = ("aten.layer_norm.default", "aten.rms_norm.default")
+"""Torch has no `out=` for them, so that each result would be copied."""
 
 
 def _can_end(graph: Graph, op: Op) -> bool:

@@ -329,7 +329,8 @@ class Capture(ProcessBound):
             for segment, part in zip(segments, self._parts, strict=True)
             for at, reason in sorted(part.reasons.items())
         )
-        return CaptureReport(key, segments, static, copied, live, self._feed.nbytes, by_python)
+        pool_bytes = self._session.pool_bytes
+        return CaptureReport(key, segments, static, copied, live, self._feed.nbytes, pool_bytes, by_python)
 
     def _place_of(self, launch: int) -> str:
         bound = self._memory.bound

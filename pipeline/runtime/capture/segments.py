@@ -68,6 +68,8 @@ class CaptureReport:
     """Names of the values that a replay copies where its feed has them: states that advance by themselves."""
     buffer_bytes: int
     """Bytes that this capture holds for itself; arena, states and weights are shared with the runs of its context."""
+    pool_bytes: int = 0
+    """Bytes of the pool from which the graphs of all captures of the session have what their launches allocate."""
     by_python: tuple[str, ...] = ()
     """Captured calls that no graph of the recorder holds, so that Python makes each of them, with the reason."""
 
@@ -82,12 +84,13 @@ class CaptureReport:
 
     @property
     def summary(self) -> str:
-        """One line: how many segments are captured, how many calls are not, and the bytes of its buffers."""
+        """One line: how many segments are captured, how many calls are not, and the bytes of buffers and pool."""
         captured = plural(len(self.segments) - len(self.eager), "captured segment")
         by_python = f", {plural(len(self.by_python), 'call')} by Python" if self.by_python else ""
+        pool = f", {bytes_text(self.pool_bytes)} in the pool" if self.pool_bytes else ""
         return (
             f"captured for {self.key.mode}: {captured}, {plural(len(self.eager), 'eager call')}{by_python}, "
-            f"{bytes_text(self.buffer_bytes)} of buffers"
+            f"{bytes_text(self.buffer_bytes)} of buffers{pool}"
         )
 
     def __str__(self) -> str:

@@ -129,6 +129,11 @@ class CaptureSession:
         self._graphs.add(graph)
         return graph
 
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the pool of all graphs; 0 where there are none."""
+        return self.device.pool_bytes(self._pool) if self._graphs else 0
+
     def snapshot(self) -> Snapshot:
         """Copies of states and generators as they are.
 

@@ -219,6 +219,7 @@ def test_a_layer_of_a_llama() -> None:
     check(graph)
     programs = [op.attrs["program"] for op in graph.ops if op.kind == "RowProgram"]
     assert programs == [
+        "square(i0); mean(v0); add(v1, 1e-06); rsqrt(v2); mul(i0, v3); mul(v4, i1)",
         "mul(i2, i0); rotate(i2); mul(v1, i1); add(v0, v2)",
         "mul(i0, 0.35); add(v0, i1); amax(v1); sub(v1, v2); exp(v3); sum(v4); div(v4, v5)",
         "silu(i0); mul(v0, i1)",
@@ -226,6 +227,21 @@ def test_a_layer_of_a_llama() -> None:
     feed = {before.values[vid].name: tensor for vid, tensor in zip(before.inputs, args, strict=True)}
     (found,) = compile_graph(graph, dict(module.state_dict())).run(feed).values()
     torch.testing.assert_close(found, module(*args), atol=1e-5, rtol=1e-5)  # float32, sums of up to 32 terms
+
+
+def test_pieces_are_rotated_as_slices_are() -> None:
+    class Turn(nn.Module):
+        def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+            left, right = x.chunk(2, -1)
+            return x * cos + torch.cat([-right, left], -1) * sin
+
+    module, args = Turn(), (torch.randn(3, 8), torch.rand(8), torch.rand(8))
+    graph = fuse_rows(from_torch(functionalize_program(torch.export.export(module, args, strict=False))))
+    (program,) = (op.attrs["program"] for op in graph.ops if op.kind == "RowProgram")
+    assert str(program).count("rotate") == 1
+    feed = {graph.values[vid].name: tensor for vid, tensor in zip(graph.inputs, args, strict=True)}
+    (found,) = compile_graph(graph).run(feed).values()
+    torch.testing.assert_close(found, module(*args), atol=1e-6, rtol=1e-6)  # float32, one rounding in place of three
 
 
 def test_half_precision_is_rounded_once() -> None:

@@ -192,6 +192,30 @@ def test_adam_over_all_parameters(decoupled: bool, largest: bool, maximize: bool
     torch.testing.assert_close(groups[0], [parameter.detach() for parameter in peers], atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_adam_in_half_precision(dtype: torch.dtype) -> None:
+    """Next to torch's fused kernel, which computes in float32 too and rounds what it stores: two updates."""
+    sizes = ((3,), (1500,), (33, 41))
+    gradients = [torch.randn(size).to(dtype) for size in sizes]
+    by_triton, by_torch = ([[torch.ones(size, dtype=dtype) for size in sizes]] for _ in range(2))
+    for groups in (by_triton, by_torch):
+        groups += [[torch.zeros(size, dtype=dtype) for size in sizes] for _ in range(2)]
+    step, rate, skip = torch.zeros(()), torch.tensor(0.01, dtype=torch.float64), torch.zeros(())
+    attrs = {"beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "weight_decay": 0.1}
+    launch = launch_adam(by_triton, gradients, step, rate, skip, {**attrs, "decoupled": True, "maximize": False})
+    assert launch is not None
+    settings = {"beta1": 0.8, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-6, "amsgrad": False, "maximize": False}
+    for _ in range(2):
+        step += 1
+        launch()
+        vars(torch)["_fused_adamw_"](
+            by_torch[0], gradients, *by_torch[1:], [], [step] * len(sizes), lr=0.01, found_inf=skip, **settings
+        )
+    atol, rtol = NEAR[dtype]
+    for found, expected in zip(by_triton, by_torch, strict=True):
+        torch.testing.assert_close(found, expected, atol=atol, rtol=2 * rtol)
+
+
 def test_adam_reads_gradients_where_a_run_has_pointed_them_at() -> None:
     """A run writes a large output of its caller into new memory, also where that is a gradient."""
     groups = [[torch.zeros(3)] for _ in range(3)]

@@ -1,0 +1,103 @@
+"""Where the outputs of a program on a device are, what its captures hold, and what its launches read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.runtime import compile_graph
+from pipeline.runtime.recording import RecordingDevice
+from pipeline.training import record_step
+from pipeline.training.graph import rate_name
+from tests.pipeline.runtime.capture.capture_programs import train_graph
+from tests.pipeline.runtime.capture.test_recording_device import FEED, mixed_graph, on
+from tests.pipeline.runtime.capture.test_segments import Around, X, choose
+from tests.support.torch_programs import compile_module, graph_of
+
+
+@pytest.fixture
+def device() -> RecordingDevice:
+    return RecordingDevice(2**22)
+
+
+def test_outputs_stay_on_the_device(device: RecordingDevice) -> None:
+    program = compile_graph(mixed_graph(), device=device)
+    found = [call(FEED, copy=copy)["y"] for call in (program.run, program.replay) for copy in (True, False)]
+    assert all(map(device.holds, found))
+
+
+def test_a_run_reads_nothing_on_the_host_but_where_the_table_says_so(device: RecordingDevice) -> None:
+    plain, feed = compile_module(Around(choose), [X])
+    choosing = compile_graph(graph_of(Around(choose), [X]), device=device)
+    program = compile_graph(mixed_graph(), device=device)
+    program.capture(FEED)
+    waited = device.synchronizations
+    program.run(FEED)
+    program.replay(FEED)
+    assert device.synchronizations == waited
+    (found,) = choosing.run(feed).values()
+    assert device.synchronizations > waited, "it chooses elements by a mask"
+    torch.testing.assert_close(found, next(iter(plain.run(feed).values())))
+
+
+def test_what_launches_allocate_comes_from_the_pool_of_the_session_and_is_in_the_report(
+    device: RecordingDevice,
+) -> None:
+    """A normalisation has no `out=`, and a product has one. Blocks are multiples of 256 bytes."""
+    program = compile_graph(mixed_graph(), device=device)
+    first = program.capture(FEED).report
+    assert first.pool_bytes > 0
+    assert first.pool_bytes % 256 == 0
+    assert f"{first.pool_bytes} B in the pool" in first.summary
+    again = program.capture({**FEED, "x": on(device, 4, 4)}).report
+    assert again.pool_bytes == first.pool_bytes, "what one graph has given back is there for the next"
+    without = compile_graph(train_graph(), device=device).capture({"x": torch.ones(2)}).report
+    assert without.pool_bytes == 0
+    assert "in the pool" not in without.summary
+
+
+def test_contexts_share_weights_and_do_not_wait_for_one_another(device: RecordingDevice) -> None:
+    program = compile_graph(mixed_graph(), device=device)
+    contexts = [program.new_context() for _ in range(2)]
+    (weight,) = program._bound.weights.values()
+    assert all(any(slot.data_ptr() == weight.data_ptr() for slot in context._slots) for context in contexts)
+    known = []
+    for _ in range(2):  # to capture waits for the device, and a replay for nothing
+        for stream, context in enumerate(contexts, 1):
+            with device.on_stream(stream):
+                context.captures.replay(FEED, program._policy)
+        known.append((device._clock(1)[2], device._clock(2)[1], device._clock(1)[1]))
+    assert known[0][:2] == known[1][:2], "neither stream knows of a new launch of the other"
+    assert known[0][2] < known[1][2]
+
+
+def test_one_launch_updates_all_parameters_by_a_rate_that_its_kernel_reads(device: RecordingDevice) -> None:
+    """The state is float64, as schedules of torch compute, and the kernel of a device reads float32."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    batch = (torch.randn(5, 6), torch.randint(3, (5,)))
+    program = record_step(module, nn.functional.cross_entropy, optimizer, batch, device=device)
+    (capture,) = program._captures._captures.values()
+    launches = [launch for part in capture._parts for launch in part._launches]  # type: ignore[attr-defined]
+    (update,) = (call for call in calls_in(launches) if "adamw" in call.func.__name__)
+    assert len(update.args[0]) == 4
+    assert update.keywords["lr"].dtype is torch.float32
+    assert program.snapshot().states[rate_name(0)].dtype is torch.float64
+    program.step(batch)
+    assert update.keywords["lr"].item() == torch.tensor(0.1).item()
+    optimizer.param_groups[0]["lr"] = 0.01
+    program.step(batch)
+    assert update.keywords["lr"].item() == torch.tensor(0.01).item()
+
+
+def calls_in(launches: Any) -> Iterator[partial[Any]]:
+    """All calls that launches consist of."""
+    for launch in launches:
+        if isinstance(launch, partial):
+            yield launch
+            yield from calls_in(part for item in launch.args if isinstance(item, tuple) for part in item)
