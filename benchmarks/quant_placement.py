@@ -1,6 +1,9 @@
-"""Do the profiles round what the tools of their targets round? Small models of transformers, tensor by tensor.
+"""Do the profiles round what the tools of their targets round? Models of transformers and torchvision, by tensor.
 
     python -m benchmarks.quant_placement [--aimet PYTHON] [--folder DIR] [MODEL ...]
+
+A name that MODELS has not is one of torchvision's, such as resnet18; the interpreter of AIMET, which needs torchvision,
+exports it with random weights.
     python -m benchmarks.quant_placement --config configs/minilm.yaml …
 
 `ort-cpu` is held against what onnxruntime's `quantize_static` writes for the same file, and `qnn-htp` against the
@@ -144,16 +147,41 @@ def load_in_aimet(folder: Path, python: str) -> tuple[set[str], str]:
 def compare(name: str, folder: Path, aimet: str) -> Iterator[Row]:
     """A row for each profile whose tool is here."""
     folder.mkdir(parents=True, exist_ok=True)
+    sample = export(name, folder, aimet)
+    np.savez(folder / "sample.npz", **sample)  # type: ignore[arg-type]
+    yield _against_onnxruntime(name, _simulate(folder, "ort-cpu"), sample)
+    if aimet:
+        yield _against_aimet(name, _simulate(folder, "qnn-htp"), sample, aimet)
+
+
+def export(name: str, folder: Path, aimet: str) -> dict[str, np.ndarray]:
+    """Write `source.onnx` into the folder; returns a sample."""
+    if name not in MODELS:
+        subprocess.run([aimet, "-c", EXPORT_VISION, name, str(folder / "source.onnx")], check=True, capture_output=True)
+        [image] = onnx.load(folder / "source.onnx", load_external_data=False).graph.input
+        return {image.name: np.random.default_rng(0).standard_normal((1, 3, 64, 64), np.float32)}
     module, example = MODELS[name]()
     program = torch.onnx.export(module, (), kwargs=example, dynamo=True, opset_version=21, verbose=False)
     assert program is not None
     program.save(folder / "source.onnx")
     names = [value.name for value in program.model.graph.inputs]
-    sample = {str(key): value.numpy() for key, value in zip(names, example.values(), strict=True)}
-    np.savez(folder / "sample.npz", **sample)  # type: ignore[arg-type]
-    yield _against_onnxruntime(name, _simulate(folder, "ort-cpu"), sample)
-    if aimet:
-        yield _against_aimet(name, _simulate(folder, "qnn-htp"), sample, aimet)
+    return {str(key): value.numpy() for key, value in zip(names, example.values(), strict=True)}
+
+
+EXPORT_VISION: Final = """
+import sys
+import torch, torchvision
+torch.manual_seed(0)
+module = torchvision.models.get_model(sys.argv[1]).eval()
+for layer in module.modules():
+    if isinstance(layer, torch.nn.BatchNorm2d):
+        torch.nn.init.uniform_(layer.weight, 0.5, 1.5)
+        torch.nn.init.normal_(layer.running_mean, std=0.1)
+        torch.nn.init.uniform_(layer.running_var, 0.5, 1.5)
+torch.onnx.export(
+    module, (torch.randn(1, 3, 64, 64),), sys.argv[2], dynamo=True, opset_version=21, verbose=False, external_data=False
+)
+"""
 
 
 def _simulate(folder: Path, profile: str) -> Path:
@@ -161,7 +189,12 @@ def _simulate(folder: Path, profile: str) -> Path:
         {
             "model": {"onnx": str(folder / "source.onnx")},
             "runtime": {"backends": ["onnxruntime"]},
-            "quantsim": {"profile": profile, "calibration": {"data": [str(folder / "sample.npz")]}},
+            "quantsim": {
+                "profile": profile,
+                "calibration": {"data": [str(folder / "sample.npz")]},
+                "sensitivity": False,
+                "evaluation": 1,
+            },
         }
     )
     return QuantSim(config, folder / profile, progress=False).run().folder

@@ -64,7 +64,7 @@ def compare(
     most: int | None = None,
     step: int | None = None,
     encodings: Path | None = None,
-    layout: Literal["nchw", "nhwc"] = "nchw",
+    layout: Literal["nchw", "nhwc"] | None = None,
     part: str | None = None,
     as_json: bool = False,
 ) -> None:
@@ -75,7 +75,7 @@ def compare(
     An element may differ by atol + rtol × the scale of its tensor; both follow from the dtype where they are not given.
     """
     is_dumped = _check_backends(first, second)
-    if not is_dumped and (encodings is not None or layout != "nchw"):
+    if not is_dumped and (encodings is not None or layout is not None):
         raise UsageError(
             "--encodings and --layout read a folder of dumped tensors; give one as A or B, or leave them out"
         )
@@ -121,7 +121,7 @@ def _compare_values(
     feeds: Mapping[str, np.ndarray],
     given: Mapping[str, Tolerance],
     encodings: Path | None,
-    layout: Literal["nchw", "nhwc"],
+    layout: Literal["nchw", "nhwc"] | None,
     *,
     first_only: bool,
 ) -> BackendComparison:
@@ -223,7 +223,7 @@ def _open_dump(
     subject: Subject,
     folder: Path,
     encodings: Path | None,
-    layout: Literal["nchw", "nhwc"],
+    layout: Literal["nchw", "nhwc"] | None,
     feeds: Mapping[str, np.ndarray],
 ) -> DeviceDump:
     """The tensors of a device as a backend; files that belong to no value are named on standard error."""
@@ -238,6 +238,12 @@ def _open_dump(
         listed = ", ".join(left[:MOST_FILES]) + more
         print_line(
             f"{folder}: {plural(len(left), 'file')} that no value of the model has the name of: {listed}", err=True
+        )
+    for name in dump.find_ambiguous(shapes_of(feeds))[:1]:
+        print_line(
+            f"{folder}: the shape of {name} is the same with channels second and last, so such files are read with "
+            "channels second; say where they lie with --layout nchw or --layout nhwc",
+            err=True,
         )
     return dump
 

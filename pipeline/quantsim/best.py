@@ -55,6 +55,7 @@ class Combination:
 
     sqnr_db: of the worst output, on samples that were held out; None where it did not run.
     why: why it did not.
+    left: a weight that a step has left as it was, and why.
     """
 
     weights: str
@@ -64,6 +65,7 @@ class Combination:
     weight_bytes: int = 0
     seconds: float = 0.0
     why: str = ""
+    left: str = ""
 
     def config(self, config: RunConfig) -> RunConfig:
         """`config` with the format for all weights before its rules, and the steps after its own."""
@@ -96,11 +98,22 @@ class Best:
         what = "chain" if isinstance(self.result, PartsQuantSimResult) else "worst output"
         head = ("weights", "steps", f"{what}, held out", "weights", "time")
         yield from table_lines([head, *(trial.row() for trial in self.trials)])
+        if same := self._describe_same():
+            yield same
         steps = self.winner.row()[1]
         yield (
             f"best on samples that no step has seen: {self.winner.weights}, {steps}, {self.winner.sqnr_db:.2f} dB; "
             f"{self.config} has it"
         )
+
+    def _describe_same(self) -> str:
+        """A sentence where all trials that ran have one result; empty where they differ, or one alone ran."""
+        ran = [trial for trial in self.trials if trial.sqnr_db is not None]
+        if len(ran) < 2 or len({(trial.sqnr_db, trial.weight_bytes) for trial in ran}) > 1:
+            return ""
+        left = next((trial.left for trial in ran if trial.left), "")
+        why = f": {left}" if left else ""
+        return f"all {len(ran)} trials have one result, so no step and no format makes a difference to this model{why}"
 
 
 def seconds_of(text: str) -> float:
@@ -224,7 +237,8 @@ def run_trial(
     except OnnxlineError as error:
         return replace(trial, why=str(error).partition("\n")[0], seconds=time.perf_counter() - begun), None
     reports = [part.report for part in result.parts.values()] if isinstance(result, PartsQuantSimResult) else []
-    steps = (step for report in reports or [result.report] for step in report.optimized)
+    steps = [step for report in reports or [result.report] for step in report.optimized]
+    left = next((f"{step.name} leaves {name}: {why}" for step in steps for name, why in step.left.items()), "")
     failed = next((step for step in steps if step.status == "failed"), None)
     seconds = time.perf_counter() - begun
     if failed is not None:
@@ -234,7 +248,7 @@ def run_trial(
     else:
         ratio = min((noise.sqnr_db for noise in result.report.outputs.values()), default=math.inf)
         size = result.report.quantized_weight_bytes
-    return replace(trial, sqnr_db=ratio, weight_bytes=size, seconds=seconds), result
+    return replace(trial, sqnr_db=ratio, weight_bytes=size, seconds=seconds, left=left), result
 
 
 def _name_of(item: Any) -> str:

@@ -322,28 +322,37 @@ def find_matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedMode
     """
     if rule.tensors is not None:
         return rule.tensors
+    refuse_selector(rule.selector)
     kind, colon, pattern = rule.selector.partition(":")
     if not colon:
         return _structure_tensors(rule.selector, model)
-    names_of = SELECTORS.get(kind)
-    if names_of is None or not pattern:
-        raise UsageError(
-            f"quantsim.rules: found {rule.selector!r}, expected {', '.join(f'{key}:GLOB' for key in SELECTORS)} or a "
-            f"structure ({', '.join(sorted(STRUCTURES))})"
-        )
+    names_of = SELECTORS[kind]
     return frozenset(site.tensor for site in sites if any(fnmatchcase(name, pattern) for name in names_of(site)))
 
 
-def _structure_tensors(kind: str, model: DetachedModel) -> frozenset[str]:
-    """The weights of the structures of a kind, and the values where they end."""
-    structure = STRUCTURES.get(kind)
-    if structure is None:
+def refuse_selector(selector: str) -> None:
+    """Refuse a selector of no kind that there is.
+
+    Raises:
+        UsageError: the message says what there is.
+    """
+    kind, colon, pattern = selector.partition(":")
+    if colon and (kind not in SELECTORS or not pattern):
+        raise UsageError(
+            f"quantsim.rules: found {selector!r}, expected {', '.join(f'{key}:GLOB' for key in SELECTORS)} or a "
+            f"structure ({', '.join(sorted(STRUCTURES))})"
+        )
+    if not colon and kind not in STRUCTURES:
         raise UsageError(
             f"quantsim.rules: found {kind!r}, expected a structure ({', '.join(sorted(STRUCTURES))}) or "
             f"{', '.join(f'{key}:GLOB' for key in SELECTORS)}{nearest(kind, STRUCTURES)}"
         )
+
+
+def _structure_tensors(kind: str, model: DetachedModel) -> frozenset[str]:
+    """The weights of the structures of a kind, and the values where they end."""
     names = set[str]()
-    for instance in structure.find(model).instances:
+    for instance in STRUCTURES[kind].find(model).instances:
         names.update(weight.name for weight in instance.weights)
         names.update(info.name for site in instance.pins for info in (site.tight, site.after_bias))
     return frozenset(names)

@@ -32,6 +32,7 @@ from pipeline.quantsim.preparation import (
     section_of,
 )
 from pipeline.quantsim.report import QuantSimResult, page_data
+from pipeline.quantsim.rule_checks import check_rules
 from pipeline.quantsim.samples import KEY, Samples, enlarge
 from pipeline.quantsim.stages import Simulation
 from pipeline.result import RunResult
@@ -218,6 +219,7 @@ def _check_settings(config: RunConfig) -> None:
         if why_not_compared(config):
             raise UsageError("quantsim.layouts are proven by runs of the model: leave verify.proof at numbers")
     check_layouts(settings)
+    check_rules(config)
     optimizers_of(settings.optimize)
 
 

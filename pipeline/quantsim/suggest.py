@@ -26,7 +26,7 @@ import onnx
 import yaml
 
 from passes.graph.op_facts import opset_of
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import FormatsConfig, SuggestConfig
 from pipeline.config.quantsim import FLOAT, Precision
@@ -307,7 +307,7 @@ def _select_layers(selector: str, entry: LayeredModel) -> Iterator[Layer]:
 def suggestion_text(suggestion: Suggestion) -> str:
     """The suggestion, in a sentence and in YAML."""
     met = "" if suggestion.is_met else " cannot be met; the best that was found"
-    what = f"{suggestion.sqnr_db:.2f} dB and {suggestion.weight_bytes / 2**20:.2f} MiB of weights"
+    what = f"{suggestion.sqnr_db:.2f} dB and {bytes_text(suggestion.weight_bytes)} of weights"
     changed = " and ".join(
         filter(
             None,

@@ -37,14 +37,14 @@ class DeviceDump(Backend):
     Args:
         folder: holds .npy, .raw and .bin files, also in folders below.
         encodings: of tensors that were dumped as integers.
-        layout: the axes of raw files; of .npy files where both layouts have one shape.
+        layout: the axes of raw files, and of .npy files where both layouts have one shape; None takes nchw.
 
     Raises:
         UsageError: the folder holds no such file.
     """
 
     def __init__(
-        self, model: RunnableModel, folder: Path, encodings: Mapping[str, Encoding], layout: Layout = "nchw"
+        self, model: RunnableModel, folder: Path, encodings: Mapping[str, Encoding], layout: Layout | None = None
     ) -> None:
         super().__init__(model)
         self._encodings, self._layout, self._folder = encodings, layout, folder
@@ -75,6 +75,17 @@ class DeviceDump(Backend):
             str(path.relative_to(self._folder)) for path in dict.fromkeys(self._files.values()) if path not in found
         )
 
+    def find_ambiguous(self, shapes: Shapes) -> tuple[str, ...]:
+        """The .npy files whose shape is that of both layouts; none where the layout was given."""
+        if self._layout is not None:
+            return ()
+        found = [(path, _shape_of(value)) for value, path in self._find(shapes) if path.suffix == ".npy"]
+        return tuple(
+            str(path.relative_to(self._folder))
+            for path, shape in found
+            if len(_without_ones(shape)) > 1 and _without_ones(shape) == _without_ones(_channels_last(shape))
+        )
+
     def _find(self, shapes: Shapes) -> list[tuple[Value, Path]]:
         graph = self._model.graph_for(shapes)
         made = [graph.values[vid] for op in graph.ops for vid in op.outputs]
@@ -87,7 +98,7 @@ class DeviceDump(Backend):
         )
 
     def _read(self, path: Path, value: Value) -> np.ndarray:
-        shape = tuple(size for size in value.spec.shape if isinstance(size, int))  # the graph is one of these inputs
+        shape = _shape_of(value)
         encoding = self._encodings.get(value.name)
         wanted = np.dtype(dtype_named(value.spec.dtype))
         if path.suffix == ".npy":
@@ -111,12 +122,23 @@ class DeviceDump(Backend):
 
     def _lay_out(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """`array` in the axes of the model: the channels, which are last on many devices, come second."""
-        last = (shape[0], *shape[2:], shape[1]) if len(shape) > 2 else shape
-        own = tuple(size for size in array.shape if size != 1)
-        is_first, is_last = (own == tuple(size for size in sizes if size != 1) for sizes in (shape, last))
+        last = _channels_last(shape)
+        is_first, is_last = (_without_ones(array.shape) == _without_ones(sizes) for sizes in (shape, last))
         if array.ndim == 1 or is_first == is_last:
             is_last = self._layout == "nhwc"
         return np.moveaxis(array.reshape(last), -1, 1) if is_last and len(shape) > 2 else array.reshape(shape)
+
+
+def _shape_of(value: Value) -> tuple[int, ...]:
+    return tuple(size for size in value.spec.shape if isinstance(size, int))  # the graph is one of these inputs
+
+
+def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0], *shape[2:], shape[1]) if len(shape) > 2 else shape
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _stored_type(path: Path, count: int, wanted: np.dtype, encoding: Encoding | None) -> np.dtype:

@@ -130,3 +130,21 @@ def test_a_budget_is_a_time(text: str, seconds: float) -> None:
 def test_another_budget_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--budget: found '.*', expected a time such as 90s, 20m or 1.5h"):
         seconds_of(text)
+
+
+def test_equal_results_of_all_trials_are_said_with_a_reason(tmp_path: Path) -> None:
+    left = "gptq leaves w: Conv is no product of computed rows with a matrix"
+    first = Combination("int4/block32", sqnr_db=20.0, weight_bytes=900, left="")
+    other = replace(first, optimize=("gptq",), left=left)
+    failed = Combination("int4/channel", why="no time left")
+
+    def said(*trials: Combination) -> str:
+        found = best.Best(trials, first, tmp_path / "best.yaml", SimpleNamespace())  # type: ignore[arg-type]
+        return " ".join(found.lines())
+
+    assert f"all 2 trials have one result, so no step and no format makes a difference to this model: {left}" in said(
+        first, other, failed
+    )
+    assert "one result" not in said(first, replace(other, sqnr_db=20.5))
+    assert "one result" not in said(first, failed)
+    assert "900 B" in said(first)
