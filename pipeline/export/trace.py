@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -78,11 +79,19 @@ def trace_module(source: TorchSource) -> tuple[ExportedProgram, tuple[str, ...]]
         where = module_frame(error, source.module)
         failed = dict(source.module.named_modules()).get(where[0]) if where else None
         place = f" in module {where[0]!r}\n  at {where[1]}" if where else ""
+        operator = _operator_of(error)
+        place += f"\n  operator {operator}" if operator else ""
         advice = _advice(error, failed)
         raise SourceError(
             f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {advice}"
         ) from error
     return program, drop_checks(program)
+
+
+def _operator_of(error: BaseException) -> str:
+    """The torch operator whose call raised: `aten.equal.default`; empty where none was running."""
+    running = [frame.f_locals.get("func") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((str(found) for found in reversed(running) if isinstance(found, torch._ops.OpOverload)), "")
 
 
 def _dynamic_shapes(source: TorchSource) -> dict[str, Any] | None:
@@ -133,7 +142,7 @@ def _advice(error: Exception, failed: nn.Module | None) -> str:
     return advice_on_trace(error) or next((advice for word, advice in ADVICE if word.search(said)), ADVICE_ON_ANY)
 
 
-DATA_DEPENDENT = re.compile("data-dependent|DataDependent")
+DATA_DEPENDENT = re.compile("data-dependent|DataDependent|DynamicOutputShape")
 
 ADVICE = (
     (
@@ -144,6 +153,11 @@ ADVICE = (
     (
         re.compile("Couldn't swap"),
         "forward moves or converts the module's own weights (`self.proj.to(...)`): do that in the constructor",
+    ),
+    (
+        re.compile("no fake impl|UnsupportedOperator|no meta (function|implementation)"),
+        "the operator does not say the shape of its result: register that by torch.library.register_fake, or name a "
+        "file with its infer in custom_ops",
     ),
     (
         re.compile("Must provide a tree_name"),

@@ -291,9 +291,16 @@ def _find_folder(text: str, *, fetch: bool = False) -> Path:
 def _fetch_from_hub(name: str) -> Path:
     """The folder of a model of Hugging Face's hub in huggingface_hub's cache; files there are not fetched again."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+    except LocalEntryNotFoundError as error:
+        raise SourceError(
+            f"model.transformers: no folder {name!r}, nor has huggingface_hub's cache this model, and the hub cannot "
+            f"be reached ({first_line(error).rstrip('.')}); call `hf download {name} --local-dir FOLDER` where there "
+            "is a network, and name that folder"
+        ) from error
     except Exception as error:  # errors of the hub, of its library and of the network have no common type
         raise SourceError(
             f"model.transformers: no folder {name!r}, and the hub gives no model of this name: {first_line(error)}; "

@@ -181,7 +181,11 @@ def _link(path: Path, target: str) -> None:
 
 
 def _write_mapping(graph: onnx.GraphProto, path: Path) -> None:
-    """Write which key and value of `prefill` is which of `decode`, and their scales: a row for each layer with both."""
+    """Write which state of `prefill` is which of `decode`.
+
+    `layers` has a row for each layer with key and value, with their scales. Those rows have no place for the states of
+    a convolution, a state space or an indexer: they are in a list of their own, `states`, where there are any.
+    """
     from pipeline.export.parts.pair import kv_mapping, save_kv_mapping  # loads torch
 
     slots = {slot.before: slot.after for slot in state_slots(graph)}
@@ -191,13 +195,28 @@ def _write_mapping(graph: onnx.GraphProto, path: Path) -> None:
     outputs = ["logits", *(slots[name] for name in before)]
     mapping = kv_mapping(outputs, before, outputs, layers=[int(layer) for layer in layers])
     rows: Any = mapping["layers"]
+    others = slots.keys() - set(before)
     for row, layer in zip(rows, layers, strict=True):
         for scale in ("key_scale", "value_scale"):
             name = f"{PAST_PREFIX}{layer}.{scale}"
             if name in slots:
                 names = {f"prefill_{scale}_output": slots[name], f"decode_{scale}_input": name}
                 row |= {**names, f"decode_{scale}_output": slots[name]}
+                others -= {name}
+    if others:
+        mapping["states"] = [_state_row(name, slots[name]) for name in slots if name in others]
     save_kv_mapping(mapping, path)
+
+
+def _state_row(before: str, after: str) -> dict[str, Any]:
+    layer, _, name = before.removeprefix(PAST_PREFIX).partition(".")
+    return {
+        "layer": int(layer),
+        "state": name,
+        "prefill_output": after,
+        "decode_input": before,
+        "decode_output": after,
+    }
 
 
 def describe_files(files: Files) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,3 +203,19 @@ def test_settings_that_contradict_each_other(configured: Configured, section: di
 def test_neither_folder_nor_mapping(configured: Configured) -> None:
     with pytest.raises(ConfigError, match=r"found a list, expected a folder that save_pretrained wrote, or a mapping"):
         configured(transformers=["a"])
+
+
+@pytest.mark.parametrize("setting", ["HF_HUB_OFFLINE=1", "HF_ENDPOINT=http://127.0.0.1:9"])
+def test_a_hub_that_cannot_be_reached_is_one_sentence(setting: str, tmp_path: Path) -> None:
+    """huggingface_hub reads both when it is imported, so a process of its own asks."""
+    (tmp_path / "hub.yaml").write_text("model: {transformers: nobody/nothing, task: text-generation}\n")
+    name, _, value = setting.partition("=")
+    command = [sys.executable, "-m", "onnxline", "run", str(tmp_path / "hub.yaml"), "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "HF_HOME": str(tmp_path), name: value}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.strip().splitlines()
+    assert "no folder 'nobody/nothing', nor has huggingface_hub's cache this model, and the hub cannot be rea" in line
+    assert line.endswith(
+        "call `hf download nobody/nothing --local-dir FOLDER` where there is a network, and name that folder"
+    )

@@ -283,6 +283,33 @@ def test_a_model_that_cannot_be_traced(factory: Make, capfd: pytest.CaptureFixtu
     assert capfd.readouterr() == ("", "")
 
 
+SHAPELESS = """
+from torch import library
+
+@library.custom_op("trace_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "operator", "advice"),
+    [
+        (
+            "return x + 1 if torch.equal(x, 2 * x) else x",
+            "aten.equal.default",
+            "use torch.where, torch.cond or a fixed",
+        ),
+        ("return twice(x)", "trace_test.twice.default", "register that by torch.library.register_fake"),
+    ],
+)
+def test_an_operator_that_cannot_be_traced_is_named(body: str, operator: str, advice: str, factory: Make) -> None:
+    with pytest.raises(SourceError) as caught:
+        export(factory((SHAPELESS if "twice" in body else "") + FAILING.format(body=body)))
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("in module 'inner'") and lines[2] == f"  operator {operator}" and advice in lines[-1]
+
+
 def test_an_op_without_translation(factory: Make, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Unsupported) as caught:
         export(factory(FAILING.format(body="return torch.linalg.eigh(x)[0]")))

@@ -12,7 +12,7 @@ import pytest
 
 from passes.weights.detached import attach, read_model
 from passes.weights.files import save
-from pipeline.parts.folder import remove_other_parts, store_once
+from pipeline.parts.folder import remove_other_parts, store_once, write_models
 from pipeline.workspace import Workspace, stamp
 
 MODEL = """<ir_version: 10, opset_import: ["": 20]> part (float[TOKENS, 64] x) => (float[TOKENS, 64] y)
@@ -60,6 +60,44 @@ def test_models_become_links_to_one_file_of_weights(parts: dict[str, Workspace],
     assert places[0] == places[1] and places[0]["location"] == "weights.data"
     assert (tmp_path / "exported" / "weights.data").stat().st_size == 64 * 64 * 4
     assert not store_once(parts, Workspace(tmp_path), FILES)
+
+
+class SourceConfig:
+    """As far as a folder needs a configuration of transformers."""
+
+    model_type = "lfm2"
+
+    def to_json_string(self) -> str:
+        return "{}"
+
+
+def test_the_mapping_has_every_state_of_a_hybrid_cache(tmp_path: Path) -> None:
+    states = ["0.conv_state", "1.key", "1.value", "1.indexer_key", "2.recurrent_state"]
+    infos = [
+        [onnx.helper.make_tensor_value_info(f"{side}.{state}", onnx.TensorProto.FLOAT, [1, 2]) for state in states]
+        for side in ("past_key_values", "present")
+    ]
+    nodes = [onnx.helper.make_node("Relu", [before.name], [after.name]) for before, after in zip(*infos, strict=True)]
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", *infos), ir_version=10)
+    for part in ("prefill", "decode"):
+        onnx.save(model, tmp_path / f"{part}.onnx")
+    finals = {part: tmp_path / f"{part}.onnx" for part in ("prefill", "decode")}
+    (tmp_path / "out" / ".stages").mkdir(parents=True)
+    write_models(finals, SourceConfig(), None, Workspace(tmp_path / "out"))
+    mapping = json.loads((tmp_path / "out" / "models" / "kv_mapping.json").read_text())
+    assert mapping["num_layers"] == 1 and [row["layer"] for row in mapping["layers"]] == [1]
+    assert [(row["layer"], row["state"]) for row in mapping["states"]] == [
+        (0, "conv_state"),
+        (1, "indexer_key"),
+        (2, "recurrent_state"),
+    ]
+    assert mapping["states"][0] == {
+        "layer": 0,
+        "state": "conv_state",
+        "prefill_output": "present.0.conv_state",
+        "decode_input": "past_key_values.0.conv_state",
+        "decode_output": "present.0.conv_state",
+    }
 
 
 def test_the_run_of_a_part_with_an_earlier_name_is_removed(parts: dict[str, Workspace], tmp_path: Path) -> None:

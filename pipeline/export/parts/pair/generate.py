@@ -115,10 +115,11 @@ class LayerMapping(TypedDict):
 
 
 class KVMapping(TypedDict):
-    """One row a layer, in order."""
+    """One row a layer, in order; `states` has those of other kinds than keys and values, where there are any."""
 
     num_layers: int
     layers: list[LayerMapping]
+    states: NotRequired[list[dict[str, Any]]]
 
 
 def prefill_output_names(layers: int) -> tuple[str, ...]:
