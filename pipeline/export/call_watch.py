@@ -10,7 +10,7 @@ import io
 import logging
 import random
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,7 +22,13 @@ from torch import nn
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import named_leaves
 from pipeline.export.user_code import is_user_code
-from pipeline.importers.from_torch.modules import STANDARD, attribute_tensors, every_path, preserve_module_state
+from pipeline.importers.from_torch.modules import (
+    STANDARD,
+    attribute_items,
+    every_path,
+    kept_tensors,
+    preserve_module_state,
+)
 from pipeline.importers.from_torch.tensors import memory_of
 
 DEPRECATIONS = (DeprecationWarning, FutureWarning, PendingDeprecationWarning)
@@ -122,7 +128,8 @@ class Watch:
     inputs: set[str] = field(default_factory=set)
     parameters: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
-    """Numbers of Python."""
+    """Those with numbers of Python, and those with texts or containers of either, where a second call returns other
+    values."""
     overwritten: set[str] = field(default_factory=set)
     """Attributes that hold a tensor that the call wrote to in place, and that is neither parameter nor buffer."""
     carried: set[str] = field(default_factory=set)
@@ -168,7 +175,7 @@ class Watch:
             )
         if self.attributes:
             notes.append(
-                f"forward changes {shorten(sorted(self.attributes))}, a number of Python: the graph holds what the "
+                f"forward changes {shorten(sorted(self.attributes))}, a value of Python: the graph holds what the "
                 "first call reads there; make it a tensor that is a buffer"
             )
         if self.parameters:
@@ -208,7 +215,8 @@ def watch_call(module: nn.Module, call: Callable[[], dict[str, torch.Tensor]]) -
     watch = Watch()
     parameters = {name: TensorBefore(parameter) for name, parameter in module.named_parameters()}
     buffers = {name: (TensorBefore(buffer), buffer.detach().clone()) for name, buffer in module.named_buffers()}
-    held = attribute_tensors(module)
+    items = attribute_items(module)
+    held = kept_tensors(items, module)
     versions = {name: [version_of(tensor) for tensor in tensors] for name, tensors in held.items()}
     numbers, generators, seed = dict(_numbers(module)), _generators(), torch.get_rng_state()
     with preserve_module_state(module):
@@ -223,10 +231,14 @@ def watch_call(module: nn.Module, call: Callable[[], dict[str, torch.Tensor]]) -
                 watch.attributes.add(f"{path}.{name}" if path else name)
         first = {name: tensor.detach().clone() for name, tensor in outputs.items()}
         _put_back(module, parameters, buffers, watch)
-        changed = watch.parameters | _changed_tensors(held, attribute_tensors(module))
-        if changed and not any(tensor.is_meta for tensor in (*first.values(), *module.parameters())):
+        after = attribute_items(module)
+        changed = watch.parameters | _changed_tensors(held, kept_tensors(after, module))
+        plain = {name for name, found in after.items() if _plain(found) != _plain(items.get(name, []))} - changed
+        if changed | plain and not any(tensor.is_meta for tensor in (*first.values(), *module.parameters())):
             torch.set_rng_state(seed)
-            watch.carried = changed if _differs(call, first) else set()
+            if _differs(call, first):
+                watch.carried = changed
+                watch.attributes |= plain
             _put_back(module, parameters, buffers, Watch())
     return outputs, watch
 
@@ -251,6 +263,11 @@ def _put_back(
         path, _, own = name.rpartition(".")
         module.get_submodule(path)._buffers[own] = buffer
         _write(buffer, values)
+
+
+def _plain(items: Iterable[object]) -> list[tuple[type, object]]:
+    """The numbers and texts among what an attribute holds."""
+    return [(type(item), item) for item in items if type(item) in (*NUMBERS, complex, str)]
 
 
 def _changed_tensors(before: Mapping[str, list[torch.Tensor]], after: Mapping[str, list[torch.Tensor]]) -> set[str]:

@@ -7,7 +7,7 @@ modules, but not what a forward registers or collects elsewhere, in containers a
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -52,18 +52,25 @@ def every_tensor(model: nn.Module) -> list[torch.Tensor]:
     return [tensor for tensor in found if tensor is not None]
 
 
-def attribute_tensors(model: nn.Module) -> dict[str, list[torch.Tensor]]:
-    """{path of an attribute: the tensors that it or a container in it holds}, without parameters and buffers."""
-    stored = set(map(id, every_tensor(model)))
-    found: dict[str, list[torch.Tensor]] = {}
+def attribute_items(model: nn.Module) -> dict[str, list[Any]]:
+    """{path of an attribute that not every module has: its value, and what containers in it hold}."""
+    found: dict[str, list[Any]] = {}
     for path, module in every_path(model):
         own = vars(module)
         for name in sorted(own.keys() - STANDARD) if len(own) > len(STANDARD) else ():
-            items = [own[name], *chain.from_iterable(held.items for held in _containers_in([own[name]]))]
-            tensors = [item for item in items if isinstance(item, torch.Tensor) and id(item) not in stored]
-            if tensors:
-                found[f"{path}.{name}" if path else name] = tensors
+            held = chain.from_iterable(container.items for container in _containers_in([own[name]]))
+            found[f"{path}.{name}" if path else name] = [own[name], *held]
     return found
+
+
+def kept_tensors(items: Mapping[str, Sequence[Any]], model: nn.Module) -> dict[str, list[torch.Tensor]]:
+    """Of `attribute_items` of the model, the attributes with tensors that are neither parameters nor buffers."""
+    stored = set(map(id, every_tensor(model)))
+    found = {
+        path: [item for item in held if isinstance(item, torch.Tensor) and id(item) not in stored]
+        for path, held in items.items()
+    }
+    return {path: tensors for path, tensors in found.items() if tensors}
 
 
 STANDARD = frozenset(vars(nn.Module()))

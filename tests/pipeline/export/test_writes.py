@@ -253,6 +253,31 @@ def test_tensors_in_attributes_are_put_back_and_noted_where_the_next_call_reads_
     np.testing.assert_allclose(found[0], forward(module, x), atol=1e-6)  # what the first call computes
 
 
+def count_in_list(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.plain[1][0] += 1
+    return x * self.plain[1][0]
+
+
+def turn(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.kept, sign = "down", 1 if self.kept is None else -1
+    return x * sign
+
+
+def remember_the_kind(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.kept = str(x.dtype)
+    return x * 2
+
+
+@pytest.mark.parametrize(("forward", "named"), [(count_in_list, "plain"), (turn, "kept"), (remember_the_kind, None)])
+def test_texts_and_containers_are_noted_where_the_next_call_reads_them(forward: Any, named: str | None) -> None:
+    module = Steps(forward)
+    module.plain = (*module.plain, [1])
+    source = source_of(module, torch.randn(1, 3))
+    noted = [note.partition(":")[0] for note in source.notes if "a value of Python" in note]
+    assert noted == ([f"forward changes {named}, a value of Python"] if named else [])
+    assert module.kept is None and module.plain[1] == [1]
+
+
 def write_weight(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x + self.table.weight.mul_(0.5).sum()
 
@@ -389,7 +414,7 @@ def test_numbers_of_python_are_noted_and_restored() -> None:
     source = assemble(module, Example((torch.randn(2), 2.0), {}), MODEL)
     assert module.calls == 0
     assert any("scale=2.0" in note for note in source.notes)
-    assert any("forward changes calls, a number of Python" in note for note in source.notes)
+    assert any("forward changes calls, a value of Python" in note for note in source.notes)
     assert any("random generator" in note for note in source.notes)
 
 
