@@ -165,11 +165,19 @@ class _History:
             self.marks[place] = _mark(place, after.model)
             _write_diff(folder, row, before, after, self._workspace, self._not_compared)
             if row.name in EQUALIZING:
-                save(before.model, self._workspace.folder / folder / BEFORE)
-                save(after.model, self._workspace.folder / folder / AFTER)
+                self._keep_models(self._workspace.folder / folder, row, before, after)
         else:
             self.marks.pop(place, None)
             shutil.rmtree(self._workspace.folder / folder, ignore_errors=True)
+
+    @staticmethod
+    def _keep_models(folder: Path, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
+        """Keep the models around a step that stands; one that is undone later is shown again."""
+        for name, model in ((BEFORE, before.model), (AFTER, after.model)):
+            if row.status.counts_as_reverted:
+                (folder / name).unlink(missing_ok=True)
+            else:
+                save(model, folder / name)
 
 
 EQUALIZING: Final = frozenset({"awq", "cross-layer-equalization", "rotate", "smooth-quant"})
@@ -186,8 +194,10 @@ def find_equalized(folder: Path) -> Iterator[tuple[str, Path]]:
     Args:
         folder: of the run.
     """
-    for path in sorted((folder / DIFFS).glob(f"*/{BEFORE}")):
-        yield path.parent.name.partition("-")[2], path.parent
+    found = (path.parent for path in (folder / DIFFS).glob(f"*/{BEFORE}"))
+    numbered = sorted((int(step.name.partition("-")[0]), step) for step in found)
+    for _, step in numbered:
+        yield step.name.partition("-")[2], step
 
 
 def _check_shapes(recipe: Sequence[RecipeItem], model: DetachedModel, references: References) -> None:

@@ -36,7 +36,7 @@ def samples(count: int) -> list[np.ndarray]:
     return [draw.normal(size=(4, 8)).astype(np.float32) for _ in range(count)]
 
 
-def simulate(folder: Path, count: int, step: str) -> tuple[str, dict[str, Any]]:
+def simulate(folder: Path, count: int, step: str, **verify: Any) -> tuple[str, dict[str, Any]]:
     onnx.save(attach(model_of(PICTURE, **weights())), folder / "net.onnx")
     (folder / "data").mkdir()
     for index, x in enumerate(samples(count)):
@@ -45,7 +45,7 @@ def simulate(folder: Path, count: int, step: str) -> tuple[str, dict[str, Any]]:
         "model": {"onnx": "net.onnx"},
         "passes": {"recipe": []},
         "runtime": {"backends": ["onnxruntime"]},
-        "verify": {"inputs": "data", "max_inputs": 4},
+        "verify": {"inputs": "data", "max_inputs": 4, **verify},
         "quantsim": {
             "profile": "weight-only",
             "rules": {"op:*": {"weights": "int4"}},
@@ -100,3 +100,11 @@ def test_a_step_that_has_seen_all_samples_is_not_judged(tmp_path: Path, monkeypa
     [row] = report["optimized"]
     assert not row["layers"]
     assert "prepare cross-layer-equalization: it has seen every sample, so its layers are not judged" in output
+
+
+def test_a_step_that_is_reverted_has_no_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exact = {"float32": {"rtol": 0.0, "atol": 0.0}}  # other products round otherwise
+    output, report = simulate(tmp_path, 12, "cross-layer-equalization", tolerances=exact)
+    assert "cross-layer-equalization did not stand (reverted)" in output
+    assert not report["optimized"]
