@@ -204,6 +204,9 @@ class ChainSamples(Samples):
     def judged(self, count: int) -> Iterator[Feeds]:
         return self._read(HELD * self._holds_out, count)
 
+    def unseen(self, count: int) -> Iterator[Feeds]:
+        return self.judged(count)  # steps of the run before see random draws, and no calls of the chain
+
     def optimized(self) -> Iterator[Feeds]:
         return self._read(self._kind_of_text(""), self.fitted)
 

@@ -26,7 +26,7 @@ from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, measure_costs
 from pipeline.quantsim.parts import check_settings_of_parts, join_encodings
 from pipeline.quantsim.placement import Placement, place
-from pipeline.quantsim.preparation import add_conversion, prepare_config
+from pipeline.quantsim.preparation import add_conversion, add_untie, prepare_config
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import make_report
@@ -115,7 +115,8 @@ def test_what_is_held_out_is_no_sample_and_a_text_is_read_at_once_for_algorithms
     samples = {part: ChainSamples(chosen, chain, tmp_path, part, (), holds_out=True) for part in chain.parts}
     assert seen == [21, 9]
     assert [call["input_features"].sum() for call in samples["encoder"].optimized()] == [21, 9]
-    assert [call["input_features"].sum() for call in samples["encoder"].judged(8)] == [15]
+    for judged in (samples["encoder"].judged(8), samples["encoder"].unseen(8)):
+        assert [call["input_features"].sum() for call in judged] == [15]
     assert [call["input_ids"].shape[1] for call in samples["decoder"].judged(8)] == [1] * 4
     assert [call["input_ids"].shape[1] for call in samples["decoder"].optimized()] == [32, 32]
     [held] = samples["decoder"].optimized_judged(8)
@@ -414,4 +415,8 @@ def test_a_part_has_its_own_steps_of_preparation(tmp_path: Path) -> None:
     conversion = {"convert-opset": {"to": 21}}
     assert found.of_part("prefill").passes.recipe == ("clean", conversion, "clamp-mask")
     assert found.of_part("decode").passes.recipe == ("onnxsim", conversion, "split-qkv")
+    untied = add_untie(found)
+    copies = {"untie": {"by_operator": True}}
+    assert untied.of_part("prefill").passes.recipe == ("clean", conversion, "clamp-mask", copies)
+    assert untied.of_part("decode").passes.recipe == ("onnxsim", conversion, "split-qkv", copies)
     assert note == "quantsim: the model has opset 17, and 4 bits needs 21: convert-opset is added to the steps"
