@@ -20,6 +20,15 @@ from passes.worker.own_names import describe_clash
 Result = TypeVar("Result")
 
 
+def from_home(text: str | Path) -> Path:
+    """The path of a text that may begin with `~`; as it is written where that is nobody's home."""
+    path = Path(text)
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
 def is_reference(name: str) -> bool:
     """Whether a text is `file.py:Name` or `module:Name`, and not a name or a file alone."""
     return ":" in name

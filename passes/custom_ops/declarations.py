@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from passes.errors import PolicyError, check_type
 from passes.suggest import nearest
-from passes.user_files import load_file, load_object
+from passes.user_files import from_home, load_file, load_object
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -119,7 +119,7 @@ def add_libraries(options: onnxruntime.SessionOptions) -> None:
 
 def _absolute(reference: str | Path) -> str:
     file, name = _parts(str(reference))
-    return f"{Path(file).expanduser().resolve()}{':' * bool(name)}{name}"
+    return f"{from_home(file).resolve()}{':' * bool(name)}{name}"
 
 
 def _parts(reference: str) -> tuple[str, str]:

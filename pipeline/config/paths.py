@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from passes.user_files import from_home
 from pipeline.config.yaml_source import Document, KeyPath, Marks, describe, parse_value, read_yaml
 from pipeline.errors import ConfigError, SourceError
 
@@ -157,7 +158,7 @@ def _replace_at(data: dict[str, Any], keys: KeyPath, change: Callable[[str], str
 
 
 def _anchor_file(text: str, folder: Path) -> str:
-    return text if text.startswith(PACKAGE) else str((folder / Path(text).expanduser()).resolve())
+    return text if text.startswith(PACKAGE) else str((folder / from_home(text)).resolve())
 
 
 def _anchor_aimet_config(text: str, folder: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from passes.errors import PolicyError
+from passes.user_files import from_home
 from pipeline.config import PassesConfig, RunConfig
 from pipeline.errors import ConfigError
 
@@ -127,6 +128,13 @@ def test_paths_are_relative_to_the_file_that_they_are_written_in(write: Write, t
     assert onnx.model.onnx == f"{tmp_path}/runs/m.onnx"
     packaged = RunConfig.from_yaml(write("three.yaml", "model: {onnx: package:silero_vad/data/a.onnx}\n"))
     assert packaged.model.onnx == "package:silero_vad/data/a.onnx"
+
+
+def test_a_home_of_nobody_is_a_folder_of_that_name(write: Write, tmp_path: Path) -> None:
+    """Python raises a RuntimeError for it, which was told as a bug of ours."""
+    config = RunConfig.from_yaml(write("c.yaml", "model: {onnx: ~nobody_here/m.onnx}\n"))
+    assert config.model.onnx == f"{tmp_path}/~nobody_here/m.onnx"
+    assert from_home("~/m.onnx") == Path.home() / "m.onnx"
 
 
 def test_extends_merges_mappings_and_replaces_lists(write: Write) -> None:
