@@ -97,7 +97,7 @@ COMMANDS: Final = {
 
 ONE_THREAD: Final = frozenset(
     {"optimize", "diff", "why", "view", "compare", "inspect", "extract", "outputs", "rename", "fix-shapes"}
-    | {"change-batch", "convert-opset", "to-fp16", "to-bf16", "split", "merge"}
+    | {"change-batch", "convert-opset", "to-fp16", "to-bf16", "split", "merge", "quantsim"}
 )
 """Commands whose own process multiplies no matrices: numpy gets one thread there, so that workers can be forks."""
 
@@ -107,6 +107,16 @@ it the imports alone are walked twice, 0.05 of 0.7 s."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
+
+
+def _import_numpy_with_one_thread() -> None:
+    """OpenBLAS starts its threads when numpy is imported; programs that this process starts have theirs."""
+    if "OPENBLAS_NUM_THREADS" in os.environ:
+        return
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import numpy  # noqa: F401
+
+    del os.environ["OPENBLAS_NUM_THREADS"]
 
 
 class _LazyGroup(TyperGroup):
@@ -121,7 +131,7 @@ class _LazyGroup(TyperGroup):
         if command is not None and name in COMMANDS:
             _check_folder()
             if name in ONE_THREAD:
-                os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+                _import_numpy_with_one_thread()
                 gc.set_threshold(ALLOCATIONS, 20)
             command = load_command(name)
             _add_options(command, [option for option in self.params if option.name in COMMON])

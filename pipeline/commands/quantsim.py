@@ -6,6 +6,7 @@ encodings MODEL -o OUT` writes the encodings of a quantized model as a file of A
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,10 @@ def register(app: typer.Typer) -> None:
     add_command(app, "encodings", encodings)
 
 
+COLLECTED: Final = (20_000, 20)
+"""Thresholds of Python's collector: a cycle of a simulation may hold large arrays, and what imports made stays."""
+
+
 def quantsim(
     source: str,
     out: Path | None = None,
@@ -62,6 +67,7 @@ def quantsim(
     from pipeline.quantsim.parts import PartsQuantSimResult
     from pipeline.quantsim.report import report_text
 
+    gc.set_threshold(*COLLECTED)  # after the imports
     screen = RunConsole(verbose=verbose, quiet=quiet or as_json, keep=config.passes.keep)
     found: Best | None = None
     with screen:

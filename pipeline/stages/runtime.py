@@ -1,18 +1,14 @@
 """Stage `runtime`: imports the final model into the IR, plans it, and runs it on every configured backend.
 
-The plan becomes files: plan.json and plan.bin, with the places of the weights in the final model's files.
+The graph and the plan become files (plan_files.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import mmap
-import os
 import statistics
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -31,129 +27,13 @@ from pipeline.config import RunConfig
 from pipeline.config.sections import RuntimeConfig
 from pipeline.errors import CheckFailed, DataError, Unsupported, UsageError, message_with_notes
 from pipeline.events import Note, Observer, Progress
-from pipeline.importers.from_onnx.source import FilePayload
-from pipeline.ir.graph import Graph, Payload, Role, Value
-from pipeline.ir.json import to_json
-from pipeline.ir.text import to_text
-from pipeline.planning import ExecutionPlan, PlanFile, StoredBytes, check_plan, encode_plans, map_memory, parse_regions
-from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.stages.export import key_of_parameter
 from pipeline.stages.source import written_path
 from pipeline.verify.backends import BACKENDS, Backend, Feeds, OnnxFile, Shapes, shapes_of
-from pipeline.verify.divergence import compare_backends
 from pipeline.verify.exact import excuse_rounding
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
-
-Place = tuple[int, int]
-"""First byte, and how many."""
-
-GRAPH, INITIALIZER, NAME, RAW_DATA = 7, 5, 8, 9
-"""Field numbers of ModelProto, GraphProto and TensorProto."""
-
-BYTES_FIELD = 2
-"""The wire type of texts, bytes and messages."""
-
-
-def with_memory_map(plan: ExecutionPlan, config: RuntimeConfig) -> ExecutionPlan:
-    """`plan` with a memory map, where the configuration names regions.
-
-    Raises:
-        UsageError: a pin of a value that the plan does not have, or regions that are too small.
-    """
-    if config.regions is None:
-        return plan
-    mapped = map_memory(plan, parse_regions(config.regions), config.pins)
-    check_plan(mapped)
-    return mapped
-
-
-def write_plan_files(plan: ExecutionPlan, graph: Graph, model: Path, workspace: Workspace) -> list[Path]:
-    """Write `plan` of `graph`, which was imported from the file `model`."""
-    content = PlanFile({"main": plan}, stored_bytes(graph, model, workspace.folder))
-    return [
-        workspace.write_text("plan.json", json.dumps(plan_to_json(plan), indent=1) + "\n"),
-        workspace.write_bytes("plan.bin", encode_plans(content)),
-    ]
-
-
-def stored_bytes(graph: Graph, model: Path, folder: Path) -> dict[str, StoredBytes]:
-    """Where the bytes of each stored value are, by name; those that are in no file are in the plan itself.
-
-    A weight-free graph gives no places for the weights that it lacks.
-    """
-    places = raw_data_places(model)
-    return {
-        value.name: _locate_bytes(value, graph.payloads[value.vid], places, model, folder)
-        for value in graph.with_role(Role.PARAM, Role.STATE, Role.CONST)
-        if value.vid in graph.payloads and value.users
-    }
-
-
-def _locate_bytes(
-    value: Value, payload: Payload, places: Mapping[str, Place], model: Path, folder: Path
-) -> StoredBytes:
-    array = np.ascontiguousarray(payload.numpy())
-    crc32 = zlib.crc32(_raw(array).data)
-    if isinstance(payload, FilePayload):
-        place = payload.place
-        return StoredBytes(file=_from(folder, Path(place.path)), offset=place.offset, nbytes=place.nbytes, crc32=crc32)
-    offset, nbytes = places.get(value.name, (0, 0))
-    # A weight below the threshold that the file keeps in another field is not found, nor one that a pass has renamed.
-    if nbytes == array.nbytes and np.array_equal(np.fromfile(model, np.uint8, nbytes, offset=offset), _raw(array)):
-        return StoredBytes(file=_from(folder, model), offset=offset, nbytes=nbytes, crc32=crc32)
-    return StoredBytes(data=_raw(array).tobytes(), crc32=crc32)
-
-
-def _raw(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)
-
-
-def _from(folder: Path, file: Path) -> str:
-    return os.path.relpath(file.resolve(), folder.resolve()).replace(os.sep, "/")
-
-
-def raw_data_places(model: Path) -> dict[str, Place]:
-    """{initializer: where its `raw_data` lies in the file of an ONNX model}; others are not listed."""
-    if not model.stat().st_size:
-        return {}
-    places: dict[str, Place] = {}
-    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for graph in _fields(data, 0, len(data), GRAPH):
-            for tensor in _fields(data, *graph, INITIALIZER):
-                names = [data[begin:end].decode() for begin, end in _fields(data, *tensor, NAME)]
-                places |= {
-                    name: (begin, end - begin) for name in names for begin, end in _fields(data, *tensor, RAW_DATA)
-                }
-    return places
-
-
-def _fields(data: mmap.mmap, at: int, end: int, wanted: int) -> Iterator[Place]:
-    """First byte and end of each field of this number in the message from `at` to `end`."""
-    while at < end:
-        key, at = _varint(data, at)
-        number, wire = key >> 3, key & 7
-        if wire == BYTES_FIELD:
-            size, at = _varint(data, at)
-            if number == wanted:
-                yield at, at + size
-            at += size
-        elif wire == 0:
-            _, at = _varint(data, at)
-        else:
-            at += {1: 8, 5: 4}[wire]
-
-
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = data[at]
-        number |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return number, at
-
 
 Judge = Callable[[str, np.ndarray, np.ndarray], Errors]
 """(output name, expected, found) → errors, under the tolerances by which the export was compared."""
@@ -354,6 +234,8 @@ class _BackendTrial:
 def _describe_first_difference(backend: Backend, model: OnnxFile, feeds: Feeds, config: RunConfig) -> str:
     """Where the values of `backend` begin to differ from those of onnxruntime; empty where no single value does, or
     the model has no graph as a whole."""
+    from pipeline.verify.divergence import compare_backends  # imports the IR, which few runs need here
+
     try:
         graph = model.graph_for(shapes_of(feeds))
         judges = BACKENDS["onnxruntime"](model)
@@ -376,9 +258,11 @@ def _write_ir(
     whole = backend.compile_whole(shapes_of(reference.feeds))
     if whole is None:
         return {}
+    from pipeline.stages.plan_files import with_memory_map, write_graph, write_plan_files  # not above: see there
+
     graph, program = whole
     plan = with_memory_map(program.plan, config)
-    files = [*_write_graph(graph, workspace), *write_plan_files(plan, graph, model, workspace)]
+    files = [*write_graph(graph, workspace), *write_plan_files(plan, graph, model, workspace)]
     return {
         "ops": len(graph.ops),
         "values": len(graph.values),
@@ -390,13 +274,6 @@ def _write_ir(
         "generic_calls": plan.generic_calls(),
         "files": tuple((file.name, *stamp(file)) for file in files),
     }
-
-
-def _write_graph(graph: Graph, workspace: Workspace) -> list[Path]:
-    return [
-        workspace.write_text("ir.json", json.dumps(to_json(graph), indent=1) + "\n"),
-        workspace.write_text("ir.txt", to_text(graph)),
-    ]
 
 
 def write_ir_alone(shapes: Shapes, workspace: Workspace, observer: Observer) -> RuntimeReport:
@@ -418,7 +295,9 @@ def write_ir_alone(shapes: Shapes, workspace: Workspace, observer: Observer) -> 
     except OnnxlineError as error:
         observer(Note(f"no IR was written: {error}"))
         return RuntimeReport(backends=())
-    files = _write_graph(graph, workspace)
+    from pipeline.stages.plan_files import write_graph
+
+    files = write_graph(graph, workspace)
     return RuntimeReport(backends=(), files=tuple((file.name, *stamp(file)) for file in files))
 
 

@@ -15,13 +15,11 @@ from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sessions import Session, as_array
 from passes.weights.split_run import names_computed_in_numpy
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
-from pipeline.ir import Graph, Op
-from pipeline.lowering.fusion import fuse
-from pipeline.ops import Kind, emitter_of
 
-if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing has changed does not need it
+if TYPE_CHECKING:  # torch takes seconds to import, the IR 0.1 s; a run on onnxruntime alone needs neither
     import torch
 
+    from pipeline.ir import Graph, Op
     from pipeline.runtime import CompiledProgram
     from pipeline.runtime.eager import Own
     from pipeline.segments import SegmentedModel
@@ -66,6 +64,7 @@ class OnnxFile:
 
     def graph_for(self, shapes: Shapes) -> Graph:
         from pipeline.importers import from_onnx
+        from pipeline.ops import emitter_of
 
         if self._graph is None or self._shapes != shapes:
             self._graph = from_onnx(
@@ -298,6 +297,7 @@ class Plan(Backend):
         Raises:
             Unsupported: an operator that cannot be imported or has no emitter; all are listed.
         """
+        from pipeline.lowering.fusion import fuse
         from pipeline.runtime import compile_graph
 
         if self._compiled is None or self._shapes != shapes:
@@ -310,11 +310,14 @@ class Plan(Backend):
 
 def fallbacks_of(graph: Graph | None) -> tuple[str, ...]:
     """The operators of a graph that another runtime computes, each as often as the graph has it."""
+    from pipeline.ops import Kind
+
     return tuple(str(op.attrs["op"]) for op in graph.ops if op.kind == Kind.OnnxNode.name) if graph else ()
 
 
 def operators_of(graph: Graph) -> Own:
     """The functional forms of the kinds of `graph`; a fallback is computed by the runtime that `plan` uses for it."""
+    from pipeline.ops import Kind
     from pipeline.runtime.eager import refuse_kinds
     from pipeline.runtime.kernels.fallback import KERNELS
     from pipeline.runtime.tensors import torch_dtype

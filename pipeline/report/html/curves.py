@@ -10,7 +10,7 @@ from typing import Final
 
 from passes.diff import LayerErrors
 from passes.suggest import milliseconds_text
-from pipeline.report.arena_picture import MOST_LABELS, block_labels, shorten_label
+from pipeline.report.block_labels import MOST_LABELS, block_labels, shorten_label
 from pipeline.report.html.timeline import seconds_text
 from pipeline.report.model import TrainingReport
 

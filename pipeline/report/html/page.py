@@ -22,8 +22,6 @@ from passes.viewer import render as render_view
 from passes.visible import visible, visible_data
 from pipeline.argument_checks import a, expects
 from pipeline.errors import SourceError
-from pipeline.planning import decode_plans
-from pipeline.report.arena_picture import draw_arena
 from pipeline.report.html.curves import LayerPlot, TrainingView, duration_text, layer_plot, training_view
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import (
@@ -105,6 +103,9 @@ def _memory(report: Report, folder: Path, nodes: Sequence[NodeRow]) -> Markup | 
     path = folder / "plan.bin"
     if path.name not in written or not path.is_file():
         return None
+    from pipeline.planning import decode_plans  # the planner, which a run without a plan does not import
+    from pipeline.report.arena_picture import draw_arena
+
     try:
         plans = decode_plans(path.read_bytes()).entries
     except SourceError:

@@ -19,7 +19,7 @@ from pipeline.importers import from_onnx
 from pipeline.lowering import lower
 from pipeline.ops import emitter_of
 from pipeline.planning import PlanFile, encode_plans, make_plan
-from pipeline.stages.runtime import write_plan_files
+from pipeline.stages.plan_files import write_plan_files
 from pipeline.workspace import Workspace
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.report.arena_picture import block_labels
+from pipeline.report.block_labels import block_labels
 
 
 def test_each_block_has_a_label_at_its_first_place() -> None:

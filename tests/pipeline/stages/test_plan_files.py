@@ -19,7 +19,7 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering import lower
 from pipeline.ops import emitter_of
 from pipeline.planning import StoredBytes, check_weights, decode_plans, from_json, make_plan
-from pipeline.stages.runtime import raw_data_places, stored_bytes, with_memory_map, write_plan_files
+from pipeline.stages.plan_files import raw_data_places, stored_bytes, with_memory_map, write_plan_files
 from pipeline.workspace import Workspace
 
 
