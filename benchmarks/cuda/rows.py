@@ -81,7 +81,11 @@ def llama() -> Forward:
     return Forward(lambda dry: Decode(*((64, 4, 128, 16) if dry else (4096, 32, 11008, 2048))), inputs)
 
 
-def forward(of: Forward, bench: Bench, modes: Sequence[str] = ("default", "reduce-overhead")) -> Figures:
+MODES: Final = ("reduce-overhead", "default")
+"""Of torch.compile. The goals are about the first one, which may use up the time of a row."""
+
+
+def forward(of: Forward, bench: Bench, modes: Sequence[str] = MODES) -> Figures:
     """A replay next to eager torch and torch.compile, all in one process."""
     torch.manual_seed(0)
     module = of.make(bench.dry).eval().requires_grad_(requires_grad=False)
@@ -190,7 +194,7 @@ def train(name: str, bench: Bench) -> Figures:
         optimizer.step()
 
     figures["eager"] = bench.time(lambda: step(loss_of))
-    for mode in ("default", "reduce-overhead"):
+    for mode in MODES:
         bench.show(figures | ratios(figures))
         empty_cache(bench)
         before = reserved(bench)
@@ -276,10 +280,10 @@ def sanitizer(bench: Bench) -> Figures:
 FORWARD_GOAL = "≥ 1.0 × reduce-overhead, ≥ 1.1 × at batch 1"
 
 ROWS: Final[Mapping[str, BenchRow]] = {
-    **{f"check-{name}": BenchRow(partial(check, name), 60 if name == "operators" else 40) for name in CHECKS},
+    **{f"check-{name}": BenchRow(partial(check, name), 60) for name in CHECKS},
     "forward-bert-1": BenchRow(partial(forward, bert(1)), 75, FORWARD_GOAL),
     "train-mlp": BenchRow(partial(train, "mlp"), 60, "≥ 10 × eager, ≥ 1.0 × reduce-overhead"),
-    "train-gpt2": BenchRow(partial(train, "gpt2"), 100, "≥ 1.0 × reduce-overhead; memory ≤ 0.8 of its"),
+    "train-gpt2": BenchRow(partial(train, "gpt2"), 130, "≥ 1.0 × reduce-overhead; memory ≤ 0.8 of its"),
     "forward-tiny": BenchRow(partial(forward, tiny()), 50, "≥ 3 × eager; host time of a replay ≤ 8 µs + the launch"),
     "forward-bert-16": BenchRow(partial(forward, bert(16)), 75, FORWARD_GOAL),
     "forward-llama-decode": BenchRow(partial(forward, llama()), 60, FORWARD_GOAL),
