@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import onnx
 from onnx import compose
 
 from passes.context import PassContext
-from passes.errors import PolicyError, StepFailed
+from passes.errors import ModelError, PolicyError, StepFailed
 from passes.graph.formatting import format_type
 from passes.graph.index import replace_all_uses_with, take_name
 from passes.graph.op_facts import opset_of
@@ -48,7 +49,11 @@ class Merge(Step):
             raise PolicyError(f"{self.name}: map is {self.map!r}; expected a mapping of names, as in {{a_out: b_in}}")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        first, second = model.without_functions(), read_model(Path(self.model)).without_functions()
+        first = model.without_functions()
+        try:
+            second = read_model(Path(self.model)).without_functions()
+        except ModelError as error:  # of the recipe's file: no step on the model has failed
+            raise PolicyError(f"{self.name}: {error}") from error
         joined = join_models(first, second, self.map)
         unfed = [name for name in second.index.required_inputs if name not in self.map.values()]
         if unfed:
@@ -92,6 +97,10 @@ def join_models(one: DetachedModel, two: DetachedModel, map: Mapping[str, str]) 
                 raise PolicyError(f"merge: {what} {name!r}{hint}")
     if not map:
         raise PolicyError("merge: found no pair; expected an output of A with the input of B that it feeds")
+    twice = [new for new, count in Counter(map.values()).items() if count > 1]
+    if twice:
+        feeding = " and ".join(repr(old) for old, new in map.items() if new == twice[0])
+        raise PolicyError(f"merge: {feeding} are mapped to B's input {twice[0]!r}; expected one output for an input")
     if opset_of(one.proto) != opset_of(two.proto):
         raise PolicyError(
             f"merge: A has opset {opset_of(one.proto)} and B {opset_of(two.proto)}; bring one to the other's with "

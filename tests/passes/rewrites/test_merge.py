@@ -98,7 +98,9 @@ def test_the_proof_runs_both_models_in_turn(second: str, context: PassContext) -
         ({"map": {"y": "b"}}, "B has no input 'b'"),
         ({"map": {"q": "a"}}, "A has no output 'q'"),
         ({"map": {}}, "found no pair"),
+        ({"map": {"y": "a", "z": "a"}}, "'y' and 'z' are mapped to B's input 'a'; expected one output for an input"),
         ({"map": ["y"]}, "expected a mapping of names"),
+        ({"model": __file__, "map": {"y": "a"}}, "merge: "),
         ({"model": "none.onnx", "map": {"y": "a"}}, "no such file; expected the path of an ONNX file"),
     ],
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +35,30 @@ def test_layers_are_printed_with_module_and_share(file: Path) -> None:
     assert rows.keys() == {"h", "y"}
     assert rows["y"][1:3] == ["MatMul", "net.head"]
     assert sum(float(row[-1].rstrip("%")) for row in rows.values()) == pytest.approx(100, abs=0.2)
+
+
+BEGUN = """
+import os, sys
+from pathlib import Path
+from pipeline.cli import main
+sys.argv = ["onnxline", "quantsim", "--help"]
+try:
+    main()
+except SystemExit:
+    pass
+import pipeline.quantsim.run
+threads = len(list(Path("/proc/self/task").iterdir()))
+rooms = ("planning", "importers", "lowering", "ir", "ops", "runtime")
+loaded = [name for name in rooms if f"pipeline.{name}" in sys.modules]
+print("begun", threads, "OPENBLAS_NUM_THREADS" in os.environ, loaded)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted by Linux's /proc")
+def test_the_command_has_one_thread_and_no_planner() -> None:
+    """Workers are forks then, with what the command has imported; jobs that it starts have threads of their own."""
+    environment = {name: text for name, text in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    environment.pop("OMP_NUM_THREADS", None)
+    words = [sys.executable, "-c", BEGUN]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    assert ended.stdout.splitlines()[-1] == "begun 1 False []"
