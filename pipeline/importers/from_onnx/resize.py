@@ -39,7 +39,7 @@ def resize(node: Node) -> None:
     how = Resampling(
         read.text("mode", "nearest"),
         read.text("coordinate_transformation_mode", "half_pixel" if node.opset >= 11 else "asymmetric"),
-        read.text("nearest_mode", "round_prefer_floor" if node.opset >= 11 else "floor"),
+        read.text("nearest_mode", "round_prefer_floor" if node.opset >= 11 else SIMPLE),
         read.number("cubic_coeff_a", -0.75),
         read.flag("antialias"),
         read.flag("exclude_outside"),
@@ -134,7 +134,9 @@ def nearest_elements(how: Resampling, size: int, new_size: int, scale: Fraction)
         places = [at / scale for at in range(new_size)]
     elif how.coordinates == "pytorch_half_pixel" and new_size == 1:
         places = [Fraction(0)]
-    return np.array([min(max(ROUNDING[how.nearest](place), 0), size - 1) for place in places], np.int64)
+    smaller = "ceil" if scale < 1 else "floor"
+    rounding = ROUNDING[smaller if how.nearest == SIMPLE else how.nearest]
+    return np.array([min(max(rounding(place), 0), size - 1) for place in places], np.int64)
 
 
 def resample(node: Node, how: Resampling, scales: tuple[Fraction, ...], axes: tuple[int, ...]) -> None:
@@ -264,6 +266,9 @@ ROUNDING: dict[str, Callable[[Fraction], int]] = {
     "floor": math.floor,
     "ceil": math.ceil,
 }
+
+SIMPLE = "simple"
+"""The rounding of opset 10, which the standard leaves open; as onnxruntime has it: up where the result is smaller."""
 
 MOST_TAPS = 8
 """Neighbours of which each is a term of a sum; more of them are a product with a matrix."""

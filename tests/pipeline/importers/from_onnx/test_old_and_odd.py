@@ -52,6 +52,10 @@ CASES: dict[str, tuple[int, str]] = {
         f"""{POOL} {{ s = Constant <value_floats = [1.0, 1.0, 2.0, 0.5]> ()
         y = Resize <coordinate_transformation_mode = "tf_half_pixel_for_nn"> (x, , s) }}""",
     ),
+    "Resize of opset 10": (
+        10,
+        """(float[1, 1, 2, 4] x) => (float[1, 1, 3, 2] y) <float[4] s = {1, 1, 1.5, 0.6}> { y = Resize (x, s) }""",
+    ),
     "cubic": (
         13,
         f"""{POOL} {{ s = Constant <value_floats = [1.0, 1.0, 2.5, 1.5]> ()
