@@ -81,8 +81,8 @@ def _write_files(folder: Path, finals: Mapping[str, Path], config: Any, source: 
     else:
         save_together(models, folder / WEIGHTS)
     graphs = {path.stem: model.proto.graph for path, model in models.items()}
+    (folder / CONFIG).write_text(config.to_json_string(), encoding="utf-8")  # which optimum-onnx reads of any task
     if graphs.keys() & {"encoder", "vision", "model"}:
-        (folder / CONFIG).write_text(config.to_json_string(), encoding="utf-8")
         settings = genai_image_config(config, graphs) if "vision" in graphs else None
         if config.model_type == SPEECH:
             settings = genai_speech_config(config, graphs["decoder"])
@@ -91,7 +91,6 @@ def _write_files(folder: Path, finals: Mapping[str, Path], config: Any, source: 
     elif "decoder" in graphs:
         (folder / SETTINGS).write_text(genai_config(config, graphs["decoder"]), encoding="utf-8")
     else:
-        (folder / CONFIG).write_text(config.to_json_string(), encoding="utf-8")
         _write_mapping(graphs["decode"], folder / KV_MAPPING)
     copied = (*TOKENIZER_FILES, *((GENERATION,) if "encoder" in graphs else ()))
     for file in (file for pattern in copied for file in (source.glob(pattern) if source else ())):

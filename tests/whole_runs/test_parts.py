@@ -47,7 +47,8 @@ def result(place: Path) -> PartsResult:
 
 def test_the_folder_of_models(result: PartsResult) -> None:
     models = result.folder / "models"
-    assert {file.name for file in models.iterdir()} == {"decoder.onnx", "weights.data", "genai_config.json"}
+    names = {"decoder.onnx", "weights.data", "genai_config.json", "config.json"}
+    assert {file.name for file in models.iterdir()} == names
     proto = onnx.load(models / "decoder.onnx", load_external_data=False)
     places = {
         entry.value for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"

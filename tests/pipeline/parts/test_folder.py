@@ -78,7 +78,7 @@ def test_the_mapping_has_every_state_of_a_hybrid_cache(tmp_path: Path) -> None:
         for side in ("past_key_values", "present")
     ]
     nodes = [onnx.helper.make_node("Relu", [before.name], [after.name]) for before, after in zip(*infos, strict=True)]
-    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", *infos), ir_version=10)
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", infos[0], infos[1]), ir_version=10)
     for part in ("prefill", "decode"):
         onnx.save(model, tmp_path / f"{part}.onnx")
     finals = {part: tmp_path / f"{part}.onnx" for part in ("prefill", "decode")}
