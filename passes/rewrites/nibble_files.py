@@ -8,7 +8,7 @@ outputs, in the order of its kernels. Sources: GPTQModel's `qlinear`, AutoAWQ's 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,24 +180,35 @@ def write_nibbles(model: DetachedModel, path: Path, layout: NibbleLayout) -> int
     """
     import safetensors.numpy
 
-    tensors: dict[str, np.ndarray] = {}
-    blocks: set[int] = set()
-    for module, weight in find_nibbles(model).items():
-        blocks.add(weight.block)
-        tensors |= {f"{module}.{part}": array for part, array in _pack(module, weight, layout).items()}
-    if not blocks:
+    weights = find_nibbles(model)
+    if not weights:
         raise UsageError("encodings: found no product whose weight has 4 bits in blocks or by channel")
-    if len(blocks) > 1:
-        sizes = " and ".join(map(str, sorted(blocks)))
-        raise UsageError(f"encodings: found blocks of {sizes}, expected one size, which a checkpoint has for all")
-    settings: dict[str, Any] = {"bits": 4, "group_size": blocks.pop()}
+    settings: dict[str, Any] = {"bits": 4, "group_size": _common_group(weights.values())}
+    packed = {module: _pack(module, weight, layout) for module, weight in weights.items()}
+    tensors = {f"{module}.{part}": array for module, parts in packed.items() for part, array in parts.items()}
     if layout == "awq":
         settings |= {"quant_method": "awq", "version": "gemm", "zero_point": True}
     else:
         settings |= {"quant_method": "gptq", "checkpoint_format": layout, "desc_act": False, "sym": False}
     safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
     (path.parent / "quantize_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    return sum(name.endswith(".qweight") for name in tensors)
+    return len(weights)
+
+
+def _common_group(weights: Collection[NibbleWeight]) -> int:
+    """The one size of blocks that a checkpoint has for all weights; -1 where each channel is one block.
+
+    Raises:
+        UsageError: the weights have several.
+    """
+    sizes = {weight.block for weight in weights if len(weight.scales) > 1}
+    group = max(sizes, default=-1)
+    if sizes:  # a weight of one block has no more inputs than that
+        sizes |= {weight.block for weight in weights if len(weight.scales) == 1 and weight.block > group}
+    if len(sizes) > 1:
+        listed = " and ".join(map(str, sorted(sizes)))
+        raise UsageError(f"encodings: found blocks of {listed}, expected one size, which a checkpoint has for all")
+    return group
 
 
 def find_nibbles(model: DetachedModel) -> dict[str, NibbleWeight]:

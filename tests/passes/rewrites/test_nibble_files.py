@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -109,6 +110,39 @@ def test_a_square_weight_lies_as_its_product_reads_it(product: str, tmp_path: Pa
     x = DRAW.normal(size=(2, N)).astype(np.float32)
     weight = (integers - zeros) * scales.astype(np.float32)
     np.testing.assert_allclose(Session.of(quantized).run({"x": x})["y"], x @ weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "group"), [((64, 32), -1), ((16, 16), 16), ((32, 32), 32), ((16, 32), None), ((64, 16), None)]
+)
+def test_a_checkpoint_has_one_group_or_one_scale_for_each_channel(
+    blocks: tuple[int, int], group: int | None, tmp_path: Path
+) -> None:
+    """Of 64 and 32 inputs; a block that is a whole channel is one of the group where it is no larger."""
+    draw = np.random.default_rng(1)
+    stored: dict[str, np.ndarray] = {}
+    for name, rows, block in zip("ab", (64, 32), blocks, strict=True):
+        size = min(block, rows)
+        stored[f"{name}_q"] = draw.integers(0, 16, (rows, 32)).astype(np.float32)
+        stored[f"{name}_s"] = draw.uniform(0.1, 1, (-(-rows // size), 32)).astype(np.float32)
+    text = "g (float[2, 64] x) => (float[2, 32] y) { "
+    for name, data, block in zip("ab", ("x", "h"), blocks, strict=True):
+        text += f"{name} = DequantizeLinear <axis = 0, block_size = {min(block, 64 if name == 'a' else 32)}>"
+        text += f" ({name}_q, {name}_s) {'h' if name == 'a' else 'y'} = MatMul ({data}, {name}) "
+    proto = model_of(f"{text} }}", 21, **stored)
+    for tensor in proto.graph.initializer:
+        if tensor.name.endswith("_q"):
+            tensor.CopyFrom(numpy_helper.from_array(stored[tensor.name].astype(ml_dtypes.uint4), tensor.name))
+    path, model = tmp_path / "model.safetensors", detached(proto)
+    if group is None:
+        with pytest.raises(UsageError, match="expected one size, which a checkpoint has for all"):
+            write_nibbles(model, path, "gptq_v2")
+        return
+    assert write_nibbles(model, path, "gptq_v2") == 2
+    assert json.loads((tmp_path / "quantize_config.json").read_text())["group_size"] == group
+    for name, weight in read_nibbles(path).items():
+        np.testing.assert_array_equal(weight.integers, stored[f"{name}_q"])
+        np.testing.assert_array_equal(weight.scales, stored[f"{name}_s"])
 
 
 def test_what_has_no_form_is_refused(tmp_path: Path) -> None:
