@@ -18,7 +18,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed, StepTimedOut
 from passes.graph.index import copy_of
 from passes.graph.inference import types_of
-from passes.graph.traversal import reads_of
+from passes.graph.traversal import producers_read
 from passes.model.analysis import extract_nodes
 from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
@@ -249,15 +249,15 @@ def _around(model: DetachedModel, values: Collection[str]) -> Iterator[set[int]]
     The walk does not cross constants, which many parts of a model share.
     """
     view = GraphView(model)
-    nodes, producers = view.nodes, view.positions
+    nodes, positions = view.nodes, view.positions
     folded = {index for index, node in enumerate(nodes) if view.folded.issuperset(node.output)}
-    before = [{producers[name] for name in reads_of(node) if name in producers} for node in nodes]
+    before = producers_read(nodes)
     neighbours: dict[int, set[int]] = defaultdict(set)
     for index in set(range(len(nodes))) - folded:
         for producer in before[index] - folded:
             neighbours[index].add(producer)
             neighbours[producer].add(index)
-    chosen = {producers[name] for name in values if name in producers}
+    chosen = {positions[name] for name in values if name in positions}
     for hop in range(1, HOPS[-1] + 1 if chosen else 0):
         chosen = chosen.union(*(neighbours[index] for index in chosen))
         if hop in HOPS:

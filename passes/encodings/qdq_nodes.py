@@ -10,6 +10,7 @@ import onnx
 from onnx import NodeProto, helper
 
 from passes.encodings.encoding import Precision
+from passes.graph.traversal import bodies_in, own_names
 
 DEQUANTIZED: Final = "_dequantized"
 """What follows the name of a tensor in the name of its value after both operators."""
@@ -24,8 +25,7 @@ GLOBAL_SCALE: Final = "_global_scale"
 def choose_stems(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
     """How the names of the new values begin, for each tensor: with its own name, or, where the model has a value of
     such a name already, as the weight `bn_scale` next to a value `bn`, with `bn_2`."""
-    taken = {tensor.name for tensor in graph.initializer} | {info.name for info in graph.input}
-    taken |= {name for node in graph.node for name in node.output}
+    taken = own_names(graph)
     stems: dict[str, str] = {}
     for name in names:
         stem, number = name, 1
@@ -64,18 +64,15 @@ def rename_values(node: NodeProto, new_name: Callable[[str], str], *, reads_only
     _rename(node.input, new_name)
     if not reads_only:
         _rename(node.output, new_name)
-    for attribute in node.attribute:
-        for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
-            own |= {name for inner in body.node for name in inner.output}
+    for body in bodies_in(node):
 
-            def outer_name(name: str, own: Collection[str] = own) -> str:
-                return name if name in own else new_name(name)
+        def outer_name(name: str, own: Collection[str] = own_names(body)) -> str:
+            return name if name in own else new_name(name)
 
-            for inner in body.node:
-                rename_values(inner, outer_name, reads_only=True)
-            for info in body.output:
-                info.name = outer_name(info.name)
+        for inner in body.node:
+            rename_values(inner, outer_name, reads_only=True)
+        for info in body.output:
+            info.name = outer_name(info.name)
 
 
 def _rename(names: Any, new_name: Callable[[str], str]) -> None:

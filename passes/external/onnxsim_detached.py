@@ -35,7 +35,7 @@ from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.graph.index import GraphIndex
 from passes.graph.layer_calls import LAYERS
-from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS
+from passes.graph.op_facts import ARRANGING, CONTRACTIONS, MATRIX_PRODUCTS
 from passes.graph.traversal import reads_of
 from passes.model.canonical import canonical_digest
 from passes.rewrites.fold_constants import FoldConstants
@@ -48,7 +48,7 @@ LARGE: Final = 2**18
 COMPARING: Final = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
 
 OPAQUE_OPERANDS: Final = frozenset(
-    {(kind, at) for kind in MATRIX_PRODUCTS | {"Einsum"} for at in (0, 1)}
+    {(kind, at) for kind in CONTRACTIONS for at in (0, 1)}
     | {(kind, 0) for kind in ("Gather", "GatherND", "GatherElements")}
 )
 """(operator, position) of operands at which no pass of onnxsim looks. Of others a pass may ask, for example, whether

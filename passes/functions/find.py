@@ -20,7 +20,7 @@ from typing import Final
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, constant_of, copy_of
+from passes.graph.index import GraphIndex, computed_values, constant_of, copy_of
 from passes.graph.op_facts import has_body, is_opaque
 from passes.graph.traversal import reads_of
 from passes.provenance.annotations import ModulePath, module_path_of
@@ -159,7 +159,7 @@ class _LayerFinder:
 
     def _make_layer(self, module: ModulePath, positions: Sequence[int]) -> LayerNodes:
         nodes = [self.index.nodes[position] for position in positions]
-        made = {name for node in nodes for name in node.output}
+        made = computed_values(nodes)
         read = dict.fromkeys(name for node in nodes for name in node.input if name)
         inputs = tuple(name for name in read if name not in made and name not in self.facts.plain)
         return LayerNodes(module, tuple(positions), inputs)
@@ -206,18 +206,9 @@ class _LayerFinder:
             inside = set(layer.nodes)
             for at, position in enumerate(layer.nodes):
                 for number, name in enumerate(self.index.nodes[position].output):
-                    if name in self.index.outputs or not inside.issuperset(self._readers[name]):
+                    if name in self.index.outputs or not inside.issuperset(self.index.readers[name]):
                         found.add((at, number))
         return tuple(sorted(found))
-
-    @cached_property
-    def _readers(self) -> dict[str, list[int]]:
-        """Value → the positions of the nodes that read it, in their bodies too."""
-        readers: dict[str, list[int]] = defaultdict(list)
-        for position, node in enumerate(self.index.nodes):
-            for name in reads_of(node):
-                readers[name].append(position)
-        return readers
 
 
 def operation_of(node: NodeProto) -> tuple[object, ...]:

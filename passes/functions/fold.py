@@ -11,7 +11,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, OperatorSetIdProto, Value
 
 from passes.errors import ModelError
 from passes.functions.find import ConstantFacts, EqualLayers, LayerNodes, find_equal_layers
-from passes.graph.index import GraphIndex, copy_of, replace_entries, take_name
+from passes.graph.index import GraphIndex, computed_values, copy_of, replace_entries, take_name
 from passes.graph.layer_calls import LAYERS, MODULE_KEY, inline_layers, layer_functions
 from passes.graph.traversal import reads_of, sort_nodes
 from passes.model.canonical import canonicalize
@@ -102,7 +102,7 @@ class _LayerFolder:
         first = group.layers[0]
         body = [self.nodes[at] for at in first.nodes]
         plain = self._plain_nodes(body)
-        taken: set[str] = {name for node in (*plain, *body) for name in node.output}
+        taken = {*computed_values((*plain, *body))}
         inputs = {value: take_identifier(self._name_inside(value, f"{first.path}."), taken) for value in first.inputs}
         function = FunctionProto(name=name, domain=LAYERS)
         function.input.extend(inputs.values())

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS, is_opaque
-from passes.graph.traversal import bodies_in, every_graph, live_nodes, reads_of
+from passes.graph.traversal import bodies_in, every_graph, live_nodes, own_names, positions_of, reads_of
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -58,12 +58,12 @@ class GraphIndex:
     @cached_property
     def producers(self) -> dict[str, NodeProto]:
         """Computed value → the node that makes it, in the order of the nodes."""
-        return {name: node for node in self.nodes for name in node.output if name}
+        return producers_of(self.nodes)
 
     @cached_property
     def positions(self) -> dict[str, int]:
         """Computed value → the position in `nodes` of the node that makes it."""
-        return {name: position for position, node in enumerate(self.nodes) for name in node.output if name}
+        return positions_of(self.nodes)
 
     @cached_property
     def consumers(self) -> defaultdict[str, list[NodeProto]]:
@@ -83,6 +83,15 @@ class GraphIndex:
                 if name:
                     uses[name].append((position, index))
         return uses
+
+    @cached_property
+    def readers(self) -> defaultdict[str, set[int]]:
+        """Value → the positions in `nodes` of the nodes that read it, in their bodies too."""
+        readers: defaultdict[str, set[int]] = defaultdict(set)
+        for position, node in enumerate(self.nodes):
+            for name in reads_of(node):
+                readers[name].add(position)
+        return readers
 
     @cached_property
     def crossing(self) -> list[int]:
@@ -107,8 +116,7 @@ class GraphIndex:
     def initializers(self) -> dict[str, TensorProto]:
         """Stored tensors by name, in their order."""
         outer = self.outer.initializers if self.outer is not None else {}
-        stored = self.graph.initializer if isinstance(self.graph, GraphProto) else ()
-        return {**outer, **{tensor.name: tensor for tensor in stored}}
+        return {**outer, **(initializers_of(self.graph) if isinstance(self.graph, GraphProto) else {})}
 
     @cached_property
     def constants(self) -> dict[str, TensorProto]:
@@ -231,6 +239,11 @@ def required_inputs(graph: GraphProto) -> list[ValueInfoProto]:
     return list(GraphIndex(graph).required_inputs.values())
 
 
+def producers_of(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
+    """Computed value → the node of `nodes` that makes it, in the order of the nodes."""
+    return {name: node for node in nodes for name in node.output if name}
+
+
 def computed_values(nodes: Iterable[NodeProto]) -> dict[str, None]:
     """The values that `nodes` make, in order: a set that keeps its order."""
     return {name: None for node in nodes for name in node.output if name}
@@ -321,8 +334,7 @@ def replace_all_uses_with(nodes: Iterable[NodeProto], replacements: Mapping[str,
         if any(name in replacements for name in node.input):
             node.input[:] = [replacements.get(name, name) for name in node.input]
         for body in bodies_in(node):
-            own = {*(entry.name for entry in (*body.input, *body.initializer)), *computed_values(body.node)}
-            own.update(sparse.values.name for sparse in body.sparse_initializer)
+            own = own_names(body)
             inner = {old: new for old, new in replacements.items() if old not in own}
             replace_all_uses_with(body.node, inner)
             for info in body.output:

@@ -57,6 +57,9 @@ elements may differ in the last bit."""
 
 MATRIX_PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
+CONTRACTIONS: Final = MATRIX_PRODUCTS | {"Einsum"}
+"""Ops that sum the products of two operands along an axis; their weights are matrices."""
+
 PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "ConvTranspose"}
 """Ops that multiply their first input with a weight, the second one."""
 

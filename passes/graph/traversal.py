@@ -61,10 +61,31 @@ def reads_of(node: NodeProto) -> list[str]:
     return names
 
 
+def read_names(nodes: Iterable[NodeProto]) -> set[str]:
+    """The values that some nodes, or their bodies, read."""
+    return {name for node in nodes for name in reads_of(node)}
+
+
+def positions_of(nodes: Iterable[NodeProto]) -> dict[str, int]:
+    """Computed value → the position in `nodes` of its producer, in the order of the nodes."""
+    return {name: position for position, node in enumerate(nodes) for name in node.output if name}
+
+
+def producers_read(nodes: Sequence[NodeProto]) -> list[set[int]]:
+    """For each node, the positions of the nodes that make what it, or a body of it, reads."""
+    positions = positions_of(nodes)
+    return [{positions[name] for name in reads_of(node) if name in positions} for node in nodes]
+
+
+def own_names(graph: GraphProto) -> set[str]:
+    """The values of `graph` itself: its inputs, its stored tensors, and what its nodes make, without their bodies."""
+    declared = (*graph.input, *graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    return {*positions_of(graph.node), *(entry.name for entry in declared)}
+
+
 def _from_outside(graph: GraphProto) -> list[str]:
     read = [name for node in graph.node for name in reads_of(node)]
-    own = {name for node in graph.node for name in node.output}
-    own.update(entry.name for entry in (*graph.input, *graph.initializer))
+    own = own_names(graph)
     return [name for name in (*read, *(output.name for output in graph.output)) if name not in own]
 
 
@@ -188,15 +209,14 @@ def _give_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:
     """The indices of `nodes` in topological order, smallest first; nodes on a cycle or after one are left out."""
-    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    producers_of = [{producers[name] for name in reads_of(node) if name in producers} for node in nodes]
-    if all(max(before, default=-1) < index for index, before in enumerate(producers_of)):
-        return list(range(len(producers_of)))
-    waiting, consumers = Counter({index: len(before) for index, before in enumerate(producers_of)}), defaultdict(list)
-    for index, before in enumerate(producers_of):
+    needs = producers_read(nodes)
+    if all(max(before, default=-1) < index for index, before in enumerate(needs)):
+        return list(range(len(needs)))
+    waiting, consumers = Counter({index: len(before) for index, before in enumerate(needs)}), defaultdict(list)
+    for index, before in enumerate(needs):
         for producer in before:
             consumers[producer].append(index)
-    ready = [index for index, before in enumerate(producers_of) if not before]
+    ready = [index for index, before in enumerate(needs) if not before]
     order = []
     while ready:
         index = heapq.heappop(ready)

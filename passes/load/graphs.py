@@ -13,6 +13,7 @@ from typing import Final
 from onnx import FunctionProto, GraphProto, NodeProto
 
 from passes.errors import ModelError
+from passes.graph.index import computed_values
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.graph.traversal import topological_order
 from passes.load.nodes import OperatorScope, bodies_in, check_node, describe_node, sparse_in, tensors_in
@@ -154,7 +155,7 @@ class GraphCheck:
                 if name not in own:
                     _require_visible(name, outer, f"is read by {describe_node(node)}")
             if any(True for _ in bodies_in(node)):
-                earlier = own - {name for later in nodes[index:] for name in later.output}
+                earlier = own - computed_values(nodes[index:]).keys()
                 reads |= self._check_inside(node, (*outer, own), (*taken, earlier))
             elif node.attribute:
                 self._check_inside(node, (), ())

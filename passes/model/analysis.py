@@ -10,7 +10,7 @@ import onnx
 from onnx import NodeProto, ValueInfoProto
 
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
-from passes.graph.traversal import reads_of
+from passes.graph.traversal import read_names
 from passes.model.canonical import CanonicalModel, canonicalize
 from passes.model.contents import VoidNodes, count_nodes, count_void_nodes, stored_bytes
 from passes.weights.detached import DetachedModel
@@ -91,7 +91,7 @@ def extract_nodes(
     Values that the nodes only read become inputs; values that they only compute become outputs.
     """
     index = model.index
-    read = {name for node in nodes for name in reads_of(node)}
+    read = read_names(nodes)
     inputs = [name for name in values_read(nodes) if name not in index.initializers]
     outputs = [name for name in computed_values(nodes) if name in index.outputs or name not in read]
     if not outputs or any(name not in types for name in (*inputs, *outputs)):

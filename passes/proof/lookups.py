@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import (
     ARRANGING,
-    MATRIX_PRODUCTS,
+    CONTRACTIONS,
     ONNX_DOMAINS,
     RECURRENT,
     SIZES,
@@ -167,7 +167,7 @@ def _first_axis(node: NodeProto, initializers: Mapping[str, TensorProto]) -> int
 
 def _product_with_one_hot(view: Callable[[], GraphView], node: NodeProto, index: GraphIndex) -> Lookup | None:
     """The lookup by a product with a one-hot value: MatMul(OneHot(indices), table)."""
-    if node.op_type not in PRODUCTS or not any(_is_one_hot(name, index) for name in node.input):
+    if node.op_type not in CONTRACTIONS or not any(_is_one_hot(name, index) for name in node.input):
         return None
     product = product_of(view(), node)
     if product is None:
@@ -246,11 +246,10 @@ def _sources_of_moves(name: str, producers: Mapping[str, NodeProto]) -> set[str]
     return sources
 
 
-PRODUCTS: Final = MATRIX_PRODUCTS | {"Einsum"}
 ONE_HOT: Final = frozenset({"OneHot", "Equal"})
 MIXED: Final = ([False, True], [True, False])
 EMBEDS: Final = "EmbedLayerNormalization"
-INDEXED: Final = frozenset({"Gather", "GatherElements", EMBEDS, *PRODUCTS})
+INDEXED: Final = frozenset({"Gather", "GatherElements", EMBEDS, *CONTRACTIONS})
 OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
 LENGTHS: Final = 4
 """The position of the lengths among the inputs of a recurrent operator."""

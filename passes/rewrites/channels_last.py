@@ -14,7 +14,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.context import PassContext
-from passes.graph.op_facts import PRODUCTS, attribute_of, input_of
+from passes.graph.op_facts import MATRIX_PRODUCTS, PRODUCTS, attribute_of, input_of
 from passes.rewrites.four_axes import REDUCTIONS
 from passes.rewrites.merge_layout import BROADCASTING, CURVES
 from passes.rewrites.rewriter import Rewriter
@@ -27,7 +27,7 @@ LAST: Final = (0, 2, 3, 1)
 
 FIRST: Final = (0, 3, 1, 2)
 
-IMAGES: Final = (PRODUCTS - {"MatMul", "Gemm"}) | {
+IMAGES: Final = (PRODUCTS - MATRIX_PRODUCTS) | {
     *("MaxPool", "AveragePool", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN", "Resize"),
     *("DepthToSpace", "SpaceToDepth"),
 }

@@ -166,7 +166,7 @@ def _select_scores(graph: MaskedGraph) -> MaskedGraph:
         select = graph.nodes[use.node]
         if not graph.is_choice_of_zero(use) or not graph.depends_on_input(select.input[0]):
             continue
-        for add in (graph.nodes[position] for position in sorted(graph.consumers[select.output[0]])):
+        for add in (graph.nodes[position] for position in sorted(graph.readers[select.output[0]])):
             if is_op(add, "Add") and len(set(add.input)) == 2 and id(add) not in edit.removed:
                 scores = next(name for name in add.input if name != select.output[0])
                 branches = [scores, scores]

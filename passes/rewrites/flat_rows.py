@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto
 
-from passes.graph.op_facts import attribute_of, input_of
+from passes.graph.index import producers_of
+from passes.graph.op_facts import RESHAPES, attribute_of, input_of
 from passes.graph.traversal import group_linked
 from passes.rewrites.biased_product import find_bias
 from passes.rewrites.rewriter import Rewriter
@@ -40,8 +41,6 @@ ALONG_ROWS: Final = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "R
 
 FIRST_AXIS: Final = frozenset({"Split", "Concat"})
 """Operators whose axis is the first one where nothing is said."""
-
-RESHAPING: Final = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ class _Flattener:
 
     def _matrix_of(self, name: str) -> str:
         """The matrix that a Reshape turns into `name`; empty where there is none."""
-        node = self.rewriter.producer(name, *RESHAPING)
+        node = self.rewriter.producer(name, *RESHAPES)
         if node is None:
             return ""
         shape = self.rewriter.fixed_shape(node.input[0])
@@ -220,7 +219,7 @@ class _Flattener:
 
     def _reshape_source(self, name: str) -> str:
         """The value that a Reshape turns into `name`; empty where there is none."""
-        node = self.rewriter.producer(name, *RESHAPING)
+        node = self.rewriter.producer(name, *RESHAPES)
         return "" if node is None else node.input[0]
 
     def _matrix_shape(self, name: str) -> tuple[int, int]:
@@ -231,7 +230,7 @@ class _Flattener:
     def _find_flat_copy(self, name: str) -> str | None:
         """The matrix that a Reshape makes of `name` already; None where there is none."""
         for node in self.rewriter.consumers[name]:
-            is_reshape = node.op_type in RESHAPING and not node.domain and node.input[0] == name
+            is_reshape = node.op_type in RESHAPES and not node.domain and node.input[0] == name
             if is_reshape and self.rewriter.fixed_shape(node.output[0]) == self._matrix_shape(name):
                 return node.output[0]
         return None
@@ -248,7 +247,7 @@ class _Flattener:
         return flat, shapes, len(flat) + len(shapes) < len(outside) or name in self.rewriter.held
 
     def _is_fixed_reshape(self, node: NodeProto, name: str) -> bool:
-        is_reshape = node.op_type in RESHAPING and not node.domain and node.input[0] == name
+        is_reshape = node.op_type in RESHAPES and not node.domain and node.input[0] == name
         return is_reshape and self.rewriter.fixed_shape(node.output[0]) is not None
 
     def _makes_matrix(self, node: NodeProto, name: str) -> bool:
@@ -299,12 +298,13 @@ class _Flattener:
 
     def _order_nodes(self) -> list[NodeProto]:
         """The nodes of the region, producers first."""
-        makers = {name: node for node in self.region.nodes for name in node.output}
+        producers = producers_of(self.region.nodes)
         order: dict[int, NodeProto] = {}
         stack = list(reversed(self.region.nodes))
         while stack:
             node = stack[-1]
-            before = [makers[name] for name in node.input if name in makers and id(makers[name]) not in order]
+            makers = (producers.get(name) for name in node.input)
+            before = [maker for maker in makers if maker is not None and id(maker) not in order]
             if before:
                 stack += before
             else:

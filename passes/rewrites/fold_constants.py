@@ -20,7 +20,7 @@ from passes.context import PassContext
 from passes.graph.index import GraphIndex, extract, replace_entries
 from passes.graph.inference import dims_of
 from passes.graph.op_facts import RANDOM_OPS, attribute_of, has_body
-from passes.graph.traversal import reads_of
+from passes.graph.traversal import positions_of, reads_of
 from passes.model.signature import FREE_INITIALIZERS, declare_initializers, drop_default_inputs
 from passes.step import Description, PassResult, Step, structure, values
 from passes.suggest import plural
@@ -186,7 +186,7 @@ def _groups(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
             leaders[index] = index = leaders[leaders[index]]
         return index
 
-    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    producers = positions_of(nodes)
     for index, node in enumerate(nodes):
         for name in node.input:
             if name in producers:

@@ -21,7 +21,7 @@ from passes.graph.index import (
     value_names,
 )
 from passes.graph.op_facts import first_output, op_of, opset_of
-from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
+from passes.graph.traversal import bodies_in, live_nodes, read_names, reads_of, sort_nodes
 from passes.provenance.weight_origins import mark_part, part_name
 from passes.rewrites.node_writer import NewTensors, NodeWriter
 from passes.structures.view import GraphView
@@ -65,7 +65,7 @@ class GraphEdit(NewTensors):
         proto = source.copy_proto()
         graph = proto.graph
         was_alive = computed_values(live_nodes(graph)).keys()
-        unread = initializers_of(graph).keys() - {name for node in graph.node for name in reads_of(node)}
+        unread = initializers_of(graph).keys() - read_names(graph.node)
         own = enumerate(zip(graph.node, self.view.own, strict=True))
         stays = [(at, 1, same) for at, (same, node) in own if id(node) not in self.removed]
         placed = sorted([*((at, 0, node) for at, node in self.nodes), *stays], key=lambda entry: entry[:2])

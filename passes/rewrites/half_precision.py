@@ -146,8 +146,8 @@ class _HalfConverter:
         self.index = GraphIndex(model.proto.graph)
         types = GraphIndex(graph).types
         kinds = {name: info.type.tensor_type.elem_type for name, info in types.items()}
-        kinds |= {name: tensor.data_type for name, tensor in self.index.initializers.items()}
-        kinds |= {node.output[0]: t.data_type for node in self.index.own if (t := constant_of(node)) is not None}
+        stored = {**self.index.initializers, **self.index.constants}
+        kinds |= {name: tensor.data_type for name, tensor in stored.items()}
         self.is_float = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
         self.uncast = {name for name, info in types.items() if info.type.WhichOneof("value") not in (None, TENSOR)}
         self.uncast |= {sparse.values.name for sparse in graph.sparse_initializer}
@@ -338,7 +338,7 @@ class _HalfWriter:
         graph.initializer.extend(self.tensors)
         index = GraphIndex(graph)
         replace_entries(graph.initializer, (tensor for tensor in graph.initializer if tensor.name in index.reads))
-        constants = {node.output[0] for node in graph.node if constant_of(node) is not None} - index.reads.keys()
+        constants = index.constants.keys() & index.producers.keys() - index.reads.keys()
         replace_entries(graph.node, (node for node in graph.node if node.output[0] not in constants))
         same = {name for name, half in self.halves.items() if name == half}
         for info in graph.value_info:

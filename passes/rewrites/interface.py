@@ -16,7 +16,6 @@ from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.graph.index import (
     GraphIndex,
-    constant_of,
     copy_of,
     replace_all_uses_with,
     replace_entries,
@@ -222,7 +221,7 @@ class ChangeBatch(Step):
 def _open_reshapes(proto: ModelProto, typed: GraphIndex, old: int | None) -> int:
     """Let each Reshape to a fixed shape find the batch, which is in the outermost axis, in place; returns how many."""
     index, opened = GraphIndex(proto.graph), 0
-    stored = {**index.initializers, **{node.output[0]: t for node in index.own if (t := constant_of(node)) is not None}}
+    stored = {**index.initializers, **index.constants}
     for node in index.own if old is not None else ():
         if node.op_type not in ("Reshape", "Expand") or node.input[0] in index.folded or node.input[1] not in stored:
             continue

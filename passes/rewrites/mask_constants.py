@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,10 +41,7 @@ class MaskedGraph:
         stored = index.initializers.items()
         self._stored = {name: tensor for name, tensor in stored if name not in index.inputs}
         self._fed = index.required_inputs
-        self.consumers = defaultdict[str, set[int]](set)
-        for position, node in enumerate(self.nodes):
-            for name in reads_of(node):
-                self.consumers[name].add(position)
+        self.readers = index.readers
         self._softmaxes = [position for position, node in enumerate(self.nodes) if is_op(node, "Softmax")]
 
     @cached_property
@@ -76,7 +72,7 @@ class MaskedGraph:
 
     def is_read_elsewhere(self, name: str, uses: Collection[MaskUse]) -> bool:
         """Whether anything else than `uses` reads a constant: another input, a body, or the caller."""
-        reads = sum(reads_of(self.nodes[position]).count(name) for position in self.consumers[name])
+        reads = sum(reads_of(self.nodes[position]).count(name) for position in self.readers[name])
         return name in self.outputs or reads > len({(use.node, use.slot) for use in uses})
 
     def _trace(self, value: str) -> Iterator[MaskUse]:
@@ -167,7 +163,7 @@ class MaskedGraph:
             seen.add(value)
             if value in self.outputs:
                 return False
-            for position in self.consumers[value] - reached:
+            for position in self.readers[value] - reached:
                 node = self.nodes[position]
                 if node.op_type in SHAPES:
                     continue
@@ -213,7 +209,7 @@ class MaskedGraph:
             node = self.nodes[position]
             if position not in found and position not in self._softmaxes and node.op_type not in SHAPES:
                 found.add(position)
-                pending += [consumer for name in node.output for consumer in self.consumers[name]]
+                pending += [consumer for name in node.output for consumer in self.readers[name]]
         return sorted(found)
 
     def is_choice_of_zero(self, use: MaskUse) -> bool:

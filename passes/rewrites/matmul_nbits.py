@@ -17,9 +17,9 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.context import PassContext
-from passes.graph.index import GraphIndex, copy_of, free_name, replace_entries, value_names
-from passes.graph.op_facts import attribute_of, opset_of
-from passes.graph.traversal import reads_of
+from passes.graph.index import GraphIndex, computed_values, copy_of, free_name, replace_entries, value_names
+from passes.graph.op_facts import MATRIX_PRODUCTS, attribute_of, opset_of
+from passes.graph.traversal import read_names
 from passes.step import Description, PassResult, Step, structure
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -161,7 +161,7 @@ def read_dequantized(
         model: the model with the weights.
         channel_block: the block of a weight by channel; 0 for one block of all inputs.
     """
-    if node.domain or node.op_type not in ("MatMul", "Gemm") or len(node.input) < 2:
+    if node.domain or node.op_type not in MATRIX_PRODUCTS or len(node.input) < 2:
         return None, ""
     producer, is_transposed = index.producers.get(node.input[1]), False
     if (
@@ -296,9 +296,9 @@ class _LayoutChange:
         new = {tensor.name for tensor in self._tensors}
         kept = [tensor for tensor in graph.initializer if tensor.name not in new]
         replace_entries(graph.initializer, [*kept, *self._tensors])
-        reads = {name for node in graph.node for name in reads_of(node)} | {info.name for info in graph.output}
+        reads = read_names(graph.node) | {info.name for info in graph.output}
         replace_entries(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in reads])
-        made = {name for node in graph.node for name in node.output}
+        made = computed_values(graph.node)
         replace_entries(graph.value_info, [info for info in graph.value_info if info.name in made])
         domains = {node.domain for node in graph.node}
         if CONTRIB in domains and all(entry.domain != CONTRIB for entry in self._proto.opset_import):
@@ -309,7 +309,7 @@ class _LayoutChange:
 def _without_unread(nodes: list[NodeProto], outputs: set[str]) -> list[NodeProto]:
     """Without the DequantizeLinear and Transpose that only a replaced product has read."""
     while True:
-        reads = {name for node in nodes for name in reads_of(node)} | outputs
+        reads = read_names(nodes) | outputs
         kept = [
             node
             for node in nodes

@@ -7,7 +7,7 @@ before it have made: it uses a `Rewriter`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,9 +15,17 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from passes.context import PassContext
-from passes.graph.index import constant_of, replace_entries, take_name, value_names
+from passes.graph.index import (
+    computed_values,
+    constant_of,
+    initializers_of,
+    producers_of,
+    replace_entries,
+    take_name,
+    value_names,
+)
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
-from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
+from passes.graph.traversal import bodies_in, live_nodes, read_names, reads_of, sort_nodes
 from passes.rewrites.node_writer import Dim, GraphTypes
 from passes.step import PassResult
 from passes.structures.view import GraphView
@@ -40,12 +48,12 @@ class Rewriter:
         graph = self.proto.graph
         self.opset = opset_of(self.proto)
         self.fed = {info.name for info in graph.input}
-        self.stored = {tensor.name: tensor for tensor in graph.initializer}
+        self.stored = initializers_of(graph)
         self.producers: dict[str, NodeProto] = {}
         self.consumers: defaultdict[str, list[NodeProto]] = defaultdict(list)
         self.held = {info.name for info in graph.output}
         self.changes = 0
-        self._spare = self.stored.keys() - _read_names(graph.node)
+        self._spare = self.stored.keys() - read_names(graph.node)
         """Stored tensors that nothing read before."""
         self._names = value_names(graph) | {node.name for node in graph.node}
         self._nodes: dict[int, NodeProto] = {}
@@ -256,17 +264,17 @@ class Rewriter:
         graph = self.proto.graph
         replace_entries(graph.node, self._nodes.values())
         sort_nodes(graph)
-        live = {name for node in live_nodes(graph) for name in node.output}
-        replace_entries(graph.node, [node for node in graph.node if live.intersection(node.output)])
-        stays = _read_names(graph.node) | {info.name for info in graph.output} | self._spare | self.fed
+        live = computed_values(live_nodes(graph)).keys()
+        replace_entries(graph.node, [node for node in graph.node if not live.isdisjoint(node.output)])
+        stays = read_names(graph.node) | {info.name for info in graph.output} | self._spare | self.fed
         replace_entries(graph.initializer, [tensor for tensor in self.stored.values() if tensor.name in stays])
-        computed = {name for node in graph.node for name in node.output} | self.fed
+        computed = computed_values(graph.node).keys() | self.fed
         replace_entries(graph.value_info, [info for info in graph.value_info if info.name in computed])
         return PassResult(DetachedModel(self.proto, {**self.model.weights, **self._weights}), why=why)
 
     def _enter(self, node: NodeProto) -> None:
         self._nodes[id(node)] = node
-        self.producers.update((name, node) for name in node.output if name)
+        self.producers.update(producers_of([node]))
         for name in dict.fromkeys(node.input):
             self.consumers[name].append(node)
 
@@ -292,10 +300,6 @@ class Rewriter:
 def is_float(array: Array) -> bool:
     """Whether the elements are floats, bfloat16 included."""
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
-
-
-def _read_names(nodes: Iterable[NodeProto]) -> set[str]:
-    return {name for node in nodes for name in reads_of(node)}
 
 
 def _types_of(model: DetachedModel, context: PassContext) -> GraphTypes:

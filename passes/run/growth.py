@@ -17,7 +17,7 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-from passes.graph.index import computed_values, initializers_of, replace_entries
+from passes.graph.index import computed_values, initializers_of, producers_of, replace_entries
 from passes.graph.op_facts import LAYOUT_OPS, RANDOM_OPS, op_name
 from passes.graph.traversal import bodies_in, every_graph, every_node, group_linked, reads_of, sort_nodes
 from passes.model.analysis import AnalyzedModel
@@ -44,7 +44,7 @@ def describe_growth(before: AnalyzedModel, after: AnalyzedModel) -> tuple[str, .
     had, has = before.stored_bytes, after.stored_bytes
     if has - had >= max(NOTICED, had // ALLOWED_SHARE):
         new = sorted(_new_tensors(before.model, after.model), key=bytes_of, reverse=True)
-        made_by = {name: node for node in every_node(before.model.proto.graph) for name in node.output}
+        made_by = producers_of(every_node(before.model.proto.graph))
         largest = [_describe(tensor, made_by) for tensor in new[:NAMED]]
         more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
         sentences.append(

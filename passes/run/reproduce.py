@@ -14,7 +14,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.index import copy_of, extract, replace_all_uses_with
 from passes.graph.inference import InferenceError, infer_shapes, types_of
-from passes.graph.traversal import live_nodes, reads_of
+from passes.graph.traversal import live_nodes, read_names
 from passes.model.analysis import extract_nodes, what_is_invalid
 from passes.step import Step
 from passes.weights.detached import DetachedModel
@@ -142,7 +142,7 @@ def _without(source: ModelProto, value: str, name: str) -> ModelProto:
     proto = copy_of(source)
     replace_all_uses_with(proto.graph.node, {value: name})
     nodes = live_nodes(proto.graph)[::-1]
-    read = {read_name for node in nodes for read_name in reads_of(node)}
+    read = read_names(nodes)
     inputs = [info for info in proto.graph.input if info.name in read]
     proto.graph.CopyFrom(extract(proto, nodes, inputs=inputs, outputs=[info.name for info in proto.graph.output]).graph)
     return proto

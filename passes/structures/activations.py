@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.graph.op_facts import ARRANGING, op_of
-from passes.structures.candidates import PRODUCTS, Candidate, find_fused
+from passes.structures.candidates import PROJECTION_OPS, Candidate, find_fused
 from passes.structures.view import GraphView
 
 GELU_OPS: Final = (
@@ -147,7 +147,7 @@ def _find_gated(view: GraphView, x: str, curve: tuple[NodeProto, ...]) -> Iterat
 def _product_before(view: GraphView, name: str) -> NodeProto | None:
     """The product with a constant matrix that computes `name`, up to a bias and the selection of a part."""
     for node in view.upstream(name, BETWEEN):
-        if op_of(node) in PRODUCTS:
+        if op_of(node) in PROJECTION_OPS:
             return node if node.input[1] in view.folded and node.input[0] not in view.folded else None
     return None
 

@@ -28,7 +28,7 @@ from passes.structures.types import (
 from passes.structures.view import DEQUANTIZE, NBITS, QUANTIZE, GraphView, module_of, quantized_weight
 from passes.weights.stand_ins import digest_of
 
-PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "com.microsoft.FusedMatMul"}
+PROJECTION_OPS: Final = MATRIX_PRODUCTS | {"Conv", "com.microsoft.FusedMatMul"}
 """Ops that may replace one another while the matrix is the same: optimizers put the bias into the product."""
 
 
@@ -129,7 +129,7 @@ class _InstanceBuilder:
         weights = [self._digests_of(name, op) for name in node.input if name]
         reads = self._far_members(node, members) if allow_gaps else self._near_members(node, members)
         return CoreNode(
-            PRODUCTS if op in PRODUCTS and any(weights) and len(members) > 1 else frozenset({op}),
+            PROJECTION_OPS if op in PROJECTION_OPS and any(weights) and len(members) > 1 else frozenset({op}),
             frozenset(_attributes(node)),
             tuple(digests for digests in weights if digests),
             tuple(dict.fromkeys(self._core(node, members, allow_gaps) for node in reads)),
@@ -179,7 +179,7 @@ class _InstanceBuilder:
 
     def _digests_of(self, name: str, op: str) -> frozenset[str]:
         """The digests of the weight `name`: as it is stored, as it is read, and for a product also transposed."""
-        key = (name, op in PRODUCTS)
+        key = (name, op in PROJECTION_OPS)
         if op in QUANTIZING:  # a bias is stored in 32 bits
             tensor = self._view.tensor_at(name)
             return frozenset() if tensor is None else frozenset({self._view.model.digest(tensor)})
@@ -271,7 +271,7 @@ TELLING: Final[Mapping[str, tuple[object, frozenset[str]]]] = {
     "bits": (4, frozenset({NBITS})),
     "epsilon": (np.float32(1e-5).item(), NORMS),
     "approximate": (b"none", frozenset({"Gelu"})),
-    "alpha": (1.0, PRODUCTS),
+    "alpha": (1.0, PROJECTION_OPS),
 }
 """Attribute → its default, and the ops that have it."""
 

@@ -20,7 +20,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.graph.index import GraphIndex, constant_of
-from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, PASSING_OPS, SIZES, attribute_of, first_output, op_of
+from passes.graph.op_facts import ARRANGING, CONTRACTIONS, PASSING_OPS, SIZES, attribute_of, first_output, op_of
 from passes.graph.traversal import live_nodes, reads_of
 from passes.structures.projection_check import computed_digest
 from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, QUANTIZED, Boundary, Core, CoreNode, Instance
@@ -279,7 +279,7 @@ def _names_of(core: CoreNode) -> Iterator[str]:
     yield min(core.ops)
 
 
-BARRIERS: Final = MATRIX_PRODUCTS | {"Einsum", "Softmax"}
+BARRIERS: Final = CONTRACTIONS | {"Softmax"}
 """Ops at which the search for a core node stops, unless they read weights."""
 
 QUANTIZING: Final = frozenset({"QuantizeLinear", "com.microsoft.QuantizeLinear"})

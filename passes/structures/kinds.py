@@ -14,7 +14,7 @@ from passes.graph.op_facts import MATRIX_PRODUCTS, op_of
 from passes.structures.activations import find_geglus, find_gelus, find_swiglus
 from passes.structures.adapters import find_loras
 from passes.structures.attention import find_attentions
-from passes.structures.candidates import PRODUCTS, Candidate, find_by_shape
+from passes.structures.candidates import PROJECTION_OPS, Candidate, find_by_shape
 from passes.structures.core_check import find_lost_boundaries, find_lost_cores, with_copies, with_sources
 from passes.structures.norms import find_batch_norms, find_group_norms, find_layer_norms, find_rms_norms
 from passes.structures.projection_check import find_lost_projections
@@ -120,7 +120,9 @@ def _row_of_gate(kind: str, what: str, candidates: Callable[[GraphView], Iterabl
 
     def find(view: GraphView) -> SearchResult:
         result = find_by_shape(view, kind, what, candidates(view), _CURVES)
-        products = [[weight for weight in instance.weights if weight.role in PRODUCTS] for instance in result.instances]
+        products = [
+            [weight for weight in instance.weights if weight.role in PROJECTION_OPS] for instance in result.instances
+        ]
         merged = [weights[0].name for weights in products if len(weights) == 1]
         if not merged:
             return result

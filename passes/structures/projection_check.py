@@ -204,7 +204,7 @@ def _condition(scope: _GraphScope, node: NodeProto, model: DetachedModel) -> boo
 def _operands(scope: _GraphScope, model: DetachedModel) -> Iterator[_ProductOperand]:
     for node in scope.live:
         scale = attribute_of(node, "alpha", 1.0)
-        for position in PRODUCTS.get(node.op_type, ()):
+        for position in MATRIX_INPUTS.get(node.op_type, ()):
             if position < len(node.input):
                 suffix = packing_suffix(node, scope.index.initializers, model) + ("" if scale == 1.0 else f"*{scale}")
                 yield _ProductOperand(scope, scope.path + node.output[0], node.input[position], suffix)
@@ -220,7 +220,7 @@ def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: De
     )
 
 
-PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {
+MATRIX_INPUTS: Final[Mapping[str, tuple[int, ...]]] = {
     **FACTORS,
     **CONTRIB_FACTORS,
     "Einsum": (0, 1, 2),

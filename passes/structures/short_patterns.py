@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, RECURRENT, attribute_of, op_of
 from passes.graph.traversal import reads_of
-from passes.structures.candidates import PRODUCTS, Candidate, find_fused
+from passes.structures.candidates import PROJECTION_OPS, Candidate, find_fused
 from passes.structures.view import DEQUANTIZE, NBITS, QUANTIZE, GraphView, quantized_weight
 
 
@@ -109,7 +109,7 @@ def _is_score(view: GraphView, node: NodeProto) -> bool:
 
 MOST_SHORTCUTS: Final = 6
 
-LAYERS: Final = PRODUCTS | RECURRENT | {"Einsum", "ConvTranspose"}
+LAYERS: Final = PROJECTION_OPS | RECURRENT | {"Einsum", "ConvTranspose"}
 """Ops that make a sublayer, where they read weights."""
 
 LINEAR: Final = MATRIX_PRODUCTS | {
@@ -266,5 +266,5 @@ def _ends_of_pair(view: GraphView, end: NodeProto) -> tuple[str, ...]:
     return (end.output[0],) if start is None else (start.input[0], end.output[0])
 
 
-MULTIPLYING: Final = PRODUCTS | {"ConvTranspose", "Einsum", NBITS}
+MULTIPLYING: Final = PROJECTION_OPS | {"ConvTranspose", "Einsum", NBITS}
 """Products that devices compute in integers."""

@@ -189,7 +189,7 @@ class _Joins:
 
         A square, as in norms, is none.
         """
-        if node.op_type in PRODUCTS or node.domain not in ONNX_DOMAINS or "Attention" in node.op_type:
+        if node.op_type in MATRIX_OPS or node.domain not in ONNX_DOMAINS or "Attention" in node.op_type:
             return node
         producer = (
             self._producers.get(self._index.origin_of(node.input[0], ARRANGING)) if node.op_type in SUMS else None
@@ -248,7 +248,7 @@ class _Joins:
         for body in bodies_in(node):
             constants = {*self._constants, *initializers_of(body)} - {""}
             for inner in every_node(body):
-                if inner.op_type in PRODUCTS and constants.intersection(inner.input):
+                if inner.op_type in MATRIX_OPS and constants.intersection(inner.input):
                     name = min(constants.intersection(inner.input))
                     tensor = self._stored.get(self._index.origin_of(name, ARRANGING))
                     digest = self._model.digest(tensor) if tensor is not None else f"inside {name}"
@@ -262,10 +262,10 @@ def _factors(node: NodeProto) -> Sequence[str]:
         return [input_of(node, place) for place in MULTIPLIED[op_of(node)]]
     if node.op_type in ("QLinearMatMul", "QLinearConv"):
         return (node.input[0], node.input[3])
-    return node.input[: 2 if node.op_type in PRODUCTS - {"Einsum"} else None]
+    return node.input[: 2 if node.op_type in MATRIX_OPS - {"Einsum"} else None]
 
 
-PRODUCTS: Final = CONVOLUTIONS | RECURRENT | {*FACTORS, "FusedMatMul"}
+MATRIX_OPS: Final = CONVOLUTIONS | RECURRENT | {*FACTORS, "FusedMatMul"}
 """All ops of ONNX that multiply with a matrix; every op of another domain is taken to do so."""
 
 JOINS: Final = MATRIX_PRODUCTS | {"Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Mul"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from passes.diff.numbers import draw_inputs
 from passes.encodings.encoding import Encoding, fit_encodings
 from passes.errors import ModelError, PassError, PolicyError, StepFailed
 from passes.graph.index import GraphIndex, computed_values, values_read
-from passes.graph.traversal import reads_of
+from passes.graph.traversal import read_names, reads_of
 from passes.model.analysis import what_is_invalid
 from passes.proof.numbers import Errors, compare
 from passes.proof.precision import Precisions, computed_types
@@ -246,9 +247,7 @@ def _cut_parts(model: DetachedModel, numbers: Sequence[int], encodings: Mapping[
     parts = []
     for part_index, nodes in enumerate(groups):
         made = computed_values(nodes)
-        later = {
-            name for group in groups[part_index + 1 :] for node in group for name in reads_of(node)
-        } | index.outputs.keys()
+        later = read_names(itertools.chain(*groups[part_index + 1 :])) | index.outputs.keys()
         # What is computed from stored tensors alone is computed again in each part that reads it.
         ends = [name for name in made if name in index.outputs or (name in later and name not in index.folded)]
         if not ends:

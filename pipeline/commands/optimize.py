@@ -128,7 +128,7 @@ def write_encodings(
 
     assert run.encodings is not None
     path = out.with_suffix(".encodings")
-    constants = {tensor.name for tensor in run.model.proto.graph.initializer}
+    constants = {*run.model.index.initializers}
     write_file(path, aimet_text(run.encodings.encodings, constants, version))
     show(f"{summarize_carried(run.encodings)}: {path}")
     lines = list(describe_carried(run.encodings))

@@ -262,7 +262,7 @@ def _write_encodings_file(model: Path, out: Path, of: Path | None, version: Aime
     source = quantized if of is None else read_model(of)
     known = read_qdq(quantized) if of is None else fit_encodings(read_qdq(quantized), source)
     constants = {name for name, encoding in known.items() if encoding.axis is not None}
-    constants |= {tensor.name for tensor in source.proto.graph.initializer}
+    constants |= source.index.initializers.keys()
     constants |= {name for name in known if f"{name}_quantized" in constants}
     if kind == "tensorrt":
         text = to_tensorrt_cache(known, constants)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from onnx import TensorProto, ValueInfoProto
 
 from passes.errors import ModelError
+from passes.graph.index import required_inputs
 from passes.load import load_model
 from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
@@ -76,8 +77,7 @@ def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
         proto = load_model(path)
     except ModelError as mistake:
         raise SourceError(str(mistake)) from mistake
-    stored = {tensor.name for tensor in proto.graph.initializer}
-    values = {value.name: value for value in proto.graph.input if value.name not in stored}
+    values = {value.name: value for value in required_inputs(proto.graph)}
     for name in model.inputs:
         if name not in values:
             hint = nearest(name, values) or f"; it has: {', '.join(values)}"

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 
 from passes.custom_ops.declarations import add_libraries
+from passes.graph.index import GraphIndex
 from passes.weights.detached import read_model
 from passes.weights.sessions import as_array, first_words
 from pipeline.config import RunConfig, RuntimeConfig
@@ -293,18 +294,13 @@ class BoundStates(PartCalls):
 
 def _written_in_place(graph: onnx.GraphProto) -> frozenset[str]:
     """The states that one scatter alone reads, which writes the rows of the new tokens into them."""
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    return frozenset(
-        slot.before
-        for slot in state_slots(graph)
-        if [
-            node.op_type.startswith("Scatter") and node.output[0] == slot.after for node in readers.get(slot.before, ())
-        ]
-        == [True]
-    )
+    index = GraphIndex(graph)
+
+    def is_written(slot: StateSlot) -> bool:
+        readers = [index.nodes[position] for position, _ in index.uses[slot.before]]
+        return [node.op_type.startswith("Scatter") and node.output[0] == slot.after for node in readers] == [True]
+
+    return frozenset(slot.before for slot in state_slots(graph) if is_written(slot))
 
 
 class PlannedStates(PartCalls):

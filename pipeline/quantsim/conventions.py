@@ -15,7 +15,7 @@ import onnx
 from onnx import NodeProto
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER
-from passes.graph.op_facts import ONNX_DOMAINS, PRODUCTS, attribute_of
+from passes.graph.op_facts import MATRIX_PRODUCTS, ONNX_DOMAINS, PRODUCTS, attribute_of
 from passes.structures.norms import NormPattern, find_norm_patterns
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
@@ -425,7 +425,7 @@ class _Pattern:
 
 def _is_depthwise_or_3d(node: NodeProto, view: GraphView) -> bool:
     """AIMET takes no supergroup that begins with such a convolution."""
-    weight = view.initializers.get(node.input[1]) if node.op_type in ("Conv", "ConvTranspose") else None
+    weight = view.initializers.get(node.input[1]) if node.op_type in PRODUCTS - MATRIX_PRODUCTS else None
     if weight is None:
         return False
     groups = attribute_of(node, "group", 1)

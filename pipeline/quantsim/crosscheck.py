@@ -16,7 +16,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.graph.inference import FLOATS, float_tensors
-from passes.graph.op_facts import BIAS, BIASED
+from passes.graph.op_facts import BIAS, BIASED, CONVOLUTIONS
 from passes.graph.traversal import reads_of
 from passes.suggest import describe_argument
 from passes.weights.detached import DetachedModel
@@ -69,7 +69,7 @@ def compare_values(model: DetachedModel, other: DetachedModel, samples: Iterable
         UsageError: an argument is of another type.
     """
     nodes = model.proto.graph.node
-    made = {name for node in other.proto.graph.node for name in node.output}
+    made = other.index.producers
     floats = float_tensors(model.proto)
     shared = [name for node in nodes for name in node.output if name in floats and name in made]
     addends = {name: added for name, added in _find_addends(model).items() if name in shared}
@@ -174,9 +174,6 @@ def _find_addends(model: DetachedModel) -> dict[str, list[_Shift]]:
 def _added_constants(node: NodeProto, stored: Mapping[str, object]) -> Iterator[str]:
     places = (0, 1) if node.op_type == "Add" else (BIAS,) if node.op_type in BIASED else ()
     yield from (node.input[place] for place in places if place < len(node.input) and node.input[place] in stored)
-
-
-CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
 
 
 def _sum_noise(

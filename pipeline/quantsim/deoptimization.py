@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from onnx import NodeProto
 
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, computed_values
 from passes.graph.inference import dims_of, infer_types
 from passes.graph.op_facts import op_name
 from passes.graph.traversal import every_node, group_linked, reads_of
@@ -65,7 +65,7 @@ def _place_of(node: NodeProto) -> str:
 def _connected_groups(nodes: Sequence[NodeProto]) -> list[list[int]]:
     """The nodes, by position, in groups that read values of each other."""
     touching: dict[str, list[int]] = defaultdict(list)
-    computed = {name for node in nodes for name in node.output if name}
+    computed = computed_values(nodes).keys()
     for position, node in enumerate(nodes):
         for name in {*node.output, *reads_of(node)} & computed:
             touching[name].append(position)

@@ -27,6 +27,7 @@ from passes.encodings.encoding import (
     list_with_nearest,
     share_by_moves,
 )
+from passes.graph.index import computed_values
 from passes.graph.op_facts import CONVOLUTIONS
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -311,7 +312,7 @@ def encodings_text(
             with the same scale and the zero point of the unsigned format there.
     """
     encodings = {name: _as_unsigned(own) if name in unsigned else own for name, own in encodings.items()}
-    moved = {name for node in model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER for name in node.output}
+    moved = computed_values(node for node in model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER)
     own = {name: encoding for name, encoding in encodings.items() if name not in moved}
     listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
     left = Counter(str(own[name].precision) for name in own.keys() - listed.keys())
@@ -319,7 +320,7 @@ def encodings_text(
         f"leaves {plural(count, 'tensor')} of {what} out, for which version {version} of AIMET's files has no form"
         for what, count in left.items()
     )
-    return aimet_text(listed, {tensor.name for tensor in model.proto.graph.initializer}, version), tuple(notes)
+    return aimet_text(listed, {*model.index.initializers}, version), tuple(notes)
 
 
 def _as_unsigned(encoding: Encoding) -> Encoding:

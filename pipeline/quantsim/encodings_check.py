@@ -207,7 +207,7 @@ def _find_unknown(model: DetachedModel, encodings: Mapping[str, Encoding]) -> It
     graph = model.proto.graph
     stored = {tensor.name: tensor.data_type in FLOATS for tensor in graph.initializer}
     known = float_tensors(model.proto) | {name for name, is_float in stored.items() if is_float}
-    every = set(types_of(model.proto)) | stored.keys() | {name for node in graph.node for name in node.output}
+    every = set(types_of(model.proto)) | stored.keys() | model.index.producers.keys()
     nodes = {node.name for node in graph.node if node.name}
     for name in encodings:
         if name in known:
@@ -223,7 +223,7 @@ def _find_unknown(model: DetachedModel, encodings: Mapping[str, Encoding]) -> It
 def _find_section_faults(
     model: DetachedModel, rows: Iterable[EncodingRow], known: Collection[str]
 ) -> Iterator[EncodingFault]:
-    stored = {tensor.name for tensor in model.proto.graph.initializer}
+    stored = model.index.initializers
     for row in rows:
         if row.name not in known or row.section == ONE:
             continue

@@ -16,8 +16,8 @@ import onnx
 from onnx import NodeProto, helper
 
 from passes.encodings.qdq_nodes import DEQUANTIZED, choose_stems, rename_values
-from passes.graph.index import replace_entries
-from passes.graph.traversal import reads_of, sort_nodes
+from passes.graph.index import initializers_of, replace_entries
+from passes.graph.traversal import positions_of, reads_of, sort_nodes
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
@@ -123,7 +123,7 @@ def _combine(
 ) -> DetachedModel:
     """One model with the float model, the quantized one, and each step alone, quantized and fed with floats."""
     outputs = {info.name for info in model.proto.graph.output}
-    producers = {name: node for node in model.proto.graph.node for name in node.output}
+    producers = model.index.producers
     both, steps = _put_side_by_side(model, encodings, tuned)
     graph = both.proto.graph
     for name in tensors:
@@ -151,7 +151,7 @@ def _put_side_by_side(
     graph = proto.graph
     tensors = zip(graph.initializer, tuned.proto.graph.initializer, strict=True)
     other = {tensor.name for tensor, changed in tensors if tensor != changed}
-    shared = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer} - other
+    shared = {info.name for info in graph.input} | initializers_of(graph).keys() - other
     for tensor in quantized.proto.graph.initializer:
         if tensor.name not in shared:
             copy = graph.initializer.add()
@@ -160,7 +160,7 @@ def _put_side_by_side(
     for node in quantized.proto.graph.node:
         graph.node.append(_with_prefix(node, shared))
     del graph.output[:], graph.value_info[:]
-    constants = {tensor.name for tensor in model.proto.graph.initializer}
+    constants = {*model.index.initializers}
     fixed = find_fixed_values(model.proto.graph, constants) | other
     both = DetachedModel(proto, {**model.weights, **quantized.weights})
     return both, QuantizedSteps(graph, encodings, constants, fixed, stems)
@@ -168,7 +168,7 @@ def _put_side_by_side(
 
 def _sort_side_by_side(both: onnx.GraphProto, model: onnx.GraphProto) -> None:
     """Put what is computed of a value of `model` next to the node that computes the value, so that it is soon freed."""
-    places = {name: place for place, node in enumerate(model.node) for name in node.output}
+    places = positions_of(model.node)
 
     def place_of(node: NodeProto) -> int:
         own = [places[name] for name in (name.removeprefix(QUANTIZED) for name in node.output) if name in places]

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from passes.graph.index import GraphIndex, copy_of, extract, values_read
+from passes.graph.index import GraphIndex, computed_values, copy_of, extract, values_read
 from passes.graph.op_facts import has_body
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
@@ -80,8 +80,8 @@ def _count_new_bytes(model: DetachedModel) -> Iterator[int]:
 
 
 def _describe_piece(index: GraphIndex, first: int, last: int) -> ModelPiece:
-    made = {name for node in index.nodes[:first] for name in node.output if name} | index.required_inputs.keys()
-    own = {name for node in index.nodes[first:last] for name in node.output if name}
+    made = computed_values(index.nodes[:first]).keys() | index.required_inputs.keys()
+    own = computed_values(index.nodes[first:last]).keys()
     later = set(values_read(index.nodes[last:]))
     reads = [name for name in values_read(index.nodes[first:last]) if name in made]
     return ModelPiece(first, last, tuple(reads), tuple(sorted(later & (made | own))))

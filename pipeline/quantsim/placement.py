@@ -163,8 +163,7 @@ def place(
             raise UsageError(_nothing_matched(rule, sites, model, names))
     chosen = _choose_rules(sites, rules, matched, find_adapted(GraphView(model)))
     infinite = {site.group: site.tensor for site in _constants_without_range(sites, model)}
-    graph = model.proto.graph
-    handed_out = {tensor.name for tensor in graph.initializer} & {info.name for info in graph.output}
+    handed_out = model.index.initializers.keys() & model.index.outputs.keys()
     decided = {
         site.tensor: PlacedSite(site, None, "", HANDED_OUT)
         if site.tensor in handed_out

@@ -229,7 +229,7 @@ def _layer_rows(
 ) -> Iterator[QuantizedLayer]:
     powers = {name: 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0 for name, ratio in sensitivity.items()}
     whole = sum(powers.values()) or 1.0
-    producers = {name: node for node in model.proto.graph.node for name in node.output}
+    producers = model.index.producers
     for name in sorted(sensitivity, key=sensitivity.__getitem__):
         place = module_path_of(producers[name])
         module = place.paths[-1] if place and place.paths else ""

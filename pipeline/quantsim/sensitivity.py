@@ -21,7 +21,6 @@ import onnx
 from onnx import NodeProto
 
 from passes.graph.op_facts import PRODUCTS, RECURRENT
-from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
@@ -66,21 +65,15 @@ class Layer:
 
 def find_layers(model: DetachedModel, encodings: Mapping[str, object], sites: Sequence[Site] = ()) -> tuple[Layer, ...]:
     """The layers of which something is quantized, in graph order; `sites` are those of `model`, if known."""
-    graph = model.proto.graph
-    constants = {tensor.name for tensor in graph.initializer}
-    outputs = {info.name for info in graph.output}
-    consumers: dict[str, list[NodeProto]] = {}
-    for node in graph.node:
-        for name in reads_of(node):
-            consumers.setdefault(name, []).append(node)
+    index, constants = model.index, model.index.initializers.keys()
     sources = {value: site.tensor for site in sites or find_sites(model) for value in site.moved_to}
     layers: list[Layer] = []
-    for node in graph.node:
+    for node in index.nodes:
         if node.op_type not in WEIGHTED:
             continue
-        readers = consumers.get(node.output[0], [])
-        is_biased = len(readers) == 1 and readers[0].op_type == "Add" and not constants.isdisjoint(readers[0].input)
-        nodes = (node, readers[0]) if is_biased and node.output[0] not in outputs else (node,)
+        readers = [] if node.output[0] in index.outputs else [index.nodes[at] for at in index.readers[node.output[0]]]
+        is_biased = [reader.op_type for reader in readers] == ["Add"] and not constants.isdisjoint(readers[0].input)
+        nodes = (node, *readers) if is_biased else (node,)
         layer = Layer(nodes, tuple(sources[name] for name in node.input if name in sources))
         if not encodings.keys().isdisjoint(layer.tensors()):
             layers.append(layer)
@@ -181,8 +174,8 @@ SLICE: Final = 2**20
 
 def _session_of(model: DetachedModel, reads: Collection[str]) -> Session | None:
     """What computes the values `reads` that are neither inputs nor weights; None where there is nothing to compute."""
-    made = {name for node in model.proto.graph.node for name in node.output}
-    wanted = sorted(made.intersection(reads))
+    made = model.index.producers.keys()
+    wanted = sorted(made & {*reads})
     if not wanted:
         return None
     proto = onnx.ModelProto()

@@ -19,7 +19,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.custom_ops.declarations import add_libraries
 from passes.errors import StepFailed
-from passes.graph.index import initializers_of
+from passes.graph.index import computed_values, initializers_of
 from passes.graph.op_facts import BIAS, BIASED
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
@@ -231,9 +231,9 @@ def _has_float_weights(model: DetachedModel) -> bool:
     graph = model.proto.graph
     dequantizers = [node for node in graph.node if node.op_type == "DequantizeLinear"]
     quantized = {name for node in dequantizers for name in node.input}
-    stored = {tensor.name for tensor in graph.initializer} - quantized
+    stored = model.index.initializers.keys() - quantized
     floats = find_fixed_values(graph, stored) | stored
-    dequantized = {name for node in dequantizers for name in node.output}
+    dequantized = computed_values(dequantizers)
     return any(
         node.op_type in BIASED and node.input[0] in dequantized and node.input[1] in floats for node in graph.node
     )
@@ -258,8 +258,8 @@ def _find_dropped(quantized: DetachedModel, optimized: GraphProto) -> Iterator[D
 
     A Relu that was fused into the operator before it does not count: its result is still there.
     """
-    made = {name for node in optimized.node for name in node.output}
-    producers = {name: node for node in quantized.proto.graph.node for name in node.output}
+    made = computed_values(optimized.node)
+    producers = quantized.index.producers
     for quantizer, zero_point in _quantizers(quantized):
         producer = producers.get(quantizer.input[0])
         is_limited = producer is not None and producer.op_type == "Relu" and producer.output[0] not in made

@@ -16,7 +16,7 @@ import yaml
 from onnx import NodeProto, TensorProto
 
 from passes.encodings.encoding import BLOCK_FLOATS, FLOAT_NAMES
-from passes.graph.index import constant_of
+from passes.graph.index import constant_of, initializers_of
 from passes.graph.inference import InferenceError, infer_shapes
 from passes.graph.op_facts import ONNX_DOMAINS, op_name, opset_of
 from passes.graph.traversal import every_node
@@ -145,7 +145,7 @@ class _TargetCheck:
     def _check_inputs(self) -> None:
         if self._table.dynamic_shapes:
             return
-        stored = {tensor.name for tensor in self._proto.graph.initializer}
+        stored = initializers_of(self._proto.graph)
         for info in self._proto.graph.input:
             dims = info.type.tensor_type.shape.dim
             if info.name not in stored and any(not dim.HasField("dim_value") for dim in dims):

@@ -21,8 +21,9 @@ import torch
 from onnx import NodeProto, helper
 from torch import Tensor
 
+from passes.graph.index import computed_values
 from passes.graph.inference import float_tensors
-from passes.graph.traversal import reads_of
+from passes.graph.traversal import read_names
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
@@ -99,8 +100,8 @@ class TorchNodes:
         stored: Mapping[str, Stored],
     ) -> None:
         self._part = NodeList("nodes", pending_nodes(nodes, opsets), sorted(outputs), stored)
-        made = {name for node in nodes for name in node.output}
-        self.reads = tuple(sorted({name for node in nodes for name in reads_of(node)} - made - stored.keys()))
+        made = {*computed_values(nodes)}
+        self.reads = tuple(sorted(read_names(nodes) - made - stored.keys()))
         self._imported: list[ImportedNodes] = []
 
     def compute(self, values: Tensors, own: Own = STRAIGHT_THROUGH) -> dict[str, Tensor]:
@@ -187,7 +188,7 @@ class QuantizedLayers:
     ) -> None:
         self._encodings = encodings
         reads = {name for nodes in layers for node in nodes for name in node.input if name}
-        stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+        stored = model.index.initializers
         arrays = {name: model.array(stored[name]) for name in reads & stored.keys()}
         for name in arrays.keys() & encodings.keys():
             arrays[name] = round_trip(arrays[name], encodings[name], is_stored=True)
@@ -266,7 +267,7 @@ class TorchRun:
         graph = model.proto.graph
         floats = float_tensors(model.proto)
         nodes = [node for node in graph.node if node.op_type in QUANTIZERS or not floats.isdisjoint(node.output)]
-        made = {name for node in nodes for name in node.output}
+        made = {*computed_values(nodes)}
         self._outputs = tuple(info.name for info in graph.output)
         self._nodes = TorchNodes(nodes, model.proto.opset_import, made.intersection(self._outputs), read_stored(model))
         inputs = {info.name for info in graph.input}

@@ -305,7 +305,7 @@ def refuse_wrong_export(report: ExportReport, path: Path, references: References
 def describe_ties(model: DetachedModel, draws: Sequence[Reference]) -> str:
     """Explain which node chooses among equal values, where torch and onnxruntime may differ; empty where none does.
     Routers and detectors with random weights score everything equally."""
-    computed = {name for node in model.proto.graph.node for name in node.output}
+    computed = model.index.producers
     nodes = [node for node in model.proto.graph.node if node.op_type in CHOOSING and node.input[0] in computed]
     if not nodes:
         return ""

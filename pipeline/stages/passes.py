@@ -245,7 +245,7 @@ def _save_encodings(run: PassRun, version: AimetVersion | None, workspace: Works
         for name in (CARRIED, CARRIED_REPORT):
             (workspace.folder / name).unlink(missing_ok=True)  # of an earlier run
         return ()
-    constants = {tensor.name for tensor in run.model.proto.graph.initializer}
+    constants = {*run.model.index.initializers}
     report = json.dumps(carried_as_data(run.encodings), indent=1)
     return (
         workspace.write_text(CARRIED, aimet_text(run.encodings.encodings, constants, version)),

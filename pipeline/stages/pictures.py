@@ -15,6 +15,7 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
+from passes.graph.index import computed_values
 from passes.graph.op_facts import op_name
 from passes.model.analysis import AnalyzedModel
 from passes.provenance import Descendants, annotations_of, known_as, module_path_of
@@ -185,7 +186,7 @@ class _Sketch:
 
     def _add_readers(self, nodes: Sequence[NodeProto]) -> None:
         """An output box for each value that is read outside of the drawing."""
-        inside = {name for node in nodes for name in node.output}
+        inside = computed_values(nodes).keys()
         ends = {info.name for info in self._view.model.proto.graph.output}
         for node in nodes:
             for name in filter(None, node.output):
@@ -232,9 +233,9 @@ def _row(node: NodeProto, view: GraphView) -> NodeRow:
 
 def value_types(view: GraphView) -> dict[str, str]:
     """dtype and shape of the values that nodes read and none computes."""
-    computed = {name for node in view.nodes for name in node.output}
+    computed = view.producers
     names = dict.fromkeys(name for node in view.nodes for name in node.input if name and name not in computed)
-    stored = {tensor.name: tensor for tensor in view.model.proto.graph.initializer}
+    stored = view.initializers
     return {name: _tensor_text(stored[name]) if name in stored else _value_text(view, name) for name in names}
 
 

@@ -19,6 +19,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.encodings.encoding import Encoding
 from passes.encodings.from_qdq import read_qdq
+from passes.graph.index import initializers_of, producers_of
 from passes.weights.detached import detach
 from pipeline.errors import Unsupported, UsageError
 
@@ -70,8 +71,8 @@ def read_quantizers(proto: onnx.ModelProto) -> QdqModel:
         Unsupported: integers that are stored in a node, or that have a computed scale.
     """
     graph = proto.graph
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    producers = {name: node for node in graph.node for name in node.output}
+    tensors = initializers_of(graph)
+    producers = producers_of(graph.node)
     taken = {*tensors, *producers, *(info.name for info in graph.input)}
     stored: dict[str, StoredWeight] = {}
     narrow = []
@@ -100,7 +101,7 @@ def trainable_form(model: QdqModel) -> onnx.ModelProto:
     graph = proto.graph
     nodes = list(graph.node)
     del graph.node[:], graph.value_info[:]
-    widening = _Widening({tensor.name: tensor for tensor in graph.initializer})
+    widening = _Widening(initializers_of(graph))
     stored = {weight.integers: weight for weight in model.stored}
     clips = {entry.clip: entry for entry in model.narrow}
     sources = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Clip" and node.input}

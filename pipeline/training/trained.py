@@ -21,6 +21,7 @@ from typing import Final
 
 import onnx
 
+from passes.graph.index import producers_of
 from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
@@ -82,7 +83,7 @@ def scales_of(graph: Graph) -> Mapping[int, Op]:
 
 def find_candidates(graph: onnx.GraphProto) -> list[str]:
     """Float initializers that may become params: no shape, and nothing else that has to be known, follows from them."""
-    producers = {name: node for node in graph.node for name in node.output}
+    producers = producers_of(graph.node)
     fixed: set[str] = set()
     todo = [name for node in graph.node for at, name in enumerate(node.input) if at in FIXED.get(node.op_type, ())]
     while todo:

@@ -13,6 +13,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
+from passes.graph.index import initializers_of, producers_of
 from passes.graph.op_facts import BIAS, BIASED
 from passes.suggest import nearest
 from pipeline.argument_checks import Check, a, expects
@@ -70,7 +71,7 @@ def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | G
     proto = onnx.ModelProto()
     proto.CopyFrom(whole_model(model))
     arrays = _arrays(trained)
-    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    tensors = initializers_of(proto.graph)
     tensors |= {
         node.output[0]: entry.t
         for node in proto.graph.node
@@ -139,7 +140,7 @@ def _bias_scales(
     tensors: dict[str, onnx.TensorProto],
 ) -> dict[str, np.ndarray]:
     """New scales of biases that had the product of the scales of a product's operands, by name."""
-    producers = {name: node for node in proto.graph.node for name in node.output}
+    producers = producers_of(proto.graph.node)
     biases = {weight.integers: weight.scale for weight in stored if weight.encoding.precision.bits == BIAS_BITS}
     found: dict[str, np.ndarray] = {}
     for node in proto.graph.node:
