@@ -20,17 +20,18 @@ from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.graph.index import GraphIndex, constant_of, copy_of, replace_entries, take_name, value_names
+from passes.graph.index import GraphIndex, constant_of, copy_of, replace_entries
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import domain_of, has_body, opset_of
 from passes.graph.sparse import is_sparse
 from passes.graph.traversal import bodies_in, reads_of
 from passes.proof.half_range import HALVES, WIDE, ValueRange, measure_halves
+from passes.rewrites.graph_edit import GraphEdit
 from passes.step import Description, PassResult, Relation, Step, values
+from passes.structures.view import GraphView
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
-from passes.weights.stand_ins import Key, Weight, initializer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,77 +299,64 @@ class _HalfWriter:
     """Writes the model of a converter: half values under names of their own where float32 is read too."""
 
     def __init__(self, converter: _HalfConverter) -> None:
-        self.by, self.index = converter, converter.index
-        self.taken = value_names(converter.model.proto.graph)
-        self.nodes: list[NodeProto] = []
-        self.casts: dict[tuple[str, bool], str] = {}
-        self.tensors: list[TensorProto] = []
-        self.weights: dict[Key, Weight] = {}
+        self.by = converter
+        self.edit = GraphEdit.of(GraphView(converter.model), second=1)
         self.halves: dict[str, str] = {}
         """Value that a chosen node makes → its name in the half type."""
 
     def write(self) -> DetachedModel:
-        by, proto = self.by, self.by.model.copy_proto()
-        needed = set(self.index.outputs)
-        for position, node in enumerate(self.index.own):
+        by, view = self.by, self.edit.view
+        needed = set(view.outputs)
+        for position, node in enumerate(view.own):
             if position not in by.chosen:
                 needed.update(reads_of(node))
             else:
                 needed.update(name for at, name in enumerate(node.input) if not by.reads_half(node, at))
         for position in by.chosen:
-            for name in self.index.own[position].output:
+            for name in view.own[position].output:
                 if name in by.is_float:
-                    self.halves[name] = self._free(f"{name}_{by.half}") if name in needed else name
-        for position, node in enumerate(self.index.own):
-            copy = copy_of(node)
-            if position in by.chosen:
-                copy.input[:] = [
-                    self._half(name) if name in by.is_float and by.reads_half(node, at) else name
-                    for at, name in enumerate(node.input)
-                ]
-                copy.output[:] = [self.halves.get(name, name) for name in node.output]
-                if node.op_type == "Cast" and node.output[0] in by.is_float:
-                    next(entry for entry in copy.attribute if entry.name == "to").i = by.dtype
-            self.nodes.append(copy)
-            for name, half in self.halves.items() if position in by.chosen else ():
-                if name in node.output and half != name:
-                    self._cast(half, name, TensorProto.FLOAT)
-        graph = proto.graph
-        replace_entries(graph.node, self.nodes)
-        graph.initializer.extend(self.tensors)
-        index = GraphIndex(graph)
-        replace_entries(graph.initializer, (tensor for tensor in graph.initializer if tensor.name in index.reads))
-        constants = index.constants.keys() & index.producers.keys() - index.reads.keys()
-        replace_entries(graph.node, (node for node in graph.node if node.output[0] not in constants))
+                    self.halves[name] = self.edit.free(f"{name}_{by.half}") if name in needed else name
         same = {name for name, half in self.halves.items() if name == half}
-        for info in graph.value_info:
+        for position in sorted(by.chosen):
+            self._write_node(position, view.own[position])
+        made = self.edit.model()
+        for info in made.proto.graph.value_info:
             if info.name in same:
                 info.type.tensor_type.elem_type = by.dtype
-        made = {*GraphIndex(graph).producers}
-        replace_entries(graph.value_info, (info for info in graph.value_info if info.name in made))
-        return DetachedModel(proto, {**by.model.weights, **self.weights})
+        return made
+
+    def _write_node(self, position: int, node: NodeProto) -> None:
+        """Let a node compute in the half type, with a Cast after it for each result that float32 readers need."""
+        by, self.edit.position = self.by, position
+        made = {name: self.halves[name] for name in node.output if name in self.halves}
+        copy = copy_of(node)
+        copy.input[:] = [
+            self._half(name) if name in by.is_float and by.reads_half(node, at) else name
+            for at, name in enumerate(node.input)
+        ]
+        copy.output[:] = [made.get(name, name) for name in node.output]
+        if node.op_type == "Cast" and node.output[0] in by.is_float:
+            next(entry for entry in copy.attribute if entry.name == "to").i = by.dtype
+        self.edit.removed.add(id(node))
+        self.edit.nodes.append((position, copy))
+        for name, half in made.items():
+            if half != name:
+                self._cast(half, name, TensorProto.FLOAT)
 
     def _half(self, name: str) -> str:
         """The name of a float32 value in the half type."""
-        if name in self.halves:
-            return self.halves[name]
-        tensor = self.index.constants.get(name)
-        if tensor is not None:
-            self.halves[name] = half = self._free(f"{name}_{self.by.half}")
-            weight = Weight.of(self.by.model.array(tensor).astype(NUMPY[self.by.half]))  # in range: others stay
-            stored, key = initializer_of(half, weight)
-            self.weights |= {} if key is None else {key: weight}
-            self.tensors.append(stored)
-            return half
-        self.halves[name] = half = self._free(f"{name}_{self.by.half}")
-        self._cast(name, half, self.by.dtype)
-        return half
+        if name not in self.halves:
+            title, tensor = f"{name}_{self.by.half}", self.edit.view.constants.get(name)
+            if tensor is None:
+                self.halves[name] = half = self.edit.free(title)
+                self._cast(name, half, self.by.dtype)
+            else:
+                array = self.by.model.array(tensor).astype(NUMPY[self.by.half])  # in range: others stay
+                self.halves[name] = self.edit.store(array, title)
+        return self.halves[name]
 
     def _cast(self, name: str, to: str, dtype: int) -> None:
-        self.nodes.append(onnx.helper.make_node("Cast", [name], [to], name=self._free(f"Cast_{to}"), to=dtype))
-
-    def _free(self, name: str) -> str:
-        return take_name(name, self.taken, 1)
+        self.edit.add_bare("Cast", [name], to, name=self.edit.free(f"Cast_{to}"), to=dtype)
 
 
 NUMPY: Final = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
