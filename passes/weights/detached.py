@@ -247,13 +247,7 @@ def detach(
                 "it would have to be read into the model, and weights are to stay unread"
             )
         inline(tensor, data)
-    found = partial(_weight, unread=unread)
-    if sum(data.nbytes for _, data in large) < PARALLEL_BYTES:
-        weights = [found(*pair) for pair in large]
-    else:
-        with ThreadPoolExecutor() as pool:  # hashing releases the GIL
-            weights = list(pool.map(found, *zip(*large, strict=True)))
-    for (tensor, data), (weight, elements) in zip(large, weights, strict=True):
+    for (tensor, data), (weight, elements) in zip(large, _weights_of(large, unread=unread), strict=True):
         if elements is None:
             inline(tensor, data)
             continue
@@ -262,6 +256,17 @@ def detach(
         clear_data(tensor)
         getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(elements)
     return DetachedModel(model, store)
+
+
+def _weights_of(
+    tensors: Sequence[tuple[TensorProto, np.ndarray]], *, unread: bool
+) -> list[tuple[Weight, tuple[float, ...] | None]]:
+    """`_weight` of each tensor with its data, on all cores where there is much to hash."""
+    found = partial(_weight, unread=unread)
+    if sum(data.nbytes for _, data in tensors) < PARALLEL_BYTES:
+        return [found(*pair) for pair in tensors]
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+        return list(pool.map(found, *zip(*tensors, strict=True)))
 
 
 def _weight(tensor: TensorProto, data: np.ndarray, *, unread: bool) -> tuple[Weight, tuple[float, ...] | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -85,22 +85,23 @@ def optimize(
         times = _describe_latency(run, model, out, context) if latency and run.example and not quiet else ""
     screen.show(PassesEnded(run.rows, run.structures))
     screen.show_passes()
-    for line in run.describe_merges(keep or (), steps):
-        screen.line(f"note: {line}")
-    screen.line(f"model: {out}, {plural(len(run.model.proto.graph.node), 'node')}")
-    for remark in run.remarks:
-        screen.line(f"note: {remark}")
-    sizes = [bytes_text(_bytes_with_data(path)) for path in (model, out)]
-    screen.line(
-        f"operators: {run.nodes_before:,} → {len(run.model.proto.graph.node):,}; bytes: {sizes[0]} → {sizes[1]}"
-    )
-    if times:
-        screen.line(times)
+    for line in (*_describe_result(run, model, out, run.describe_merges(keep or (), steps)), times):
+        if line:
+            screen.line(line)
     if run.encodings is not None and version is not None:
         write_encodings(run, out, version, screen.line, verbose=verbose)
     if strict and run.reverted:
         were = "was" if len(run.reverted) == 1 else "were"
         raise CheckFailed(f"--strict: {plural(len(run.reverted), 'step')} {were} reverted or failed, as shown above")
+
+
+def _describe_result(run: PassRun, before: Path, after: Path, merges: Iterable[str]) -> Iterator[str]:
+    """The lines on the model that was written: notes, nodes, operators and bytes."""
+    nodes, sizes = len(run.model.proto.graph.node), [bytes_text(_bytes_with_data(path)) for path in (before, after)]
+    yield from (f"note: {line}" for line in merges)
+    yield f"model: {after}, {plural(nodes, 'node')}"
+    yield from (f"note: {remark}" for remark in run.remarks)
+    yield f"operators: {run.nodes_before:,} → {nodes:,}; bytes: {sizes[0]} → {sizes[1]}"
 
 
 def _read_recipe(texts: list[str]) -> tuple[RecipeItem, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import replace_when_done
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
-from pipeline.export.source import OnnxSource, Source
+from pipeline.export.source import OnnxSource, Source, TorchSource
 from pipeline.report import ExportReport
 from pipeline.stages.source import MODEL, leaves_unread, shards_folder, why_not_compared
 from pipeline.verify.backends import onnxruntime_runner
@@ -61,6 +62,22 @@ def exported_files(path: Path, workspace: Workspace) -> tuple[tuple[str, int, in
     return tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in files)
 
 
+@dataclass(frozen=True, slots=True)
+class _ExportFacts:
+    """What torch's export says of a graph; nothing of a file that somebody else has exported."""
+
+    parameters: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    lifted: tuple[str, ...] = ()
+    """Sentences on values that became inputs."""
+    computed_in: tuple[str, ...] = ()
+    """The floating types in which torch computes."""
+    ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    """Dim → the least and the largest size that the trace allows."""
+    unheld: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Dim that nobody asked for → sizes that the trace does not allow."""
+
+
 @freeze_objects()
 def export_and_compare(
     config: RunConfig,
@@ -79,43 +96,12 @@ def export_and_compare(
     """
     if not why_not_compared(config):
         context.start([OWN_STEPS[name].import_library for name in names_of(config.passes.recipe) if name in OWN_STEPS])
-    path, folder = exported_path(config, source, workspace), shards_folder(config)
-    parameters: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
-    lifted: tuple[str, ...] = ()
-    computed_in: tuple[str, ...] = ()
-    ranges: Mapping[str, tuple[int, int | None]] = {}
-    unheld: dict[str, frozenset[int]] = {}
-    if not isinstance(source, OnnxSource):
-        from pipeline.export import describe_lifted, export_onnx  # a second, which a cached export does not need
-
-        # Without weights there is nothing large to collect, and visits of 70,000 weights take a fifth of the time.
-        with pause_collector() if config.weightless else nullcontext():
-            exported = export_onnx(source, config.export)
-            if folder is not None:
-                from pipeline.export.checkpoint import read_shards
-
-                exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)
-            exported.save(path)
-        parameters, notes = exported.parameters, exported.notes
-        ranges, computed_in = exported.ranges, exported.computed_in
-        unheld = {name: sizes for name, sizes in exported.unheld.items() if name not in config.model.dims}
-        lifted = tuple(describe_lifted(exported.source.lifted))
-        if is_own:
-            exported.move_weights(path)
-        del exported
-        # What the trace held, and the memory of weights that lie in the file now, goes with cycles that Python would
-        # keep alive. A collection costs 0.2 s, whatever it frees.
-        if sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) > WORTH_COLLECTING:
-            gc.collect()
-        if config.export.functions:  # after torch's graph is gone: 400 MiB for 61 layers, and a fold copies the model
-            notes += (_fold_file(path, leaves_unread(config)),)
-    model = read_model(path, unread=leaves_unread(config), folder=folder)
-    measurement, draws, not_drawn = _measure_export(
-        model, references.draws, ranges, unheld, config, context, computed_in
-    )
-    limits = [_limit(name, high) for name, (_, high) in ranges.items() if high is not None]
-    limits += [_gap(name, size) for name, size in sorted(_unheld_sizes(references.draws, unheld, draws))]
+    path = exported_path(config, source, workspace)
+    facts = _ExportFacts() if isinstance(source, OnnxSource) else _export(config, source, path, is_own=is_own)
+    model = read_model(path, unread=leaves_unread(config), folder=shards_folder(config))
+    measurement, draws, not_drawn = _measure_export(model, references.draws, facts, config, context)
+    limits = [_limit(name, high) for name, (_, high) in facts.ranges.items() if high is not None]
+    limits += [_gap(name, size) for name, size in sorted(_unheld_sizes(references.draws, facts.unheld, draws))]
     return ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=opset_of(model.proto),
@@ -124,17 +110,49 @@ def export_and_compare(
         inputs=tuple(str(spec) for spec in source.inputs),
         outputs=tuple(info.name for info in model.proto.graph.output),
         draws=tuple(reference.label for reference in draws),
-        parameters=keys_of_parameters(model, parameters),
+        parameters=keys_of_parameters(model, facts.parameters),
         errors=measurement.errors,
-        notes=notes,
-        computed_in=computed_in,
+        notes=facts.notes,
+        computed_in=facts.computed_in,
         files=exported_files(path, workspace),
         limits=tuple(limits),
         not_drawn=not_drawn,
         random=_random_outputs(measurement.errors),
         weights="" if isinstance(source, OnnxSource) else source.weights,
-        lifted=lifted,
+        lifted=facts.lifted,
     )
+
+
+def _export(config: RunConfig, source: TorchSource, path: Path, *, is_own: bool) -> _ExportFacts:
+    """Export a torch module to `path`, with equal layers as functions where the configuration asks for it."""
+    from pipeline.export import describe_lifted, export_onnx  # a second, which a cached export does not need
+
+    # Without weights there is nothing large to collect, and visits of 70,000 weights take a fifth of the time.
+    with pause_collector() if config.weightless else nullcontext():
+        exported = export_onnx(source, config.export)
+        if shards_folder(config) is not None:
+            from pipeline.export.checkpoint import read_shards
+
+            exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)
+        exported.save(path)
+    facts = _ExportFacts(
+        exported.parameters,
+        exported.notes,
+        tuple(describe_lifted(exported.source.lifted)),
+        exported.computed_in,
+        exported.ranges,
+        {name: sizes for name, sizes in exported.unheld.items() if name not in config.model.dims},
+    )
+    if is_own:
+        exported.move_weights(path)
+    del exported
+    # What the trace held, and the memory of weights that lie in the file now, goes with cycles that Python would
+    # keep alive. A collection costs 0.2 s, whatever it frees.
+    if sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) > WORTH_COLLECTING:
+        gc.collect()
+    if config.export.functions:  # after torch's graph is gone: 400 MiB for 61 layers, and a fold copies the model
+        facts = replace(facts, notes=(*facts.notes, _fold_file(path, leaves_unread(config))))
+    return facts
 
 
 def _fold_file(path: Path, unread: bool | None) -> str:
@@ -149,11 +167,9 @@ def _fold_file(path: Path, unread: bool | None) -> str:
 def _measure_export(
     model: DetachedModel,
     references: Sequence[Reference],
-    ranges: Mapping[str, tuple[int, int | None]],
-    unheld: Mapping[str, frozenset[int]],
+    facts: _ExportFacts,
     config: RunConfig,
     context: PassContext,
-    computed_in: Collection[str],
 ) -> tuple[Measurement, list[Reference], tuple[str, ...]]:
     """Measure the export: its errors, the draws that it holds for, and why it does not hold for the others.
 
@@ -164,6 +180,7 @@ def _measure_export(
     """
     if why_not_compared(config):
         return Measurement({}, {}), [], ()
+    ranges, unheld = facts.ranges, facts.unheld
     required = [draw for draw in references if not (_is_optional(draw) or _sizes_in(draw, unheld))]
     optional = [draw for draw in references if _is_optional(draw) or _sizes_in(draw, unheld)]
     not_drawn = [_not_drawn(draw, beyond) for draw in optional if (beyond := _beyond(draw, ranges))]
@@ -171,9 +188,9 @@ def _measure_export(
     with limit_runs(context, model, [draw.feeds for draw in references]):
 
         def measure(draws: Sequence[Reference]) -> Measurement:
-            return NumericProver(draws, context, config.verify.compared_within, computed_in or None).measure_export(
-                model
-            )
+            return NumericProver(
+                draws, context, config.verify.compared_within, facts.computed_in or None
+            ).measure_export(model)
 
         try:
             measurement = measure([*required, *optional])
