@@ -60,7 +60,7 @@ LAYOUT: Final = ARRANGING - {"Flatten"}
 ROUNDS: Final = 10
 """The most rounds. A round of a BERT whose joined weights are sent takes 1.5 s."""
 
-LOCATION: Final = "weights-that-stayed-behind"
+LOCATION: Final = "weights-that-stayed"
 STAND_IN: Final = "onnxline.stand-in"
 """The key of a reference under which the elements of its stand-in are kept."""
 WHOLE_FIELDS: Final = frozenset({"int32_data", "int64_data", "uint64_data"})

@@ -182,7 +182,7 @@ class _LayerFinder:
         return True
 
     def _describe_layer(self, layer: LayerNodes) -> object:
-        """A key that equal layers share: class, operations, types, and who reads what; names do not count."""
+        """A key that equal layers share: class, operations, types, and which node reads which value, without names."""
         place = {name: ("in", at) for at, name in enumerate(layer.inputs)}
         described = []
         for at, position in enumerate(layer.nodes):

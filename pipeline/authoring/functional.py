@@ -119,7 +119,8 @@ def batch_norm(
 ) -> Any:
     """Normalised by the running statistics; in training by those of the batch, which then move the running ones.
 
-    training: by default the mode of the graph; for a tensor of torch, False.
+    Args:
+        training: by default the mode of the graph; for a tensor of torch, False.
     """
     mode = isinstance(x, IRTensor) if training is None else training
     return torch_functional.batch_norm(x, mean, variance, weight, bias, mode, momentum, eps)  # type: ignore[arg-type]

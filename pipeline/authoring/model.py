@@ -97,9 +97,14 @@ class Model:
 
     @typed
     def graph(self, *, training: bool = False, batch: int | None = None) -> Graph:
-        """The Graph that the layers emit: for inference, or, with `training`, as they compute in training.
+        """The Graph that the layers emit.
 
-        batch: another number of samples than that of the inputs.
+        Args:
+            training: as the layers compute in training; by default, as at inference.
+            batch: another number of samples than that of the inputs.
+
+        Returns:
+            A checked Graph, whose params are the layers' parameters by name.
 
         Raises:
             UsageError: there is no layer, or one does not fit.
@@ -122,13 +127,19 @@ class Model:
     ) -> Self:
         """Make the train step: Trace → Compile → Warmup → Capture. `fit` replays it.
 
-        optimizer: SGD(), Adam() or AdamW() for all parameters; or one of torch.optim, whose groups are of parameters of
-            the layers. The step has a copy of it.
-        schedule: makes a scheduler of torch.optim.lr_scheduler of the optimizer.
-        max_norm: clip the norm of all gradients.
-        target: what targets look like, where the loss does not say it; by default like the output.
-        native: kernels in C++ compute what they can; the compiler of this machine builds them once.
-        quiet: print no line for each phase.
+        Args:
+            optimizer: SGD(), Adam() or AdamW() for all parameters; or one of torch.optim, whose groups are of
+                parameters of the layers. The step has a copy of it.
+            loss: a module of torch, or a function of (output, target) that returns one number.
+            schedule: makes a scheduler of torch.optim.lr_scheduler of the optimizer.
+            max_norm: clip the norm of all gradients.
+            target: what targets look like, where the loss does not say it; by default like the output.
+            native: kernels in C++ compute what they can; the compiler of this machine builds them once.
+            quiet: print no line for each phase.
+            observer: gets the event of each phase in place of the console.
+
+        Returns:
+            This model.
 
         Raises:
             UsageError: there is no layer, the loss is no single number that depends on a parameter, or no compiler is
@@ -164,10 +175,19 @@ class Model:
     ) -> TrainingHistory:
         """Train on `batches`, each `(*inputs, target)`: a list, a DataLoader, or a function from an epoch to batches.
 
-        steps: the most steps. until: stop when the mean loss of the last 50 steps is below it.
-        path: a file for the states, which are whole at every moment, also after Ctrl-C; `resume` goes on from there.
-        save_every: save after so many steps, as well as after each epoch.
-        quiet: show no progress. observer: is called with the events instead.
+        Args:
+            batches: what to train on; a function is called with each epoch's index.
+            epochs: how often all batches are used.
+            steps: the most steps.
+            until: stop when the mean loss of the last 50 steps is below it.
+            path: a file for the states, which are whole at every moment, also after Ctrl-C.
+            resume: go on from the states in `path`, if there is such a file.
+            save_every: save after so many steps, as well as after each epoch.
+            quiet: show no progress.
+            observer: gets the events in place of the console.
+
+        Returns:
+            The steps of this call, with their losses, and the seconds of each phase.
 
         Raises:
             UsageError: the model is not compiled, or a batch does not fit.

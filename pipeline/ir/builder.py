@@ -139,8 +139,9 @@ class Builder:
     ) -> tuple[int, ...]:
         """Add one op. Returns the vids of its outputs.
 
-        outputs: (name, spec) of each value that the op makes, or the vid of one that `value` declared.
-        constraints, hints, saved, name, node_type, origin: the fields of Op with these names.
+        Args:
+            outputs: (name, spec) of each value that the op makes, or the vid of one that `value` declared.
+            constraints, hints, saved, name, node_type, origin: the fields of Op with these names.
 
         Raises:
             UsageError: (or `mistake`) what cannot become an op: vids that no earlier call returned, values that are

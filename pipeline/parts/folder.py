@@ -112,7 +112,7 @@ def save_files(workspace: Workspace, key: str) -> Files:
 
 
 def where_to_load(finals: Mapping[str, Path]) -> str:
-    """A sentence for who wants to load models that refer to the shards of a checkpoint."""
+    """How to load models that refer to the shards of a checkpoint, as a sentence."""
     paths = " and ".join(str(path) for path in finals.values())
     return (
         f"onnx and onnxruntime load {paths}, next to the shards; {MODELS}/ has links to them, which these two refuse, "

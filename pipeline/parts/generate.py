@@ -110,10 +110,17 @@ class TextGenerator:
         """Generate after a prompt, which is given as tokens or as text.
 
         Args:
-            inputs: of an encoder that reads no tokens: `input_features`.
+            ids: the prompt as tokens.
+            prompt: the prompt as text, which the tokenizer next to the models turns into tokens.
+            inputs: of an encoder that reads no tokens, such as `input_features`, by name.
             start: tokens that a decoder after an encoder begins with; by default that of the model's configuration.
-            temperature: 0 takes the most likely token; above it tokens are drawn, by `seed`.
-            stop: tokens that end the text; None: those of the model's configuration.
+            max_new_tokens: the most tokens that are added.
+            temperature: 0 takes the most likely token; above it tokens are drawn.
+            seed: of the draws.
+            stop: tokens that end the text; by default those of the model's configuration.
+
+        Returns:
+            The new tokens, their text where there is a tokenizer, and the seconds that they took.
 
         Raises:
             UsageError: there is no prompt or no tokenizer, a token is outside of the vocabulary, or the cache is
@@ -240,7 +247,11 @@ def continue_text(
     """Yield up to `count` new tokens; a token of `ends` is the last.
 
     Args:
+        reader: reads tokens, and returns the logits of the last of them.
+        ids: the tokens of the prompt.
+        count: the most new tokens.
         choose: from the logits of the last token, float (vocabulary,), the next token.
+        ends: tokens after which nothing follows.
 
     Raises:
         UsageError: the cache does not hold the prompt and the new tokens.

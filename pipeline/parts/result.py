@@ -67,7 +67,21 @@ class PartsResult(RunResult):
         stop: Sequence[int] | None = None,
         backend: str = "onnxruntime",
     ) -> Generation:
-        """Generate after a prompt, by tokens or by text; see `TextGenerator.generate`.
+        """Generate after a prompt, by tokens or by text.
+
+        Args:
+            ids: the prompt as tokens.
+            prompt: the prompt as text, which the tokenizer next to the models turns into tokens.
+            inputs: of an encoder that reads no tokens, such as `input_features`, by name.
+            start: tokens that a decoder after an encoder begins with; by default that of the model's configuration.
+            max_new_tokens: the most tokens that are added.
+            temperature: 0 takes the most likely token; above it tokens are drawn.
+            seed: of the draws.
+            stop: tokens that end the text; by default those of the model's configuration.
+            backend: onnxruntime, plan or torch.
+
+        Returns:
+            The new tokens, their text where there is a tokenizer, and the seconds that they took.
 
         Raises:
             UsageError: there is no prompt or no tokenizer, or the backend is unknown.

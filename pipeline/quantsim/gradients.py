@@ -170,8 +170,8 @@ class Backward:
         imported = self._nodes.import_for({name: given[name] for name in self._nodes.reads})
         vids = {value.name: vid for vid, value in enumerate(imported.part.graph.values)}
         company = {
-            vids[name]: {vids[other] for other in others if other in vids}
-            for name, others in self.names.items()
+            vids[name]: {vids[member] for member in members if member in vids}
+            for name, members in self.names.items()
             if name in vids
         }
         pieces = cut_graph(imported.part.graph, company, [vids[name] for name in self.outputs], self._whole)
@@ -243,14 +243,14 @@ class Forward:
         own = [name for name in values.keys() & names.keys() if self._vids[name] not in piece.reads]
         leaves = [*(held[vid] for vid in starts), *(values[name] for name in own if values[name].is_leaf)]
         slots.clear()
-        waiting = Counter(other for name in own for other in names[name])
+        waiting = Counter(member for name in own for member in names[name])
 
         def visit_and_drop(name: str, gradient: Tensor) -> None:
             visit(name, _to_wide_array(gradient), self._known | values)
             waiting.subtract(names[name])
-            for other in names[name]:
-                if not waiting[other]:
-                    values.pop(other, None)
+            for member in names[name]:
+                if not waiting[member]:
+                    values.pop(member, None)
 
         with ExitStack() as hooks:
             for name in own:

@@ -85,7 +85,16 @@ def describe_masks(placement: Placement, reached: Mapping[str, Range]) -> Iterat
 
 
 def describe_mask_constants(model: DetachedModel, placement: Placement, ranges: Mapping[str, Range]) -> Iterator[str]:
-    """A sentence where constants that mask attention, such as -3.4e38, are in the range of a tensor that is rounded."""
+    """A sentence where constants that mask attention, such as -3.4e38, are in the range of a tensor that is rounded.
+
+    Args:
+        model: the float model.
+        placement: which tensors are quantized.
+        ranges: (lowest, highest) by the group of a tensor.
+
+    Returns:
+        One sentence at most.
+    """
     graph = MaskedGraph(model)
     uses = graph.all_uses()
     names = {graph.constant_name(use) for use in uses}

@@ -45,7 +45,7 @@ class Samples:
         self.entries, self._args, self._seed = calibration.data, calibration.args, calibration.seed
         self._specs, self._sampler, self._metric = specs, sampler, settings.metric
         self.fitted = calibration.samples
-        self._judged_from, self._seen = 0, seen
+        self._evaluated_from, self._seen = 0, seen
 
     def hold_out(self, count: int) -> int:
         """Keep the last samples, `count` of them or a quarter of what there is, from what is fitted to the data; those
@@ -61,41 +61,41 @@ class Samples:
                 "one, and are judged on another"
             )
         held = min(count, max(found - self.fitted, found // 4, 1))
-        self.fitted = self._judged_from = found - held
+        self.fitted = self._evaluated_from = found - held
         return held
 
-    def judged(self, count: int) -> Iterator[Feeds]:
+    def evaluation_samples(self, count: int) -> Iterator[Feeds]:
         """The first `count` of the samples that were held out; of all samples where none were."""
-        return islice(self.first(self._judged_from + count), self._judged_from, None)
+        return islice(self.first(self._evaluated_from + count), self._evaluated_from, None)
 
     def unseen(self, count: int) -> Iterator[Feeds]:
         """`count` samples that no step has seen, or fewer where there are no more."""
-        start = max(self._judged_from, self._seen)
+        start = max(self._evaluated_from, self._seen)
         return islice(self.first(start + count), start, None)
 
-    def optimized(self) -> Iterator[Feeds]:
+    def fitting_samples(self) -> Iterator[Feeds]:
         """The samples that algorithms of `quantsim.optimize` see."""
         return self.first(self.fitted)
 
-    def optimized_judged(self, count: int) -> Iterator[Feeds]:
+    def layer_samples(self, count: int) -> Iterator[Feeds]:
         """The samples that layers of these algorithms are judged on."""
-        return self.judged(count)
+        return self.evaluation_samples(count)
 
     def of_metric(self, count: int) -> Iterator[Feeds]:
-        """The samples of `quantsim.metric`, with their targets: its own data; without any what is judged of that of
-        the calibration; without any `count` draws.
+        """The samples of `quantsim.metric`, with their targets: its own data; without any, the evaluation samples of
+        the calibration's data; without that, `count` draws.
 
         Raises:
             UsageError: the data cannot be read, or there is none, and the run drew none either.
         """
         metric = self._metric
         if metric is None or not (metric.data or self.entries):
-            return self.judged(count)
+            return self.evaluation_samples(count)
         entries, args, key = self.entries, self._args, KEY
         if metric.data:
             entries, args, key = metric.data, metric.args, "quantsim.metric.data"
         samples = (feeds for _, feeds in read_samples(entries, self._specs, key, args, metric.target))
-        start = 0 if metric.data else self._judged_from
+        start = 0 if metric.data else self._evaluated_from
         return islice(samples, start, None if metric.samples is None else start + metric.samples)
 
     def first(self, count: int) -> Iterator[Feeds]:

@@ -101,6 +101,17 @@ def estimate_sensitivity(
     """Layer, by its output → the ratio of signal to noise, in dB, of the model's outputs if that layer alone were
     quantized. Several outputs count alike. The model runs in pieces, each with its values in memory together.
 
+    Args:
+        model: the float model.
+        encodings: by tensor.
+        samples: feeds of the model, by input; `count_needed_samples` says how many are enough.
+        directions: how many random directions of the outputs are followed back for each sample.
+        observer: gets how many samples are done.
+        tuned: the model with the weights that are quantized, where an algorithm changed them; by default, `model`.
+
+    Returns:
+        dB by layer; empty for a model without layers that are quantized.
+
     Raises:
         Unsupported: the model has operators between its layers and its outputs that no gradient goes through.
         StepFailed: onnxruntime refuses a step.

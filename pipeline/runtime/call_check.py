@@ -45,7 +45,12 @@ def find_mismatch(
     "" where nothing is, and for operators of which nobody knows the results beforehand: those that are no call of
     torch, that take bodies, or that do not run on meta; and for sizes that are still names.
 
-    read: the places of the results that are compared; all for None.
+    Args:
+        kind: the operator.
+        attrs: its attributes.
+        ins: dtype and shape of each operand.
+        outs: dtype and shape of each result.
+        read: the places of the results that are compared; all for None.
 
     Raises:
         SourceError: torch does not know the operator.
@@ -278,7 +283,10 @@ def _show(specs: Specs) -> str:
 def find_wrong_calls(graph: Graph, approved: Collection[object] = (), *, tried: bool = False) -> Iterator[str]:
     """What is wrong with the calls of `graph` and its bodies, by op.
 
-    approved: keys of calls (`call_keys`) that are not looked at. tried: small calls are tried as well.
+    Args:
+        graph: the graph.
+        approved: keys of calls (`call_keys`) that are not looked at.
+        tried: small calls are tried as well.
     """
     said_of = dict.fromkeys(approved, "")
     kept = {*graph.outputs, *graph.updates.values()}

@@ -58,7 +58,7 @@ class OrderedGuard:
 
 
 exchange_device: Final[Callable[[int], int]] = vars(torch.cuda)["_exchange_device"]
-"""Make a device the current one; returns the one before."""
+"""Make a device the current device; returns the previous device."""
 
 
 class CudaLateValue:

@@ -97,7 +97,7 @@ class Device(ABC):
         """The bytes that this process may have here."""
 
     @abstractmethod
-    def cut(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    def slice_bytes(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """The bytes [first, last) of `memory` (uint8) as a storage of their own, which keeps the memory alive."""
 
     def allocate(self, nbytes: int) -> torch.Tensor:
@@ -136,7 +136,7 @@ class Device(ABC):
             if strides is None
             else 1 + sum((size - 1) * stride for size, stride in zip(spec.sizes, strides, strict=True))
         )
-        part = self.cut(memory, offset, offset + extent * dtype.itemsize).view(dtype)
+        part = self.slice_bytes(memory, offset, offset + extent * dtype.itemsize).view(dtype)
         return part.view(spec.sizes) if strides is None else part.as_strided(spec.sizes, strides)
 
     def copy_in(self, tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:
@@ -239,7 +239,7 @@ class CpuDevice(Device):
     def limit(self) -> int:
         return memory_limit()
 
-    def cut(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    def slice_bytes(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """numpy shares the memory, so torch refuses to resize the storage."""
         return torch.from_numpy(memory.numpy()[first:last])
 
@@ -299,7 +299,7 @@ class CudaDevice(StreamDevice):
         unused = torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
         return torch.cuda.mem_get_info(self._index)[0] + unused
 
-    def cut(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    def slice_bytes(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """A tensor that comes by DLPack has a storage of its own, which torch cannot resize."""
         return torch.from_dlpack(memory[first:last])
 

@@ -112,7 +112,7 @@ class SizedProgram(Replayable):
             outputs = context.run(
                 {name: self._fill(name, tensor, planned) for name, tensor in tensors.items()}, copy=copy
             )
-        return {name: self._cut(name, tensor, dims) for name, tensor in outputs.items()}
+        return {name: self._cut_padding(name, tensor, dims) for name, tensor in outputs.items()}
 
     @expects(feed=MAPPING)
     def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -204,7 +204,7 @@ class SizedProgram(Replayable):
         filled[tuple(slice(size) for size in tensor.shape)] = tensor
         return filled
 
-    def _cut(self, name: str, tensor: torch.Tensor, dims: Mapping[str, int]) -> torch.Tensor:
+    def _cut_padding(self, name: str, tensor: torch.Tensor, dims: Mapping[str, int]) -> torch.Tensor:
         return tensor[tuple(slice(size) for size in _sizes(self._shapes[name], dims))]
 
 

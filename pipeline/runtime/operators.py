@@ -110,14 +110,21 @@ def quantize(
 ) -> torch.Tensor:
     """round(self / scale) + zero_point, within the range of the dtype `to`; ties go to even. ONNX's QuantizeLinear.
 
-    self: floats of any shape. 16-bit floats are divided in float32, as a quotient in 16 bits would round twice.
-    scale, zero_point: of one element for the whole tensor, of one for each index of `axis`, or, with `block_size`, of
-        one for each block of so many indices of `axis`. A float8 is rounded by its cast, and its zero point is 0.
-    to: the name of an integer or float8 dtype. low, high: a narrower range of integers.
-    saturate: a number that a float8 cannot hold becomes the largest one.
-    as_floats: the result has a float dtype and integral values, since integers have no gradient.
+    Args:
+        self: floats of any shape. 16-bit floats are divided in float32, as a quotient in 16 bits would round twice.
+        scale: one element for the whole tensor, one for each index of `axis`, or, with `block_size`, one for each block
+            of so many indices of `axis`.
+        zero_point: of the shape of `scale`; None for 0. A float8 is rounded by its cast, and its zero point is 0.
+        to: the name of an integer or float8 dtype.
+        axis: the axis of `self` along which scales differ.
+        block_size: how many indices of `axis` share a scale; 0 for no blocks.
+        low: the lowest integer; by default that of `to`.
+        high: the highest integer; by default that of `to`.
+        saturate: a value that a float8 cannot hold becomes the largest value of the type.
+        as_floats: the result has a float dtype and integral values, since integers have no gradient.
 
-    Returns a tensor of the shape of `self`, of the dtype `to`.
+    Returns:
+        A tensor of the shape of `self`, of the dtype `to`.
     """
     wide = torch.float64 if torch.float64 in (self.dtype, scale.dtype) else torch.float32
     values = self.to(wide) / spread(scale.to(wide), self, axis, block_size)
@@ -143,9 +150,14 @@ def dequantize(
 ) -> torch.Tensor:
     """(self - zero_point) · scale, of the float dtype `to`. ONNX's DequantizeLinear.
 
-    self: integers or float8 of any shape. The difference is taken in float32, which holds integers of up to 24 bits
-        exactly, and in float64 for integers of 32 bits.
-    scale, zero_point, axis, block_size: as in `quantize`.
+    Args:
+        self: integers or float8 of any shape. The difference is taken in float32, which holds integers of up to 24 bits
+            exactly, and in float64 for integers of 32 bits.
+        scale: as in `quantize`.
+        zero_point: as in `quantize`.
+        to: the name of a float dtype.
+        axis: as in `quantize`.
+        block_size: as in `quantize`.
     """
     large = self.dtype in (torch.int32, torch.uint32)
     wide = torch.float64 if to == "float64" or large else torch.float32

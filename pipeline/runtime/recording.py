@@ -85,7 +85,7 @@ class RecordingDevice(StreamDevice):
         span = 0 if 0 in sizes else 1 + sum((size - 1) * step for size, step in zip(sizes, wanted, strict=True))
         return self.allocate(span * dtype.itemsize).view(dtype).as_strided(sizes, wanted)
 
-    def cut(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    def slice_bytes(self, memory: torch.Tensor, first: int, last: int) -> torch.Tensor:
         return torch.from_numpy(memory.numpy()[first:last])
 
     def copy_in(self, tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:

@@ -183,7 +183,8 @@ def quantize(config: RunConfig, folder: Path, observer: Observer) -> Path:
 def open_train_source(config: RunConfig, batch: object, quantized: Path | None) -> TrainSource:
     """Make the model, in training mode, for batches like `batch`.
 
-    quantized: what `quantize` returned, where that is trained.
+    Args:
+        quantized: what `quantize` returned, where that is trained.
 
     Raises:
         SourceError: the model cannot be made or read.
@@ -238,7 +239,8 @@ def _describe_weights(program: TrainProgram) -> str:
 def training_key(config: RunConfig, train: TrainConfig, quantized: Path | None) -> str:
     """Digest of all that the steps depend on: settings, the user's files, this code and its libraries.
 
-    quantized: the file of the quantized model, where that is trained. `evaluate` and `export` follow the steps.
+    Args:
+        quantized: the file of the quantized model, where that is trained. `evaluate` and `export` follow the steps.
     """
     references = (config.model.factory, train.batches, train.loss)
     files = [Path(text.rpartition(":")[0]) for text in references if text and ".py:" in text]

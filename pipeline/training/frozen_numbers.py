@@ -371,7 +371,8 @@ def _is_small(result: Any) -> bool:
 def place_outside(frames: traceback.StackSummary | None = None) -> str:
     """The line of the user's code that is being recorded: the innermost one that belongs neither to torch nor to us.
 
-    frames: the frames of an error; by default, the current frames.
+    Args:
+        frames: the frames of an error; by default, the current frames.
     """
     for frame in reversed(traceback.extract_stack() if frames is None else frames):
         path = Path(frame.filename)

@@ -38,15 +38,21 @@ def as_module(
 ) -> GraphModule:
     """A torch module that computes what `model` does, op by op with torch's operators, so that it can be trained.
 
-    model: a Graph of either importer, or an ONNX model. Of a model with QuantizeLinear and DequantizeLinear the weights
-        are floats that are quantized at each call; rounding lets gradients through, and scales are trained by LSQ.
-    train: globs of the names of the weights to train; by default the float weights of products, convolutions,
-        normalisations and embeddings, with their biases (`pipeline/training/trained.py` has the rule).
-    weights: arrays by their names in the checkpoint, for a graph without weights, such as a graph from torch.
-    dims, shapes: sizes of an ONNX model's inputs, as `from_onnx` takes them. Where the model leaves sizes open, a call
-        may have others.
-
     Parameters have their names in the checkpoint. Normalisations use their stored statistics, as at inference.
+
+    Args:
+        model: a Graph of either importer, or an ONNX model. Of a model with QuantizeLinear and DequantizeLinear the
+            weights are floats that are quantized at each call; rounding lets gradients through, and scales are trained
+            by LSQ.
+        train: globs of the names of the weights to train; by default the float weights of products, convolutions,
+            normalisations and embeddings, with their biases (`pipeline/training/trained.py` has the rule).
+        weights: arrays by their names in the checkpoint, for a graph without weights, such as a graph from torch.
+        dims: sizes of named dims of an ONNX model's inputs, as `from_onnx` takes them. Where the model leaves sizes
+            open, a call may have others.
+        shapes: shapes of an ONNX model's inputs by name, as `from_onnx` takes them.
+
+    Returns:
+        A module whose parameters are the weights to train; call it with the inputs in the model's order.
 
     Raises:
         Unsupported: an op that torch cannot differentiate.
@@ -314,6 +320,14 @@ UNKNOWN_WHEN_RECORDED: Final = {
 
 
 def refuse_ops(graph: Graph) -> None:
+    """Refuse a graph that no module can train.
+
+    Args:
+        graph: a Graph of either importer.
+
+    Raises:
+        Unsupported: it changes a value that is no state, or has an op that no step may record.
+    """
     changed = [graph.values[vid] for vid in graph.updates if graph.values[vid].role is not Role.STATE]
     if changed:
         raise Unsupported(f"the graph changes {changed[0].role} {changed[0].name!r}; a module changes its states only")

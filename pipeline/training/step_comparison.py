@@ -70,8 +70,16 @@ def compare_step(
 
     The program is one step further after it: call it in place of `program.step(batch)`.
 
-    loss, max_norm, max_value: as they were given to `record_step`.
-    tolerances: by dtype, in place of the documented ones.
+    Args:
+        program: a program of `record_step`; the step changes its states.
+        loss: the function that `record_step` got.
+        batch: what the step trains on.
+        max_norm: as `record_step` got it.
+        max_value: as `record_step` got it.
+        tolerances: by dtype, in place of the documented tolerances.
+
+    Returns:
+        The first value that differs and the operator that computes it, or how many values agree.
 
     Raises:
         UsageError, NotFinite: as `TrainProgram.step`.

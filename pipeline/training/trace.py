@@ -76,7 +76,8 @@ def trace_step(
 ) -> TracedStep:
     """Record the loss of `module` on a batch like `batch`, and its gradients.
 
-    checks_gradients: record the norm of all gradients too; where that is clipped it is recorded anyway.
+    Args:
+        checks_gradients: record the norm of all gradients too; where that is clipped it is recorded anyway.
 
     Raises:
         UsageError: the batch has no form that is known, the loss is no single number, or does not depend on any

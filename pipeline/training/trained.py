@@ -31,7 +31,8 @@ from pipeline.ops.aten import views
 def find_trained(graph: Graph, chosen: Sequence[str] | None, *, by_readers: bool = False) -> frozenset[int]:
     """The vids of the weights to train: those that a glob of `chosen` matches, or those of the rule above.
 
-    by_readers: the params are what may be trained, and say nothing about what is.
+    Args:
+        by_readers: the params are what may be trained, and say nothing about what is.
 
     Raises:
         UsageError: a glob matches no float weight, or there is nothing to train.

@@ -59,11 +59,16 @@ TRAINED = Check(
 def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | GraphModule) -> onnx.ModelProto:
     """A copy of `model` with the weights of `trained`, by name: nodes, names and metadata stay as they are.
 
-    trained: a program that was recorded from `as_module(model)`, or that module itself.
-
     In a model with QuantizeLinear and DequantizeLinear the weights are quantized again, with their trained scales; and
     the limits of narrow formats follow the scales. The scale of a bias of 32 bits follows those of its product, whose
     kernels of integers take it for granted.
+
+    Args:
+        model: the ONNX model that was trained, or its path; it stays as it is.
+        trained: a program that was recorded from `as_module(model)`, or that module itself.
+
+    Returns:
+        The copy, with its weights inside.
 
     Raises:
         UsageError: a trained weight is not one of the model, has another shape, or a scale is not above zero.

@@ -39,7 +39,8 @@ def excuse_rounding(
 ) -> tuple[dict[str, Errors], list[str]]:
     """`errors` without those that float64 shows to be rounding of both, and a sentence for each of these.
 
-    expected, found: outputs of the reference and of a backend on `feeds`, by name; those of float32 are looked at.
+    Args:
+        expected, found: outputs of the reference and of a backend on `feeds`, by name; those of float32 are looked at.
     """
     wrong = [name for name, error in errors.items() if not error.ok and str(expected[name].dtype) in SINGLE]
     if not wrong:

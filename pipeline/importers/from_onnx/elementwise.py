@@ -17,8 +17,11 @@ from pipeline.ir.graph import Attr, InputRef, TensorSpec
 def binary(operator: str, name: str, of_integers: str = "") -> Importer:
     """An importer for an operator of two tensors, with numpy's broadcasting.
 
-    name: that of the function for unsigned integers of 16 bits and more, which torch's CPU lacks (`onnxline.unsigned`).
-    of_integers: how the operator rounds a quotient of integers.
+    Args:
+        operator: the name of torch's operator.
+        name: the function of `onnxline.unsigned`, which computes unsigned integers of 16 bits and more where torch's
+            CPU does not.
+        of_integers: how the operator rounds a quotient of integers.
     """
 
     def importer(node: Node) -> None:

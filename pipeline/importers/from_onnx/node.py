@@ -89,7 +89,8 @@ class NameScope:
     ) -> tuple[int, ...]:
         """Add an op. An output whose name is a value of the model is bound to it.
 
-        name, node_type, origin: the fields of Op with these names.
+        Args:
+            name, node_type, origin: the fields of Op with these names.
         """
         if is_call(kind):
             attrs = call_attrs(kind, len(inputs), attrs)
@@ -292,8 +293,9 @@ class Node:
     def emit_conversion(self, vid: int, *, saturates: bool = True) -> None:
         """Add the op that makes output 0 of `vid`, in the output's dtype.
 
-        saturates: a value that a float8 type cannot hold becomes the largest value of the type, as ONNX asks by
-            default.
+        Args:
+            saturates: a value that a float8 type cannot hold becomes the largest value of the type, as ONNX asks by
+                default.
         """
         dtype = self.output().dtype
         if dtype.startswith("float8") and "float" in self.vid_spec(vid).dtype:

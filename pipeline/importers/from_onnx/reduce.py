@@ -17,9 +17,10 @@ def reduction(
 ) -> Importer:
     """An importer for `after`(`operator`(`before`(x))) along axes; "" is no op, and `SQUARE` multiplies x by itself.
 
-    alone: what is done to each element where nothing is reduced.
-    in_floats: the operator takes no integers, which pass through float64.
-    given: further arguments of the operator.
+    Args:
+        alone: what is done to each element where nothing is reduced.
+        in_floats: the operator takes no integers, which pass through float64.
+        given: further arguments of the operator.
     """
 
     def importer(node: Node) -> None:

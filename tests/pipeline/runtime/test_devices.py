@@ -55,7 +55,7 @@ def test_values_on_two_devices_have_no_plan() -> None:
 def test_parts_of_an_arena_are_storages_of_their_own() -> None:
     """`CudaDevice.cut`, on memory of the CPU: a part keeps the arena alive, and cannot be resized."""
     memory = torch.zeros(64, dtype=torch.uint8)
-    part = CudaDevice.cut(CPU, memory, 16, 32)  # type: ignore[arg-type]
+    part = CudaDevice.slice_bytes(CPU, memory, 16, 32)  # type: ignore[arg-type]
     assert part.data_ptr() == memory.data_ptr() + 16
     assert part.untyped_storage().nbytes() == 16
     del memory
