@@ -97,7 +97,7 @@ def check_indices(template: CallTemplate, ins: Ins) -> tuple[Sequence[torch.Tens
         flag = current.flags.new_flag(current.call)
         checked[at] = safe = torch.empty_like(index, memory_format=torch.contiguous_format)
         clamp = launch_clamp(index, safe, flag, low, high, ignored) if index.is_cuda and has_triton() else None
-        launches += [clamp] if clamp else _clamp_in_turn(index, safe, flag, low, high, ignored)
+        launches += [clamp] if clamp else clamp_by_torch(index, safe, flag, low, high, ignored)
     return checked, launches
 
 
@@ -107,7 +107,7 @@ def _are_within(index: torch.Tensor, low: int, high: int, ignored: int | None) -
     return bool((right if ignored is None else right | (index == ignored)).all())
 
 
-def _clamp_in_turn(
+def clamp_by_torch(
     index: torch.Tensor, safe: torch.Tensor, flag: torch.Tensor, low: int, high: int, ignored: int | None
 ) -> Iterator[Launch]:
     """As `launch_clamp`, by operators of torch."""

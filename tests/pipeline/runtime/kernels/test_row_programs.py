@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.ops.row_programs import INSTRUCTIONS, Input, Program, read_program
 from pipeline.runtime.feeding import SlotPointer
 from pipeline.runtime.feeding import operands as operands_in
-from pipeline.runtime.kernels.aten.indices import _clamp_in_turn as clamp_in_turn
+from pipeline.runtime.kernels.aten.indices import clamp_by_torch
 from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.cuda import launch_adam, launch_clamp, launch_row_program
 from pipeline.runtime.kernels.cuda.rows import space_of
@@ -254,7 +254,7 @@ def test_indices_are_clamped_and_wrong_ones_noted(dtype: torch.dtype, ignored: i
         launch = launch_clamp(index, safe, flag, 0, 6, ignored)
         assert launch is not None
         launch()
-        for part in clamp_in_turn(index, expected, by_torch, 0, 6, ignored):
+        for part in clamp_by_torch(index, expected, by_torch, 0, 6, ignored):
             part()
         assert safe.equal(expected)
         assert flag.item() is by_torch.item() is (at is not None and number != ignored)
