@@ -22,7 +22,7 @@ from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.devices import to_device
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.lower import in_traced_order, memory_order
+from pipeline.lowering.memory_order import in_traced_order, memory_order
 from pipeline.ops.aten import is_call
 from pipeline.ops.aten.typed import HIGHER_ORDER
 from pipeline.ops.layout import traced_strides

@@ -22,7 +22,7 @@ from pipeline.importers.from_torch.tensors import copy_with_strides, extent, is_
 from pipeline.ir import Graph, InputRef, Op, Role, Value
 from pipeline.ir.dims import dim_names, dims_of, fix_dims
 from pipeline.ir.graph import parts
-from pipeline.lowering.lower import AS_STRIDED
+from pipeline.ops.aten.memory import AS_STRIDED
 from pipeline.runtime.call_check import find_mismatch, key_of_call
 from pipeline.runtime.kernels.base import place_of
 from pipeline.runtime.operators import find_operator

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.lower import in_traced_order
+from pipeline.lowering.memory_order import in_traced_order
 from pipeline.ops import Kind, unpack
 from pipeline.planning import (
     ExecutionPlan,

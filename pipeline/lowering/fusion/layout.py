@@ -24,8 +24,8 @@ from itertools import permutations
 
 from pipeline.ir.graph import Attr, Graph, InputRef, Op, Role, TensorSpec, TorchConst
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
-from pipeline.lowering.lower import ORDERS
 from pipeline.ops.aten import as_view, is_call, takes_any_order
+from pipeline.ops.aten.memory import ORDERS
 from pipeline.ops.aten.views import VIEW_KINDS
 from pipeline.ops.attrs import unpack
 from pipeline.ops.kinds import Kind

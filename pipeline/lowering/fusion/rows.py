@@ -13,7 +13,7 @@ from pipeline.lowering.fusion.op_patterns import FLOATS
 from pipeline.lowering.fusion.rewrite import Rewrite
 from pipeline.lowering.fusion.row_chain import MOST_OPERANDS, RowChain
 from pipeline.lowering.fusion.row_operators import TRANSLATIONS
-from pipeline.lowering.lower import memory_order
+from pipeline.lowering.memory_order import memory_order
 from pipeline.ops.row_programs import Computed, Input, Instruction, write_program
 
 

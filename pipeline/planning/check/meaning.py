@@ -23,9 +23,8 @@ from pipeline.errors import InternalError
 from pipeline.ir.graph import Graph, InputRef, Op, Role, TensorSpec, Value, parts
 from pipeline.ir.json import digest_graph
 from pipeline.lowering import KernelCall
-from pipeline.lowering.lower import ORDERS
 from pipeline.ops import KINDS, Kind, unpack
-from pipeline.ops.aten.memory import CHANGED, POINTWISE, WRITTEN_LAST
+from pipeline.ops.aten.memory import CHANGED, ORDERS, POINTWISE, WRITTEN_LAST
 from pipeline.planning.check.shadow_memory import address_of
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 

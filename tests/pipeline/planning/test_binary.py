@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.errors import SourceError
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.lower import in_traced_order
+from pipeline.lowering.memory_order import in_traced_order
 from pipeline.ops import GraphBuilder
 from pipeline.planning import (
     ExecutionPlan,

@@ -17,7 +17,7 @@ from pipeline.errors import InternalError, SourceError
 from pipeline.ir.graph import Graph, KernelSpec, Role, TensorSpec
 from pipeline.ir.json import digest_graph
 from pipeline.lowering import KernelCall, lower, with_kernels
-from pipeline.lowering.lower import in_traced_order
+from pipeline.lowering.memory_order import in_traced_order
 from pipeline.ops import GraphBuilder, Kind, pack
 from pipeline.planning import ExecutionPlan, check_against, check_plan, make_plan
 from pipeline.planning.check import differences, violations

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from pipeline.errors import UsageError
 from pipeline.ir import Graph
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.lower import in_traced_order
+from pipeline.lowering.memory_order import in_traced_order
 from pipeline.planning import make_plan
 from pipeline.training import record_step
 from tests.pipeline.training.steps import KEY_BIASES, LOSS, MODELS, MakeOptimizer, Model, record, seeded, step_of_torch

@@ -11,7 +11,7 @@ import torch
 from pipeline.errors import Unsupported
 from pipeline.ir import Graph, check
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.lower import in_traced_order
+from pipeline.lowering.memory_order import in_traced_order
 from pipeline.planning import make_plan
 from pipeline.planning.check import violations
 from pipeline.runtime import compile_graph
