@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, TypeVar
@@ -27,7 +27,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 from passes.external.join import ModelAssembler, borrow, let_in, let_out
 from passes.graph.index import GraphIndex, copy_of, values_read
 from passes.graph.op_facts import has_body
-from passes.graph.traversal import group_linked
+from passes.graph.traversal import group_linked, walk
 
 Content = TypeVar("Content")
 
@@ -134,14 +134,11 @@ class GraphPieces:
         """The nodes that count as consumers of a value; with `live` only nodes that an output depends on."""
         if not live:
             return range(len(self._nodes))
-        alive: set[int] = set()
-        front = [self._producers[name] for name in self._outputs if name in self._producers]
-        while front:
-            position = front.pop()
-            if position not in alive:
-                alive.add(position)
-                front.extend(self._producers[name] for name in self._nodes[position].input if name in self._producers)
-        return alive
+
+        def producers(names: Iterable[str]) -> list[int]:
+            return [self._producers[name] for name in names if name in self._producers]
+
+        return set(walk(producers(self._outputs), lambda position: producers(self._nodes[position].input)))
 
     def _piece(
         self, group: Collection[int], alive: Collection[int], *, borrows: bool = True, with_unread: bool = False

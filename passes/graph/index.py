@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS, is_opaque
-from passes.graph.traversal import bodies_in, every_graph, live_nodes, own_names, positions_of, reads_of
+from passes.graph.traversal import bodies_in, every_graph, live_nodes, own_names, positions_of, reads_of, walk
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -213,14 +213,12 @@ class GraphIndex:
             names: the values to begin with.
             within: the values to go through; by default, all.
         """
-        front = list(names)
-        found: set[int] = set()
-        while front:
-            name = front.pop()
-            position = self.positions.get(name)
-            if position is not None and position not in found and (within is None or name in within):
-                found.add(position)
-                front.extend(reads_of(self.nodes[position]))
+
+        def producers(names: Iterable[str]) -> list[int]:
+            known = (name for name in names if name in self.positions)
+            return [self.positions[name] for name in known if within is None or name in within]
+
+        found = walk(producers(names), lambda position: producers(reads_of(self.nodes[position])))
         return [self.nodes[position] for position in sorted(found)]
 
 

@@ -232,6 +232,18 @@ Value = TypeVar("Value", bound=Hashable)
 Source = TypeVar("Source")
 
 
+def walk(starts: Iterable[Value], onwards: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
+    """Everything that is reached from `starts`, each once, `starts` included; a circle is walked once."""
+    seen: set[Value] = set()
+    front = list(starts)
+    while front:
+        value = front.pop()
+        if value not in seen:
+            seen.add(value)
+            yield value
+            front.extend(onwards(value))
+
+
 class NearestSources(Generic[Value, Source]):
     """The nearest sources of values: a search up the graph that expands each value once, however many values share it.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from passes.graph.op_facts import PRODUCTS
+from passes.graph.traversal import walk
 from passes.matching.flat_graph import ABSENT, Item, NodeMatching, is_namesake
 
 ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})
@@ -163,13 +164,8 @@ def _unknown_neighbours(matching: NodeMatching, item: Item) -> list[int]:
 
 
 def _through_new(matching: NodeMatching, start: set[int], onwards: Callable[[Item], Iterable[int]]) -> set[int]:
-    seen, front = set(start), list(start)
-    while front:
-        for index in onwards(matching.after.items[front.pop()]):
-            if index not in seen and matching.old_of[index] < 0:
-                seen.add(index)
-                front.append(index)
-    return seen
+    items, old_of = matching.after.items, matching.old_of
+    return set(walk(start, lambda index: [new for new in onwards(items[index]) if old_of[new] < 0]))
 
 
 def _reach(
@@ -179,14 +175,12 @@ def _reach(
     values_at: Callable[[int], Iterable[int]],
 ) -> set[int]:
     """Nodes of the model before that are reached from the values `start` without passing a value in `stop`."""
-    seen: set[int] = set()
-    front = list(start)
-    while front:
-        for old in nodes_at(front.pop()):
-            if old not in seen:
-                seen.add(old)
-                front.extend(value for value in values_at(old) if value != ABSENT and value not in stop)
-    return seen
+
+    def onwards(old: int) -> list[int]:
+        values = (value for value in values_at(old) if value != ABSENT and value not in stop)
+        return [node for value in values for node in nodes_at(value)]
+
+    return set(walk([node for value in start for node in nodes_at(value)], onwards))
 
 
 def _lost_producer(matching: NodeMatching, value: int) -> list[int]:

@@ -5,7 +5,7 @@ A draw proves nothing about rows that it does not read. So indices are drawn ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -23,7 +23,7 @@ from passes.graph.op_facts import (
     attribute_of,
     input_of,
 )
-from passes.graph.traversal import bodies_in, every_node, reads_of
+from passes.graph.traversal import bodies_in, every_node, reads_of, walk
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
@@ -230,20 +230,15 @@ def length_inputs(model: DetachedModel) -> frozenset[str]:
 
 def _sources_of_moves(name: str, producers: Mapping[str, NodeProto]) -> set[str]:
     """The values from which ops that only move or cast elements compute `name`."""
-    sources, front, seen = set(), [name], set()
-    while front:
-        name = front.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        node = producers.get(name)
-        if node is None:
-            sources.add(name)
-        elif node.op_type in ("Concat", "Equal"):
-            front.extend(node.input)
-        elif node.op_type in PASSED_ON or (node.op_type == "TopK" and name == node.output[0]):
-            front.append(node.input[0])
-    return sources
+
+    def before(value: str) -> Sequence[str]:
+        node = producers.get(value)
+        if node is None or node.op_type in ("Concat", "Equal"):
+            return () if node is None else node.input
+        is_moved = node.op_type in PASSED_ON or (node.op_type == "TopK" and value == node.output[0])
+        return node.input[:1] if is_moved else ()
+
+    return {value for value in walk([name], before) if value not in producers}
 
 
 ONE_HOT: Final = frozenset({"OneHot", "Equal"})

@@ -24,7 +24,7 @@ from passes.graph.index import (
     value_names,
 )
 from passes.graph.inference import dims_of, infer_types
-from passes.graph.traversal import reads_of
+from passes.graph.traversal import read_names, reads_of
 from passes.step import Description, PassResult, Relation, Step, structure
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
@@ -257,14 +257,8 @@ def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str])
     index = GraphIndex(graph)
     types = GraphIndex(infer_types(model.without_functions().proto)).types
     begins = {*inputs, *index.required_inputs}
-    alive, front = set[int](), [name for name in outputs if name not in begins]
-    while front:
-        position = index.positions.get(front.pop())
-        if position is not None and position not in alive:
-            alive.add(position)
-            front.extend(name for name in reads_of(index.own[position]) if name not in begins)
-    nodes = [copy_of(index.own[position]) for position in sorted(alive)]
-    reads = {*outputs, *(name for node in nodes for name in reads_of(node))}
+    nodes = [copy_of(node) for node in index.ancestors(outputs, index.producers.keys() - begins)]
+    reads = read_names(nodes).union(outputs)
     first = [name for name in index.inputs if name in reads]
     cuts = [name for name in inputs if name in reads and name not in first]
     infos = [_require_type(name, types) for name in (*first, *cuts)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS
-from passes.graph.traversal import reads_of
+from passes.graph.traversal import reads_of, walk
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
@@ -174,16 +174,12 @@ class MaskedGraph:
 
     def depends_on_input(self, value: str) -> bool:
         """Whether the elements of an input determine `value`, and not only its shape."""
-        pending, seen = [value], set[str]()
-        while pending:
-            name = pending.pop()
-            if name in self._fed:
-                return True
-            position = self._producers.get(name)
-            if name not in seen and position is not None and self.nodes[position].op_type not in SHAPES:
-                seen.add(name)
-                pending += reads_of(self.nodes[position])
-        return False
+
+        def before(name: str) -> list[str]:
+            node = self.view.producers.get(name)
+            return [] if node is None or node.op_type in SHAPES else reads_of(node)
+
+        return any(name in self._fed for name in walk([value], before))
 
     def changes_whole_rows(self) -> bool:
         """Whether a row that an input masks as a whole gets other weights under a bound."""
@@ -203,14 +199,15 @@ class MaskedGraph:
 
     def path_nodes(self, uses: Collection[MaskUse]) -> list[int]:
         """The nodes between these uses and the Softmaxes, in order."""
-        pending, found = [use.node for use in uses], set[int]()
-        while pending:
-            position = pending.pop()
-            node = self.nodes[position]
-            if position not in found and position not in self._softmaxes and node.op_type not in SHAPES:
-                found.add(position)
-                pending += [consumer for name in node.output for consumer in self.readers[name]]
-        return sorted(found)
+
+        def between(positions: Iterable[int]) -> list[int]:
+            inner = (position for position in positions if position not in self._softmaxes)
+            return [position for position in inner if self.nodes[position].op_type not in SHAPES]
+
+        def consumers(position: int) -> list[int]:
+            return between(reader for name in self.nodes[position].output for reader in self.readers[name])
+
+        return sorted(walk(between(use.node for use in uses), consumers))
 
     def is_choice_of_zero(self, use: MaskUse) -> bool:
         """Whether the use is a choice between 0 and a constant in which a sum is lost."""

@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
 from passes.graph.op_facts import attribute_of, input_of
+from passes.graph.traversal import walk
 from passes.rewrites.biased_product import find_bias
 from passes.rewrites.canonical_attention import SoftmaxAttention, find_attentions, why_no_attention
 from passes.rewrites.canonical_norm import is_feature_vector
@@ -183,16 +184,12 @@ class _HeadWriter:
 
     def _on_path(self, name: str) -> NodeProto | None:
         """The producer of a value that the scores lead to."""
-        node, front, seen = self.rewriter.producer(name), [name], set[str]()
-        while front:
-            value = front.pop()
-            if value == self.attention.scores:
-                return node
+
+        def before(value: str) -> Sequence[str]:
             producer = self.rewriter.producer(value, "Add", "Mul", "Div", "Where")
-            if producer is not None and value not in seen:
-                seen.add(value)
-                front += producer.input
-        return None
+            return () if producer is None else producer.input
+
+        return self.rewriter.producer(name) if self.attention.scores in walk([name], before) else None
 
     def _piece(self, name: str, head: int) -> str:
         """The part of an operand for one head; the operand itself where all heads share it."""

@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 from passes.context import PassContext
 from passes.graph.op_facts import op_of
+from passes.graph.traversal import walk
 from passes.rewrites.merged_product import SPLIT_OPS
 from passes.rewrites.packed_attention import unpack_attentions
 from passes.rewrites.split_product import Roles, SplitModel, split_products
@@ -140,17 +141,13 @@ def _is_projection(view: GraphView, value: str) -> bool:
 
 def _values_upstream(view: GraphView, names: Iterable[str], through: frozenset[str]) -> frozenset[str]:
     """`names`, the values that they are computed from through ops in `through`, and those where the walk ends."""
-    seen: set[str] = set()
-    front = list(names)
-    while front:
-        value = front.pop()
-        if value in seen or value in view.folded:
-            continue
-        seen.add(value)
+
+    def before(value: str) -> list[str]:
         node = view.producers.get(value)
-        if node is not None and (node.op_type in through or op_of(node) in through):
-            front += carried_inputs(node)
-    return frozenset(seen)
+        passes_on = node is not None and (node.op_type in through or op_of(node) in through)
+        return [name for name in carried_inputs(node) if name not in view.folded] if node and passes_on else []
+
+    return frozenset(walk([name for name in names if name not in view.folded], before))
 
 
 GATING: Final = (CURVE_OPS - {"Softmax", "Max", "Min", "Exp"}) | BETWEEN | {*GELU_OPS, "Mul", "Div", "Pow"}

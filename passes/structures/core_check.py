@@ -21,7 +21,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.graph.index import GraphIndex, constant_of
 from passes.graph.op_facts import ARRANGING, CONTRACTIONS, PASSING_OPS, SIZES, attribute_of, first_output, op_of
-from passes.graph.traversal import live_nodes, reads_of
+from passes.graph.traversal import live_nodes, reads_of, walk
 from passes.structures.projection_check import computed_digest
 from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, QUANTIZED, Boundary, Core, CoreNode, Instance
 from passes.weights.detached import DetachedModel
@@ -259,18 +259,8 @@ class CoreIndex:
 
 def _most_elements(name: str, producers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]) -> int:
     """The size of the largest tensor that a constant is computed from."""
-    seen: set[str] = set()
-    front, most = [name], 0
-    while front:
-        value = front.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value in stored:
-            most = max(most, math.prod(stored[value].dims))
-        elif value in producers:
-            front.extend(producers[value].input)
-    return most
+    values = walk([name], lambda value: producers[value].input if value in producers else ())
+    return max((math.prod(stored[value].dims) for value in values if value in stored), default=0)
 
 
 def _names_of(core: CoreNode) -> Iterator[str]:
@@ -339,21 +329,16 @@ def find_lost_boundaries(instances: Sequence[Instance], model: DetachedModel) ->
 
 def _sources(boundary: Boundary, index: GraphIndex) -> set[str]:
     """The graph inputs that the outputs of `boundary` are computed from without passing through its inputs."""
-    seen = {name for crossing in boundary.inputs for name in (crossing.value, *crossing.read_as)}
-    front = [
+    begins = {name for crossing in boundary.inputs for name in (crossing.value, *crossing.read_as)}
+    ends = (
         name
         for crossing in boundary.outputs
         for name in ((crossing.value,) if crossing.value in index.producers else crossing.read_as)
-    ]
-    sources: set[str] = set()
-    while front:
-        name = front.pop()
-        if name in seen:
-            continue
-        seen.add(name)
+    )
+
+    def before(name: str) -> list[str]:
         producer = index.producer(name)
-        if name in index.inputs:
-            sources.add(name)
-        elif producer is not None and producer.op_type not in SIZES:
-            front.extend(reads_of(producer))
-    return sources
+        reads = [] if producer is None or producer.op_type in SIZES else reads_of(producer)
+        return [read for read in reads if read not in begins]
+
+    return {name for name in walk([end for end in ends if end not in begins], before) if name in index.inputs}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import ARRANGING
-from passes.graph.traversal import NearestSources
+from passes.graph.traversal import NearestSources, walk
 from passes.structures.axes import Product, Side, inputs_with_axis, product_of
 from passes.structures.matrices import Matrix, is_rotation, matrix_digest, matrix_of
 from passes.structures.view import GraphView
@@ -180,16 +180,11 @@ def _values(projections: Iterable[Projection]) -> set[str]:
 
 def _depends(view: GraphView, node: NodeProto, source: NodeProto) -> bool:
     limit = view.positions[source.output[0]]
-    seen: set[str] = set()
-    front = list(node.input)
-    while front:
-        name = front.pop()
-        if name in source.output:
-            return True
-        if name not in seen and view.positions.get(name, -1) > limit:
-            seen.add(name)
-            front.extend(view.producers[name].input)
-    return False
+
+    def before(name: str) -> Sequence[str]:
+        return view.producers[name].input if view.positions.get(name, -1) > limit else ()
+
+    return any(name in source.output for name in walk(node.input, before))
 
 
 def _is_depthwise(view: GraphView, node: NodeProto) -> bool:

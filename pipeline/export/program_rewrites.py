@@ -18,6 +18,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from passes.graph.traversal import walk
 from passes.suggest import plural
 from pipeline.export.call_watch import shorten
 from pipeline.importers.from_torch.operators import calls_in, line_of
@@ -48,14 +49,8 @@ def _reads_values(check: Node) -> bool:
     """Whether a check depends on elements of a tensor. A check of shapes or dtypes has been decided by the trace."""
     if check.target in TENSOR_CHECKS:
         return True
-    pending, seen = list(check.all_input_nodes), set[Node]()
-    while pending:
-        node = pending.pop()
-        if node.target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default):
-            return True
-        pending += [source for source in node.all_input_nodes if source not in seen]
-        seen.add(node)
-    return False
+    reads = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+    return any(node.target in reads for node in walk(check.all_input_nodes, lambda node: node.all_input_nodes))
 
 
 def _erase_unused(node: Node) -> None:

@@ -22,6 +22,8 @@ from typing import Final
 import onnx
 
 from passes.graph.index import producers_of
+from passes.graph.op_facts import SIZES
+from passes.graph.traversal import walk
 from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
@@ -85,16 +87,13 @@ def scales_of(graph: Graph) -> Mapping[int, Op]:
 def find_candidates(graph: onnx.GraphProto) -> list[str]:
     """Float initializers that may become params: no shape, and nothing else that has to be known, follows from them."""
     producers = producers_of(graph.node)
-    fixed: set[str] = set()
-    todo = [name for node in graph.node for at, name in enumerate(node.input) if at in FIXED.get(node.op_type, ())]
-    while todo:
-        name = todo.pop()
-        if name in fixed:
-            continue
-        fixed.add(name)
+
+    def before(name: str) -> list[str]:
         producer = producers.get(name)
-        if producer is not None and producer.op_type not in ("Shape", "Size"):
-            todo += [source for source in producer.input if source]
+        return [] if producer is None or producer.op_type in SIZES else [source for source in producer.input if source]
+
+    ends = [name for node in graph.node for at, name in enumerate(node.input) if at in FIXED.get(node.op_type, ())]
+    fixed = set(walk(ends, before))
     scales = {node.input[1] for node in graph.node if node.op_type == "QuantizeLinear"}
     listed = {info.name for info in graph.input}
     return [
