@@ -122,14 +122,14 @@ UNDESCRIBED: Final = values("not described by this release of onnxline")
 class Step:
     """One ONNX → ONNX pass, with its options as the fields of a frozen dataclass.
 
-    A subclass gives it a `name`, a `source` and `apply`; the rest has defaults, which suit a step that runs no other
-    passes inside.
+    A subclass gives it a `name` and `apply`, and a `source` if it calls a library; the rest has defaults, which suit a
+    step that runs no other passes inside.
     """
 
     __slots__ = ()
 
     name: str
-    source: str
+    source: str = "onnxline"
     """Whose code it is: onnxoptimizer, onnxsim, onnxscript, onnx, or onnxline."""
     left_out: tuple[str, ...] = ()
     """The inner passes that `without` took out."""

@@ -42,7 +42,6 @@ class CanonicalAttention(Step):
 
     fused: bool = False
     name: str = field(default="canonical-attention", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
         "Write every attention as three products, MatMul, one scale, the mask's Add, Softmax and MatMul"
     )

@@ -34,7 +34,6 @@ class CanonicalGelu(Step):
 
     form: str = "operator"
     name: str = field(default="canonical-gelu", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Write each GELU as one operator, or in parts")
 
     def check(self, context: PassContext) -> None:

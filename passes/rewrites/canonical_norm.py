@@ -40,7 +40,6 @@ class CanonicalNorm(Step):
     form: str = "operator"
     newer: bool = False
     name: str = field(default="canonical-norm", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
         "Write layer, RMS and group norms as one operator of the opset, or in the fewest parts"
     )

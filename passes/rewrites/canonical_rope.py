@@ -34,7 +34,6 @@ class CanonicalRope(Step):
 
     newer: bool = False
     name: str = field(default="canonical-rope", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure(
         "Write rotary embeddings as Split, Concat, two products and a sum, with the sign in the sines"
     )

@@ -44,7 +44,6 @@ class ToNhwc(Step):
     """
 
     name: str = field(default="to-nhwc", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values("Put channels last for the operators between convolutions")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

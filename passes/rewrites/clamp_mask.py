@@ -47,7 +47,6 @@ class ClampMask(Step):
 
     bound: int | float | None = None
     name: str = field(default="clamp-mask", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
         "Raise the constants that mask attention to a finite bound, which quantization can represent"
     )

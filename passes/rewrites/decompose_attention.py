@@ -34,7 +34,6 @@ class DecomposeAttention(Step):
     """
 
     name: str = field(default="decompose-attention", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure(
         "Take attention operators apart into MatMul, scale, mask, Softmax and MatMul"
     )

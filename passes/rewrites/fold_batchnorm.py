@@ -33,7 +33,6 @@ class FoldBatchnorm(Step):
     """Fold BatchNormalization after Conv, ConvTranspose, Gemm or MatMul, also after their Add and layout operators."""
 
     name: str = field(default="fold-batchnorm", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
         "Put BatchNormalization into the weight and bias of the product before it"
     )

@@ -44,7 +44,6 @@ class FoldConstants(Step):
     grow_limit: int = 2**20
     unread_limit: int | None = None
     name: str = field(default="fold_constants", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
         "Compute what depends on constants alone, where that does not make the model larger"
     )
@@ -88,7 +87,6 @@ class FixDefaults(Step):
     """Take every input away that has a default. Exporters of Keras, mxnet and older torch declare all weights so."""
 
     name: str = field(default="fix-defaults", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Make constants of initializers that are inputs of the model, too")
     fixes_defaults: ClassVar[bool] = True
 

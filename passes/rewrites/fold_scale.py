@@ -35,7 +35,6 @@ class FoldScale(Step):
 
     into: str = "product"
     name: str = field(default="fold-scale", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
         "Fold scalar factors around one product into one factor, or into a weight, and remove sums with zeros"
     )

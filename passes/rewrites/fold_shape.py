@@ -28,7 +28,6 @@ class FoldShape(Step):
     by a constant with a -1 or a 0."""
 
     name: str = field(default="fold-shape", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Fold the arithmetic of shapes over the sizes that are fixed")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

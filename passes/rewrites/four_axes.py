@@ -40,7 +40,6 @@ class To4d(Step):
     """
 
     name: str = field(default="to-4d", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values("Give operators on values of fewer or more axes values of four")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

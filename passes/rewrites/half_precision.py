@@ -46,7 +46,6 @@ class ToFp16(Step):
     keep: Sequence[str] = ()
     measured: bool = True
     name: str = field(default="to-fp16", init=False)
-    source: str = field(default="onnxline", init=False)
     half: ClassVar[str] = "float16"
     makes_reference: ClassVar[bool] = True
     description: ClassVar[Description] = values(
@@ -61,30 +60,21 @@ class ToFp16(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class ToBf16(Step):
+class ToBf16(ToFp16):
     """Compute in bfloat16 where that is within tolerance; inputs and outputs keep their types.
 
     onnxruntime's CPU provider has few kernels of bfloat16, so the proof runs the model with each result rounded.
 
     Args:
-        keep, measured: as those of `to-fp16`.
+        keep: as that of `to-fp16`.
+        measured: as that of `to-fp16`.
     """
 
-    keep: Sequence[str] = ()
-    measured: bool = True
     name: str = field(default="to-bf16", init=False)
-    source: str = field(default="onnxline", init=False)
     half: ClassVar[str] = "bfloat16"
-    makes_reference: ClassVar[bool] = True
     description: ClassVar[Description] = values(
         "Compute in bfloat16, except for nodes that the draws show to need float32"
     )
-
-    def check(self, context: PassContext) -> None:
-        _check_keep(self.name, self.keep)
-
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        return _convert(self.name, model, self.half, self.keep, context, measured=self.measured)
 
 
 def _check_keep(name: str, keep: object) -> None:

@@ -41,7 +41,6 @@ class Extract(Step):
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
     name: str = field(default="extract", init=False)
-    source: str = field(default="onnxline", init=False)
     makes_reference: ClassVar[bool] = True
     description: ClassVar[Description] = structure("Leave only the part between values, or nodes, that are named")
 
@@ -72,7 +71,6 @@ class ChangeOutputs(Step):
     add: Sequence[str] = ()
     drop: Sequence[str] = ()
     name: str = field(default="outputs", init=False)
-    source: str = field(default="onnxline", init=False)
     makes_reference: ClassVar[bool] = True
     description: ClassVar[Description] = structure("Make outputs of values, or drop outputs and what only they need")
 
@@ -99,7 +97,6 @@ class Rename(Step):
 
     values: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     name: str = field(default="rename", init=False)
-    source: str = field(default="onnxline", init=False)
     makes_reference: ClassVar[bool] = True
     description: ClassVar[Description] = structure("Give values other names: inputs, outputs, weights, inner values")
 
@@ -145,7 +142,6 @@ class FixShapes(Step):
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
     name: str = field(default="fix-shapes", init=False)
-    source: str = field(default="onnxline", init=False)
     narrows: bool = field(default=True, init=False)
     annotates: ClassVar[bool] = True
     description: ClassVar[Description] = structure("Give inputs fixed shapes, and all values the shapes that follow")
@@ -187,7 +183,6 @@ class ChangeBatch(Step):
 
     size: int | str = "batch"
     name: str = field(default="change-batch", init=False)
-    source: str = field(default="onnxline", init=False)
     makes_reference: ClassVar[bool] = True
     description: ClassVar[Description] = structure("Let the model take another number of rows at once, or any number")
 

@@ -22,7 +22,6 @@ class LoraInputs(Step):
     """
 
     name: str = field(default="lora-inputs", init=False)
-    source: str = field(default="onnxline", init=False)
     makes_reference: ClassVar[bool] = True
     keeps_outputs: ClassVar[bool] = True
     description: ClassVar[Description] = structure("Make the matrices of adapters inputs, whose defaults they stay")

@@ -88,7 +88,6 @@ class ToMatMulNBits(Step):
 
     block_size: int = 32
     name: str = field(default="to-matmul-nbits", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Write products with weights of 4 bits as MatMulNBits")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
@@ -120,7 +119,6 @@ class FromMatMulNBits(Step):
     """Write DequantizeLinear and MatMul for onnxruntime's `MatMulNBits` with stored integers of 4 bits."""
 
     name: str = field(default="from-matmul-nbits", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Write MatMulNBits as DequantizeLinear and MatMul")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

@@ -66,7 +66,6 @@ class MergeLayout(Step):
     """
 
     name: str = field(default="merge-layout", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure(
         "Write chains of Transpose, Reshape, Squeeze, Unsqueeze, Flatten and Expand in the shortest form"
     )

@@ -35,7 +35,6 @@ class LinearToConv(Step):
     """
 
     name: str = field(default="linear-to-conv", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values("Write each product with a stored matrix as a 1×1 Conv")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
@@ -112,7 +111,6 @@ class MhaToSha(Step):
     """
 
     name: str = field(default="mha-to-sha", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Compute each head of an attention by operators of its own")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
@@ -230,7 +228,6 @@ class NoInt64(Step):
     """
 
     name: str = field(default="no-int64", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Give indices the type int32 where an operator takes it")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

@@ -197,10 +197,7 @@ class Rewriter:
 
         A held `old` keeps its name: the producer of `new` makes it, or an Identity where that is not possible.
         """
-        for node in list(self.consumers[old]):
-            for place, name in enumerate(node.input):
-                if name == old:
-                    self.set_input(node, place, new)
+        self._reroute(old, new)
         producer = self.producers[old]
         if old not in self.held:
             self.drop_unread(old)
@@ -216,10 +213,7 @@ class Rewriter:
         if made is None or is_held or bodies_in(made):
             self.add("Identity", [new], producer, output=old)
             return
-        for node in list(self.consumers[new]):
-            for place, name in enumerate(node.input):
-                if name == new:
-                    self.set_input(node, place, old)
+        self._reroute(new, old)
         made.output[list(made.output).index(new)] = old
         self.producers[old] = self.producers.pop(new)
 
@@ -229,11 +223,15 @@ class Rewriter:
         producer = self.producers[new] = self.producers.pop(old)
         producer.output[list(producer.output).index(old)] = new
         self._types[new] = self._types.get(old, (0, None))
+        self._reroute(old, new)
+        self.changes += 1
+
+    def _reroute(self, old: str, new: str) -> None:
+        """Let all consumers of `old` read `new`."""
         for node in list(self.consumers[old]):
             for place, name in enumerate(node.input):
                 if name == old:
                     self.set_input(node, place, new)
-        self.changes += 1
 
     def remove(self, node: NodeProto) -> None:
         """Take a node out whose outputs nothing reads, with the nodes before it that only it read."""

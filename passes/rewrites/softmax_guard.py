@@ -27,7 +27,6 @@ class DropSoftmaxGuard(Step):
     """Remove IsNaN and Where after each Softmax of which no row can be masked whole."""
 
     name: str = field(default="drop-softmax-guard", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
         "Remove IsNaN and Where after a Softmax where no row can be masked whole"
     )

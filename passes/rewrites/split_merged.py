@@ -30,7 +30,6 @@ class SplitQkv(Step):
     """Take merged projections of Q, K and V apart, with their weights bit for bit."""
 
     name: str = field(default="split-qkv", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values("Take merged projections of Q, K and V apart")
     makes_structures: ClassVar[tuple[str, ...]] = ("qkv",)
 
@@ -48,7 +47,6 @@ class SplitGateUp(Step):
     """Take merged projections of the gate and the value of a gated MLP apart, with their weights bit for bit."""
 
     name: str = field(default="split-gate-up", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
         "Take merged projections of the gate and the value of a gated MLP apart"
     )

@@ -28,7 +28,6 @@ class TakeWeights(Step):
 
     file: str = ""
     name: str = field(default="take-weights", init=False)
-    source: str = field(default="onnxline", init=False)
     makes_reference: ClassVar[bool] = True
     description: ClassVar[Description] = values("Take the weights of 4 bits of a file of GGUF, GPTQ or AWQ")
 

@@ -46,7 +46,6 @@ class Untie(Step):
     each_node: bool = False
     by_operator: bool = False
     name: str = field(default="untie", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Give each module that reads a tied weight a copy of its own")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
@@ -97,7 +96,6 @@ class Tie(Step):
     """
 
     name: str = field(default="tie", init=False)
-    source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = values(
         "Store a matrix once that is stored several times, also where one copy is transposed"
     )
