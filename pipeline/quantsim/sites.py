@@ -134,78 +134,105 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     """Every float tensor, in graph order: inputs, then constants and results as nodes read and make them, with the
     constants that only bodies read, and the values of bodies. Constants that nothing reads or that have no numbers are
     left out, and so are weights in another layout: there the stored tensor is the site."""
-    graph = model.proto.graph
-    known = find_floats(model.proto, EVERY_FLOAT, in_bodies=True)
-    types = {name: kind for name, (kind, _) in known.items()}
-    floats = {name: shape for name, (_, shape) in known.items()}
-    tensors = {tensor.name: tensor for owner in every_graph(graph) for tensor in owner.initializer}
-    tensors |= _constants_in_bodies(graph)
-    stored = {
-        name: tuple(tensor.dims)
-        for name, tensor in tensors.items()
-        if tensor.data_type in EVERY_FLOAT and 0 not in tensor.dims
-    }
-    types |= {name: tensor.data_type for name, tensor in tensors.items()}
-    whole = _stored_in_whole_numbers(graph)
-    constants = stored | {name: shape for name in whole if (shape := floats.get(name)) is not None}
-    moved = find_moved_constants(graph, constants, floats)
-    moved_weights = _find_moved_weights(graph, moved)
-    sites: dict[str, Site] = {}
-    read_outside = {name for node in graph.node for name in node.input}
-    products: dict[str, list[Site]] = {}
-    lent: dict[str, list[str]] = {}
-    for info in graph.input:
-        if info.name in floats and info.name not in constants:
-            sites[info.name] = Site(info.name, "input", "", "", "")
-    for node in graph.node:
-        modules = _modules_of(node)
+    search = _SiteSearch(model)
+    for node in model.proto.graph.node:
+        search.add(node)
+    return search.sites_in_groups()
+
+
+class _SiteSearch:
+    """The sites of the nodes that were added, which come in graph order."""
+
+    def __init__(self, model: DetachedModel) -> None:
+        self._graph = graph = model.proto.graph
+        known = find_floats(model.proto, EVERY_FLOAT, in_bodies=True)
+        tensors = {tensor.name: tensor for owner in every_graph(graph) for tensor in owner.initializer}
+        tensors |= _constants_in_bodies(graph)
+        self._types = {name: kind for name, (kind, _) in known.items()}
+        self._types |= {name: tensor.data_type for name, tensor in tensors.items()}
+        self._floats = {name: shape for name, (_, shape) in known.items()}
+        self._stored = {
+            name: tuple(tensor.dims)
+            for name, tensor in tensors.items()
+            if tensor.data_type in EVERY_FLOAT and 0 not in tensor.dims
+        }
+        self._integers = _stored_as_integers(graph)
+        held = {name: shape for name in self._integers if (shape := self._floats.get(name)) is not None}
+        self._constants = self._stored | held
+        self._moved = find_moved_constants(graph, self._constants, self._floats)
+        self._moved_weights = _find_moved_weights(graph, self._moved)
+        self._read_outside = {name for node in graph.node for name in node.input}
+        self._products: dict[str, list[Site]] = {}
+        """Bias → its site at each product that it is added to."""
+        self._lent: dict[str, list[str]] = {}
+        """Constant → the results of operators that read it, not as a weight or a bias."""
+        inputs = (info.name for info in graph.input if info.name in self._floats and info.name not in self._constants)
+        self._sites = {name: Site(name, "input", "", "", "") for name in inputs}
+
+    def add(self, node: NodeProto) -> None:
+        """Add what `node` and its bodies read and make."""
+        sites, modules = self._sites, _modules_of(node)
         for index, name in enumerate(node.input):
-            value = moved.get(name)
-            if value is not None:
-                if index in SETTINGS.get(node.op_type, ()):
-                    continue
-                before = sites.get(value.source)
-                found = replace(_constant_site(node, index, moved, constants), modules=modules)
-                found = replace(found, stored_as=whole.get(found.tensor, ""))
-                if before is None or (before.role == "constant" and found.role != "constant"):
-                    sites[found.tensor] = replace(found, moved_to=moved_weights.get(found.tensor, ()))
-                elif before.role == found.role == "weight":
-                    sites[found.tensor] = _agree_on_axes(before, found)
-                if found.role == "constant" and node.op_type not in LAYOUT_OPS:
-                    lent.setdefault(found.tensor, []).append(node.output[0])
-                if found.bias_of is not None:
-                    products.setdefault(found.tensor, []).append(found)
+            if name in self._moved:
+                self._add_constant(node, index, modules)
             elif name in sites and not sites[name].op:
                 sites[name] = replace(sites[name], op=node.op_type, node=_name_of(node), modules=modules)
+        self._add_bodies(node, modules)
+        for name in node.output:
+            value = self._moved.get(name)
+            is_weight = value is not None and (name in self._integers or value.source in self._moved_weights)
+            if name in self._floats and not is_weight:
+                shared = tuple(self._sources_of(node))
+                sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, shares=shared)
+
+    def _add_constant(self, node: NodeProto, index: int, modules: tuple[str, ...]) -> None:
+        if index in SETTINGS.get(node.op_type, ()):
+            return
+        found = replace(_constant_site(node, index, self._moved, self._constants), modules=modules)
+        found = replace(found, stored_as=self._integers.get(found.tensor, ""))
+        before = self._sites.get(found.tensor)
+        if before is None or (before.role == "constant" and found.role != "constant"):
+            self._sites[found.tensor] = replace(found, moved_to=self._moved_weights.get(found.tensor, ()))
+        elif before.role == found.role == "weight":
+            self._sites[found.tensor] = _agree_on_axes(before, found)
+        if found.role == "constant" and node.op_type not in LAYOUT_OPS:
+            self._lent.setdefault(found.tensor, []).append(node.output[0])
+        if found.bias_of is not None:
+            self._products.setdefault(found.tensor, []).append(found)
+
+    def _add_bodies(self, node: NodeProto, modules: tuple[str, ...]) -> None:
         for inner, index in _reads_in_bodies(node):
             name = inner.input[index]
-            if name in stored and name not in read_outside:
-                found = replace(_constant_site(inner, index, moved, constants), modules=modules, body_of=node.op_type)
-                sites.setdefault(name, found)
+            if name in self._stored and name not in self._read_outside:
+                found = _constant_site(inner, index, self._moved, self._constants)
+                self._sites.setdefault(name, replace(found, modules=modules, body_of=node.op_type))
         for name, producer in _values_in_bodies(node):
-            if name in floats or name in stored:
-                role: Role = "constant" if name in stored else "activation"
-                sites.setdefault(name, replace(producer, role=role, modules=modules))
-        for name in node.output:
-            value = moved.get(name)
-            if name not in floats or (value is not None and (name in whole or value.source in moved_weights)):
-                continue
-            sources = (moved[source].source if source in moved else source for source in _shared_inputs(node))
-            shared = tuple(source for source in sources if source in sites and not sites[source].stored_as)
-            sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, shares=shared)
-    for name in (_find_settings(graph) | find_quantized(graph).difference(whole)).intersection(sites):
-        del sites[name]
-    shared = share_encodings(replace(site, dtype=_dtype_of(types[name])) for name, site in sites.items())
-    groups = {site.tensor: site.group for site in shared}
-    differences = {name: _compare_products(consumers, groups) for name, consumers in products.items()}
-    return tuple(
-        replace(
-            site,
-            disagreement=differences.get(site.tensor) or site.disagreement,
-            lent_to=tuple(lent.get(site.tensor, ())) if site.role == "weight" else (),
+            if name in self._floats or name in self._stored:
+                role: Role = "constant" if name in self._stored else "activation"
+                self._sites.setdefault(name, replace(producer, role=role, modules=modules))
+
+    def _sources_of(self, node: NodeProto) -> Iterator[str]:
+        """The tensors whose encoding the results of `node` share."""
+        for name in _shared_inputs(node):
+            source = self._moved[name].source if name in self._moved else name
+            if source in self._sites and not self._sites[source].stored_as:
+                yield source
+
+    def sites_in_groups(self) -> tuple[Site, ...]:
+        """The sites with their groups and dtypes, without settings and what the model quantizes itself."""
+        left_out = _find_settings(self._graph) | find_quantized(self._graph).difference(self._integers)
+        kept = {name: site for name, site in self._sites.items() if name not in left_out}
+        shared = share_encodings(replace(site, dtype=_dtype_of(self._types[name])) for name, site in kept.items())
+        groups = {site.tensor: site.group for site in shared}
+        differences = {name: _compare_products(consumers, groups) for name, consumers in self._products.items()}
+        return tuple(
+            replace(
+                site,
+                disagreement=differences.get(site.tensor) or site.disagreement,
+                lent_to=tuple(self._lent.get(site.tensor, ())) if site.role == "weight" else (),
+            )
+            for site in shared
         )
-        for site in shared
-    )
 
 
 def share_encodings(
@@ -310,8 +337,8 @@ def _compare_products(consumers: Sequence[Site], groups: Mapping[str, str]) -> s
     )
 
 
-def _stored_in_whole_numbers(graph: GraphProto) -> dict[str, str]:
-    """The results of DequantizeLinear that are constants, with the dtype of the numbers that it reads."""
+def _stored_as_integers(graph: GraphProto) -> dict[str, str]:
+    """The results of DequantizeLinear that are constants, with the dtype of the integers that it reads."""
     stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
     return {
         node.output[0]: TensorProto.DataType.Name(stored[node.input[0]]).lower()
