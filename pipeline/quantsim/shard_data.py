@@ -29,7 +29,7 @@ from pipeline.jobs.run import OutcomeTable
 from pipeline.quantsim.algorithm import round_by_gptq
 from pipeline.quantsim.noise import sqnr_db
 from pipeline.quantsim.optimizers import Gptq, Optimizer
-from pipeline.quantsim.pieces import cut_pieces, run_piece
+from pipeline.quantsim.pieces import ModelPiece, cut_pieces, run_piece
 from pipeline.quantsim.shard_files import (
     RoundedWeight,
     ShardFile,
@@ -100,51 +100,21 @@ class PiecewiseRounding:
         folder: Path,
         most: int,
     ) -> None:
-        self._data, self._folder = data, folder / DATA
-        is_sequential = isinstance(data.step, Gptq) and data.step.sequential
+        self._data, self._folder, self._formats = data, folder / DATA, formats
+        self._is_sequential = isinstance(data.step, Gptq) and data.step.sequential
         pieces = cut_pieces(model, most)
-        starts = [piece.first for piece in pieces]
-        groups: dict[tuple[int, tuple[str, ...]], list[Entry]] = {}
-        for entry in entries:
-            places = [model.index.positions.get(name, 0) for name in entry["data"]]
-            if is_sequential:  # with its product, whose data from pieces before has their rounded weights
-                places.append(self._find_product(model, entry["tensor"]))
-            group = max(bisect_right(starts, place) - 1 for place in places)
-            groups.setdefault((group, tuple(entry["data"])), []).append(entry)
+        groups = self._group_entries(model, entries, [piece.first for piece in pieces])
         last = max(number for number, _ in groups)
         keeps = [
             sorted({name for (number, names) in groups if number == place for name in names})
             for place in range(last + 1)
         ]
-        self._formats = formats
         key = [identity, data.identity, data.fitted, asdict(data.step)]
-        if is_sequential:  # then values depend on how weights before them are rounded
+        if self._is_sequential:  # then values depend on how weights before them are rounded
             key.append([asdict(form) for form in formats.values()])
-        runs: list[Job] = []
-        again: list[Job] = []
-        seen = self._float_values if is_sequential else self._values
-        for place, piece in enumerate(pieces[: last + 1]):
-            part = asdict(piece if place < last and not is_sequential else replace(piece, makes=()))
-            common = {"path": str(path), "source": str(self._values(place))}
-            name = f"{place:04}-{key_of(key, part, keeps[place])[:16]}"
-            arguments = {**common, "piece": part, "keeps": keeps[place], "result": str(seen(place + 1))}
-            runs.append(Job(f"piece-{name}", run_piece, arguments))
-            arguments = {**common, "piece": asdict(piece), "keeps": [], "result": str(self._values(place + 1))}
-            again.append(Job(f"rounded-piece-{name}", run_piece, arguments))
-        fits: list[list[Job]] = [[] for _ in range(last + 1)]
-        for number, ((place, _), group) in enumerate(sorted(groups.items())):
-            own = [asdict(formats[entry["tensor"]]) for entry in group]
-            arguments = {
-                "path": str(path),
-                "entries": group,
-                "formats": own,
-                "folder": str(seen(place + 1)),
-                "fitted": data.fitted,
-                "options": asdict(data.step),
-                "file": str(folder / f"fitted-{number:04}.data"),
-            }
-            fits[place].append(Job(key_of(key, group, own)[:16], round_by_data, arguments))
-        if is_sequential:
+        runs, again = self._plan_pieces(path, pieces[: last + 1], keeps, key)
+        fits = self._plan_fits(path, folder, groups, key)
+        if self._is_sequential:
             self.steps = list(self._plan_sequence(runs, fits, again))
         else:
             joined = zip((*([job] for job in runs), []), ([], *fits), strict=True)
@@ -152,6 +122,64 @@ class PiecewiseRounding:
                 FittingStep([*first, *then], (folder := self._values(place),), (folder,))
                 for place, (first, then) in enumerate(joined)
             ]
+
+    def _group_entries(
+        self, model: DetachedModel, entries: Sequence[Entry], starts: Sequence[int]
+    ) -> dict[tuple[int, tuple[str, ...]], list[Entry]]:
+        """(piece, the values that its products read) → the weights that are fitted together."""
+        groups: dict[tuple[int, tuple[str, ...]], list[Entry]] = {}
+        for entry in entries:
+            places = [model.index.positions.get(name, 0) for name in entry["data"]]
+            if self._is_sequential:  # with its product, whose data from pieces before has their rounded weights
+                places.append(self._find_product(model, entry["tensor"]))
+            group = max(bisect_right(starts, place) - 1 for place in places)
+            groups.setdefault((group, tuple(entry["data"])), []).append(entry)
+        return groups
+
+    def _plan_pieces(
+        self, path: Path, pieces: Sequence[ModelPiece], keeps: Sequence[Sequence[str]], key: Sequence[object]
+    ) -> tuple[list[Job], list[Job]]:
+        """The jobs that run each piece in float, and those that run it with rounded weights."""
+        runs: list[Job] = []
+        again: list[Job] = []
+        for place, piece in enumerate(pieces):
+            makes_values = place < len(pieces) - 1 and not self._is_sequential
+            part = asdict(piece if makes_values else replace(piece, makes=()))
+            common = {"path": str(path), "source": str(self._values(place))}
+            name = f"{place:04}-{key_of(key, part, keeps[place])[:16]}"
+            result = str(self._fitting_values(place + 1))
+            arguments = {**common, "piece": part, "keeps": keeps[place], "result": result}
+            runs.append(Job(f"piece-{name}", run_piece, arguments))
+            arguments = {**common, "piece": asdict(piece), "keeps": [], "result": str(self._values(place + 1))}
+            again.append(Job(f"rounded-piece-{name}", run_piece, arguments))
+        return runs, again
+
+    def _plan_fits(
+        self,
+        path: Path,
+        folder: Path,
+        groups: Mapping[tuple[int, tuple[str, ...]], Sequence[Entry]],
+        key: Sequence[object],
+    ) -> list[list[Job]]:
+        """The jobs that round the weights of each piece."""
+        fits: list[list[Job]] = [[] for _ in range(max(number for number, _ in groups) + 1)]
+        for number, ((place, _), group) in enumerate(sorted(groups.items())):
+            own = [asdict(self._formats[entry["tensor"]]) for entry in group]
+            arguments = {
+                "path": str(path),
+                "entries": group,
+                "formats": own,
+                "folder": str(self._fitting_values(place + 1)),
+                "fitted": self._data.fitted,
+                "options": asdict(self._data.step),
+                "file": str(folder / f"fitted-{number:04}.data"),
+            }
+            fits[place].append(Job(key_of(key, group, own)[:16], round_by_data, arguments))
+        return fits
+
+    def _fitting_values(self, place: int) -> Path:
+        """The folder of the values that the weights of a piece are fitted to."""
+        return self._float_values(place) if self._is_sequential else self._values(place)
 
     def _plan_sequence(
         self, runs: Sequence[Job], fits: Sequence[Sequence[Job]], again: Sequence[Job]
