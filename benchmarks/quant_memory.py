@@ -32,7 +32,7 @@ from passes.weights.detached import read_model
 from pipeline.config.quantsim import MethodName, parse_precision
 from pipeline.quantsim.calibration import measure
 from pipeline.quantsim.placement import PlacementRule, place
-from pipeline.quantsim.sites import declare_types, store_constants
+from pipeline.quantsim.stored_constants import declare_types, store_constants
 
 
 @dataclass(frozen=True, slots=True)

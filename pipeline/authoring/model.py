@@ -97,14 +97,7 @@ class Model:
 
     @typed
     def graph(self, *, training: bool = False, batch: int | None = None) -> Graph:
-        """The Graph that the layers emit.
-
-        Args:
-            training: as the layers compute in training; by default, as at inference.
-            batch: another number of samples than that of the inputs.
-
-        Returns:
-            A checked Graph, whose params are the layers' parameters by name.
+        """The Graph that the layers emit, for inference or for `training`, and for `batch` samples or those of the inputs.
 
         Raises:
             UsageError: there is no layer, or one does not fit.
@@ -128,22 +121,17 @@ class Model:
         """Make the train step: Trace → Compile → Warmup → Capture. `fit` replays it.
 
         Args:
-            optimizer: SGD(), Adam() or AdamW() for all parameters; or one of torch.optim, whose groups are of
-                parameters of the layers. The step has a copy of it.
+            optimizer: SGD(), Adam() or AdamW(), or one of torch.optim over the layers' parameters, which is copied.
             loss: a module of torch, or a function of (output, target) that returns one number.
             schedule: makes a scheduler of torch.optim.lr_scheduler of the optimizer.
             max_norm: clip the norm of all gradients.
             target: what targets look like, where the loss does not say it; by default like the output.
-            native: kernels in C++ compute what they can; the compiler of this machine builds them once.
+            native: kernels in C++ compute what they can.
             quiet: print no line for each phase.
             observer: gets the event of each phase in place of the console.
 
-        Returns:
-            This model.
-
         Raises:
-            UsageError: there is no layer, the loss is no single number that depends on a parameter, or no compiler is
-                there for `native`.
+            UsageError: no layer, a loss that is no single number of a parameter, or no compiler for `native`.
             Unsupported: something that the runtime cannot train.
         """
         if not isinstance(optimizer, OptimizerSpec | torch.optim.Optimizer):
@@ -185,9 +173,6 @@ class Model:
             save_every: save after so many steps, as well as after each epoch.
             quiet: show no progress.
             observer: gets the events in place of the console.
-
-        Returns:
-            The steps of this call, with their losses, and the seconds of each phase.
 
         Raises:
             UsageError: the model is not compiled, or a batch does not fit.

@@ -201,16 +201,16 @@ class ChainSamples(Samples):
     def first(self, count: int) -> Iterator[Feeds]:
         return self._read("", count)
 
-    def evaluation_samples(self, count: int) -> Iterator[Feeds]:
+    def evaluation(self, count: int) -> Iterator[Feeds]:
         return self._read(HELD * self._holds_out, count)
 
     def unseen(self, count: int) -> Iterator[Feeds]:
-        return self.evaluation_samples(count)  # steps of the run before see random draws, and no calls of the chain
+        return self.evaluation(count)  # steps of the run before see random draws, and no calls of the chain
 
-    def fitting_samples(self) -> Iterator[Feeds]:
+    def fitting(self) -> Iterator[Feeds]:
         return self._read(self._kind_of_text(""), self.fitted)
 
-    def layer_samples(self, count: int) -> Iterator[Feeds]:
+    def layer_evaluation(self, count: int) -> Iterator[Feeds]:
         return self._read(self._kind_of_text(HELD), count)
 
     def _kind_of_text(self, kind: str) -> str:

@@ -170,18 +170,8 @@ def simulate_parts(
     holds_out: bool = False,
     costs_budget_s: float | None = None,
 ) -> PartsQuantSimResult:
-    """Simulate all parts of a run that ended well.
-
-    Args:
-        config: the configuration of the run, with quantsim's for all parts and for each.
-        before: the result of the run: models and samplers by part.
-        notes: sentences for every report.
-        show: gets each event, with the part's name; what all parts say of their common data comes once.
-        holds_out: as of `QuantSim`: some samples are kept for the evaluation.
-        costs_budget_s: as of `QuantSim`: seconds that the costs of single weights may take; None for no costs.
-
-    Returns:
-        The report and the files of each part, and what the chain of the parts computes after quantization.
+    """Simulate all parts of the run `before`, by the quantsim of `config`. `notes` stand in every report, `show` gets
+    each event with its part, and `holds_out` and `costs_budget_s` are those of `QuantSim`.
 
     Raises:
         UsageError, CheckFailed: as for `QuantSim.run`.

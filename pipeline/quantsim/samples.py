@@ -64,7 +64,7 @@ class Samples:
         self.fitted = self._evaluated_from = found - held
         return held
 
-    def evaluation_samples(self, count: int) -> Iterator[Feeds]:
+    def evaluation(self, count: int) -> Iterator[Feeds]:
         """The first `count` of the samples that were held out; of all samples where none were."""
         return islice(self.first(self._evaluated_from + count), self._evaluated_from, None)
 
@@ -73,13 +73,13 @@ class Samples:
         start = max(self._evaluated_from, self._seen)
         return islice(self.first(start + count), start, None)
 
-    def fitting_samples(self) -> Iterator[Feeds]:
+    def fitting(self) -> Iterator[Feeds]:
         """The samples that algorithms of `quantsim.optimize` see."""
         return self.first(self.fitted)
 
-    def layer_samples(self, count: int) -> Iterator[Feeds]:
+    def layer_evaluation(self, count: int) -> Iterator[Feeds]:
         """The samples that layers of these algorithms are judged on."""
-        return self.evaluation_samples(count)
+        return self.evaluation(count)
 
     def of_metric(self, count: int) -> Iterator[Feeds]:
         """The samples of `quantsim.metric`, with their targets: its own data; without any, the evaluation samples of
@@ -90,7 +90,7 @@ class Samples:
         """
         metric = self._metric
         if metric is None or not (metric.data or self.entries):
-            return self.evaluation_samples(count)
+            return self.evaluation(count)
         entries, args, key = self.entries, self._args, KEY
         if metric.data:
             entries, args, key = metric.data, metric.args, "quantsim.metric.data"

@@ -20,7 +20,7 @@ from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import replace_when_done
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.quantsim.encodings import encode_weight, quantize
-from pipeline.quantsim.sites import store_constants
+from pipeline.quantsim.stored_constants import store_constants
 
 if TYPE_CHECKING:
     import torch

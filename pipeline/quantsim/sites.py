@@ -1,8 +1,4 @@
-"""The tensors of a model that can be quantized, what each is to the model, and which of them share an encoding.
-
-The model is made ready for that first: constants of nodes become stored tensors, so that a weight is a weight wherever
-the exporter has put it, and values after operators of other domains get the types that onnxruntime infers.
-"""
+"""The tensors of a model that can be quantized, what each is to the model, and which of them share an encoding."""
 
 from __future__ import annotations
 
@@ -12,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from passes.errors import StepFailed
-from passes.graph.inference import EVERY_FLOAT, FLOATS, find_floats, types_of
+from passes.graph.inference import EVERY_FLOAT, find_floats
 from passes.graph.op_facts import (
     BIAS,
     BIASED,
@@ -29,57 +23,7 @@ from passes.graph.op_facts import (
 )
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.provenance.annotations import module_path_of
-from passes.weights.detached import DetachedModel, detach
-
-
-def store_constants(model: DetachedModel) -> DetachedModel:
-    """`model` with the floats of its Constant nodes as initializers; names stay. A Constant that is an output stays."""
-    outputs = {info.name for info in model.proto.graph.output}
-    held = {node.output[0]: tensor for node in model.proto.graph.node if (tensor := _tensor_of(node)) is not None}
-    moved = {name: tensor for name, tensor in held.items() if name not in outputs}
-    if not moved:
-        return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    nodes = [node for node in model.proto.graph.node if not moved.keys() & set(node.output)]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    added: list[TensorProto] = []
-    for name, tensor in moved.items():
-        copy = TensorProto()
-        copy.CopyFrom(tensor)
-        copy.name = name
-        added.append(copy)
-    stored = detach(onnx.ModelProto(graph=onnx.GraphProto(initializer=added)))
-    proto.graph.initializer.extend(stored.proto.graph.initializer)
-    return DetachedModel(proto, {**model.weights, **stored.weights})
-
-
-def declare_types(model: DetachedModel) -> DetachedModel:
-    """`model` with the types of values that ONNX's inference does not know, such as those after operators of other
-    domains, as onnxruntime infers them; `model` itself where onnxruntime does not open it."""
-    known = types_of(model.proto)
-    unknown = [name for node in model.proto.graph.node for name in node.output if name and name not in known]
-    if not unknown:
-        return model
-    from passes.weights.sessions import Session  # loads onnxruntime, which a target's table does without
-
-    try:
-        infos = Session.of(model, unknown).output_infos()
-    except StepFailed:
-        return model
-    proto = model.copy_proto()
-    proto.graph.value_info.extend(info for info in infos if info.name in unknown)
-    return model.with_proto(proto)
-
-
-def _tensor_of(node: NodeProto) -> TensorProto | None:
-    """The float tensor of a Constant."""
-    if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:
-        return None
-    tensor = next((entry.t for entry in node.attribute if entry.name == "value"), None)
-    return tensor if tensor is not None and tensor.data_type in FLOATS else None
-
+from passes.weights.detached import DetachedModel
 
 Role = Literal["input", "activation", "constant", "weight", "bias"]
 

@@ -52,7 +52,8 @@ from pipeline.quantsim.report import QuantSimReport, QuantSimResult, make_placem
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
-from pipeline.quantsim.sites import declare_types, find_quantized, find_sites, store_constants
+from pipeline.quantsim.sites import find_quantized, find_sites
+from pipeline.quantsim.stored_constants import declare_types, store_constants
 from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, check_new_formats, suggest
 from pipeline.quantsim.target_check import describe_obstructions, refuse_block_floats
 from pipeline.stages.report import ENCODINGS, QUANTIZATION_REPORT, remove_quantization
@@ -198,7 +199,7 @@ class Simulation:
             return write_layouts(self.quantized, (), folder, {})
         with self._stage("layouts") as details:
             details.append(", ".join(layouts))
-            return write_layouts(self.quantized, layouts, folder, next(iter(samples.judged(1))))
+            return write_layouts(self.quantized, layouts, folder, next(iter(samples.evaluation(1))))
 
     def ranges(self, placement: Placement) -> dict[str, Range]:
         """The range of each group of `placement`, by what `begin` has measured."""
@@ -208,16 +209,7 @@ class Simulation:
     def quantize(
         self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen | None = None
     ) -> DetachedModel:
-        """The model with another placement than that of the rules, or with other roundings than those of the steps.
-
-        Args:
-            placement: the format of each tensor.
-            ranges: (lowest, highest) by the group of a tensor.
-            chosen: encodings and weights that algorithms chose; by default, those of the steps that fit `placement`.
-
-        Returns:
-            The model with QuantizeLinear and DequantizeLinear.
-        """
+        """The model quantized by `placement` and the `ranges` of groups, with the roundings of the steps or `chosen`."""
         chosen = self.chosen.suit(placement) if chosen is None else chosen
         return insert_qdq(chosen.tune(self._model), encode(placement, ranges, self._model, chosen.encodings))
 
@@ -303,16 +295,7 @@ class Simulation:
     def adopt(
         self, placement: Placement, given: Mapping[str, Encoding], own: Mapping[str, Encoding]
     ) -> tuple[Placement, dict[str, Encoding]]:
-        """The encodings of a file, and `own`, which are calibrated; and the placement that they are.
-
-        Args:
-            placement: that of the rules.
-            given: the file's encodings, by tensor.
-            own: calibrated encodings, which those of the file replace.
-
-        Returns:
-            The placement with the formats of all these encodings, and the encodings by tensor.
-        """
+        """The encodings `given` by a file, and `own` calibrated encodings of others, with the `placement` of all."""
         with self._stage("adopt") as details:
             placement, encodings = adopt_encodings(placement, {**own, **given}, self._model)
             name = Path(str(self._settings.encodings_from)).name
@@ -335,14 +318,14 @@ class Simulation:
                 self._model,
                 placement,
                 select_weights(placement, encode(placement, ranges, self._model)),
-                lambda: samples.layer_samples(settings.evaluation),
+                lambda: samples.layer_evaluation(settings.evaluation),
                 rate or (lambda chosen: self._rate(placement, ranges, chosen, samples)),
                 Path(folder),
                 must_not_fall=rate is not None,
             )
             found = optimization.run(
                 optimizers_of(settings.optimize),
-                samples.fitting_samples(),
+                samples.fitting(),
                 lambda name, done: self._send(Progress("optimize", name, done, len(settings.optimize))),
             )
             details.append(", ".join(f"{row.name} {row.status}" for row in found[1]))
@@ -351,7 +334,7 @@ class Simulation:
     def _rate(self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen, samples: Samples) -> float:
         """The least ratio of the outputs in dB."""
         quantized = self.quantize(placement, ranges, chosen)
-        outputs = compare_outputs(self._model, quantized, samples.evaluation_samples(self._settings.evaluation))
+        outputs = compare_outputs(self._model, quantized, samples.evaluation(self._settings.evaluation))
         return min((found.sqnr_db for found in outputs.values()), default=math.inf)
 
     def measure_costs(
@@ -372,8 +355,8 @@ class Simulation:
         with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
             count = self._settings.evaluation
             try:
-                outputs = compare_outputs(self._model, quantized, samples.evaluation_samples(count))
-                device = run_device_like(self._model, quantized, samples.evaluation_samples(count), Path(folder))
+                outputs = compare_outputs(self._model, quantized, samples.evaluation(count))
+                device = run_device_like(self._model, quantized, samples.evaluation(count), Path(folder))
             except StepFailed as failure:
                 raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
             details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
@@ -390,9 +373,7 @@ class Simulation:
             def note(done: int) -> None:
                 self._send(Progress("measure", f"sample {done}", done, count))
 
-            found = measure_noise(
-                self._model, encodings, computed, samples.evaluation_samples(count), note, tuned=tuned
-            )
+            found = measure_noise(self._model, encodings, computed, samples.evaluation(count), note, tuned=tuned)
         return {name: noise for name, noise in found.items() if math.isfinite(noise.signal)}  # infinity has no ratio
 
     def estimate(
@@ -409,7 +390,7 @@ class Simulation:
 
             try:
                 found = estimate_sensitivity(
-                    self._model, encodings, samples.evaluation_samples(count), observer=note, tuned=tuned
+                    self._model, encodings, samples.evaluation(count), observer=note, tuned=tuned
                 )
             except (Unsupported, StepFailed, ModuleNotFoundError) as error:
                 if isinstance(error, ModuleNotFoundError):

@@ -114,12 +114,12 @@ def test_what_is_held_out_is_no_sample_and_a_text_is_read_at_once_for_algorithms
     chosen = QuantSimConfig(calibration=chain.calibration)
     samples = {part: ChainSamples(chosen, chain, tmp_path, part, (), holds_out=True) for part in chain.parts}
     assert seen == [21, 9]
-    assert [call["input_features"].sum() for call in samples["encoder"].fitting_samples()] == [21, 9]
-    for judged in (samples["encoder"].evaluation_samples(8), samples["encoder"].unseen(8)):
+    assert [call["input_features"].sum() for call in samples["encoder"].fitting()] == [21, 9]
+    for judged in (samples["encoder"].evaluation(8), samples["encoder"].unseen(8)):
         assert [call["input_features"].sum() for call in judged] == [15]
-    assert [call["input_ids"].shape[1] for call in samples["decoder"].evaluation_samples(8)] == [1] * 4
-    assert [call["input_ids"].shape[1] for call in samples["decoder"].fitting_samples()] == [32, 32]
-    [held] = samples["decoder"].layer_samples(8)
+    assert [call["input_ids"].shape[1] for call in samples["decoder"].evaluation(8)] == [1] * 4
+    assert [call["input_ids"].shape[1] for call in samples["decoder"].fitting()] == [32, 32]
+    [held] = samples["decoder"].layer_evaluation(8)
     np.testing.assert_array_equal(held["past_key_values.0.encoder.key"], FEATURES.reshape(1, 6))
 
 

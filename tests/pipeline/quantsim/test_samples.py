@@ -186,7 +186,7 @@ def test_samples_are_held_out_after_those_that_are_fitted_or_a_quarter_of_what_t
         calibration = {"data": str(tmp_path / "x.npy"), "samples": samples}
         found = Samples(QuantSimConfig.model_validate({"calibration": calibration}), specs, None)
         found.hold_out(evaluation)
-        seen, judged = found.first(found.fitted), found.evaluation_samples(evaluation)
+        seen, judged = found.first(found.fitted), found.evaluation(evaluation)
         return [float(sample["x"]) for sample in seen], [float(sample["x"]) for sample in judged]
 
     assert split(6, 3) == ([0, 1, 2, 3, 4, 5], [6, 7, 8])

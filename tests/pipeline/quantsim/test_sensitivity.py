@@ -17,7 +17,8 @@ from pipeline.quantsim.gradients import Backward
 from pipeline.quantsim.noise import measure_noise
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
-from pipeline.quantsim.sites import declare_types, find_sites
+from pipeline.quantsim.sites import find_sites
+from pipeline.quantsim.stored_constants import declare_types
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 
 BLOCK = """block (float[1, 12, 32] x) => (float[1, 12, 32] y, float[1, 32] pooled) {
