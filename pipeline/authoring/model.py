@@ -97,7 +97,7 @@ class Model:
 
     @typed
     def graph(self, *, training: bool = False, batch: int | None = None) -> Graph:
-        """The Graph that the layers emit, for inference or for `training`, and for `batch` samples or those of the inputs.
+        """The Graph that the layers emit, for inference or `training`, with `batch` samples or as many as the inputs.
 
         Raises:
             UsageError: there is no layer, or one does not fit.

@@ -209,7 +209,7 @@ class Simulation:
     def quantize(
         self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen | None = None
     ) -> DetachedModel:
-        """The model quantized by `placement` and the `ranges` of groups, with the roundings of the steps or `chosen`."""
+        """The model quantized by `placement` and `ranges` of groups, with the roundings of the steps or `chosen`."""
         chosen = self.chosen.suit(placement) if chosen is None else chosen
         return insert_qdq(chosen.tune(self._model), encode(placement, ranges, self._model, chosen.encodings))
 
@@ -367,8 +367,7 @@ class Simulation:
     ) -> dict[str, Noise]:
         with self._stage("measure"):
             count = self._settings.evaluation
-            sites = (placed.site for placed in placement.sites)
-            computed = [site.tensor for site in sites if is_measured(site)]
+            computed = [placed.site.tensor for placed in placement.sites if is_measured(placed.site)]
 
             def note(done: int) -> None:
                 self._send(Progress("measure", f"sample {done}", done, count))
@@ -389,9 +388,8 @@ class Simulation:
                 self._send(Progress("sensitivity", f"sample {done}", done, count))
 
             try:
-                found = estimate_sensitivity(
-                    self._model, encodings, samples.evaluation(count), observer=note, tuned=tuned
-                )
+                held = samples.evaluation(count)
+                found = estimate_sensitivity(self._model, encodings, held, observer=note, tuned=tuned)
             except (Unsupported, StepFailed, ModuleNotFoundError) as error:
                 if isinstance(error, ModuleNotFoundError):
                     if error.name not in EXTRAS:
