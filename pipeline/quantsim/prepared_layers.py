@@ -26,7 +26,7 @@ from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.samples import Feeds, Samples
 from pipeline.quantsim.sensitivity import find_layers
 from pipeline.quantsim.simulation import compare_outputs
-from pipeline.quantsim.sites import declare_types, store_constants
+from pipeline.quantsim.stored_constants import declare_types, store_constants
 from pipeline.stages.passes import AFTER, BEFORE, EQUALIZING, find_equalized
 
 
