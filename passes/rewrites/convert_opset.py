@@ -15,6 +15,7 @@ from passes.errors import PolicyError, StepFailed
 from passes.graph.index import GraphIndex, constant_of, extract, replace_entries
 from passes.graph.inference import InferenceError, dims_of, infer_shapes, infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of, opset_of
+from passes.graph.sparse import without_sparse
 from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions
 from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
@@ -51,11 +52,6 @@ class ConvertOpset(Step):
             return PassResult(model, changed=False, why=f"the model has opset {self.to}")
         if not opset_of(model.proto) and not any(node.domain in ONNX_DOMAINS for node in every_node(model.proto.graph)):
             return PassResult(_with_opset(model, self.to))
-        sparse = [entry.values.name for graph in every_graph(model.proto.graph) for entry in graph.sparse_initializer]
-        if sparse:
-            raise StepFailed(
-                f"onnx's converter does not know sparse initializers, found {sparse[0]!r}; store it densely"
-            )
         _refuse_attention(model.proto, self.to)
         converted = context.worker.call(convert, model=model.proto.SerializeToString(), to=self.to)
         proto = onnx.load_from_string(converted)
@@ -74,12 +70,13 @@ def _with_opset(model: DetachedModel, to: int) -> DetachedModel:
 
 
 def convert(model: bytes, to: int) -> bytes:
-    """In the worker: `model` at opset `to`, without local functions, which the converter would drop.
+    """In the worker: `model` at opset `to`, without local functions, which the converter would drop, and with dense
+    tensors in place of sparse ones, which it does not know.
 
     Raises:
         StepFailed: naming the nodes that the converter cannot convert.
     """
-    proto = inline_functions(onnx.load_from_string(model))
+    proto = without_sparse(inline_functions(onnx.load_from_string(model)))
     _write_constants_as_tensors(proto)
     _drop_defaults(proto, to)
     _refuse_inner_axes(proto, to)
