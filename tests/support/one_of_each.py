@@ -63,6 +63,9 @@ NIGHTLY: Final = {
     "whole_runs/test_diffusion.py::test_a_run_of_a_pipeline": (
         "pipeline/export/parts/test_diffusion.py makes the image by other calls, and has what is refused"
     ),
+    "whole_runs/test_image_text.py::test_a_run_of_a_model_that_sees_images": (
+        "pipeline/parts/test_image_text.py reads texts after images on each backend"
+    ),
     "whole_runs/test_encoder_decoder.py::test_a_run_of_a_model_with_an_encoder": (
         "pipeline/export/parts/test_seq2seq.py exports both parts, pipeline/parts/test_seq2seq.py reads texts by them"
     ),
