@@ -6,7 +6,7 @@ quantized model, and a model in another layout is a step whose outputs are compa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,6 +95,7 @@ def write_layouts(
     for stale in LAYOUT_FILES:
         (folder / stale).unlink(missing_ok=True)
     found: dict[str, str] = {}
+    wanted = find_nibbles(quantized)
     for layout in layouts:
         file = folder / LAYOUTS[layout]
         file.parent.mkdir(exist_ok=True)
@@ -104,7 +105,7 @@ def write_layouts(
             write_nibbles(quantized, file, layout)  # type: ignore[arg-type]
             read = read_nibbles(file)
             found[f"{layout}/{CHECKPOINT_CONFIG}"] = ""
-        _compare_bits(layout, read.values(), find_nibbles(quantized).values())
+        _compare_bits(layout, read, wanted)
         count = plural(len(read), "weight")
         found[LAYOUTS[layout]] = f"{LAYOUTS[layout]} has {count} of 4 bits, equal bit for bit when read back"
     return found
@@ -127,12 +128,15 @@ def _check_row(row: PassRow) -> None:
         raise CheckFailed(f"quantsim.layouts: {row.name} {row.status.replace('_', ' ')}: {row.reason}")
 
 
-def _compare_bits(layout: str, found: Iterable[NibbleWeight], wanted: Iterable[NibbleWeight]) -> None:
-    """Compare weights in the order of the graph, element by element: a layout may have smaller blocks."""
-    for weight, expected in zip(found, wanted, strict=True):
-        for array, other in zip(_spread(weight), _spread(expected), strict=True):
-            if not np.array_equal(array, other):
-                raise CheckFailed(f"quantsim.layouts: {layout} is read back with other bits than it was written with")
+def _compare_bits(layout: str, found: Mapping[str, NibbleWeight], wanted: Mapping[str, NibbleWeight]) -> None:
+    """Compare weights by name, since a file has its own order, and by element: a layout may have smaller blocks."""
+    is_equal = found.keys() == wanted.keys() and all(
+        np.array_equal(array, other)
+        for name in wanted
+        for array, other in zip(_spread(found[name]), _spread(wanted[name]), strict=True)
+    )
+    if not is_equal:
+        raise CheckFailed(f"quantsim.layouts: {layout} is read back with other bits than it was written with")
 
 
 def _spread(weight: NibbleWeight) -> tuple[np.ndarray[Any, Any], ...]:

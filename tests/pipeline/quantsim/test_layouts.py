@@ -22,7 +22,7 @@ from tests.pipeline.quantsim.pictures_of_qdq import model_of
 LAYOUTS = ["gptq_v2", "awq", "matmul-nbits"]
 
 PICTURE = """g (float[2, 64] x) => (float[2, 16] y) {
-    h = MatMul(x, fc_weight)
+    h = MatMul(x, up_weight)
     r = Relu(h)
     y = MatMul(r, out_weight)
 }"""
@@ -31,7 +31,7 @@ PICTURE = """g (float[2, 64] x) => (float[2, 16] y) {
 def simulate(folder: Path, **quantsim: Any) -> str:
     draw = np.random.default_rng(0).standard_normal
     model = model_of(
-        PICTURE.replace(".", "_"), fc_weight=draw((64, 32), np.float32), out_weight=draw((32, 16), np.float32)
+        PICTURE.replace(".", "_"), up_weight=draw((64, 32), np.float32), out_weight=draw((32, 16), np.float32)
     )
     onnx.save(attach(model), folder / "net.onnx")
     settings = {
@@ -52,7 +52,7 @@ def test_the_weights_of_a_run_lie_in_every_layout_with_the_same_bits(tmp_path: P
     output = simulate(tmp_path, layouts=LAYOUTS)
     out = tmp_path / "out"
     wanted = find_nibbles(read_model(out / "model.qdq.onnx"))
-    assert wanted.keys() == {"fc_weight", "out_weight"}
+    assert wanted.keys() == {"up_weight", "out_weight"}
     for layout in ("gptq_v2", "awq"):
         found = read_nibbles(out / layout / "model.safetensors")
         assert found.keys() == wanted.keys()
@@ -73,7 +73,7 @@ def test_other_bits_than_those_that_were_written_are_a_failed_check(
     save = safetensors.numpy.save_file
 
     def lose_a_bit(tensors: dict[str, np.ndarray], path: Path, **options: Any) -> None:
-        save({name: array ^ (name == "fc_weight.qweight") if array.dtype == np.int32 else array
+        save({name: array ^ (name == "up_weight.qweight") if array.dtype == np.int32 else array
               for name, array in tensors.items()}, path, **options)  # fmt: skip
 
     monkeypatch.setattr(safetensors.numpy, "save_file", lose_a_bit)
