@@ -107,8 +107,7 @@ def _role(spec: InputSpec, changed: set[str | None]) -> Role:
 
 def _payload(spec: InputSpec, known: Mapping[str, Any]) -> Payload | None:
     """What no checkpoint has: lifted constants and non-persistent buffers."""
-    lifted = spec.kind is InputKind.CONSTANT_TENSOR or (spec.kind is InputKind.BUFFER and spec.persistent is False)
-    held = known.get(spec.target or "") if lifted else None
+    held = known.get(spec.target or "")
     return TensorPayload(held) if isinstance(held, torch.Tensor) and holds_values(held) else None
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from pipeline.errors import Unsupported
+from pipeline.importers.from_onnx.conv import count_windows
 from pipeline.runtime import compile_graph
 from tests.pipeline.importers.from_onnx.import_text import graph_from, ops
 
@@ -86,6 +87,15 @@ def test_a_window_of_ceil_mode_starts_in_the_input_or_the_pads_before_it(op: str
             if all(any(0 <= at < size for at in window) for window in places):
                 found = pooled(op, x, given + (", count_include_pad = 1" if include else ""))
                 assert found == pytest.approx(by_the_text(op, x, places, pads), abs=2e-4), (size, given)
+
+
+def test_windows_are_counted_as_torch_counts_them() -> None:
+    for size, kernel, stride, ceil_mode in product(range(1, 9), range(1, 5), range(1, 5), (False, True)):
+        for pad in range(kernel // 2 + 1):
+            if size + 2 * pad >= kernel:
+                counted = torch.nn.functional.max_pool1d(torch.zeros(1, 1, size), kernel, stride, pad, 1, ceil_mode)
+                given = (size, kernel, stride, pad)
+                assert count_windows(*given, ceil_mode=ceil_mode) == counted.shape[-1], (given, ceil_mode)
 
 
 def test_averages_and_norms_over_dilated_windows_are_convolutions_with_ones() -> None:

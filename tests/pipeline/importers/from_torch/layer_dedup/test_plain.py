@@ -51,6 +51,22 @@ def test_caches_of_layers_as_inputs_and_outputs(strict: bool) -> None:
     expect_traced_graph(model, model.inputs(), saved=3)
 
 
+def test_a_layer_that_writes_into_a_view_of_its_buffer() -> None:
+    class Rolling(Layer):
+        def __init__(self, index: int) -> None:
+            super().__init__(index)
+            self.register_buffer("rows", torch.zeros(2, 2 * WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.get_buffer("rows")[:, WIDTH:].copy_(x)
+            return self.fc(self.get_buffer("rows")[:, :WIDTH] + self.get_buffer("rows")[:, WIDTH:])
+
+    model = Stack(0)
+    model.layers = nn.ModuleList([Rolling(index) for index in range(4)])
+    graph = expect_traced_graph(model, (x(),), saved=2)
+    assert len(graph.updates) == 4
+
+
 def test_an_unequal_layer_at_the_end() -> None:
     model = Decode(5, last=LastLayer(4))
     expect_traced_graph(model, model.inputs(), saved=2)
