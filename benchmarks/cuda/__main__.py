@@ -210,7 +210,10 @@ def card_name() -> str:
 
 
 def digest_of_sources() -> str:
-    """Of what is measured, and of what measures it. A commit of results changes neither, and a tree may have no git."""
+    """A digest of the sources that are measured, and of the sources that measure.
+
+    It takes the place of a commit: a commit of results changes no source, and a tree may have no git.
+    """
     digest = hashlib.sha256()
     for folder in ("pipeline", "passes", "benchmarks/cuda", "tests/pipeline/runtime/kernels/aten"):
         for file in sorted(Path(folder).rglob("*.py")):

@@ -82,7 +82,7 @@ def llama() -> Forward:
 
 
 MODES: Final = ("reduce-overhead", "default")
-"""Of torch.compile. The goals are about the first one, which may use up the time of a row."""
+"""Modes of torch.compile. The goals are about the first mode, so it is measured first: a row may run out of time."""
 
 
 def forward(of: Forward, bench: Bench, modes: Sequence[str] = MODES) -> Figures:

@@ -38,9 +38,9 @@ class Untie(Step):
 
     Args:
         each_node: every node counts as a module.
-        by_operator: only weights are copied that products and other operators read, also through a Transpose, such as
-            the table of an embedding that is the output projection too; and these once for each operator, since AIMET
-            gives one quantizer to the readers of a weight, of one operator each.
+        by_operator: one copy for each operator type, as AIMET needs it, since all readers of an AIMET quantizer have
+            one type. Only a weight that both a product and another operator read, also through a Transpose, is copied:
+            such as the table of an embedding that is the output projection too.
     """
 
     each_node: bool = False

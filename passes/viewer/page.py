@@ -49,7 +49,7 @@ def view_data(
     first = first.without_functions()
     scenes, summary = [scene_of(first, titles[0], errors=errors)], ""
     if second is not None:
-        second = second.without_functions()  # their nodes are drawn, so their nodes are matched
+        second = second.without_functions()  # nodes of functions are drawn, so they are matched
         from passes.diff import match_models  # not above: the page of one model needs no comparison
         from passes.diff.compare import compare_matched
         from passes.diff.formats import summarize

@@ -98,9 +98,10 @@ def scene_of(
 
 
 def mark_difference(first: Scene, second: Scene, matched: ModelMatching) -> None:
-    """Say in the boxes of both scenes what the other model has of each: `same`, `changed`, or `only` for nothing.
+    """Give each box of both scenes a `state`: `same` or `changed` in the other model, or `only` in this one.
 
-    A changed input or output has in `was` what the other model declares, and a changed constant what it stores.
+    `was` of a changed input or output is the type that the other model declares; `was` of a changed constant is the
+    constant that the other model stores.
 
     Args:
         first: the scene of `matched.before`.
@@ -159,7 +160,7 @@ def _type_of(end: Mapping[str, Any]) -> str:
 def _mark_weights(
     first: Mapping[str, Any], second: Mapping[str, Any], matched: ModelMatching, old_item: Item, item: Item
 ) -> None:
-    """Mark the constants that one of two matched nodes has otherwise, or that only one of them reads."""
+    """Mark the constants that differ between two matched nodes, or that only one of the two nodes reads."""
     before, after = matched.nodes.before, matched.nodes.after
     olds, news = ({weight["name"]: weight for weight in box.get("weights", ())} for box in (first, second))
     for old, new in zip_longest(old_item.inputs, item.inputs, fillvalue=ABSENT):

@@ -158,7 +158,8 @@ class TrainingLoop:
         Args:
             path: the states are saved there when the training ends or is stopped, after each epoch, and, with
                 `save_every`, after so many steps; its history lies next to it.
-            resume: go on from `path`, if there is such a file. States that are ahead of all limits stay as they are.
+            resume: go on from the states in `path`, if there is such a file. States that have reached a limit already
+                are not trained further.
 
         Raises:
             UsageError: the batches do not fit, or come once although there are more epochs; or the states in `path` are

@@ -120,9 +120,14 @@ class DiffWish:
 
 @dataclass(frozen=True, slots=True)
 class FileDiff:
-    """How the second of two files differs: by structure, and by numbers unless nothing was run; `why` says why not.
+    """How the second of two files differs from the first.
 
-    `nodes`: how many each file has.
+    Args:
+        found: the differences of the structure.
+        nodes: how many nodes each file has.
+        numbers: the differences of the outputs; None where nothing was run.
+        table: the differences layer by layer, where `--layers` asks for them.
+        why: why the models could not be compared by numbers.
     """
 
     found: Diff

@@ -128,8 +128,8 @@ class Watch:
     inputs: set[str] = field(default_factory=set)
     parameters: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
-    """Those with numbers of Python, and those with texts or containers of either, where a second call returns other
-    values."""
+    """Attributes with numbers of Python that the call changed; attributes with texts, or with containers of numbers or
+    texts, only where a second call returns other values."""
     overwritten: set[str] = field(default_factory=set)
     """Attributes that hold a tensor that the call wrote to in place, and that is neither parameter nor buffer."""
     carried: set[str] = field(default_factory=set)

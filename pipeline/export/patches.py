@@ -1,4 +1,4 @@
-"""What a model needs otherwise than the libraries have it: in its trace, and of a part in its reference too.
+"""Functions of libraries that are replaced while a model is traced, or while a model of parts is called at all.
 
 A row is there only where a trace is impossible, wrong or slow without it. A test fails when a library no longer needs
 it.
@@ -24,10 +24,14 @@ Place = tuple[Any, str]
 
 @dataclass(frozen=True, slots=True)
 class CallPatch:
-    """`make(original)` takes the place of what `find(model)` finds while the model is called.
+    """`make(original)` takes the place of each function that `find(model)` finds, while the model is called.
 
-    `name` is that of the original. `is_for_traces`: for every model, and only while it is traced; otherwise for the
-    models of parts, in each call.
+    Args:
+        name: the name of the original function.
+        find: the places of the original.
+        make: returns the replacement.
+        reason: why the original cannot stay.
+        is_for_traces: replaced while any model is traced; otherwise in each call of a model of parts.
     """
 
     name: str
@@ -49,7 +53,7 @@ def _in_module(module: str, *path: str) -> Callable[[nn.Module], Iterator[Place]
 
 
 def _files_with_delta_rule(model: nn.Module) -> Iterator[Place]:
-    """The function by which the delta rule chooses, in files of the model's classes, which ask it for this alone."""
+    """`is_torchdynamo_exporting` in files of the model's classes, where it only chooses the form of the delta rule."""
     for name in sorted({type(module).__module__ for module in model.modules()}):
         file = sys.modules.get(name)
         if hasattr(file, "torch_chunk_gated_delta_rule") and hasattr(file, "is_torchdynamo_exporting"):

@@ -51,8 +51,8 @@ def find_own_quantizers(model: DetachedModel, sites: Iterable[Site]) -> frozense
     """The tensors that keep a quantizer of their own in AIMET although a Concat or the like reads them, since another
     node reads them too, such as a Shape (aimet_onnx 2.42, `QuantizationSimModel._propagate_output_encodings`).
 
-    Here they share the encoding of the result, so that a cache is the same before and after. Where that is symmetric,
-    as of the second factor of a product, AIMET's quantizer still is not.
+    In a simulation they share the encoding of the result, so that a cache is the same before and after. Where the
+    shared encoding is symmetric, as for the second factor of a product, the quantizer in AIMET is asymmetric.
     """
     known, consumers = {site.tensor: site for site in sites}, model.index.consumers
     found = set[str]()

@@ -324,7 +324,7 @@ def encodings_text(
 
 
 def _as_unsigned(encoding: Encoding) -> Encoding:
-    """The encoding with the same values in the unsigned, asymmetric format; one that is asymmetric stays as it is."""
+    """The encoding with the same values in the unsigned, asymmetric format; an asymmetric encoding is unchanged."""
     precision = encoding.precision
     if not precision.symmetric or precision.float_type or not precision.signed:
         return encoding

@@ -45,8 +45,12 @@ def write_simulation(
     """Write the quantized model, its encodings and the report.
 
     Args:
-        encodings: the text of the file.
-        tuned: what the encodings round to the numbers that `quantsim.optimize` has chosen; None where there are none.
+        workspace: of the run.
+        report: what the simulation found.
+        quantized: the model with QuantizeLinear and DequantizeLinear.
+        encodings: the text of the file of encodings.
+        tuned: the float model with the weights that `quantsim.optimize` has chosen, which the encodings round to the
+            same values as in `quantized`; None where no step chose any.
 
     Returns:
         The names of the files in the folder of the run.

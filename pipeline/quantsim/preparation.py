@@ -111,8 +111,10 @@ def add_conversion(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
 
 
 def add_untie(config: RunConfig) -> RunConfig:
-    """The configuration with a step after all others that copies weights as AIMET's simulation needs it, where the
-    profile has AIMET's conventions, and no step and no file of encodings has another say in it."""
+    """Add a last step that copies weights as AIMET's simulation needs it, for a profile with AIMET's conventions.
+
+    A recipe that names `untie`, or a configuration with a file of encodings, is returned as it is.
+    """
     if config.model.part_names:
         recipes = {name: add_untie(config.of_part(name)).passes.recipe for name in config.model.part_names}
         return _give_recipes(config, recipes)

@@ -282,7 +282,7 @@ def _compare_products(consumers: Sequence[Site], groups: Mapping[str, str]) -> s
 
 
 def _stored_as_integers(graph: GraphProto) -> dict[str, str]:
-    """The results of DequantizeLinear that are constants, with the dtype of the integers that it reads."""
+    """Result of a DequantizeLinear on stored integers → the dtype of the integers."""
     stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
     return {
         node.output[0]: TensorProto.DataType.Name(stored[node.input[0]]).lower()

@@ -175,7 +175,7 @@ class Simulation:
         self.encodings, self.tuned = encodings, (tuned := self.chosen.tune(self._model))
         self.quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
         self.layers = find_layers(self._model, encodings, self._sites)
-        metric = self.open_metric(samples)  # what the task says of it
+        metric = self.open_metric(samples)  # how well the model does its task
         outputs, device = self.simulate(self.quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, tuned, samples)  # what each step adds, and what has come together
         sensitivity, why_not = self.estimate(encodings, tuned, samples)  # what each layer alone does to the outputs
@@ -295,7 +295,7 @@ class Simulation:
     def adopt(
         self, placement: Placement, given: Mapping[str, Encoding], own: Mapping[str, Encoding]
     ) -> tuple[Placement, dict[str, Encoding]]:
-        """The encodings `given` by a file, and `own` calibrated encodings of others, with the `placement` of all."""
+        """Join the encodings `given` by a file with `own` ones of other tensors; returns the placement of all, too."""
         with self._stage("adopt") as details:
             placement, encodings = adopt_encodings(placement, {**own, **given}, self._model)
             name = Path(str(self._settings.encodings_from)).name

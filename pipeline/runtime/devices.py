@@ -192,7 +192,7 @@ class Device(ABC):
         raise NotImplementedError(f"{self.name} records no graphs")
 
     def pool_bytes(self, pool: object) -> int:
-        """What a pool has taken from the device."""
+        """Bytes that a pool has taken from the device."""
         return 0
 
     def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
@@ -263,7 +263,7 @@ class StreamDevice(Device):
     def capture_into(
         self, pool: object, generators: Sequence[torch.Generator]
     ) -> AbstractContextManager[RecordedGraph]:
-        """What is launched within is recorded as the graph that this gives."""
+        """A context that records the launches in its block as the graph that it yields."""
 
     def synchronize(self) -> None:
         with RECORDING:

@@ -46,7 +46,7 @@ class ThreadState(threading.local):
     """The graph that launches are recorded as."""
     is_replaying = False
     depth = 0
-    """Operators on operands of the device that are being decomposed; what they make is there too."""
+    """How many operators on operands of the device are being decomposed; their results are on the device too."""
 
 
 class RecordingDevice(StreamDevice):
@@ -64,7 +64,7 @@ class RecordingDevice(StreamDevice):
         self._sides = count(-1, -1)
         """Streams of warm-ups."""
         self._captures = list[GraphRecord]()
-        """Those under way, of all threads."""
+        """The captures that have begun and not ended, of all threads."""
         self.synchronizations = 0
         """How often the host waited for the device, also for a number that it reads."""
 
@@ -300,7 +300,7 @@ class GraphRecord:
                 self._before[block.first] = block, self._device.memory.read(block)
 
     def undo(self) -> None:
-        """What was recorded has changed nothing."""
+        """Restore the memory that recorded launches wrote to: a capture changes no memory."""
         for block, content in self._before.values():
             self._device.memory.write(block, content)
         self._before.clear()
@@ -399,7 +399,7 @@ class RecordingGuard:
 
 
 class RecordingLateValue:
-    """A copy on the host that is there at the next look."""
+    """A copy on the host, which the first `poll` after `start` returns."""
 
     def __init__(self, device: RecordingDevice, tensor: torch.Tensor) -> None:
         self._device, self._tensor = device, tensor

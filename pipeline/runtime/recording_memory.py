@@ -25,7 +25,7 @@ class Pool:
     """Whether the last graph is gone; torch takes no further one into such a pool."""
     free: list[tuple[int, int]] = field(default_factory=list)
     nbytes: int = 0
-    """What it has taken from the device."""
+    """Bytes that the pool has taken from the device."""
 
 
 @dataclass(eq=False)

@@ -268,7 +268,7 @@ ROUNDING: dict[str, Callable[[Fraction], int]] = {
 }
 
 SIMPLE = "simple"
-"""The rounding of opset 10, which the standard leaves open; as onnxruntime has it: up where the result is smaller."""
+"""The rounding of opset 10, which the standard leaves open: up where the result is smaller, as in onnxruntime."""
 
 MOST_TAPS = 8
 """Neighbours of which each is a term of a sum; more of them are a product with a matrix."""
