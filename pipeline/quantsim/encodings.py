@@ -48,6 +48,9 @@ def encode(
 ) -> dict[str, Encoding]:
     """The encoding of each quantized tensor.
 
+    Where 32 bits do not hold a bias, the scale of the channel's weights grows until they do, for all targets: the
+    weights of such a channel are nearly zero next to its bias, so the steps that they lose are no loss.
+
     Args:
         ranges: by the name of a group.
         chosen: encodings of weights in place of those by min-max.
@@ -57,7 +60,7 @@ def encode(
     """
     stored = model.index.initializers
     encodings: dict[str, Encoding] = {}
-    biases: list[PlacedSite] = []
+    biases, weights = list[PlacedSite](), set[str]()
     fixed = _fixed_groups(placement)
     for placed in placement.quantized_sites():
         site, precision = placed.site, placed.precision
@@ -72,12 +75,18 @@ def encode(
             _check_numbers(site.tensor, array, "weights")
             kernel = range(2, array.ndim) if site.op in CONVOLUTIONS else ()
             encodings[site.tensor] = encode_weight(array, precision, axis, kernel)
+            weights.add(site.tensor)
         else:
             encodings[site.tensor] = encode_range(fixed.get(site.group) or ranges[site.group], precision)
     for placed in biases:
         assert placed.site.bias_of is not None
-        _check_numbers(placed.site.tensor, model.array(stored[placed.site.tensor]), "activations")
-        data, weight = (encodings[name] for name in placed.site.bias_of)
+        data, weight = placed.site.bias_of
+        bias = model.array(stored[placed.site.tensor])
+        _check_numbers(placed.site.tensor, bias, "activations")
+        if weight in weights:  # and not a chosen one, whose numbers are those of its scale
+            encodings[weight] = widen_for_bias(encodings[weight], encodings[data], bias)
+    for placed in biases:  # after all have widened a weight that they share
+        data, weight = (encodings[name] for name in placed.site.bias_of or ())
         encodings[placed.site.tensor] = encode_bias(data, weight, placed.site.bias_rank)
     return encodings
 
@@ -88,6 +97,25 @@ def _check_numbers(tensor: str, array: np.ndarray, kind: str) -> None:
             f"quantsim: the stored tensor {tensor!r} holds infinity or NaN, which no scale can express; mend the "
             f"model, or leave the tensor in float: quantsim.rules, tensor:{tensor}: {{{kind}: float}}"
         )
+
+
+def widen_for_bias(weight: Encoding, data: Encoding, bias: np.ndarray) -> Encoding:
+    """The encoding of `weight` with scales in whose products with that of `data` 32 bits hold `bias`, as
+    onnxruntime's quantizer widens them (`_adjust_weight_scale_for_int32_bias` of onnxruntime 1.31): by channel, with
+    room for the rounding of the scale. One that is not symmetric stays as it is, as there."""
+    precision, scale = weight.precision, weight.scale.astype(np.float64)
+    if precision.float_type or not precision.symmetric or precision.granularity == "block":
+        return weight
+    largest = np.abs(bias.astype(np.float64).reshape(-1))
+    least = BIAS_ROOM * (largest if scale.ndim else largest.max(initial=0)) / BIAS.highest
+    found = data.scale.astype(np.float64) * scale
+    is_small = (found > 0) & (found < least)
+    wider = np.where(is_small, scale * (least / np.where(is_small, found, 1)), scale)
+    return replace(weight, scale=wider.astype(weight.scale.dtype)) if is_small.any() else weight
+
+
+BIAS_ROOM: Final = 1.0001
+"""How many times the least scale in which 32 bits hold a bias one is that a weight is widened for."""
 
 
 def find_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel) -> Iterator[tuple[str, int, int]]:

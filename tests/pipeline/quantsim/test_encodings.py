@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import compute_scale_zp, compute_scale_zp_blocked, get_qmin_qmax_for_qType
 
+from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.config.quantsim import Precision, parse_precision
 from pipeline.errors import UsageError
@@ -181,14 +182,35 @@ def test_a_bias_without_end_is_refused_by_its_name() -> None:
         encode(placement, dict.fromkeys(("x", "y"), (0.0, 1.0)), model)
 
 
+DEAD = np.full((4, 3), 0.5, np.float32) * np.array([1, 1e-12, 1], np.float32)
+"""A weight with a channel that is nearly zero, as it is after a BatchNormalization that switches a channel off."""
+
+
+def dead_channel(second: float = 2.0) -> DetachedModel:
+    """Two products of one weight, with a bias each."""
+    text = "g (float[2, 4] x) => (float[2, 3] y, float[2, 3] z) { y = Gemm(x, w, b) z = Gemm(x, w, c) }"
+    return model_of(text, w=DEAD, b=np.full(3, 2, "f4"), c=np.full((1, 3), second, "f4"))
+
+
+@pytest.mark.parametrize("text", ["int8", "int8/channel", "int16/channel", "int4/channel"])
+def test_a_dead_channel_has_a_scale_in_whose_products_each_bias_fits(text: str) -> None:
+    model = dead_channel(7.0)
+    ranges = dict.fromkeys(("x", "y", "z"), (-1.0, 1.0))
+    encodings = encode(place(model, [rule("op:*", text, "uint8")]), ranges, model)
+    assert not list(describe_limited_biases(encodings, model))
+    np.testing.assert_allclose(round_trip(np.full(3, 2, "f4"), encodings["b"], is_stored=True), 2, rtol=1e-3)
+    np.testing.assert_allclose(round_trip(np.full((1, 3), 7, "f4"), encodings["c"], is_stored=True), 7, rtol=1e-3)
+    if "channel" in text:
+        narrow = encode_weight(DEAD, precision_of(text), 1).scale
+        np.testing.assert_array_equal(encodings["w"].scale[[0, 2]], narrow[[0, 2]], "only the dead one is widened")
+
+
 def test_a_bias_beyond_32_bits_of_its_products_is_named_with_its_count() -> None:
-    """A channel whose weights are nearly zero has a scale that is, too, and its bias has not."""
-    text = "g (float[2, 4] x) => (float[2, 3] y) { h = Gemm(x, w, b) y = Gemm(h, v, c) }"
-    weight = np.full((4, 3), 0.5, np.float32) * np.array([1, 1e-12, 1], np.float32)
-    model = model_of(text, w=weight, b=np.full(3, 2, "f4"), v=np.eye(3, dtype="f4"), c=np.full(3, 2, "f4"))
-    ranges = dict.fromkeys(("x", "h", "y"), (-1.0, 1.0))
-    encodings = encode(place(model, [rule("op:*", "int8/channel", "uint8")]), ranges, model)
-    (note,) = describe_limited_biases(encodings, model)
+    """The scale of a weight with zero points is never widened, as in onnxruntime."""
+    model = dead_channel()
+    ranges = dict.fromkeys(("x", "y", "z"), (-1.0, 1.0))
+    encodings = encode(place(model, [rule("op:*", "uint8/channel", "uint8")]), ranges, model)
+    note, _ = describe_limited_biases(encodings, model)
     assert note.startswith("1 of the 3 numbers of the bias b are beyond 32 bits")
     assert "tensor:b: {activations: float}" in note
     stored = np.full(3, 2, "f4")

@@ -204,8 +204,12 @@ def find_for_biased(find_limited: bool) -> tuple[float, Suggestion]:
 
     sensitivity = estimate_sensitivity(model, encodings, samples())
     entry = LayeredModel(model, rules(model), find_layers(model, encodings), sensitivity)
+    formats = FormatsConfig(weights="uint16/channel", activations="uint16")  # with zero points, so none is widened
     found = suggest(
-        SuggestConfig(sqnr_db=300), {"": entry}, lambda placements: simulate(model, placements[""]), limited
+        SuggestConfig(sqnr_db=300, formats=formats),
+        {"": entry},
+        lambda placements: simulate(model, placements[""]),
+        limited,
     )
     return simulate(model, placement), found
 

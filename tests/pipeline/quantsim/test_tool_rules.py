@@ -13,6 +13,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 
 from passes.weights.detached import DetachedModel, attach
 from pipeline.config import QuantSimConfig
+from pipeline.quantsim.encodings import encode, quantize
 from pipeline.quantsim.placement import Placement, place
 from pipeline.quantsim.profiles import rules_of
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
@@ -90,6 +91,24 @@ def test_ort_cpu_rounds_what_quantize_static_rounds(text: str, tmp_path: Path) -
     for name, precision in found.formats().items():
         if f"{name}_zero_point" in scales and precision.bits == 8:
             assert scales[f"{name}_zero_point"].dtype.name == precision.onnx_name.lower(), name
+
+
+def test_the_scales_of_a_dead_channel_are_those_of_quantize_static(tmp_path: Path) -> None:
+    """It widens the scale of weights that are nearly zero until 32 bits hold the bias."""
+    weight = np.ones((2, 4, 1, 1), np.float32) * np.array([1, 1e-13], np.float32).reshape(2, 1, 1, 1)
+    bias = np.array([0.5, 3], np.float32)
+    source = model_of("g (float[1, 4, 8, 8] x) => (float y) { y = Conv(x, dead, bias) }", 21, dead=weight, bias=bias)
+    onnx.save(attach(source), tmp_path / "model.onnx")
+    paths = (tmp_path / "model.onnx", tmp_path / "quantized.onnx")
+    quantize_static(*paths, Samples(), per_channel=True, activation_type=QuantType.QUInt8)
+    theirs = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(paths[1]).graph.initializer}
+    scale, zero = theirs["x_scale"].astype(np.float64), theirs["x_zero_point"].astype(np.float64)
+    ranges = dict.fromkeys(("x", "y"), (float(-zero * scale), float((255 - zero) * scale)))
+    found = encode(placed("ort-cpu", source), ranges, source)
+    np.testing.assert_allclose(found["dead"].scale, theirs["dead_scale"], rtol=1e-6)
+    np.testing.assert_allclose(
+        quantize(bias, found["bias"]), theirs["bias_quantized"], rtol=2**-24
+    )  # we divide float32
 
 
 def test_tensorrt_rounds_what_products_read_and_what_is_added_to_them() -> None:

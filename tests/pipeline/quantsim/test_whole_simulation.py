@@ -446,5 +446,5 @@ def test_a_bias_that_its_format_does_not_hold_is_named(folder: Path) -> None:
         if tensor.name == "first":
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.full((4, 8), 1e-9, np.float32), "first"))
     onnx.save(proto, folder / "mlp.onnx")
-    formats = "quantsim.rules={op:*: {weights: int8/channel, activations: uint8}}"
+    formats = "quantsim.rules={op:*: {weights: uint8/channel, activations: uint8}}"
     assert "of the 8 numbers of the bias bias are beyond 32 bits" in run(folder, "--set", formats).replace("\n", " ")
