@@ -141,6 +141,30 @@ SMALL: Final = 16
 KNOWN_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL})
 
 
+def put_in_order(model: onnx.ModelProto) -> None:
+    """Sort the nodes in place, give each a name of its own, and write ONNX's own domain as "", which ONNX's shape
+    inference alone knows: "ai.onnx" is another name of it."""
+    sort_nodes(model.graph)
+    rename_twins(model.graph)
+    for named in _named_in_full(model):
+        named.domain = ""
+
+
+def is_in_order(model: onnx.ModelProto) -> bool:
+    """Whether the nodes are sorted, and ONNX's own domain is "", as `put_in_order` leaves them."""
+    graphs = every_graph(model.graph)
+    is_sorted = all(topological_order(graph.node) == list(range(len(graph.node))) for graph in graphs)
+    return is_sorted and not any(_named_in_full(model))
+
+
+def _named_in_full(model: onnx.ModelProto) -> Iterator[NodeProto | onnx.OperatorSetIdProto]:
+    """The nodes and the imports with "ai.onnx" as their domain."""
+    for part in (model, *model.functions):
+        yield from (entry for entry in part.opset_import if entry.domain == ONNX_DOMAINS[1])
+    for graph in (model.graph, *model.functions):
+        yield from (node for node in every_node(graph) if node.domain == ONNX_DOMAINS[1])
+
+
 def sort_nodes(graph: onnx.GraphProto) -> None:
     """Sort the nodes of `graph` and of its subgraphs in place; nodes that are in order keep their order.
 

@@ -23,7 +23,7 @@ from passes.errors import ModelError
 from passes.graph.index import GraphIndex, copy_of
 from passes.graph.inference import refuse_contradictions
 from passes.graph.layer_calls import layer_functions
-from passes.graph.traversal import bodies_of, inline_functions, rename_twins, sort_nodes
+from passes.graph.traversal import bodies_of, inline_functions, put_in_order
 from passes.load import check_model, check_payload, load_model, to_path
 from passes.suggest import plural
 from passes.weights.mapped import ExternalFiles, find_file_range, release
@@ -336,8 +336,7 @@ def open_model(model: OpenableModel) -> DetachedModel:
         return held if isinstance(held, DetachedModel) else read_model(to_path(held))
     check_model(model)
     copy = copy_of(model)
-    sort_nodes(copy.graph)
-    rename_twins(copy.graph)
+    put_in_order(copy)
     return detach(copy, checked=True)
 
 
@@ -366,8 +365,7 @@ def read_model(
     # The external data of a linked model is next to the file that the link points to.
     folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
     model = load_model(path, folder, may_lack_outputs=may_lack_outputs)
-    sort_nodes(model.graph)
-    rename_twins(model.graph)
+    put_in_order(model)
     refuse_contradictions(model)
     marked = any(entry.key == UNREAD for entry in model.metadata_props)
     try:

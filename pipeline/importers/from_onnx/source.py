@@ -17,8 +17,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.errors import ModelError
+from passes.graph.index import copy_of
 from passes.graph.sparse import without_sparse
-from passes.graph.traversal import inline_functions
+from passes.graph.traversal import inline_functions, is_in_order, put_in_order
 from passes.load import load_model
 from passes.load.tensors import entry_of, file_in
 from passes.provenance.annotations import module_path_of
@@ -54,12 +55,21 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
         model = path
     try:
-        model = without_sparse(inline_functions(load_model(model, folder, may_be_empty=True)))
+        model = without_sparse(inline_functions(_in_order(load_model(model, folder, may_be_empty=True))))
     except ModelError as mistake:
         raise SourceError(str(mistake)) from mistake
     if not model.opset_import:
         raise SourceError(f"the model {model.graph.name!r} imports no opset; is it a whole model?")
     return ReadModel(_with_inner_data(model, folder), folder)
+
+
+def _in_order(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with sorted nodes and one name of ONNX's own domain; a copy where it has not."""
+    if is_in_order(model):
+        return model
+    copy = copy_of(model)
+    put_in_order(copy)
+    return copy
 
 
 def _with_inner_data(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:

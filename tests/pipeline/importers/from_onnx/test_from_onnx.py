@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from pathlib import Path
 
@@ -316,7 +317,7 @@ def test_all_unsupported_ops_are_listed_at_once() -> None:
 
 
 INVALID = {
-    "unsorted": ("y = Relu(a) a = Relu(x)", "(Relu) reads 'a', which nothing before it makes"),
+    "a circle": ("y = Relu(a) a = Relu(y)", "(Relu) reads what is computed from its own output"),
     "made twice": ("y = Relu(x) y = Relu(x)", "(Relu) makes 'y', but node 'y' (Relu) makes it already"),
     "shapes": (
         "w = Constant <value_floats = [1.0, 1.0]> () y = MatMul(x, w)",
@@ -335,6 +336,19 @@ def test_an_invalid_model_is_named(case: str) -> None:
     with pytest.raises(SourceError) as caught:
         from_onnx(model(f"g (float[3] x) => (float[3] y) {{ {body} }}"))
     assert expected in str(caught.value)
+
+
+def test_nodes_may_come_in_any_order_and_name_the_domain_of_onnx() -> None:
+    """Neither the model in memory nor its meaning changes."""
+    sorted_model = model("g (float[3] x) => (float[3] y) { a = Relu(x) b = Softmax(a) y = Add(a, b) }")
+    mixed = copy.deepcopy(sorted_model)
+    nodes = [copy.deepcopy(node) for node in reversed(mixed.graph.node)]
+    nodes[0].domain = nodes[1].domain = "ai.onnx"
+    del mixed.graph.node[:]
+    mixed.graph.node.extend(nodes)
+    before = mixed.SerializeToString()
+    assert to_text(from_onnx(mixed)) == to_text(from_onnx(sorted_model))
+    assert mixed.SerializeToString() == before
 
 
 def test_files_that_are_no_model(tmp_path: Path) -> None:
