@@ -131,7 +131,10 @@ def _dtype(value: ValueInfoProto) -> str:
     name = TensorProto.DataType.Name(number).lower() if value.type.HasField("tensor_type") else "no tensor"
     name = {"float": "float32", "double": "float64"}.get(name, name)
     if name not in DTYPES:
-        raise Unsupported(f"input {value.name!r} is {name}; inputs can be drawn for {', '.join(DTYPES)}")
+        raise Unsupported(
+            f"input {value.name!r} is {name}; inputs can be drawn for {', '.join(DTYPES)}; a plan has no others: where "
+            "the passes are enough, `onnxline optimize` takes strings too"
+        )
     return name
 
 

@@ -195,7 +195,7 @@ def dead_channel(second: float = 2.0) -> DetachedModel:
 @pytest.mark.parametrize("text", ["int8", "int8/channel", "int16/channel", "int4/channel"])
 def test_a_dead_channel_has_a_scale_in_whose_products_each_bias_fits(text: str) -> None:
     model = dead_channel(7.0)
-    ranges = dict.fromkeys(("x", "y", "z"), (-1.0, 1.0))
+    ranges = dict.fromkeys("xyz", (-1.0, 1.0))
     encodings = encode(place(model, [rule("op:*", text, "uint8")]), ranges, model)
     assert not list(describe_limited_biases(encodings, model))
     np.testing.assert_allclose(round_trip(np.full(3, 2, "f4"), encodings["b"], is_stored=True), 2, rtol=1e-3)
@@ -208,7 +208,7 @@ def test_a_dead_channel_has_a_scale_in_whose_products_each_bias_fits(text: str) 
 def test_a_bias_beyond_32_bits_of_its_products_is_named_with_its_count() -> None:
     """The scale of a weight with zero points is never widened, as in onnxruntime."""
     model = dead_channel()
-    ranges = dict.fromkeys(("x", "y", "z"), (-1.0, 1.0))
+    ranges = dict.fromkeys("xyz", (-1.0, 1.0))
     encodings = encode(place(model, [rule("op:*", "uint8/channel", "uint8")]), ranges, model)
     note, _ = describe_limited_biases(encodings, model)
     assert note.startswith("1 of the 3 numbers of the bias b are beyond 32 bits")
