@@ -5,9 +5,9 @@ After the Softmax such a constant gives zeros. So does any bound that is far eno
 score, and quantization of scores and mask then has a range of tens instead of one of 1e38.
 
 A row that is masked as a whole is another matter: under -3.4e38 all its scores become equal, so its weights are equal.
-An addition of a small bound would keep its scores apart. Where the added mask is a choice between 0 and the constant,
-the choice is therefore made between scores and bound, which leaves such rows as they are; elsewhere the step says that
-they change.
+An addition of a small bound would keep its scores apart. Where each element of the added mask is 0 or the constant, a
+choice is therefore made between scores and bound (`mask_choice`), which leaves such rows as they are; elsewhere the
+step says that they change.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from passes.errors import PolicyError
 from passes.graph.index import take_name, value_names
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.rewrites.graph_edit import GraphEdit
+from passes.rewrites.mask_choice import select_scores
 from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op
 from passes.step import Description, PassResult, Step, values
 from passes.suggest import plural
@@ -59,7 +60,7 @@ class ClampMask(Step):
         graph = MaskedGraph(model)
         if not graph.uses:
             return PassResult(model, changed=False, why=f"no stored constant masks a Softmax{_name_inputs(graph)}")
-        graph = _select_scores(_store_constants(graph))
+        graph = select_scores(_store_constants(graph))
         bound, seen = self.bound, ""
         if bound is None:
             draws = [dict(feeds) for feeds in context.draws()]
@@ -153,25 +154,6 @@ def _store_constants(graph: MaskedGraph) -> MaskedGraph:
         else:
             edit.replace_node(node, "Expand", [edit.store(array.reshape(()), f"{name}_value"), node.input[0]], name)
     return MaskedGraph(edit.model())
-
-
-def _select_scores(graph: MaskedGraph) -> MaskedGraph:
-    """The same model, where scores are chosen instead of added to a choice of 0 and the constant.
-
-    That keeps the equal weights of a row that is masked as a whole. A causal mask that no input decides masks none.
-    """
-    edit = GraphEdit.of(graph.view)
-    for use in graph.all_uses():
-        select = graph.nodes[use.node]
-        if not graph.is_choice_of_zero(use) or not graph.depends_on_input(select.input[0]):
-            continue
-        for add in (graph.nodes[position] for position in sorted(graph.readers[select.output[0]])):
-            if is_op(add, "Add") and len(set(add.input)) == 2 and id(add) not in edit.removed:
-                scores = next(name for name in add.input if name != select.output[0])
-                branches = [scores, scores]
-                branches[use.slot - 1] = graph.constant_name(use)
-                edit.replace_node(add, "Where", [select.input[0], *branches], add.output[0])
-    return MaskedGraph(edit.model()) if edit.nodes else graph
 
 
 def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str, int]]]:

@@ -165,12 +165,17 @@ class MaskedGraph:
                 return False
             for position in self.readers[value] - reached:
                 node = self.nodes[position]
-                if node.op_type in SHAPES:
+                if node.op_type in SHAPES or self._asks_sign(node, value):
                     continue
                 if not any(node.input[slot] == value for slot, _ in self._inputs_to_follow(node, 1.0)):
                     return False
                 pending += node.output
         return True
+
+    def _asks_sign(self, node: NodeProto, value: str) -> bool:
+        """Whether a node sees of `value` which elements are below 0, and no more."""
+        zero = self.constant(node.input[1]) if is_op(node, "Less") and node.input[0] == value else None
+        return zero is not None and not zero.any()
 
     def depends_on_input(self, value: str) -> bool:
         """Whether the elements of an input determine `value`, and not only its shape."""

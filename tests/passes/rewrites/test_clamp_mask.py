@@ -191,27 +191,85 @@ def test_rows_with_an_unmasked_element_agree_over_the_observed_range(
         np.testing.assert_allclose(after, before, rtol=3e-3 if "times" in form else 1e-6, atol=1e-9)
 
 
-def test_a_row_that_is_masked_whole_keeps_its_equal_weights_where_scores_are_chosen(clamped: Clamp) -> None:
-    text = f"{HEAD} {{ {PICTURES['a choice of 0 and the constant becomes one of scores and bound'][0]} }}"
+CHOSEN = {
+    "by the condition": (
+        PICTURES["a choice of 0 and the constant becomes one of scores and bound"][0],
+        ["sum = Where (kept, scores, big)"],
+        {"big": [-30.0]},
+    ),
+    "by a sliced condition": (
+        "zero = Constant <value_float = 0.0> () big = Constant <value_float = -3.4028235e38> () "
+        "mask = Where (kept, zero, big) wide = Expand (mask, shape) sum = Add (scores, wide) y = Softmax (sum)",
+        [
+            *("zero = Constant ()", "mask = Where (kept, zero, big)", "wide = Expand (mask, shape)"),
+            *("wide_hidden = Less (wide, wide_zero)", "sum = Where (wide_hidden, wide, scores)"),
+        ],
+        {"big": [-30.0], "wide_zero": [0.0]},
+    ),
+    "by a product, which two softmaxes read": (
+        "one = Constant <value_float = 1.0> () big = Constant <value_float = -3.4028235e38> () "
+        "m = Cast <to = 1> (kept) n = Sub (one, m) mask = Mul (n, big) sum = Add (scores, mask) p = Softmax (sum) "
+        "next = Add (mask, p) y = Softmax (next)",
+        [
+            *("one = Constant ()", "m = Cast (kept)", "n = Sub (one, m)", "mask = Mul (n, big)"),
+            *("mask_hidden = Less (mask, mask_zero)", "sum = Where (mask_hidden, mask, scores)"),
+            *("p = Softmax (sum)", "next = Where (mask_hidden, mask, p)"),
+        ],
+        {"big": [-30.0], "mask_zero": [0.0]},
+    ),
+    "by a causal mask and a product": (
+        "one = Constant <value_float = 1.0> () big = Constant <value_float = -1e9> () m = Cast <to = 1> (kept) "
+        "n = Sub (one, m) pad = Mul (n, big) mask = Add (causal, pad) sum = Add (mask, scores) y = Softmax (sum)",
+        [
+            *("one = Constant ()", "m = Cast (kept)", "n = Sub (one, m)", "pad = Mul (n, big)"),
+            *("mask = Add (causal, pad)", "mask_hidden = Less (mask, mask_zero)"),
+            "sum = Where (mask_hidden, mask, scores)",
+        ],
+        {"big": [-30.0], "mask_zero": [0.0], "causal": np.triu(np.full((4, 4), -30.0), 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_row_that_is_masked_whole_keeps_its_equal_weights_where_scores_are_chosen(
+    name: str, clamped: Clamp, context: PassContext
+) -> None:
+    text, expected, numbers = CHOSEN[name]
+    weights = {"shape": np.array([2, 4, 4])} if "shape" in text else {}
+    if "causal" in text:
+        weights["causal"] = np.triu(np.full((4, 4), -1e9, np.float32), 1)
+    source = model_of(f"{HEAD} {{ {text} }}", 20, **weights)
+    after = clamped(source, bound=-30)
+    assert body(after)[:-1] == expected
+    assert {key: values for key, values in numbers_of(after).items() if key in numbers} == {
+        key: np.ravel(values).tolist() for key, values in numbers.items()
+    }
+    assert body(clamped(after, bound=-30)) == body(after)
     feeds = feeds_of(0, 5.0, whole=True)
-    after = run(clamped(model_of(text), bound=-30), feeds)
-    np.testing.assert_array_equal(after, run(model_of(text), feeds))
-    np.testing.assert_array_equal(after[0], np.full((4, 4), 0.25))
+    np.testing.assert_allclose(run(after, feeds), run(source, feeds), rtol=1e-6, atol=1e-11)
+    assert len(np.unique(np.round(run(after, feeds)[0, -1], 6))) == 1
+    feeds = feeds_of(1, 5.0)
+    np.testing.assert_allclose(run(after, feeds), run(source, feeds), rtol=1e-6, atol=1e-11)
 
 
-SLICED = f"""{HEAD} {{
+def test_a_mask_that_is_no_choice_everywhere_is_added_as_it_was(clamped: Clamp) -> None:
+    text = CHOSEN["by a product, which two softmaxes read"][0].replace("next = Add (mask, p)", "next = Sub (mask, p)")
+    assert "Where" not in "".join(body(clamped(model_of(f"{HEAD} {{ {text} }}"), bound=-30)))
+
+
+LIMITED = f"""{HEAD} {{
     zero = Constant <value_float = 0.0> () big = Constant <value_float = -3.4028235e38> ()
-    mask = Where (kept, zero, big) wide = Expand (mask, shape) sum = Add (scores, wide) y = Softmax <axis = -1> (sum)
+    mask = Where (kept, zero, big) wide = Max (mask, floor) sum = Add (scores, wide) y = Softmax <axis = -1> (sum)
 }}"""
 
 
 def test_it_is_said_where_a_row_that_is_masked_whole_changes(context: PassContext) -> None:
-    shape = np.array([2, 4, 4])
+    floor = np.array(-3e38, np.float32)
     draws = [feeds_of(seed, 2.0) for seed in range(3)]
-    [row] = passes.optimize(model_of(SLICED, shape=shape), ["clamp-mask"], feeds=draws, context=context).rows
+    [row] = passes.optimize(model_of(LIMITED, floor=floor), ["clamp-mask"], feeds=draws, context=context).rows
     assert row.reason == "masks with -30; a row that is masked as a whole gets other weights, which no draw shows"
     draws.append(feeds_of(3, 2.0, whole=True))
-    [row] = passes.optimize(model_of(SLICED, shape=shape), ["clamp-mask"], feeds=draws, context=context).rows
+    [row] = passes.optimize(model_of(LIMITED, floor=floor), ["clamp-mask"], feeds=draws, context=context).rows
     assert row.status.value == "reverted"
     assert row.reason.startswith("differs: y")
     assert row.reason.endswith("a row that is masked as a whole gets other weights, 4 rows of the draws")
@@ -236,7 +294,7 @@ def test_before_opset_13_softmax_flattens(context: PassContext) -> None:
     kept = np.array([[[False, False], [True, False]]] * 2)
     feeds = [{"x": np.random.default_rng(seed).random((2, 2, 2), np.float32), "kept": kept} for seed in range(5)]
     [row] = passes.optimize(source, ["clamp-mask"], feeds=feeds, context=context).rows
-    assert (row.changed, row.reason[-19:]) == (True, "which no draw shows")
+    assert (row.status.value, row.changed, row.reason) == ("ran", True, "masks with -30")
 
 
 @pytest.mark.parametrize("bound", [0, 3.5, float("-inf"), float("nan"), "low", True])

@@ -68,6 +68,18 @@ def run(
     return placement, chosen, rows
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call the library here: a process of its own imports onnxsim anew, which takes seconds."""
+
+    def call(_: Optimizer, folder: Path) -> Any:
+        algorithm.main(folder)
+        return json.loads((folder / "found.json").read_text())
+
+    monkeypatch.setattr(optimize, "call_library", call)
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_step_by_which_the_chain_gets_worse_is_undone(tmp_path: Path) -> None:
     model, ratios = two_products(), iter([20.0, 19.0])
     placement = place(model, [rule("op:*", "int4/channel", "float")])
@@ -81,6 +93,7 @@ def test_a_step_by_which_the_chain_gets_worse_is_undone(tmp_path: Path) -> None:
     assert "outputs 20.00 → 19.00 dB, so it is undone: the chain is worse by it" in str(row)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_gptq_takes_a_model_whose_products_read_its_inputs_alone(tmp_path: Path) -> None:
     model = model_of(
         "g (float[16, 32] x) => (float[16, 8] y) { y = MatMul(x, w) }",
@@ -105,17 +118,6 @@ def test_gptq_gives_the_numbers_of_its_library_and_is_better_on_samples_that_it_
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in library.graph.initializer}
     ours = quantize(chosen.arrays["first"], chosen.encodings["first"])
     np.testing.assert_array_equal(ours, stored["first_quantized"].astype(np.int64))
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call the library here: a process of its own imports onnxsim anew, which takes seconds."""
-
-    def call(_: Optimizer, folder: Path) -> Any:
-        algorithm.main(folder)
-        return json.loads((folder / "found.json").read_text())
-
-    monkeypatch.setattr(optimize, "call_library", call)
 
 
 @pytest.mark.usefixtures("in_process")
