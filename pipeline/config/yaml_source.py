@@ -81,7 +81,8 @@ class Document:
 
 _TAG = "tag:yaml.org,2002:"
 _DROPPED = {f"{_TAG}timestamp", f"{_TAG}value"}
-_KNOWN = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map")}
+_SCALARS = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null", "merge")}
+_TAGS = {yaml.ScalarNode: _SCALARS, yaml.SequenceNode: {f"{_TAG}seq"}, yaml.MappingNode: {f"{_TAG}map"}}
 LIMIT = 100_000
 """Most values in one file: aliases of aliases can make billions out of a few lines."""
 
@@ -224,7 +225,6 @@ class _YamlReader:
 
     def _scalar(self, loader: _Loader, node: yaml.Node) -> Any:
         """The value of a scalar. PyYAML raises whatever Python does for a text that the tag cannot have."""
-        self._check_tag(node)
         if node.tag == _MERGE:
             return node.value
         is_number = node.tag in (f"{_TAG}int", f"{_TAG}float")
@@ -239,7 +239,7 @@ class _YamlReader:
         raise ConfigError(f"{self._place(node)}: found {describe(node.value)}, expected {expected}")
 
     def _check_tag(self, node: yaml.Node) -> None:
-        if node.tag not in _KNOWN and node.tag != _MERGE:
+        if node.tag not in _TAGS[type(node)]:
             tag = node.tag.replace(_TAG, "!!")
             known = "text, a number, true, false, null, a list or a mapping, without a tag"
             raise ConfigError(f"{self._place(node)}: found the tag {describe(tag)}, expected {known}")
@@ -268,6 +268,7 @@ class _YamlReader:
         if not isinstance(node, yaml.ScalarNode):
             found = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
             raise ConfigError(f"{self._place(node)}: the key is {found}, expected text; put it in quotes")
+        self._check_tag(node)
         key = self._scalar(loader, node)
         if isinstance(key, int) and not isinstance(key, bool):
             return str(key)  # an axis; the schema reads it as a number again

@@ -314,7 +314,8 @@ def refuse_wrong_export(report: ExportReport, path: Path, references: References
     if why:
         draws = [draw for draw in references.draws if draw.label in report.draws]
         remedy = describe_ties(read_model(path), draws) or (
-            "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
+            "does forward read what changes from call to call, such as a global variable or a clock? make it an input; "
+            "else try another export.opset, or find the operator with `model:` narrowed to a part of the model"
         )
         raise CheckFailed(f"the exported model does not compute what torch computes ({why}); {remedy}")
 

@@ -205,6 +205,9 @@ export: 3
     ]
 
 
+UNTAGGED = "text, a number, true, false, null, a list or a mapping, without a tag"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -216,9 +219,12 @@ export: 3
         ("name: &a [*a]\n", "c.yaml:1: an alias inside its own anchor; expected a finite value"),
         (
             "name: !!python/name:os.system x\n",
-            "c.yaml:1: found the tag '!!python/name:os.system', expected text, a number, true, false, null, a list "
-            "or a mapping, without a tag",
+            f"c.yaml:1: found the tag '!!python/name:os.system', expected {UNTAGGED}",
         ),
+        ('verify: !!map "x"\n', f"c.yaml:1: found the tag '!!map', expected {UNTAGGED}"),
+        ("name: !!str {a: 1}\n", f"c.yaml:1: found the tag '!!str', expected {UNTAGGED}"),
+        ("name: !!seq {a: 1}\n", f"c.yaml:1: found the tag '!!seq', expected {UNTAGGED}"),
+        ("name: !!map [1]\n", f"c.yaml:1: found the tag '!!map', expected {UNTAGGED}"),
         ("name: a\n", "c.yaml:1: the key 'model' is missing"),
         (
             "model: {factory: m:f, onnx: x.onnx}\n",
