@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from passes.context import PassContext, limit_runs, open_context
+from passes.diff.compare import compare_matched
 from passes.diff.formats import distance_text, layers_as_data, layers_text, numbers_as_data, numbers_text
 from passes.diff.layers import LayerErrors, compare_layers
 from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.numbers import DrawnInputs, Numbers, compare_numbers, draw_inputs
+from passes.diff.types import InitializerChange
 from passes.errors import ModelError, StepFailed
 from passes.matching.flat_graph import ABSENT
 from passes.proof.prover import SPACE
@@ -32,11 +34,13 @@ class ModelComparison:
 
     `meets`: a value of the first model that the second does not have → the next value that both have, by its name in
     the first model, at which it is compared; empty where only outputs follow.
+    `stored`: tensors that differ, also in elements that no input reads, such as a row of a table.
     """
 
     numbers: Numbers
     layers: tuple[LayerErrors, ...]
     meets: Mapping[str, str]
+    stored: tuple[InitializerChange, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -46,7 +50,17 @@ class ModelComparison:
     def text(self, most: int | None = 20) -> str:
         shown = numbers_text(self.numbers, most=most, title="outputs and common values").lstrip("\n")
         shown += layers_text(self.layers, most=most)
-        return shown + "".join(f"{line}\n" for line in self._meeting_lines(most))
+        return shown + "".join(f"{line}\n" for line in (*self._stored_lines(most), *self._meeting_lines(most)))
+
+    def _stored_lines(self, most: int | None) -> Iterator[str]:
+        if not self.stored:
+            return
+        yield ""
+        yield "stored tensors that differ, also where none of these inputs reads them"
+        for change in self.stored[:most]:
+            yield visible_line(f"  {change}")
+        if most is not None and len(self.stored) > most:
+            yield f"  and {len(self.stored) - most} more"
 
     def _meeting_lines(self, most: int | None) -> Iterator[str]:
         if not self.meets:
@@ -77,6 +91,7 @@ class ModelComparison:
             **numbers_as_data(self.numbers, ""),
             "layers": layers_as_data(self.layers),
             "meets": dict(self.meets),
+            "stored": [asdict(change) for change in self.stored],
         }
 
 
@@ -111,9 +126,11 @@ def compare(
     with nullcontext(context) if context else open_context() as context, limit_runs(context, first, feeds):
         given = [DrawnInputs(f"sample {index}", arrays) for index, arrays in enumerate(feeds)]
         try:
-            return compare_matching(matched, given or draw_inputs(matched, context), context)
+            found = compare_matching(matched, given or draw_inputs(matched, context), context)
         except StepFailed as failure:
             raise ModelError(f"{failure}{SPACE if REFUSED in str(failure) else ''}") from failure
+    changes = compare_matched(matched).initializers
+    return replace(found, stored=tuple(change for change in changes if change.before == change.after))
 
 
 def compare_matching(

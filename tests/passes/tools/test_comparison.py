@@ -54,6 +54,20 @@ def test_a_wrong_model_is_wrong(context: PassContext) -> None:
     assert {"a", "b"} <= exact
 
 
+def test_a_row_that_no_input_reads_is_named_although_all_outputs_are_equal(context: PassContext) -> None:
+    rows = matrix(64, 4, 1)
+    other = rows.copy()
+    other[50, 2] += 1
+    text = "g (int64[3] i) => (float[3, 4] y) { y = Gather (w, i) }"
+    places = [{"i": np.array([0, 1, 2])}]
+    found = compare(model_of(text, w=rows), model_of(text, w=other), places, context=context)
+    assert found.ok
+    assert "equal in every bit" in str(found)
+    assert [change.name for change in found.stored] == ["w"]
+    assert "stored tensors that differ, also where none of these inputs reads them\n  w float[64,4]: " in str(found)
+    assert not compare(model_of(text, w=rows), model_of(text, w=rows), places, context=context).stored
+
+
 def test_a_model_in_bfloat16_is_compared(context: PassContext) -> None:
     """onnxruntime has no kernels of bfloat16; ONNX's evaluator runs it, and inner values differ by numbers."""
     model = biased_attention()
