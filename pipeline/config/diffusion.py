@@ -69,7 +69,9 @@ def _read_index(folder: Path) -> dict[str, str]:
         ValueError: there is no such file, or it is no list of components.
     """
     if not (folder / INDEX).is_file():
-        listing = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) if folder.is_dir() else "no folder"
+        if not folder.is_dir():
+            raise ValueError(f"found no folder {folder}, expected that of a pipeline that save_pretrained wrote")
+        listing = ", ".join(sorted(path.name for path in folder.iterdir())[:8])
         raise ValueError(
             f"found no {INDEX} in {folder}, but {listing or 'no file'}; expected a pipeline that save_pretrained wrote"
         )

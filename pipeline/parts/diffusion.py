@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from passes.weights.detached import read_model
 from passes.weights.files import replace_folder_when_done, save_together
 from pipeline.config import RunConfig
-from pipeline.parts.folder import MODEL_ALONE, WEIGHTS_ALONE, Files, load_files, save_files
+from pipeline.parts.folder import MODEL_ALONE, WEIGHTS_ALONE, Files, load_files, save_files, stamps_of
 from pipeline.parts.sessions import MODELS, backends_of, step_opener
 from pipeline.report import ImageReport
 from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest
@@ -36,7 +36,10 @@ def write_pipeline(finals: Mapping[str, Path], models: DiffusionModels, workspac
         OSError: the disk is full, or the folder cannot be written.
     """
     folder = workspace.folder / MODELS
-    key = key_of({name: digest_of_file(path) for name, path in finals.items()}, str(models.section), own_code_digest())
+    source = Path(models.section.folder) if models.section.folder is not None else None
+    digests = {name: digest_of_file(path) for name, path in finals.items()}
+    stamps = stamps_of(sorted(file for file in source.rglob("*") if file.is_file())) if source is not None else ()
+    key = key_of(digests, str(models.section), stamps, own_code_digest())
     known = load_files(workspace, key)
     if known:
         return known, True
@@ -49,7 +52,6 @@ def write_pipeline(finals: Mapping[str, Path], models: DiffusionModels, workspac
             write(fresh / name)
         models.pipe.save_config(fresh)
         models.pipe.scheduler.save_pretrained(fresh / "scheduler")
-        source = Path(models.section.folder) if models.section.folder is not None else None
         for place in sorted(source.glob("*")) if source is not None else ():
             if place.is_dir() and place.name.startswith(("tokenizer", "feature_extractor")):
                 shutil.copytree(place, fresh / place.name)

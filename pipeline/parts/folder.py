@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ TOKENIZER_FILES: Final = (
 """What a tokenizer or processor of Hugging Face is read from, as far as a folder has it."""
 
 Files = tuple[tuple[str, int, int], ...]
-"""Name below the folder of the run, size and time of each file."""
+"""Name below the folder of the run, or path, size and time of each file."""
 
 
 def write_models(
@@ -63,17 +63,22 @@ def write_models(
         OSError: the disk is full, or the folder cannot be written.
     """
     folder = workspace.folder / MODELS
-    key = key_of(sorted(finals), config.to_json_string(), str(source), own_code_digest())
+    patterns = (*TOKENIZER_FILES, *((GENERATION,) if "encoder" in finals else ()))
+    found = {file for pattern in patterns for file in (source.glob(pattern) if source else ()) if file.is_file()}
+    copied = sorted(found)
+    key = key_of(sorted(finals), config.to_json_string(), stamps_of(copied), own_code_digest())
     known = load_files(workspace, key)
     if known and all(path == (folder / f"{name}.onnx").resolve() for name, path in finals.items()):
         return known, True
     with replace_folder_when_done(folder) as fresh:
-        _write_files(fresh, finals, config, source, refers=refers)
+        _write_files(fresh, finals, config, refers=refers)
+        for file in copied:
+            shutil.copyfile(file, fresh / file.name)
     return save_files(workspace, key), False
 
 
-def _write_files(folder: Path, finals: Mapping[str, Path], config: Any, source: Path | None, *, refers: bool) -> None:
-    """`write_models` to a fresh folder."""
+def _write_files(folder: Path, finals: Mapping[str, Path], config: Any, *, refers: bool) -> None:
+    """Write the models, and what applications read of `config`."""
     models = {folder / f"{name}.onnx": read_model(path) for name, path in finals.items()}
     if refers:
         for name, path in finals.items():
@@ -92,9 +97,11 @@ def _write_files(folder: Path, finals: Mapping[str, Path], config: Any, source: 
         (folder / SETTINGS).write_text(genai_config(config, graphs["decoder"]), encoding="utf-8")
     else:
         _write_mapping(graphs["decode"], folder / KV_MAPPING)
-    copied = (*TOKENIZER_FILES, *((GENERATION,) if "encoder" in graphs else ()))
-    for file in (file for pattern in copied for file in (source.glob(pattern) if source else ())):
-        shutil.copyfile(file, folder / file.name)
+
+
+def stamps_of(files: Iterable[Path]) -> Files:
+    """Path, size and time of files that are copied: another tokenizer of the source belongs into the folder, too."""
+    return tuple((str(file), *stamp(file)) for file in files)
 
 
 def load_files(workspace: Workspace, key: str) -> Files | None:

@@ -15,7 +15,15 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
 from pipeline.model_run import ModelRun, exit_code_of
 from pipeline.parts.diffusion import prove_images, write_pipeline
-from pipeline.parts.folder import PARTS, describe_files, remove_other_parts, store_once, where_to_load, write_models
+from pipeline.parts.folder import (
+    PARTS,
+    describe_files,
+    remove_other_parts,
+    stamps_of,
+    store_once,
+    where_to_load,
+    write_models,
+)
 from pipeline.parts.own import write_own_parts
 from pipeline.parts.own_chain import prove_own_chain
 from pipeline.parts.report import remove_quantized, write_parts_report
@@ -26,7 +34,7 @@ from pipeline.result import RunResult
 from pipeline.stages.check import remember_settings
 from pipeline.stages.report import has_good_report, write_quietly, write_settings
 from pipeline.stages.source import open_source, why_not_compared
-from pipeline.workspace import Workspace, key_of, own_code_digest, stamp, versions
+from pipeline.workspace import Workspace, key_of, own_code_digest, versions
 
 if TYPE_CHECKING:
     from pipeline.export.source import Source
@@ -119,7 +127,7 @@ class PartsRun:
     def _key_of_calls(self, section: DiffusersConfig) -> str:
         """Digest of what the calls of a pipeline's models depend on; the files of its folder by size and time."""
         files = sorted(Path(section.folder).rglob("*")) if section.folder is not None else ()
-        stamps = [(str(path), *stamp(path)) for path in files if path.is_file()]
+        stamps = stamps_of(path for path in files if path.is_file())
         return key_of(self.config.model.model_dump(mode="json"), stamps, own_code_digest(), versions())
 
     def _raise_failure(self) -> None:

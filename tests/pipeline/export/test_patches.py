@@ -78,7 +78,7 @@ def test_experts_of_a_switch_transformer_compute_the_same_with_the_patches(exper
 def test_without_the_patches_these_experts_have_no_trace(experts: torch.nn.Module) -> None:
     with pytest.raises(RuntimeError, match="Couldn't swap"):  # the conversion of the router in forward
         torch.export.export(experts, (TOKENS,))
-    inner, chosen = experts.experts, torch.eye(4, dtype=torch.int64)[[0, 1, 1, 3, 0, 2]][:, None]
+    inner, chosen = experts.get_submodule("experts"), torch.eye(4, dtype=torch.int64)[[0, 1, 1, 3, 0, 2]][:, None]
     with pytest.raises(Exception, match="data-dependent"):  # the loop over experts
         torch.export.export(inner, (TOKENS[0], chosen, torch.ones(6, 1)))
 

@@ -100,6 +100,24 @@ def test_the_mapping_has_every_state_of_a_hybrid_cache(tmp_path: Path) -> None:
     }
 
 
+def test_a_tokenizer_that_the_source_got_later_is_written(tmp_path: Path) -> None:
+    """The files of an earlier run are taken up only as long as what is copied next to them is the same."""
+    source, whole = tmp_path / "source", Workspace(tmp_path / "out")
+    for folder in (source / "tokenizer", whole.stages):  # a folder is no file of a tokenizer
+        folder.mkdir(parents=True)
+    text = MODEL.replace("TOKENS, 64", "4").replace("MatMul (x, w)", "Relu (x)")
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    finals = {"encoder": tmp_path / "model.onnx", "decoder": tmp_path / "model.onnx"}
+    written = {name: whole.folder / "models" / f"{name}.onnx" for name in finals}
+    for files in ({}, {"tokenizer.json": "1"}, {"tokenizer.json": "22"}):
+        for name, text in files.items():
+            (source / name).write_text(text)
+        assert [write_models(paths, SourceConfig(), source, whole)[1] for paths in (finals, written)] == [False, True]
+        copied = {path.name: path.read_text() for path in (whole.folder / "models").glob("tokenizer*")}
+        assert copied == files
+        finals = written
+
+
 def test_the_run_of_a_part_with_an_earlier_name_is_removed(parts: dict[str, Workspace], tmp_path: Path) -> None:
     store_once(parts, Workspace(tmp_path), FILES)
     (tmp_path / "parts" / "notes").mkdir()  # a user's own

@@ -12,6 +12,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.parts import TextGenerator
 from pipeline.parts.seq2seq import Seq2SeqReader
+from pipeline.verify.backends import Feeds
 
 ENCODER = """
 <ir_version: 10, opset_import: ["": 20]>
@@ -91,7 +92,7 @@ def test_the_encoder_runs_once_a_text(models: Path) -> None:
     calls: list[str] = []
 
     def open_step(path: Path):
-        def run(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        def run(feeds: Feeds) -> dict[str, np.ndarray]:
             calls.append(path.stem)
             if path.stem == "encoder":
                 return {"present.0.encoder.key": np.full((1, 6), 3.0)}

@@ -140,7 +140,7 @@ def test_a_list_of_components_that_is_none_is_one_sentence(text: str, tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"diffusers": "nowhere"}, "found no model_index.json in .*nowhere, but no folder"),
+        ({"diffusers": "nowhere"}, "found no folder .*nowhere, expected that of a pipeline"),
         ({"diffusers": {"class": "FluxPipeline"}}, "found 'class' without 'components'"),
         ({"diffusers": configuration("Flux")["model"]["diffusers"], "part": "unet"}, "expected one of text_encoder"),
         ({"diffusers": configuration("Flux")["model"]["diffusers"], "task": "text-generation"}, "found 'task' next to"),
