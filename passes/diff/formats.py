@@ -122,6 +122,7 @@ def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = M
     if numbers is None:
         return f"\nno numbers: {visible_line(why)}\n" if why else ""
     lines = ["", title, *(f"  output {name}: {distance_text(errors)}" for name, errors in numbers.outputs.items())]
+    lines.extend(f"  output {name}: {UNCOMPARED}" for name in numbers.not_compared)
     if numbers.values:
         differing = [value for value in numbers.values if value.errors.max_abs or not value.errors.ok]
         lines.append(
@@ -166,6 +167,9 @@ RIGHT: Final = 3
 """The first column that is aligned to the right."""
 
 
+UNCOMPARED: Final = "not compared, since its values are random"
+
+
 def distance_text(errors: Errors) -> str:
     """How far a value is from what was expected, as words."""
     if errors.judged_as == DRAWN and errors.ok:
@@ -189,7 +193,13 @@ def numbers_as_data(numbers: Numbers | None, why: str = "") -> dict[str, Any]:
         {"before": value.before, "after": value.after, "errors": _errors(value.errors)} for value in numbers.values
     ]
     outputs = {name: _errors(errors) for name, errors in numbers.outputs.items()}
-    return {"outputs": outputs, "values": values, "draws": numbers.draws, "not_run": numbers.not_run}
+    return {
+        "outputs": outputs,
+        "values": values,
+        "draws": numbers.draws,
+        "not_run": numbers.not_run,
+        "not_compared": numbers.not_compared,
+    }
 
 
 def layers_as_data(layers: Sequence[LayerErrors]) -> list[dict[str, Any]]:

@@ -21,8 +21,10 @@ from onnx import ModelProto, TensorProto
 from passes.context import PassContext
 from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.errors import ModelError, StepFailed
+from passes.graph.formatting import format_type
 from passes.graph.op_facts import COMMUTATIVE
 from passes.matching.flat_graph import ABSENT, Item, NodeMatching
+from passes.model.signature import contradicts
 from passes.optimize import plan_draws
 from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import DRAWN, Errors, compare
@@ -55,12 +57,14 @@ class Numbers:
     values: inner values, in the order in which the second model computes them; empty if they were not asked for.
     draws: the labels of the draws on which both models ran.
     not_run: a sentence on each draw on which the second model does not run.
+    not_compared: outputs, by their name in the second model, whose values are random.
     """
 
     outputs: Mapping[str, Errors]
     values: tuple[ValueErrors, ...] = ()
     draws: tuple[str, ...] = ()
     not_run: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
     @property
     def first_apart(self) -> ValueErrors | None:
@@ -114,7 +118,7 @@ def compare_numbers(
     """Run both models on each of `draws` and compare their outputs; with `values` also their inner values.
 
     Raises:
-        ModelError: they have no output in common, by name or place, or the second model needs other inputs.
+        ModelError: they have no output in common, by name or place, or the second model takes other inputs.
         StepFailed: onnxruntime refuses one of them, or stops.
     """
     outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
@@ -125,6 +129,14 @@ def compare_numbers(
         raise ModelError(
             f"the second model has an input {min(missing)!r} that the first has not, so there are no values to compare"
         )
+    for new, old in matched.inputs.items():
+        types = matched.before.index.required_inputs[old], matched.after.index.required_inputs[new]
+        if contradicts(types[0].type, types[1].type):
+            first, second = map(format_type, types)
+            raise ModelError(
+                f"{old!r} is {first} in the first model, and {new!r} is {second} in the second, so they take no values "
+                "in common"
+            )
     distances, failed = measure_pairs(matched, outputs, draws, context)
     if failed.keys() >= {draw.label for draw in draws}:
         raise StepFailed(f"the second model does not run: {next(iter(failed.values()))}")
@@ -135,6 +147,7 @@ def compare_numbers(
         tuple(ValueErrors(*pair, errors) for pair, (_, errors) in inner.items()),
         tuple(draw.label for draw in draws),
         tuple(f"the second model does not run on {label}: {why[:MOST_SAID]}" for label, why in failed.items()),
+        tuple(pair[1] for pair in outputs if pair not in distances),
     )
 
 

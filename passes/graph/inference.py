@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
 from onnx.shape_inference import InferenceError
 
 from passes.custom_ops.declarations import declared_ops
@@ -55,6 +55,13 @@ def infer_types(model: onnx.ModelProto, *, data_prop: bool = False) -> GraphProt
 def types_of(model: onnx.ModelProto) -> dict[str, ValueInfoProto]:
     """The inferred type of every value of the main graph that inference can reach."""
     return GraphIndex(infer_types(model)).types
+
+
+def declare_rank(info: ValueInfoProto, rank: int) -> None:
+    """Give a tensor of which no rank is declared `rank` open dims, in place; 0 leaves it as it is."""
+    kind = info.type
+    if rank and kind.WhichOneof("value") == "tensor_type" and not kind.tensor_type.HasField("shape"):
+        kind.tensor_type.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(rank))
 
 
 def dims_of(info: ValueInfoProto) -> Dims | None:

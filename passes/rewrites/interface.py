@@ -23,7 +23,7 @@ from passes.graph.index import (
     take_name,
     value_names,
 )
-from passes.graph.inference import dims_of, infer_types
+from passes.graph.inference import declare_rank, dims_of, infer_types
 from passes.graph.traversal import read_names, reads_of
 from passes.step import Description, PassResult, Relation, Step, structure
 from passes.suggest import nearest, plural
@@ -164,7 +164,9 @@ class FixShapes(Step):
         proto = model.copy_proto()
         sizes: dict[str, int] = {}
         for info in proto.graph.input:
-            for dim, size in zip(info.type.tensor_type.shape.dim, self.shapes.get(info.name, ()), strict=False):
+            shape = self.shapes.get(info.name, ())
+            declare_rank(info, len(shape))
+            for dim, size in zip(info.type.tensor_type.shape.dim, shape, strict=False):
                 sizes |= {dim.dim_param: size} if dim.dim_param else {}
                 dim.dim_value = size
         for info in (*proto.graph.input, *proto.graph.output):
@@ -260,7 +262,7 @@ def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str])
     ends = [_require_type(name, types) for name in outputs]
     others = [name for name in cuts if types[name].type.WhichOneof("value") != "tensor_type"]
     if others:
-        raise StepFailed(f"{others[0]!r} is no tensor, and only tensors are fed to a part; cut at another value")
+        raise PolicyError(f"{others[0]!r} is no tensor, and only tensors are fed to a part; cut at another value")
     taken = value_names(graph)
     for node in nodes:  # a node that makes a further value, which is read, makes one that is fed under another name
         node.output[:] = [take_name(name, taken) if name in cuts else name for name in node.output]

@@ -115,7 +115,9 @@ def join_models(one: DetachedModel, two: DetachedModel, map: Mapping[str, str]) 
     known = _all_names(left) | _all_names(right)
     renamed = {name: take_name(name, known) for name in sorted(taken)}
     right = _rename(right, renamed)
-    pairs = [(old, renamed.get(new, new)) for old, new in map.items()]
+    fed = {new: renamed.get(new, new) for new in map.values()}
+    fed |= {new: _copy_to_output(right, name, known) for new, name in fed.items() if new in two.index.outputs}
+    pairs = [(old, fed[new]) for old, new in map.items()]
     ends = [*(name for name in outputs if name not in map), *(info.name for info in right.graph.output)]
     graph = compose.merge_graphs(left.graph, right.graph, pairs, outputs=ends)  # without the checker: weights stand in
     whole = left
@@ -146,6 +148,16 @@ def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto
     for entry in (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *_sparse_parts(graph)):
         entry.name = names.get(entry.name, entry.name)
     return proto
+
+
+def _copy_to_output(proto: onnx.ModelProto, name: str, known: set[str]) -> str:
+    """Let an Identity make the output `name`, which is an input too; the name that the input has then."""
+    graph, taken = proto.graph, take_name(name, known)
+    replace_all_uses_with(graph.node, {name: taken})
+    for info in graph.input:
+        info.name = taken if info.name == name else info.name
+    graph.node.append(onnx.helper.make_node("Identity", [taken], [name]))
+    return taken
 
 
 def _sparse_parts(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -13,6 +13,7 @@ from onnx import GraphProto
 from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.graph.index import copy_of
+from passes.graph.inference import declare_rank
 from passes.graph.traversal import bodies_of
 from passes.policy.policy import Policy
 from passes.recipe.recipe import known_names, pass_names
@@ -74,6 +75,9 @@ def with_input_shapes(asked: Mapping[str, tuple[str, Sequence[int]]], model: onn
         PolicyError: there is no such input, or its declared shape contradicts the requested shape.
     """
     fixed = copy_of(model)
+    for info in fixed.graph.input:
+        if info.name in asked:
+            declare_rank(info, len(asked[info.name][1]))
     inputs = {info.name: info.type.tensor_type.shape.dim for info in fixed.graph.input}
     sizes: dict[str, int] = {}
     for name, (asker, shape) in asked.items():

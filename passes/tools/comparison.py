@@ -15,7 +15,7 @@ import numpy as np
 
 from passes.context import PassContext, limit_runs, open_context
 from passes.diff.compare import compare_matched
-from passes.diff.formats import distance_text, layers_as_data, layers_text, numbers_as_data, numbers_text
+from passes.diff.formats import UNCOMPARED, distance_text, layers_as_data, layers_text, numbers_as_data, numbers_text
 from passes.diff.layers import LayerErrors, compare_layers
 from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.numbers import DrawnInputs, Numbers, compare_numbers, draw_inputs
@@ -80,6 +80,7 @@ class ModelComparison:
 
     def _repr_html_(self) -> str:
         rows = [("output", name, distance_text(errors)) for name, errors in self.numbers.outputs.items()]
+        rows += [("output", name, UNCOMPARED) for name in self.numbers.not_compared]
         rows += [("layer", layer.layer or layer.before, distance_text(layer.errors)) for layer in self.layers]
         rows += [("value", value.before, distance_text(value.errors)) for value in self.numbers.values]
         return html_table("comparison", ("what", "name", "distance"), rows)

@@ -242,7 +242,10 @@ def _parts_by_label(index: GraphIndex, labels: Sequence[str]) -> list[int]:
 
 def _cut_parts(model: DetachedModel, numbers: Sequence[int], encodings: Mapping[str, Encoding]) -> list[ModelPart]:
     index = model.index
+    if not index.own:
+        raise PolicyError("split: the model has no node; expected one or more")
     used = sorted(set(numbers))
+    stored = [name for name in index.outputs if name in index.initializers]
     groups = [[node for node, number in zip(index.own, numbers, strict=True) if number == part] for part in used]
     parts = []
     for part_index, nodes in enumerate(groups):
@@ -250,6 +253,8 @@ def _cut_parts(model: DetachedModel, numbers: Sequence[int], encodings: Mapping[
         later = read_names(itertools.chain(*groups[part_index + 1 :])) | index.outputs.keys()
         # What is computed from stored tensors alone is computed again in each part that reads it.
         ends = [name for name in made if name in index.outputs or (name in later and name not in index.folded)]
+        if part_index == len(groups) - 1:
+            ends += stored
         if not ends:
             continue
         given = [name for name in values_read(nodes) if name in index.producers and name not in index.folded]

@@ -55,14 +55,14 @@ def extract(begin: list[str] | None = None, end: list[str] | None = None) -> dic
     """Write the part of an ONNX file between values, or nodes, that are named."""
     if not begin and not end:
         raise UsageError("extract: found no name; expected --from NAME, --to NAME or both")
-    return {"inputs": split_names(begin or ()), "outputs": split_names(end or ())}
+    return {"inputs": [*dict.fromkeys(begin or ())], "outputs": [*dict.fromkeys(end or ())]}
 
 
 def outputs(add: list[str] | None = None, drop: list[str] | None = None) -> dict[str, Any]:
     """Make outputs of inner values, or drop outputs with all that only they need."""
     if not add and not drop:
         raise UsageError("outputs: found nothing to do; expected --add VALUE or --drop OUTPUT")
-    return {"add": split_names(add or ()), "drop": split_names(drop or ())}
+    return {"add": [*dict.fromkeys(add or ())], "drop": [*dict.fromkeys(drop or ())]}
 
 
 def rename(value: list[str]) -> dict[str, Any]:

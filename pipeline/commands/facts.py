@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,7 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.terminal import print_json, print_line, print_text
 
 if TYPE_CHECKING:
+    from passes.proof.numbers import Errors
     from passes.weights.detached import DetachedModel
 
 
@@ -111,11 +113,8 @@ def split(
                 (out / f"{part.name}.encodings").write_text(text, encoding="utf-8")
     print_text(str(found))
     sizes = ", ".join(bytes_text(part.model.nbytes()) for part in found.parts)
-    worst = max((errors.max_abs for errors in found.errors.values()), default=None)
     print_line(f"{plural(len(found.parts), 'part')} ({sizes}) in {out}, with {tools.MANIFEST}")
-    print_line(
-        "not proven" if worst is None else f"the chain of parts computes what the whole does: max error {worst:.1e}"
-    )
+    print_line(_proof_text("the chain of parts computes what the whole does", found.errors))
 
 
 def _nodes_taken(model: DetachedModel, target: str) -> dict[str, bool]:
@@ -172,6 +171,18 @@ def merge(
         path, constants = out.with_suffix(".encodings"), set(model.index.initializers)
         write_file(path, aimet_text(dict(merged.encodings), constants, versions[0]))
         print_line(f"encodings: {path}")
-    worst = max((found.max_abs for found in merged.errors.values()), default=None)
-    how = "not proven" if worst is None else f"it computes what A and B do one after the other: max error {worst:.1e}"
+    how = _proof_text("it computes what A and B do one after the other", merged.errors)
     print_line(f"model: {out}, {plural(len(model.proto.graph.node), 'node')}; {how}")
+
+
+def _proof_text(claim: str, errors: Mapping[str, Errors]) -> str:
+    """What a proof of `claim` has found, by the errors of each output; there are none without a proof."""
+    from passes.proof.numbers import only_compared
+
+    if not errors:
+        return "not proven"
+    compared = only_compared(errors)
+    drawn = [name for name in errors if name not in compared]
+    worst = [f"max error {max(found.max_abs for found in compared.values()):.1e}"] if compared else []
+    rest = [f"only shape and dtype of {', '.join(drawn)}, which is random"] if drawn else []
+    return f"{claim}: {'; '.join([*worst, *rest])}"

@@ -144,6 +144,15 @@ def test_dropping_an_output_drops_what_only_it_needs(context: PassContext) -> No
     assert picture(change_outputs(both.model, [], ["y"], context=context)) == (["x"], ["MatMul", "Relu"], ["b"])
 
 
+def test_an_input_of_no_declared_rank_is_fixed(context: PassContext) -> None:
+    model = chain()
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    run = fix_shapes(model, {"x": [3, 8], "other": [3, 8]}, context=context)
+    shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in run.model.proto.graph.input]
+    assert shapes == [[3, 8]] * 2
+    assert run.rows[-1].errors["y"].max_abs == 0
+
+
 def test_a_fixed_dim_is_fixed_wherever_its_name_stands(context: PassContext) -> None:
     graph = fix_shapes(chain(), {"x": [3, 8]}, context=context).model.proto.graph
     shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in (*graph.input, *graph.output)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from passes.context import PassContext
 from passes.diff import compare_models
+from passes.errors import ModelError
 from passes.optimize import optimize
 from passes.tools import compare, to_bf16
 from tests.support.onnx_models import biased_attention, matrix, model_of
@@ -75,3 +77,25 @@ def test_a_model_in_bfloat16_is_compared(context: PassContext) -> None:
     ratios = [value.errors.sqnr_db for value in found.numbers.values if value.errors.max_abs]
     assert ratios
     assert 20 < min(ratios) < max(ratios) < 80
+
+
+UNEQUAL = """
+g (float[2, 8] x) => (float[2, 8] y, float[2, 8] noise) {
+  noise = RandomNormalLike (x)
+  y = Relu (x)
+}"""
+
+
+def test_outputs_that_cannot_be_compared_are_named(context: PassContext) -> None:
+    found = compare(model_of(UNEQUAL), model_of(UNEQUAL), context=context)
+    assert (found.ok, [*found.numbers.outputs]) == (True, ["y"])
+    assert found.as_data()["not_compared"] == ("noise",)
+    assert str(found).count("output noise: not compared, since its values are random") == 1
+    assert found._repr_html_().count("not compared") == 1
+
+
+@pytest.mark.parametrize("other", ["double[2, 8]", "float[2, 8, 1]", "float[3, 8]"])
+def test_inputs_of_other_types_take_no_values_in_common(other: str, context: PassContext) -> None:
+    first, second = (model_of(f"g ({kind} x) => ({kind} y) {{ y = Relu (x) }}") for kind in ("float[2, 8]", other))
+    with pytest.raises(ModelError, match=r"'x' is float\[2,8\] in the first model"):
+        compare(first, second, context=context)

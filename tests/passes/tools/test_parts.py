@@ -136,6 +136,31 @@ def test_a_model_after_itself(context: PassContext) -> None:
     assert len(merged.model.proto.graph.initializer) == 4
 
 
+STORED = """
+g (float[2, 8] x) => (float[2, 8] y, float[8, 8] w, float[2, 8] x) <float[8, 8] w> {
+  a = MatMul (x, w)
+  y = Relu (a)
+}"""
+
+
+def test_outputs_that_no_node_makes(context: PassContext) -> None:
+    """A weight that is an output is one of the last part; an input that is an output stays one, fed by another model
+    or by the user."""
+    model = model_of(STORED, w=matrix(8, 8, 1))
+    found = split(model, at=["a"], context=context)
+    assert picture(found) == [(["x"], ["a"], ["a"]), (["a"], ["y"], ["y", "w"])]
+    assert found.manifest()["outputs"] == {"y": "part1", "w": "part1", "x": "model"}
+    for pairs in ({"y": "x"}, {"x": "x"}):
+        merged = merge(model, model, pairs, context=context)
+        assert [*merged.errors] == [*(name for name in ("y", "w", "x") if name not in pairs), "y_2", "w_2", "x_2"]
+        assert all(errors.max_abs == 0 for errors in merged.errors.values())
+
+
+def test_a_model_without_nodes_has_no_parts() -> None:
+    with pytest.raises(PolicyError, match="the model has no node"):
+        split(model_of("g (float[2] x) => (float[2] x) {}"), max_bytes=9)
+
+
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [({"q": "x"}, "A has no output 'q'"), ({"y": "q"}, "B has no input 'q'"), ({}, "found no pair")],
@@ -232,7 +257,7 @@ g (float[3, 4] x) => (float[1, 12] y) {
 
 
 def test_a_cut_at_a_sequence_is_refused() -> None:
-    with pytest.raises(StepFailed, match="'s' is no tensor, and only tensors are fed to a part; cut at another value"):
+    with pytest.raises(PolicyError, match="'s' is no tensor, and only tensors are fed to a part; cut at another value"):
         split(model_of(SEQUENCES), at=["s"])
 
 

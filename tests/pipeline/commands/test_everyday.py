@@ -53,6 +53,13 @@ def test_a_step(words: str, said: str, model: Path) -> None:
     onnx.checker.check_model(onnx.load(out), full_check=True)
 
 
+def test_names_may_have_commas(model: Path) -> None:
+    out = model.with_name("out.onnx")
+    call("rename", model, "-o", out, "--value", "scores=a,b")
+    assert "11 nodes" in call("extract", out, "-o", model.with_name("part.onnx"), "--to", "a,b", "--to", "q0")
+    assert "22 nodes" in call("outputs", out, "-o", model.with_name("more.onnx"), "--add", "a,b")
+
+
 def test_a_small_command_loads_what_it_needs(model: Path) -> None:
     """rich and pydantic are for terminals, and for options that are neither text nor path: 0.08 of 0.4 s."""
     absent = "import sys; sys.modules.update(dict.fromkeys(('rich', 'pydantic', 'torch')))"  # an import of them fails
@@ -198,6 +205,16 @@ def test_a_model_that_does_not_run_is_a_mistake_of_its_user(model: Path, tmp_pat
     merge = ("merge", tmp_path / "strange.onnx", tmp_path / "strange.onnx", "-o", tmp_path / "all.onnx", "--map", "y=x")
     assert "does not run as it is" in call(*merge, code=2)
     assert not (tmp_path / "all.onnx").exists()
+
+
+def test_random_outputs_are_said_to_be_random(tmp_path: Path) -> None:
+    drawn = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]>
+        g (float[1, 4] x) => (float[1, 4] y) { a = RandomNormalLike (x) y = Add (a, x) }"""
+    )
+    onnx.save(drawn, tmp_path / "drawn.onnx")
+    said = call("split", tmp_path / "drawn.onnx", "-o", tmp_path / "parts", "--at", "a")
+    assert "only shape and dtype of y, which is random" in said
 
 
 def test_a_full_folder_of_temporary_files(model: Path, tmp_path: Path) -> None:
