@@ -1,15 +1,16 @@
 """Do the profiles round what the tools of their targets round? Models of transformers and torchvision, by tensor.
 
-    python -m benchmarks.quant_placement [--aimet PYTHON] [--folder DIR] [MODEL ...]
+    python -m benchmarks.quant_placement [--aimet PYTHON] [--modelopt PYTHON] [--folder DIR] [MODEL ...]
 
 A name that MODELS has not is one of torchvision's, such as resnet18; the interpreter of AIMET, which needs torchvision,
 exports it with random weights.
     python -m benchmarks.quant_placement --config configs/minilm.yaml …
 
 `ort-cpu` is held against what onnxruntime's `quantize_static` writes for the same file, and `qnn-htp` against the
-quantizers that AIMET's simulation has for it and against AIMET's loader, which is strict. What only moves numbers has
-no encoding in AIMET, and that of its source in onnxruntime; the bias of a normalization has 32 bits in onnxruntime
-alone, which makes copies of a bias that several products read. These are left out.
+quantizers that AIMET's simulation has for it and against AIMET's loader, which is strict. `tensorrt` is held against
+ModelOpt, which runs on a CPU; the interpreter needs nvidia-modelopt with what its extra `onnx` names but cupy. What
+only moves numbers has no encoding in AIMET, and that of its source in onnxruntime; the bias of a normalization has 32
+bits in onnxruntime alone, which makes copies of a bias that several products read. These are left out.
 
 With `--config` the encodings of the final model of a configuration, by `qnn-htp`, are held against the check of
 `onnxline check --encodings`, AIMET's strict loader and onnxruntime's configuration for QNN.
@@ -24,7 +25,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,6 +59,21 @@ MODELS: Final[dict[str, Callable[[], tuple[torch.nn.Module, dict[str, torch.Tens
     "Bert": lambda: (_model("BertModel", "BertConfig", **WORDS), _ids()),
     "Llama": lambda: (
         _model("LlamaForCausalLM", "LlamaConfig", **WORDS, num_key_value_heads=2, use_cache=False), _ids(),
+    ),
+    "DistilBert": lambda: (
+        _model("DistilBertModel", "DistilBertConfig", vocab_size=100, dim=32, n_layers=2, n_heads=4, hidden_dim=64),
+        _ids(),
+    ),
+    "Electra": lambda: (_model("ElectraModel", "ElectraConfig", **WORDS, embedding_size=32), _ids()),
+    "Qwen2": lambda: (
+        _model("Qwen2ForCausalLM", "Qwen2Config", **WORDS, num_key_value_heads=2, use_cache=False), _ids(),
+    ),
+    "OPT": lambda: (
+        _model(
+            "OPTForCausalLM", "OPTConfig", vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+            ffn_dim=64, word_embed_proj_dim=32, use_cache=False,
+        ),
+        _ids(),
     ),
     "GPT2": lambda: (
         _model("GPT2LMHeadModel", "GPT2Config", vocab_size=100, n_embd=32, n_layer=2, n_head=4, use_cache=False),
@@ -95,6 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=[*MODELS])
     parser.add_argument("--aimet", metavar="PYTHON", default=os.environ.get("AIMET_PYTHON", ""))
+    parser.add_argument("--modelopt", metavar="PYTHON", default="")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--config", type=Path, nargs="*", default=[])
     options = parser.parse_args()
@@ -108,7 +125,7 @@ def main() -> None:
             return
         print("| model | profile | tensors | ours alone | the tool alone | |\n| --- | --- | --- | --- | --- | --- |")
         for name in options.models:
-            for row in compare(name, folder / name, options.aimet):
+            for row in compare(name, folder / name, options.aimet, options.modelopt):
                 alone = (f"{len(names)} ({', '.join(names[:3])})" if names else "0" for names in (row.ours, row.theirs))
                 print(
                     f"| {row.model} | {row.profile} | {row.tensors} | {' | '.join(alone)} | {row.remark} |", flush=True
@@ -144,11 +161,14 @@ def load_in_aimet(folder: Path, python: str) -> tuple[set[str], str]:
     return set(enabled), remark
 
 
-def compare(name: str, folder: Path, aimet: str) -> Iterator[Row]:
+def compare(name: str, folder: Path, aimet: str, modelopt: str) -> Iterator[Row]:
     """A row for each profile whose tool is here."""
     folder.mkdir(parents=True, exist_ok=True)
     sample = export(name, folder, aimet)
     np.savez(folder / "sample.npz", **sample)  # type: ignore[arg-type]
+    if modelopt:
+        yield _against_modelopt(name, _simulate(folder, "tensorrt"), modelopt)
+        return
     yield _against_onnxruntime(name, _simulate(folder, "ort-cpu"), sample)
     if aimet:
         yield _against_aimet(name, _simulate(folder, "qnn-htp"), sample, aimet)
@@ -255,6 +275,38 @@ def _against_aimet(name: str, folder: Path, sample: dict[str, np.ndarray], pytho
     checked = "complete for the converter" if report.is_complete else "; ".join(report.lines())
     remark = f"{remark}; {checked}; {_ask_qnn(folder, sample)}"
     return _row(name, "qnn-htp", _encoded(folder), enabled, (), remark)
+
+
+ASK_MODELOPT: Final = """
+import sys
+import numpy as np
+from modelopt.onnx.quantization import quantize
+quantize(
+    sys.argv[1], quantize_mode="int8", calibration_data=dict(np.load(sys.argv[2])), calibration_method="max",
+    calibration_eps=["cpu"], high_precision_dtype="fp32", output_path=sys.argv[3],
+)
+"""
+
+
+def _against_modelopt(name: str, folder: Path, python: str) -> Row:
+    paths = folder / "model.onnx", folder.parent / "sample.npz", folder / "modelopt.onnx"
+    child = subprocess.run([python, "-c", ASK_MODELOPT, *map(str, paths)], capture_output=True, text=True)
+    if child.returncode:
+        why = f"ModelOpt ends with {child.stderr.strip().splitlines()[-1][:160]}"
+        return _row(name, "tensorrt", _encoded(folder), set(), (), why)
+    model = read_model(paths[0])
+    sites = find_sites(model)
+    read = {node.input[0] for node in onnx.load(paths[2]).graph.node if node.op_type == "QuantizeLinear"}
+    row = _row(
+        name,
+        "tensorrt",
+        _encoded(folder),
+        read.intersection(site.tensor for site in sites),
+        [site.tensor for site in sites if site.moves],
+    )
+    readers = {value: node.op_type for node in model.proto.graph.node for value in node.input}
+    counts = [count_operators(names, readers) or " none" for names in (row.ours, row.theirs)]
+    return replace(row, remark=f"read by: ours alone{counts[0]}, ModelOpt's alone{counts[1]}")
 
 
 def _ask_qnn(folder: Path, sample: dict[str, np.ndarray]) -> str:

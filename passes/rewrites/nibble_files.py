@@ -180,11 +180,8 @@ def write_nibbles(model: DetachedModel, path: Path, layout: NibbleLayout) -> int
     """
     import safetensors.numpy
 
-    weights = find_nibbles(model)
-    if not weights:
-        raise UsageError("encodings: found no product whose weight has 4 bits in blocks or by channel")
-    settings: dict[str, Any] = {"bits": 4, "group_size": _common_group(weights.values())}
-    packed = {module: _pack(module, weight, layout) for module, weight in weights.items()}
+    packed, group = pack_nibbles(model, layout)
+    settings: dict[str, Any] = {"bits": 4, "group_size": group}
     tensors = {f"{module}.{part}": array for module, parts in packed.items() for part, array in parts.items()}
     if layout == "awq":
         settings |= {"quant_method": "awq", "version": "gemm", "zero_point": True}
@@ -192,7 +189,20 @@ def write_nibbles(model: DetachedModel, path: Path, layout: NibbleLayout) -> int
         settings |= {"quant_method": "gptq", "checkpoint_format": layout, "desc_act": False, "sym": False}
     safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
     (path.parent / "quantize_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    return len(weights)
+    return len(packed)
+
+
+def pack_nibbles(model: DetachedModel, layout: NibbleLayout) -> tuple[dict[str, dict[str, np.ndarray]], int]:
+    """Module → the tensors that a checkpoint has of its weight; and the size of blocks, -1 for whole channels.
+
+    Raises:
+        UsageError: there is no weight of 4 bits, or one that the layout cannot hold.
+    """
+    weights = find_nibbles(model)
+    if not weights:
+        raise UsageError("encodings: found no product whose weight has 4 bits in blocks or by channel")
+    group = _common_group(weights.values())
+    return {module: _pack(module, weight, layout) for module, weight in weights.items()}, group
 
 
 def _common_group(weights: Collection[NibbleWeight]) -> int:

@@ -14,15 +14,19 @@ import numpy as np
 
 from passes.optimize import optimize
 from passes.rewrites.matmul_nbits import NibbleWeight
-from passes.rewrites.nibble_files import find_nibbles, read_nibbles, write_nibbles
+from passes.rewrites.nibble_files import find_nibbles, pack_nibbles, read_nibbles, write_nibbles
 from passes.run.result import PassRow
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from pipeline.config import QuantSimConfig
+from pipeline.config.quantsim import FLOAT
 from pipeline.errors import CheckFailed, UsageError
+from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.optimizers import FOUR_BITS
+from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.profiles import formats_of
+from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import QuantSimReport, report_text
 from pipeline.stages.report import (
     CHECKPOINT_CONFIG,
@@ -37,6 +41,9 @@ from pipeline.workspace import Workspace
 
 MATMUL_NBITS: Final = "matmul-nbits"
 """The layout that is a model, and no checkpoint."""
+
+
+EVERYTHING: Final = "op:*"
 
 
 def write_simulation(
@@ -77,6 +84,21 @@ def check_layouts(settings: QuantSimConfig) -> None:
             f"quantsim.layouts: {settings.layouts[0]} holds weights of 4 bits, and no rule gives a weight 4 bits; "
             "expected a rule such as 'op:MatMul': {weights: int4/block32}"
         )
+
+
+def check_weights(model: DetachedModel, rules: Sequence[PlacementRule], layouts: Sequence[str]) -> None:
+    """Refuse weights that a checkpoint cannot hold, before ranges are measured; the scales of weights need none.
+
+    Raises:
+        UsageError: it names the weight, or there is none of 4 bits.
+    """
+    checkpoints = [layout for layout in layouts if layout != MATMUL_NBITS]
+    if not checkpoints:
+        return
+    placement = place(model, (*rules, PlacementRule(EVERYTHING, activations=FLOAT)))
+    quantized = insert_qdq(model, encode(placement, {}, model))
+    for layout in checkpoints:
+        pack_nibbles(quantized, layout)  # type: ignore[arg-type]
 
 
 def write_layouts(

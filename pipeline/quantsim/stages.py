@@ -30,7 +30,7 @@ from pipeline.quantsim.encodings import (
     encodings_text,
     find_limited_biases,
 )
-from pipeline.quantsim.files import write_layouts, write_simulation
+from pipeline.quantsim.files import check_weights, write_layouts, write_simulation
 from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
@@ -76,8 +76,7 @@ class Simulation:
         self._model, self._settings = declare_types(store_constants(model)), settings
         self._workspace, self._send, self._notes = workspace, observer, notes
         self._profile, self._sites = read_profile(settings), find_sites(self._model)
-        self.chosen = Chosen()
-        self._in_float = tuple[PlacementRule, ...]()
+        self.chosen, self._in_float = Chosen(), tuple[PlacementRule, ...]()
 
     def open_metric(self, samples: Samples) -> TaskMetric | None:
         """The metric of the task with its value in float; None where none is named."""
@@ -106,6 +105,7 @@ class Simulation:
         if self.needs_ranges:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
             check_new_formats(self._settings.suggest, self._model.proto)
+            check_weights(self._model, rules_of(self._settings, self._model), self._settings.layouts)
 
     @property
     def needs_ranges(self) -> bool:

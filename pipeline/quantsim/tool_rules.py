@@ -20,6 +20,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import PRODUCTS
+from passes.graph.traversal import walk
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.quantsim.placement import PlacementRule
@@ -60,11 +61,25 @@ def follow_tensorrt(model: DetachedModel, sites: Sequence[Site]) -> Iterator[Pla
     for node in index.nodes:
         if node.op_type == "Add" and index.constants.keys().isdisjoint(node.input):
             products = [_is_product(name, index) for name in node.input]
-            if any(products):  # of two products the later one takes the other along
+            if all(products):
+                rounded.add(node.input[_skip_of(node, index)])
+            elif any(products):
                 rounded.add(node.input[0 if products[1] else 1])
     yield _leave(
         "tensorrt", "TensorRT rounds what weighted operators read, and what is added to them", rounded, (), sites
     )
+
+
+def _skip_of(add: NodeProto, index: GraphIndex) -> int:
+    """Which operand of a sum of two products skips: the one with fewer nodes of its own before it, as in ModelOpt, or
+    else the first. The other product takes it along."""
+
+    def before(name: str) -> Sequence[str]:
+        node = index.producer(name)
+        return () if node is None else node.input
+
+    first, second = (frozenset(walk([name], before)) for name in add.input)
+    return 1 if len(second - first) < len(first - second) else 0
 
 
 def _is_product(name: str, index: GraphIndex) -> bool:

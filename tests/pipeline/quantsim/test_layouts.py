@@ -17,6 +17,7 @@ from passes.weights.detached import attach, read_model
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, OnnxlineError
 from pipeline.quantsim.files import write_layouts
+from pipeline.quantsim.stages import Simulation
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 
 LAYOUTS = ["gptq_v2", "awq", "matmul-nbits"]
@@ -28,10 +29,12 @@ PICTURE = """g (float[2, 64] x) => (float[2, 16] y) {
 }"""
 
 
-def simulate(folder: Path, **quantsim: Any) -> str:
+def simulate(folder: Path, outputs: int = 16, **quantsim: Any) -> str:
     draw = np.random.default_rng(0).standard_normal
     model = model_of(
-        PICTURE.replace(".", "_"), up_weight=draw((64, 32), np.float32), out_weight=draw((32, 16), np.float32)
+        PICTURE.replace("16", str(outputs)),
+        up_weight=draw((64, 32), np.float32),
+        out_weight=draw((32, outputs), np.float32),
     )
     onnx.save(attach(model), folder / "net.onnx")
     settings = {
@@ -96,3 +99,17 @@ def test_what_cannot_be_written_is_refused_before_the_run(
     with pytest.raises(OnnxlineError, match=message):
         simulate(tmp_path, **section)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_weight_that_a_checkpoint_cannot_hold_is_refused_before_the_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calibrate(*_: object) -> None:
+        raise AssertionError("ranges are measured")
+
+    monkeypatch.setattr(Simulation, "find_ranges", calibrate)
+    rules = {"op:*": {"weights": "int4/channel", "activations": "uint16"}}
+    with pytest.raises(OnnxlineError, match="out_weight has 32 inputs and 20 outputs, expected multiples of 8"):
+        simulate(tmp_path, outputs=20, layouts=["awq"], rules=rules)
+    with pytest.raises(AssertionError, match="ranges are measured"):
+        simulate(tmp_path, layouts=["awq"], rules=rules)

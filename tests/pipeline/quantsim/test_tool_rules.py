@@ -119,6 +119,15 @@ def test_tensorrt_rounds_what_products_read_and_what_is_added_to_them() -> None:
     assert set(placed("tensorrt", source).formats()) == {"x", "image", "r", "s"}
 
 
+@pytest.mark.parametrize("operands", ["main, skip", "skip, main"])
+def test_of_two_products_tensorrt_rounds_the_one_that_skips(operands: str) -> None:
+    source = model(
+        f"""skip = Conv(x, image) b = Conv(x, image) r = Relu(b) main = Conv(r, image)
+        sum = Add({operands}) y = Relu(sum)"""
+    )
+    assert set(placed("tensorrt", source).formats()) == {"x", "image", "r", "skip"}
+
+
 def test_a_concat_shares_its_scale_on_a_target_that_ties_and_not_on_ort_cpu() -> None:
     """quantize_static gives what a Concat joins, and its result, a scale each; AIMET ties them."""
     source = model("b = Conv(x, image) g = Gelu(b) y = Concat <axis = 1> (b, g)")
