@@ -6,7 +6,7 @@ then runs the step again, operator by operator, to name the first operator whose
 
 Each update is inserted as early as its operands allow: after the last operator that reads the parameter, and after the
 operator that computes its gradient. So the memory of a large gradient is free again at once. The small parameters of a
-group share one update op, since a launch takes longer than updating them.
+group share one update op, since a launch takes longer than updating them. On a GPU one launch updates them all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
 from pipeline.training.trace import TracedStep
 
 LARGE = 1024 * 1024
-"""The fewest bytes of a parameter that has an update op of its own."""
+"""On the CPU, the fewest bytes of a parameter that has an update op of its own."""
 
 STEP = "optimizer.step"
 """The state that counts the steps, float32."""
@@ -54,7 +54,7 @@ def rate_name(group: int) -> str:
     return f"optimizer.rate.{group}"
 
 
-def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int = LARGE) -> Graph:
+def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int | None = LARGE) -> Graph:
     """The Graph of one step: its inputs are the batch, its output is the loss, and `updates` has all that it changes.
 
     Where the norm of the gradients is computed, the graph has a second output: the sum of loss and norm, which is
@@ -63,7 +63,7 @@ def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int = 
     Args:
         traced: the recorded forward and backward pass.
         settings: rule and groups of the optimizer.
-        large: the fewest bytes of a parameter that has an update op of its own.
+        large: the fewest bytes of a parameter that has an update op of its own; None where there is one op for all.
 
     Raises:
         Unsupported: an operator or a dtype that the IR cannot hold.
@@ -116,10 +116,11 @@ def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
     return replace(graph, values=values), vids
 
 
-def _packs(group: OptimizerGroup, nbytes: Mapping[str, int], large: int) -> list[tuple[str, ...]]:
+def _packs(group: OptimizerGroup, nbytes: Mapping[str, int], large: int | None) -> list[tuple[str, ...]]:
     """The names of the group's parameters, a tuple for each update op: a large one alone, the small ones together."""
-    small = tuple(name for name in group.params if nbytes[name] < large)
-    return [(name,) for name in group.params if nbytes[name] >= large] + ([small] if small else [])
+    alone = [name for name in group.params if large is not None and nbytes[name] >= large]
+    together = tuple(name for name in group.params if name not in alone)
+    return [(name,) for name in alone] + ([together] if together else [])
 
 
 def _update(

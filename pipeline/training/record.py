@@ -31,7 +31,7 @@ from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, refuse_what_torch_refuses, trace_step
 
 
-@expects(check_gradients=FLAG, large=a(int, "a number of bytes"), native=FLAG, observe=FUNCTION.or_none())
+@expects(check_gradients=FLAG, large=a(int, "a number of bytes").or_none(), native=FLAG, observe=FUNCTION.or_none())
 def record_step(
     module: nn.Module,
     loss: LossFunction,
@@ -41,7 +41,7 @@ def record_step(
     max_norm: float | None = None,
     max_value: float | None = None,
     check_gradients: bool = False,
-    large: int = LARGE,
+    large: int | None = None,
     native: bool = False,
     device: Device | torch.device | str | None = None,
     observe: Observer | None = None,
@@ -63,7 +63,7 @@ def record_step(
             likewise.
         check_gradients: stop also if a gradient is not finite, which reads each gradient once more; max_norm does too.
         large: bytes; a parameter of this size or larger is updated as soon as its gradient is final, and not with the
-            others.
+            others. None for 1 MiB on the CPU, and for no such parameter on a GPU, where one launch updates all.
         native: kernels in C++ compute what they can (see `compile_graph`); losses differ from torch's by roundings.
         device: where the step runs (see `compile_graph`); None for where the parameters of the module are. On CUDA a
             step waits for nothing: the loss is a tensor there, and `NotFinite` comes from a later step. Untested on a
@@ -94,6 +94,8 @@ def record_step(
     if device is None:  # a parameter on another kind of device is refused by name
         device = next((parameter.device for parameter in module.parameters() if parameter.is_cuda), "cpu")
     place = find_device(device)
+    if large is None and place.is_host:
+        large = LARGE
     limit = max_value if max_norm is None else max_norm
     if limit is not None:
         limit = check_limit("max_value" if max_norm is None else "max_norm", limit)

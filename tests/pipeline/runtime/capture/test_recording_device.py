@@ -365,6 +365,20 @@ def test_open_dims_and_entry_points_share_states_there(device: RecordingDevice) 
     assert entries.states()["step"] == 3
 
 
+def test_one_launch_updates_all_parameters_on_a_device(device: RecordingDevice) -> None:
+    module, batch = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), (torch.randn(3, 4), torch.tensor([0, 1, 1]))
+    adam = torch.optim.AdamW(module.parameters())
+
+    def updates(place: RecordingDevice | str, large: int | None) -> int:
+        program = record_step(module, nn.functional.cross_entropy, adam, batch, device=place, large=large)
+        return sum(op.kind == "Adam" for op in program.graph.ops)
+
+    assert (updates(device, None), updates(device, 0)) == (1, 4)
+    wide = nn.Sequential(nn.Linear(4, 2**16), nn.Linear(2**16, 2))  # of 1 MiB and half of that
+    module, adam = wide, torch.optim.AdamW(wide.parameters())
+    assert (updates(RecordingDevice(2**25), None), updates("cpu", None)) == (1, 2)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
 def test_a_recorded_step_is_that_of_torch(optimizer: Any, device: RecordingDevice) -> None:
     torch.manual_seed(0)
