@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final
@@ -63,13 +63,18 @@ def operator_case(names: tuple[str, ...]) -> OperatorCase:
 
 def check_operators(device: Device) -> str:
     """Eager runs and replays of every operator against eager torch on the CPU; where one fails, all that do."""
-    is_on_card = device.place.type == "cuda"
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False) if is_on_card else nullcontext():
+    with convolutions_in_float32(device):
         try:
             summary = compare_operators(operators(), device)
         except Exception as error:  # of whichever operator: each has its own graph now
             raise AssertionError("\n".join([*find_failures(device), f"all in one graph: {error}"])) from error
     return f"{len(CASES)} operators, {summary}"
+
+
+def convolutions_in_float32(device: Device) -> AbstractContextManager[object]:
+    """As products are by default: cuDNN would round what it multiplies to TF32, each of its kernels in another way."""
+    is_on_card = device.place.type == "cuda"
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False) if is_on_card else nullcontext()
 
 
 def find_failures(device: Device) -> Iterator[str]:
@@ -190,7 +195,11 @@ class Training:
 
 def check_training(name: str, device: Device) -> str:
     """Recorded steps against eager torch on the same device, from the same values: 100 on a GPU, else 3."""
-    case = TRAINED[name]
+    with convolutions_in_float32(device):
+        return compare_training(TRAINED[name], device)
+
+
+def compare_training(case: Training, device: Device) -> str:
     torch.manual_seed(0)
     module = case.make()
     twin = copy.deepcopy(module).to(device.place)

@@ -196,10 +196,14 @@ def train(name: str, bench: Bench) -> Figures:
     figures["eager"] = bench.time(lambda: step(loss_of))
     for mode in MODES:
         bench.show(figures | ratios(figures))
+        optimizer.zero_grad(set_to_none=True)  # the peer's own gradients are part of what it reserves
+        torch._dynamo.reset()  # and nothing of the peer before it
         empty_cache(bench)
         before = reserved(bench)
         figures[mode] = peer(bench, loss_of, mode, step)
-        figures[f"{mode} reserved bytes"] = reserved(bench) - before
+        figures[f"{mode} reserved bytes"] = taken = reserved(bench) - before
+        if taken > 0:
+            figures[f"arena and pool ÷ {mode}"] = round(figures["arena and pool, bytes"] / taken, 3)
     return figures | ratios(figures)
 
 
