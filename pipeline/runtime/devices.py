@@ -10,6 +10,7 @@ No program has run on a CUDA device yet: `CudaDevice` is untested there. The rul
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -195,6 +196,10 @@ class Device(ABC):
         """Bytes that a pool has taken from the device."""
         return 0
 
+    def is_recording(self) -> bool:
+        """Whether this thread records a graph now."""
+        return False
+
     def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
         """The launches as one graph, whose memory comes from `pool`; `generators` advance at each replay.
 
@@ -272,7 +277,7 @@ class StreamDevice(Device):
     def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
         at = -1
         try:
-            with RECORDING, self.capture_into(pool, generators) as graph:
+            with RECORDING, without_collection(), self.capture_into(pool, generators) as graph:
                 for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
                     launch()
         except launch_errors() as error:
@@ -282,6 +287,19 @@ class StreamDevice(Device):
 
 RECORDING: Final = threading.RLock()
 """Held by a thread that records, or waits for a device: CUDA refuses to wait for a device where another one records."""
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Let no garbage be collected: CUDA refuses to destroy a graph while the same thread records another one, and the
+    record is lost (torch 2.9 and later collect none before)."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class CudaDevice(StreamDevice):
@@ -348,15 +366,19 @@ class CudaDevice(StreamDevice):
         segments = torch.cuda.memory_snapshot(pool.handle, include_traces=False)
         return sum(int(segment["total_size"]) for segment in segments)
 
+    def is_recording(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
     @contextmanager
     def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[RecordedGraph]:
         """In the capture mode of one thread, so that other threads may use the device meanwhile."""
         assert isinstance(pool, CudaPool)
-        graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            graph.register_generator_state(generator)
-        with self.scope(), capture_into(graph, pool):
-            yield graph
+        with self.scope():  # torch puts what a generator shares with graphs on the current device
+            graph = torch.cuda.CUDAGraph()
+            for generator in generators:
+                graph.register_generator_state(generator)
+            with capture_into(graph, pool):
+                yield graph
 
 
 CPU: Final = CpuDevice()

@@ -4,9 +4,9 @@ It has what a CUDA device has for a runtime: memory of its own with private pool
 list of calls of operators on raw addresses. What is recorded changes no memory; a replay calls the operators again.
 
 A capture fails, as on CUDA, where a launch reads a value on the host, copies from pageable memory, mixes memory of the
-host with memory of the device, or waits for the device; and where another thread waits for the device meanwhile, or
-begins a capture, which waits. A replay fails where it allocates, where it touches memory that was freed, and where two
-streams touch the same memory in no order. Each thread has a current stream and a capture of its own.
+host with memory of the device, or waits for the device; where a graph is destroyed meanwhile; and where another thread
+waits for the device, or begins a capture, which waits. A replay fails where it allocates, where it touches memory that
+was freed, and where two streams touch the same memory in no order. Each thread has a current stream and a capture.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RecordingDevice(StreamDevice):
 
     def wait_for_all(self) -> None:
         for capture in self._captures:
-            capture.is_broken = True
+            capture.broken_by = "another thread waited for the device"
         if self._captures:
             raise RuntimeError("operation not permitted when stream is capturing: it waits for the device")
         self.synchronizations += 1
@@ -148,6 +148,15 @@ class RecordingDevice(StreamDevice):
         assert isinstance(pool, Pool)
         return pool.nbytes
 
+    def is_recording(self) -> bool:
+        return self.thread.capture is not None
+
+    def drop(self, pool: Pool) -> None:
+        """A graph of `pool` is gone."""
+        if self.thread.capture is not None:
+            self.thread.capture.broken_by = "a graph was destroyed"
+        self.memory.drop(pool)
+
     @contextmanager
     def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[GraphRecord]:
         assert isinstance(pool, Pool)
@@ -158,8 +167,8 @@ class RecordingDevice(StreamDevice):
         try:
             with DeviceMode(self):
                 yield graph
-            if graph.is_broken:
-                raise RuntimeError("the capture was invalidated: another thread waited for the device")
+            if graph.broken_by:
+                raise RuntimeError(f"the capture was invalidated: {graph.broken_by}")
         finally:
             self._captures.remove(graph)
             self.thread.capture = None
@@ -283,12 +292,12 @@ class GraphRecord:
         self._calls: list[RecordedCall] = []
         self._before = dict[int, tuple[DeviceBlock, bytes]]()
         """By first byte, the blocks that recorded launches wrote to, as they were."""
-        self.is_broken = False
-        """Whether somebody waited for the device while this was recorded."""
+        self.broken_by = ""
+        """What somebody did while this was recorded that CUDA does not permit."""
         if pool.is_gone:
             raise RuntimeError("internal assert failed: use_count > 0, since the last graph of this pool is gone")
         pool.graphs += 1
-        weakref.finalize(self, device.memory.drop, pool)
+        weakref.finalize(self, device.drop, pool)
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -19,7 +19,7 @@ from pipeline.ir import InputRef
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
 from pipeline.ops.aten import TYPED
-from pipeline.runtime.devices import TARGET
+from pipeline.runtime.devices import TARGET, Device
 from pipeline.runtime.kernels.aten.call import AtenCall, CallTemplate, may_write_into
 from pipeline.runtime.kernels.base import Attrs, Launch, Outs, copy_result, in_turn
 from pipeline.runtime.kernels.packing import PackedWeight, Stored, launch_convolution, pack_convolution, pack_product
@@ -195,6 +195,21 @@ MANY_ELEMENTS = 2**12
 WITHOUT_SELECTION = (torch.uint16, torch.uint32, torch.uint64)
 
 
+def attention_gradient(call: AtenCall, outs: Outs) -> Launch | None:
+    """torch's kernel for CUDA reads on the host where the random numbers of its dropout begin, but on the device while
+    a graph is recorded. The values of a plan lie on the device."""
+    device = TARGET.get()
+    if device.is_host or not call.given["dropout_p"]:
+        return None
+    return copy_result(partial(_attention_gradient, call.operator, device, **call.given), outs, call.unread)
+
+
+def _attention_gradient(operator: Callable[..., Any], device: Device, **given: Any) -> Any:
+    if not device.is_recording():
+        given |= {name: given[name].cpu() for name in ("philox_seed", "philox_offset")}
+    return operator(**given)
+
+
 def repeat(call: AtenCall, outs: Outs) -> Launch | None:
     """Every axis split in (repeat, size): the copy then broadcasts over the repeats, without scratch."""
     x, repeats = call.args
@@ -299,6 +314,7 @@ FAST_PATHS: Mapping[str, FastPath] = {
     "aten.addmm.default": addmm,
     "aten.matmul.default": matmul,
     "aten.scaled_dot_product_attention.default": then_copy(nn.scaled_dot_product_attention),
+    "aten._scaled_dot_product_efficient_attention_backward.default": attention_gradient,
     "aten.batch_norm.default": batch_norm,
     "aten.as_strided.default": as_strided,
     "aten.embedding.default": embedding,
