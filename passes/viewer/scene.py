@@ -83,7 +83,7 @@ def scene_of(
             boxes[-1]["kind"] = kind
         known = [errors[name] for name in node.output if errors and name in errors]
         if known:
-            boxes[-1]["db"] = None if math.isinf(min(known)) else round(min(known), 1)
+            boxes[-1]["db"] = None if min(known) == math.inf else round(max(min(known), LEAST_RATIO), 1)
         edges += [
             (places[name], place, name, types.get(name, "")) for name in dict.fromkeys(reads_of(node)) if name in places
         ]
@@ -95,6 +95,10 @@ def scene_of(
             edges.append((places[name], place, name, types.get(name, "")))
     whole.release()  # before the weights of another model are read
     return Scene(boxes, edges, title)
+
+
+LEAST_RATIO: Final = -300.0
+"""dB. Stands for -inf, which JSON has not: of other shapes, with a NaN on one side only, or wrong where 0 is right."""
 
 
 def mark_difference(first: Scene, second: Scene, matched: ModelMatching) -> None:

@@ -71,7 +71,7 @@
       this.frame = element("section", undefined, "graph");
       this.frame.tabIndex = 0;
       this.frame.setAttribute("aria-label", `Graph of ${scene.title || "the model"}`);
-      if (scene.title) this.frame.append(element("h2", scene.title));
+      if (scene.title && data.scenes.length > 1) this.frame.append(element("h2", scene.title));
       this.canvas = element("div", undefined, "canvas");
       this.frame.append(this.canvas);
       holder.append(this.frame);
@@ -261,7 +261,7 @@
     const title = element("h3", box ? `${box.op} ${box.name}` : view.tree.groups.get(node.group).id);
     if (box) {
       row("module", box.module); row("takes", box.ins || []); row("makes", box.outs || []); row("attributes", box.attrs || []); row("bodies", box.bodies || []);
-      row("made by", box.by); row("structure", box.kind); row("SQNR", box.db === undefined ? undefined : box.db === null ? "equal" : `${box.db} dB`);
+      row("made by", box.by); row("structure", box.kind); row("SQNR", box.db === undefined ? undefined : box.db === null ? "equal" : box.db <= -300 ? "nothing in common" : `${box.db} dB`);
       row("difference", box.state && data.scenes.length > 1 ? STATE_WORDS[box.state] + (box.twin ? `: ${box.twin}` : "") : undefined);
       row("in the other", box.was);
       row("constants", (box.weights || []).map(histogram));

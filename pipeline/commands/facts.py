@@ -66,7 +66,8 @@ def inspect(
 PAGE: Final = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title><style>:root{{color-scheme:light dark;font:14px/1.5 system-ui}}body{{margin:2em;max-width:70em}}
 table{{border-collapse:collapse;margin:0 0 1.5em}}caption{{font-weight:600;padding:.3em 0}}
-td,th{{padding:.15em 1.5em .15em 0;vertical-align:top;border-top:1px solid #8884;overflow-wrap:anywhere}}</style>
+td,th{{padding:.15em 1.5em .15em 0;vertical-align:top;border-top:1px solid #8884}}
+h1,td,th{{overflow-wrap:anywhere}}</style>
 <h1>{title}</h1>
 {body}"""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 import webbrowser
 from collections.abc import Mapping, Sequence
@@ -40,14 +39,16 @@ def view(
         raise UsageError("--explorer opens Model Explorer, and -o writes a page; leave one of them out")
     paths = [path for path in (model, other) if path is not None]
     files = [file_of(path) for path in locate_parts(paths, part)]
-    ratios = None
+    models, ratios = [open_model(file) for file in files], None
     if errors:
+        from passes.diff.model_matching import same_outputs
         from passes.tools.comparison import compare
 
-        found = compare(files[0], files[1]).numbers
+        found = compare(*models).numbers
         ratios = {value.before: value.errors.sqnr_db for value in found.values}
-        ratios |= {name: math.inf if kept.sqnr_db == math.inf else kept.sqnr_db for name, kept in found.outputs.items()}
-    names, models = [str(path) for path in paths] + [""], [open_model(file) for file in files]
+        outputs = same_outputs(*(model.proto.graph for model in models))
+        ratios |= {outputs[name]: errors.sqnr_db for name, errors in found.outputs.items()}
+    names = [*short_names(paths), ""]
     data = view_data(*models, errors=ratios, titles=(names[0], names[1]))
     if explorer:
         open_explorer(files, data)
@@ -59,6 +60,16 @@ def view(
     print_line(f"page: {out}")
     if shows:
         webbrowser.open(out.as_uri())
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The ends of paths that tell them apart: `model.onnx`, or `old/model.onnx` next to `new/model.onnx`."""
+    names = [path.name or str(path) for path in paths]
+    for count in range(2, max(len(path.parts) for path in paths) + 1):
+        if len(set(names)) == len(names):
+            break
+        names = [str(Path(*path.parts[-count:])) for path in paths]
+    return names
 
 
 def open_explorer(files: Sequence[Path], data: Mapping[str, Any]) -> None:

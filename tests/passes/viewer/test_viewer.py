@@ -230,6 +230,28 @@ def test_the_panel_shows_what_the_other_model_has(browser: Browser, tmp_path: Pa
     opened.close()
 
 
+PLACES = """() => [...document.querySelectorAll(".graph > *")].map((part) => {
+    const box = part.getBoundingClientRect();
+    return [part.tagName, box.top, box.bottom];
+})"""
+
+
+def test_headings_of_two_models_stand_above_their_graphs(browser: Browser, tmp_path: Path) -> None:
+    """However long they are, on a phone too; one model is named at the top alone."""
+    titles = ("folder/" * 30 + "a.onnx", "b.onnx")
+    opened = Opened(browser, view_models(layers(1, 4), layers(1, 5), titles=titles), tmp_path)
+    for width in (1280, 360):
+        opened.page.set_viewport_size({"width": width, "height": 740})
+        first, graph, second, other = opened.page.evaluate(PLACES)
+        assert [part[0] for part in (first, graph, second, other)] == ["H2", "DIV", "H2", "DIV"]
+        assert first[2] <= graph[1] < graph[2] and second[2] <= other[1] < other[2]
+        assert opened.page.evaluate("onnxlineViews.every((view) => view.cy.height() > 50)")
+    opened.close()
+    alone = Opened(browser, view_models(layers(1, 4), titles=titles), tmp_path)
+    assert alone.page.locator("h2").count() == 0
+    alone.close()
+
+
 LUMINANCE = """() => {
     const parts = (text) => text.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255);
     const light = (text) => parts(text).map((part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);

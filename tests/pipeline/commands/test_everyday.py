@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -17,7 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.commands.view import short_names
+from tests.support.browser import browser
 from tests.support.onnx_models import biased_attention
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+__all__ = ["browser"]
 
 
 @pytest.fixture
@@ -124,7 +131,7 @@ def test_the_page_of_a_model(model: Path) -> None:
     page = model.with_name("page.html")
     assert call("view", model, "-o", page) == f"page: {page}\n"
     (scene,) = drawn_by(page)["scenes"]
-    assert scene["title"] == str(model)
+    assert scene["title"] == model.name
     assert [box["name"] for box in scene["boxes"] if box["op"] in ("input", "output")] == ["x", "y"]
     assert not any("state" in box or "db" in box for box in scene["boxes"])
 
@@ -140,6 +147,25 @@ def test_the_page_of_two_models_with_errors(model: Path) -> None:
     assert not any("db" in box for box in second["boxes"])
     assert {box["op"] for box in second["boxes"] if box["state"] == "only"} == {"Cast"}
     assert "added" in data["summary"]
+
+
+def test_the_names_of_two_models_tell_them_apart() -> None:
+    assert short_names([Path("a/b/old.onnx"), Path("/c/new.onnx")]) == ["old.onnx", "new.onnx"]
+    assert short_names([Path("a/b/m.onnx"), Path("a/c/m.onnx")]) == ["b/m.onnx", "c/m.onnx"]
+    assert short_names([Path("m.onnx"), Path("m.onnx")]) == ["m.onnx", "m.onnx"]
+    assert short_names([Path()]) == ["."]
+
+
+def test_values_with_nothing_in_common_are_the_worst(tmp_path: Path) -> None:
+    """An error where the first model gives zeros has no ratio of signal and noise; outputs may have other names."""
+    for name, end, call_ in (("zeros", "y", "Sub (x, x)"), ("ones", "z", "Exp (x)")):
+        body = f"(float[2] x) => (float[2] {end}) {{ a = {call_} {end} = Relu (a) }}"
+        graph = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> g {body}')
+        onnx.save(graph, tmp_path / f"{name}.onnx")
+    page = tmp_path / "page.html"
+    call("view", tmp_path / "zeros.onnx", tmp_path / "ones.onnx", "-o", page, "--errors")
+    ratios = {box["makes"]: box.get("db") for box in drawn_by(page)["scenes"][0]["boxes"] if "makes" in box}
+    assert ratios["y"] == -300
 
 
 @pytest.mark.parametrize("words", ["view -o", "inspect --html"])
@@ -177,6 +203,15 @@ def test_inspect(model: Path, tmp_path: Path) -> None:
     assert "inspect: x is to be [1, 3]" in call("inspect", model, "--shape", "x=1,3", code=2)
     data = json.loads(call("inspect", model, "--json", "--target", "rknn"))
     assert (data["total_macs"], data["refused"]) == (73_728, {"rknn": ["opset 20"]})
+
+
+def test_the_page_of_facts_fits_on_a_phone(browser: Browser, model: Path, tmp_path: Path) -> None:
+    long = model.rename(model.with_name(f"{'a_long_name' * 9}.onnx"))
+    call("inspect", long, "--html", tmp_path / "page.html")
+    page = browser.new_page(viewport={"width": 360, "height": 740})
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.locator("table").count() > 5
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_split_and_merge(model: Path, tmp_path: Path) -> None:
