@@ -94,7 +94,7 @@ def test_portions_are_bounded_and_complete(sizes: list[int], most: int) -> None:
     assert all(size > most for size in together)  # no portion ends early
 
 
-MIB = 16
+MIB = 8
 
 PEAK = """
 import numpy as np, onnx
@@ -111,9 +111,9 @@ def peak():
     return int(words[words.index("VmHWM:") + 1]) // 2**10
 
 nodes = " ".join(f"v{i + 1} = Sin (v{i})" for i in range(40))
-head = '<ir_version: 10, opset_import: ["": 21]> g (float[16, 262144] v0) => (float[16, 262144] v40)'
+head = '<ir_version: 10, opset_import: ["": 21]> g (float[16, 131072] v0) => (float[16, 131072] v40)'
 model = detach(onnx.parser.parse_model(f"{head} {{ {nodes} }}"))
-sample = {"v0": np.ones((16, 262144), np.float32)}
+sample = {"v0": np.ones((16, 131072), np.float32)}
 begun = peak()
 placement = place(model, [PlacementRule("op:*", None, parse_precision("uint16"))])
 ranges = calibrate(model, placement, [sample])
@@ -124,7 +124,7 @@ print(peak() - begun)
 
 
 def test_activations_are_freed_as_they_are_read() -> None:
-    """A chain of 40 values of 16 MiB: all of them at once are 640 MiB, and three times as much in a model of noise."""
+    """A chain of 40 values of 8 MiB: all of them at once are 320 MiB, and three times as much in a model of noise."""
     found = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True).stdout.split()
     calibration, noise = map(int, found)
     assert calibration < 8 * MIB
