@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.commands.facts import read_size
 from pipeline.commands.view import short_names
 from tests.support.browser import browser
 from tests.support.onnx_models import biased_attention
@@ -212,6 +213,13 @@ def test_the_page_of_facts_fits_on_a_phone(browser: Browser, model: Path, tmp_pa
     page.goto((tmp_path / "page.html").as_uri())
     assert page.locator("table").count() > 5
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1GB", 10**9), ("500MiB", 500 * 2**20), ("2k", 2000), ("1.5 KiB", 1536), ("7", 7)]
+)
+def test_a_size_of_parts_has_decimal_or_binary_units(text: str, size: int) -> None:
+    assert read_size(text) == size
 
 
 def test_split_and_merge(model: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_the_list_has_every_library_and_fits_a_page() -> None:
     lines = shown.stdout.splitlines()
     assert max(len(line) for line in lines) <= 100
     assert "\x1b" not in shown.stdout
+    assert lines[0].startswith("steps of a recipe")
     rows = {line.split()[0]: line.split()[1:] for line in lines if line and not line.startswith(" ")}
     assert rows["fuse_qkv"] == ["default", "structure", "fusions"]
     assert rows["onnxsim/fuse_attention"] == ["default", "values", "fusions"]
