@@ -12,7 +12,7 @@ recursive functions.
 Imports nothing else of `passes` but the errors, the memory limit and `passes/graph/`.
 """
 
-from passes.load.load import check_model, load_model, to_path
+from passes.load.load import check_model, free_dims, load_model, to_path
 from passes.load.tensors import byte_count, check_payload
 from passes.load.values import MOST_DRAWN, check_bytes, check_drawn, check_drawn_together, memory_budget, seconds_to_run
 
@@ -24,6 +24,7 @@ __all__ = [
     "check_drawn_together",
     "check_model",
     "check_payload",
+    "free_dims",
     "load_model",
     "memory_budget",
     "seconds_to_run",

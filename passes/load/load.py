@@ -57,7 +57,7 @@ def load_model(
             check_model(model, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
-    _open_dims(model)
+    free_dims(model)
     return model
 
 
@@ -159,7 +159,8 @@ def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, in
     return found
 
 
-def _open_dims(model: ModelProto) -> None:
+def free_dims(model: ModelProto) -> None:
+    """Make dims of -1 open, in place."""
     graph = model.graph
     for info in (*graph.input, *graph.output, *graph.value_info):
         for dim in info.type.tensor_type.shape.dim:

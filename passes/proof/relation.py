@@ -204,16 +204,24 @@ def _go_on(
 
 
 def _regroup(known: Sequence[Feeds], inputs: Mapping[str, str], rows: int) -> tuple[list[Feeds], list[Feeds]]:
-    """Inputs of `rows` rows each, made of draws that are alike, and the values of the draws that they are made of."""
-    shapes = {old: known[0][old].shape for old in inputs.values()}
-    alike = [values for values in known if all(values[old].shape == shape for old, shape in shapes.items())]
-    had = next(iter(shapes.values()))[0]
+    """Inputs of `rows` rows each, made of draws that are alike, and the values of the draws that they are made of. A
+    scalar has no rows: draws that are alike have the same one."""
+    first = {old: known[0][old] for old in inputs.values()}
+    alike = [values for values in known if all(_is_alike(values[old], array) for old, array in first.items())]
+    had = next(array.shape[0] for array in first.values() if array.ndim)
     count = math.lcm(had, rows) // had if rows else max(2, min(len(alike), MOST))
     chosen = [alike[place % len(alike)] for place in range(count)]
     whole = _join([{new: values[old] for new, old in inputs.items()} for values in chosen])
     size = rows or had * count
     pieces = range(0, had * count, size)
-    return [{name: array[start : start + size] for name, array in whole.items()} for start in pieces], chosen
+    return [
+        {name: array[start : start + size] if array.ndim else array for name, array in whole.items()}
+        for start in pieces
+    ], chosen
+
+
+def _is_alike(found: np.ndarray, first: np.ndarray) -> bool:
+    return found.shape == first.shape and (first.ndim > 0 or np.array_equal(found, first))
 
 
 MOST: Final = 4
@@ -223,4 +231,7 @@ MOST: Final = 4
 def _join(parts: Sequence[Feeds]) -> dict[str, np.ndarray]:
     if len(parts) == 1:
         return dict(parts[0])
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {
+        name: np.concatenate([part[name] for part in parts]) if first.ndim else first
+        for name, first in parts[0].items()
+    }

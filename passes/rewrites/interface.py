@@ -180,7 +180,8 @@ class FixShapes(Step):
 class ChangeBatch(Step):
     """Let the model take `size` rows at once, a number, or any number, by the name of a dim.
 
-    The first axis of each input is the batch; Reshape nodes that name the old number compute it.
+    The first axis of each input is the batch, but for scalars, which have none; Reshape nodes that name the old number
+    compute it.
     """
 
     size: int | str = "batch"
@@ -197,7 +198,7 @@ class ChangeBatch(Step):
         typed = GraphIndex(infer_types(proto))
         inputs = [dims_of(info) for info in typed.required_inputs.values()]
         before = {dims[0] for dims in inputs if dims}
-        if not inputs or len(before) != 1 or not all(inputs):
+        if len(before) != 1 or None in inputs:
             raise PolicyError(f"{self.name}: the inputs have no batch in common: their shapes are {inputs}")
         if 0 in before:
             raise PolicyError(f"{self.name}: the inputs have 0 rows: their shapes are {inputs}; expected 1 or more")

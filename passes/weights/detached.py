@@ -24,7 +24,7 @@ from passes.graph.index import GraphIndex, copy_of
 from passes.graph.inference import refuse_contradictions
 from passes.graph.layer_calls import layer_functions
 from passes.graph.traversal import bodies_of, inline_functions, put_in_order
-from passes.load import check_model, check_payload, load_model, to_path
+from passes.load import check_model, check_payload, free_dims, load_model, to_path
 from passes.suggest import plural
 from passes.weights.mapped import ExternalFiles, find_file_range, release
 from passes.weights.stand_ins import (
@@ -337,6 +337,7 @@ def open_model(model: OpenableModel) -> DetachedModel:
     check_model(model)
     copy = copy_of(model)
     put_in_order(copy)
+    free_dims(copy)
     return detach(copy, checked=True)
 
 

@@ -170,6 +170,25 @@ def test_another_batch(size: int | str, context: PassContext) -> None:
     np.testing.assert_allclose(results(run.to_proto(), x=x[:rows])["y"], expected[:rows], rtol=1e-5, atol=1e-5)
 
 
+def test_a_scalar_input_has_no_rows_and_stays(context: PassContext) -> None:
+    text = """g (float[2, 4] x, float scale, int64[2] more) => (float[2, 4] y, float s) {
+        y = Mul (x, scale) s = Abs (scale) }"""
+    run = change_batch(model_of(text), 3, context=context)
+    shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in run.to_proto().graph.input]
+    assert shapes == [[3, 4], [], [3]]
+    assert [dim.dim_value for dim in run.to_proto().graph.output[0].type.tensor_type.shape.dim] == [3, 4]
+
+
+def test_a_dim_of_minus_1_is_open_in_a_model_in_memory_too(context: PassContext) -> None:
+    """As Paddle's exporter writes it; the model in memory stays as it is."""
+    model = model_of("g (float[N, 4] x) => (float[N, 4] y) { y = Relu (x) }")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert (
+        change_batch(model, 3, context=context).to_proto().graph.input[0].type.tensor_type.shape.dim[0].dim_value == 3
+    )
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == -1
+
+
 def test_a_model_whose_rows_depend_on_each_other_keeps_its_batch(context: PassContext) -> None:
     text = """
         g (float[2, 4] x) => (float[2, 4] y) { m = ReduceMean <keepdims = 1> (x)
