@@ -24,7 +24,9 @@ Every message says what was found, what was expected and what to do.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
+
+from passes.suggest import describe_argument
 
 
 class OnnxlineError(Exception):
@@ -47,6 +49,25 @@ def check_type(value: object, kinds: type | tuple[type, ...], what: str, expecte
     """
     if not isinstance(value, kinds):
         raise UsageError(f"{what}: found {type(value).__name__}, expected {expected}")
+
+
+def check_arguments(*arguments: tuple[str, object, bool, str]) -> None:
+    """Refuse the first argument that is not right.
+
+    Args:
+        arguments: for each argument its name, its value, whether the value is right, and what was expected.
+
+    Raises:
+        UsageError: naming the argument, what was found, and what was expected.
+    """
+    for name, found, is_right, expected in arguments:
+        if not is_right:
+            raise UsageError(f"{name} is {describe_argument(found)}, expected {expected}")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is an int or a float; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class PassError(OnnxlineError):

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeGuard
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import onnx
 
 from passes.context import PassContext, import_libraries, limit_runs, open_context
-from passes.errors import ModelError, PolicyError, UsageError
+from passes.errors import ModelError, PolicyError, UsageError, check_arguments, is_number
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
 from passes.graph.inference import start_process
@@ -32,7 +32,6 @@ from passes.run.restart import describe_misplaced, join_runs, restart
 from passes.run.result import PassRow, PassRun, Status
 from passes.run.runner import ChangeObserver, Observer, run_passes
 from passes.step import Repeat, Step, flatten
-from passes.suggest import describe_argument
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
 from passes.weights.weight_stacks import collapse, expand
@@ -110,7 +109,7 @@ def optimize(
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
     _check_values(feeds, sizes, timeout_s, memory_gib)
-    accepted = (
+    check_arguments(
         ("watch", watch, type(watch) is bool, "True or False"),
         ("proof", proof, isinstance(proof, str) and proof in ("numbers", STRUCTURE), f"'numbers' or {STRUCTURE!r}"),
         ("contrib", contrib, isinstance(contrib, str) and contrib in ("keep", "refuse"), "'keep' or 'refuse'"),
@@ -120,9 +119,6 @@ def optimize(
         ("observer", observer, callable(observer), "a function"),
         ("on_change", on_change, callable(on_change), "a function"),
     )
-    for name, found, is_right, expected in accepted:
-        if not is_right:
-            raise UsageError(f"{name} is {describe_argument(found)}, expected {expected}")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context, context.turn:
         start_process()
         if proof != STRUCTURE:
@@ -320,13 +316,9 @@ def _check_values(feeds: Sequence[object], sizes: Sequence[object], timeout_s: o
         if not isinstance(draw, Mapping):
             raise UsageError(f"feeds holds {type(draw).__name__}, expected mappings of an input's name to its array")
     for size in sizes:
-        if not _is_number(size) or size != int(size) or size < 1:
+        if not is_number(size) or size != int(size) or size < 1:
             raise UsageError(f"sizes holds {size!r}, expected integers of 1 or more")
     check_limits(timeout_s, memory_gib)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _read_source(

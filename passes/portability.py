@@ -24,6 +24,7 @@ from passes.graph.op_facts import ONNX_DOMAINS, op_name
 from passes.graph.traversal import every_node
 from passes.provenance import module_path_of
 from passes.rewrites.attention_operators import is_attention
+from passes.suggest import AND_MORE, join_first
 
 MOST_MODULES: Final = 3
 
@@ -64,8 +65,7 @@ def _sentence(obstacle: Obstacle, nodes: Sequence[NodeProto]) -> str:
     counted = ", ".join(f"{count} {name}" for name, count in sorted(Counter(map(op_name, nodes)).items()))
     paths = (module.paths for node in nodes if (module := module_path_of(node)) and module.paths)
     modules = list(dict.fromkeys(path[-1] for path in paths if path[-1]))
-    more = f" and {len(modules) - MOST_MODULES} more" if len(modules) > MOST_MODULES else ""
-    where = f" (in {', '.join(modules[:MOST_MODULES])}{more})" if modules else ""
+    where = f" (in {join_first(modules, MOST_MODULES)})" if modules else ""
     return f"left over: {counted}{where}: {obstacle.reason}; {obstacle.advice}"
 
 
@@ -182,6 +182,5 @@ REWRITTEN_BY: Final = {"QAttention": "split-qkv and decompose-attention"}
 
 
 def _names(nodes: Sequence[NodeProto]) -> str:
-    first = nodes[0]
-    more = f" (and {len(nodes) - 1} more)" if len(nodes) > 1 else ""
-    return f"{op_name(first)} {first.name or next(iter(first.output), '')!r}{more}"
+    labels = [f"{op_name(node)} {node.name or next(iter(node.output), '')!r}" for node in nodes]
+    return join_first(labels, 1, AND_MORE)

@@ -186,9 +186,6 @@ class Step:
     hands_on_options: ClassVar[bool] = False
     """Whether options of any name go on to the library, which knows them best."""
 
-    joins_neighbours: ClassVar[bool] = False
-    """Whether one call can run several steps of this class that follow each other."""
-
     options: Mapping[str, Any] = MappingProxyType({})
     """The options that go on to the library as they are."""
 

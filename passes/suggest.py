@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -52,6 +52,23 @@ def milliseconds_text(seconds: float) -> str:
     """`0.35 ms`, `140 ms`."""
     milliseconds = seconds * 1000
     return f"{milliseconds:.2f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
+
+
+def join_first(entries: Sequence[object], most: int, rest: str = " and {} more", separator: str = ", ") -> str:
+    """`a, b and 3 more`: the first `most` entries as text; `rest` follows only where entries are left out.
+
+    Args:
+        entries: what is listed.
+        most: how many entries are shown.
+        rest: a text with `{}` where the number of other entries stands; `AND_MORE` and `ELLIPSIS` are others.
+        separator: what stands between entries.
+    """
+    left = len(entries) - most
+    return separator.join(map(str, entries[:most])) + (rest.format(left) if left > 0 else "")
+
+
+AND_MORE: Final = " (and {} more)"
+ELLIPSIS: Final = " …"
 
 
 def shorten_lines(lines: Iterable[str]) -> str:

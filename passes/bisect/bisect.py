@@ -18,7 +18,7 @@ from passes.bisect.search import GuiltyStep, InnerCulprit, Observer, Runs, find_
 from passes.context import PassContext, limit_runs, open_context
 from passes.diff import compare_matched, match_models
 from passes.diff.types import label_of
-from passes.errors import UsageError
+from passes.errors import UsageError, check_arguments, is_number
 from passes.graph.index import copy_of
 from passes.load import to_path
 from passes.model.analysis import what_is_invalid
@@ -27,7 +27,6 @@ from passes.recipe import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, pass_names, steps_of
 from passes.run.apply_step import with_skips
 from passes.step import Repeat, Step
-from passes.suggest import describe_argument
 from passes.visible import write_to_stderr
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
@@ -106,17 +105,13 @@ def bisect(
 
 
 def _check_arguments(fault: object, context: object, budget_s: object, progress: object, observer: object) -> None:
-    is_number = isinstance(budget_s, int | float) and not isinstance(budget_s, bool)
-    accepted = (
+    check_arguments(
         ("fault", fault, fault is None or isinstance(fault, Fault), "a Loss, Deviation or Breakdown, or None"),
         ("context", context, context is None or isinstance(context, PassContext), "what open_context gives, or None"),
-        ("budget_s", budget_s, is_number and budget_s >= 0, "seconds, 0 or more"),  # type: ignore[operator]
+        ("budget_s", budget_s, is_number(budget_s) and budget_s >= 0, "seconds, 0 or more"),
         ("progress", progress, progress is None or isinstance(progress, bool), "True, False or None"),
         ("observer", observer, callable(observer), "a function"),
     )
-    for name, found, is_right, expected in accepted:
-        if not is_right:
-            raise UsageError(f"{name} is {describe_argument(found)}, expected {expected}")
 
 
 def _read(model: object, context: PassContext) -> DetachedModel:

@@ -12,7 +12,7 @@ import numpy as np
 
 from passes.context import PassContext
 from passes.diff import match_models
-from passes.errors import ModelError, PolicyError, StepFailed, UsageError, check_type
+from passes.errors import ModelError, PolicyError, StepFailed, check_arguments, check_type, is_number
 from passes.graph.op_facts import RANDOM_OPS
 from passes.model.canonical import value_digests
 from passes.optimize import plan_draws
@@ -21,7 +21,6 @@ from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import compare
 from passes.run.reproduce import is_same_failure
 from passes.structures import Instance, structure_of
-from passes.suggest import describe_argument
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
@@ -338,8 +337,8 @@ class Deviation(Fault):
             UsageError: the tolerance is no number, or negative.
             ModelError: the model does not run, computes NaN, or is random, so it cannot be judged.
         """
-        if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not tolerance >= 0:
-            raise UsageError(f"the error to look for is {describe_argument(tolerance)}, expected a number from 0")
+        is_right = is_number(tolerance) and tolerance >= 0
+        check_arguments(("the error to look for", tolerance, is_right, "a number from 0"))
         _check(source, context)
         feeds, expected = _reference(source, context)
         nan = [name for draw in expected for name, value in draw.items() if value.dtype.kind == "f" and _has_nan(value)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from passes.diff.types import NodeLabel
-from passes.suggest import plural, shorten_lines
+from passes.suggest import ELLIPSIS, join_first, plural, shorten_lines
 from passes.tables import Table, TableResult
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
@@ -127,7 +127,7 @@ def _lines(finding: Bisection, file: str) -> Iterator[str]:
         yield f"{culprit.name} ({culprit.source}), {_place_text(culprit, finding.steps)}"
         yield f"  {culprit.why}"
         if len(culprit.lost) > 1:
-            yield f"  and {len(culprit.lost) - 1} more: {_join_names(culprit.lost[1:])}"
+            yield f"  and {len(culprit.lost) - 1} more: {join_first(culprit.lost[1:], 3, ELLIPSIS)}"
         if culprit.others:
             yield f"  without it the same is done by {', '.join(culprit.others)}"
         if finding.smallest is not None:
@@ -164,10 +164,6 @@ def _file(smallest: Smallest | None, file: str) -> Iterator[str]:
     elif file:
         took = f"{plural(smallest.runs, 'more run')}, {smallest.seconds:.1f} s"
         yield f"smallest model: {file}, {plural(smallest.nodes, 'node')} ({took})"
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
 def bisection_as_data(finding: Bisection, file: str = "") -> dict[str, Any]:

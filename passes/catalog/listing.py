@@ -219,27 +219,24 @@ def example_of(name: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def read_example(file: Path, seed: str = "") -> ExampleModel:
-    """Read one file of the gallery, draw its weights, and infer the type of every value.
-
-    Another `seed` draws other weights. Floats are drawn from [-1, 1].
-    """
+def read_example(file: Path) -> ExampleModel:
+    """Read one file of the gallery, draw its weights, floats from [-1, 1], and infer the type of every value."""
     text = file.read_text(encoding="utf-8")
     model = onnx.parser.parse_model(text)
     computed = computed_values(model.graph.node)
     declared = list(model.graph.value_info)
     del model.graph.value_info[:]
     model.graph.value_info.extend(info for info in declared if info.name in computed)
-    model.graph.initializer.extend(_draw_weight(info, seed) for info in declared if info.name not in computed)
+    model.graph.initializer.extend(_draw_weight(info) for info in declared if info.name not in computed)
     caption = text.partition("\n")[0].removeprefix("#").strip()
     return ExampleModel(caption, onnx.shape_inference.infer_shapes(model))
 
 
-def _draw_weight(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:
+def _draw_weight(info: onnx.ValueInfoProto) -> onnx.TensorProto:
     tensor = info.type.tensor_type
     shape = [dim.dim_value for dim in tensor.shape.dim]
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    return numpy_helper.from_array(draw_array(f"{seed}{info.name}", shape, dtype, -1.0, 1.0), info.name)
+    return numpy_helper.from_array(draw_array(info.name, shape, dtype, -1.0, 1.0), info.name)
 
 
 UNPICTURED: Final[Mapping[str, str]] = {

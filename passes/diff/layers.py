@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from passes.context import PassContext
-from passes.diff.model_matching import ModelMatching, same_outputs
+from passes.diff.model_matching import ModelMatching
 from passes.diff.numbers import DrawnInputs, Pair, measure_pairs, pair_values
 from passes.diff.types import label_of
 from passes.matching.flat_graph import NodeMatching
@@ -67,7 +67,7 @@ def compare_layers(
     if most is not None and len(boundaries) > most:
         chosen = sorted(range(len(boundaries)), key=lambda index: (boundaries[index].depth, index))[:most]
         boundaries = [boundaries[index] for index in sorted(chosen)]
-    outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
+    outputs = [(old, new) for new, old in matched.outputs.items()]
     pairs = dict.fromkeys([*outputs, *(pair for boundary in boundaries for pair in boundary.pairs)])
     measured, _ = measure_pairs(matched, list(pairs), draws, context, may_collapse=True)
     distances = {

@@ -19,7 +19,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from passes.context import PassContext
-from passes.diff.model_matching import ModelMatching, same_outputs
+from passes.diff.model_matching import ModelMatching
 from passes.errors import ModelError, StepFailed
 from passes.graph.formatting import format_type
 from passes.graph.op_facts import COMMUTATIVE
@@ -121,7 +121,7 @@ def compare_numbers(
         ModelError: they have no output in common, by name or place, or the second model takes other inputs.
         StepFailed: onnxruntime refuses one of them, or stops.
     """
-    outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
+    outputs = [(old, new) for new, old in matched.outputs.items()]
     if not outputs:
         raise ModelError("the models have no output in common, so there are no values to compare")
     missing = matched.after.index.required_inputs.keys() - matched.inputs.keys()
@@ -319,7 +319,7 @@ def pair_values(matched: ModelMatching) -> ValuePairs:
     matching = matched.nodes
     before, after = matching.before, matching.after
     read_as: dict[int, set[int]] = defaultdict(set)
-    for name, old_name in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items():
+    for name, old_name in matched.outputs.items():
         read_as[after.outputs[name]].add(matching.representative(before.outputs[old_name]))
     certain = defaultdict(set, {new: set(olds) for new, olds in read_as.items()})
     for index in reversed(range(len(after.items))):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from passes.graph.op_facts import first_output, op_name
 from passes.provenance.annotations import module_path_of
-from passes.suggest import plural, shorten_lines
+from passes.suggest import join_first, plural, shorten_lines
 from passes.visible import html_table
 
 
@@ -46,18 +46,11 @@ class Replacement:
 
     def text(self, most: int = sys.maxsize) -> str:
         """The replacement as text, with at most `most` nodes on each side."""
-        removed, added = (
-            _join_entries(self.removed, most),
-            _join_entries((*self.added, *(f"stored constant {name}" for name in self.stored)), most),
-        )
+        removed = join_first(self.removed, most)
+        added = join_first((*self.added, *(f"stored constant {name}" for name in self.stored)), most)
         if not removed:
             return f"added {added}"
         return f"{removed} → {added}" if added else f"removed {removed}"
-
-
-def _join_entries(entries: Sequence[object], most: int) -> str:
-    more = len(entries) - most
-    return ", ".join(map(str, entries[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +100,7 @@ class InitializerChange:
 
     def __str__(self) -> str:
         if self.was:
-            more = f" and {len(self.was) - SHOWN} more" if len(self.was) > SHOWN else ""
-            return f"{', '.join(self.was[:SHOWN])}{more} {self.before}, {self.what} → {self.name} {self.after}"
+            return f"{join_first(self.was, SHOWN)} {self.before}, {self.what} → {self.name} {self.after}"
         if not self.before:
             how = f"computed by {self.computed_by} → stored constant" if self.computed_by else "added"
             return f"{how} {self.name} {self.after}"

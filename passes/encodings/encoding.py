@@ -28,7 +28,7 @@ from passes.graph.op_facts import (
     moved_inputs,
     weight_axes,
 )
-from passes.suggest import describe_argument, nearest
+from passes.suggest import ELLIPSIS, describe_argument, join_first, nearest
 from passes.weights.detached import DetachedModel
 
 Granularity = Literal["tensor", "channel", "block"]
@@ -265,7 +265,7 @@ def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> di
 def list_with_nearest(names: Collection[str], known: Iterable[str]) -> str:
     """The first of `names`, and the known name that is nearest to the first one."""
     listed = list(names)
-    return ", ".join(map(repr, listed[:SHOWN])) + (" …" if len(listed) > SHOWN else "") + nearest(listed[0], known)
+    return join_first(list(map(repr, listed)), SHOWN, ELLIPSIS) + nearest(listed[0], known)
 
 
 def _fit(name: str, encoding: Encoding, shape: tuple[int, ...] | None, axes: Axes) -> Encoding:

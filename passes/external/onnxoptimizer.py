@@ -58,7 +58,6 @@ class OnnxOptimizerPass(Step):
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = TABLE.destroys
     destroys_equals: ClassVar[tuple[str, ...]] = TABLE.destroys_equals
     describes: ClassVar[Mapping[str, Description]] = TABLE.describes
-    joins_neighbours: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return _apply([self.name], model, context)

@@ -10,7 +10,6 @@ layer are those that depend on an input of the graph. Two other kinds of node be
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helpe
 from passes.graph.index import GraphIndex, computed_values, constant_of, copy_of
 from passes.graph.op_facts import has_body, is_opaque
 from passes.graph.traversal import reads_of
+from passes.model.canonical import digest_of_parts
 from passes.provenance.annotations import ModulePath, module_path_of
 
 FEWEST_NODES: Final = 4
@@ -78,7 +78,7 @@ class ConstantFacts:
         if is_weight or name in self.index.inputs or not is_small(tensor):
             self.stored.add(name)
         else:
-            self.plain[name] = _digest(tensor.data_type, *tensor.dims, numpy_helper.to_array(tensor).tobytes())
+            self.plain[name] = digest_of_parts(tensor.data_type, *tensor.dims, numpy_helper.to_array(tensor).tobytes())
 
     def _note_node(self, node: NodeProto) -> None:
         tensor = constant_of(node)
@@ -90,7 +90,7 @@ class ConstantFacts:
         if any(name in self.stored for name in node.input):
             self.stored.update(node.output)
             return
-        digest = _digest(*operation_of(node), *(self.plain.get(name, "") for name in node.input))
+        digest = digest_of_parts(*operation_of(node), *(self.plain.get(name, "") for name in node.input))
         self.plain.update({name: f"{digest}.{at}" for at, name in enumerate(node.output)})
 
 
@@ -224,7 +224,3 @@ def _without_names(attribute: AttributeProto) -> bytes:
         if attribute.HasField("t"):
             attribute.t.ClearField("name")
     return attribute.SerializeToString(deterministic=True)
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

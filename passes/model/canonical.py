@@ -95,8 +95,8 @@ def canonicalize(model: DetachedModel, tensor_key: TensorKey = DetachedModel.dig
         for function in model.proto.functions
     )
     functions = sorted(_function_digest(*pair) for pair in zip(model.proto.functions, bodies, strict=True))
-    graph = replace(reader, bodies=_hash(functions) if functions else "").graph(model.proto.graph)
-    return CanonicalModel(_hash(opsets, functions), graph, bodies)
+    graph = replace(reader, bodies=digest_of_parts(functions) if functions else "").graph(model.proto.graph)
+    return CanonicalModel(digest_of_parts(opsets, functions), graph, bodies)
 
 
 def function_digests(model: DetachedModel, canonical: CanonicalModel) -> dict[str, str]:
@@ -111,13 +111,13 @@ def function_digests(model: DetachedModel, canonical: CanonicalModel) -> dict[st
 
 def _function_digest(function: FunctionProto, body: CanonicalGraph) -> str:
     """Digest of a function; the names of its values and nodes do not count."""
-    digests = {name: _hash("input", index) for index, name in enumerate(function.input)}
+    digests = {name: digest_of_parts("input", index) for index, name in enumerate(function.input)}
     _walk(body, digests, True, _as_it_is)
     defaults = sorted(attribute.SerializeToString(deterministic=True).hex() for attribute in function.attribute_proto)
     opsets = sorted((entry.domain, entry.version) for entry in function.opset_import)
     computed = [digests.get(name, "missing") for name in function.output]
     called = (function.domain, function.name, getattr(function, "overload", ""))
-    return _hash(called, len(function.input), sorted(function.attribute), defaults, opsets, computed)
+    return digest_of_parts(called, len(function.input), sorted(function.attribute), defaults, opsets, computed)
 
 
 def canonical_digest(model: DetachedModel) -> str:
@@ -175,13 +175,13 @@ def _walk(graph: CanonicalGraph, digests: dict[str, str], live: bool, substitute
     outputs = [(graph.is_body or name, digests.get(name, "missing")) for name in graph.outputs]
     inputs = [digests[name] for name, _ in graph.inputs]
     if live:
-        return _hash(outputs, inputs)
+        return digest_of_parts(outputs, inputs)
     reads = _reads(graph)
     stored = sorted((digest, reads[name]) for name, digest in graph.stored)
     nodes = sorted(
         (step, *[reads[name] for name in node.outputs]) for step, node in zip(steps, graph.nodes, strict=True)
     )
-    return _hash(stored, nodes, outputs, inputs)
+    return digest_of_parts(stored, nodes, outputs, inputs)
 
 
 def _reads(graph: CanonicalGraph) -> Counter[str]:
@@ -208,7 +208,7 @@ def _step(node: CanonicalNode, digests: dict[str, str], live: bool, substitute: 
         node.arity,
         node.draw if live else "",
         *inner,
-        *[digests.get(name) or _hash("missing", name) for name in node.inputs],
+        *[digests.get(name) or digest_of_parts("missing", name) for name in node.inputs],
     )
     for index, name in enumerate(node.outputs):
         if name:
@@ -233,14 +233,19 @@ class _GraphReader:
 
     def graph(self, graph: GraphProto) -> CanonicalGraph:
         inputs = [
-            (info.name, _hash("input", index, self.depth or info.name, info.type.SerializeToString(deterministic=True)))
+            (
+                info.name,
+                digest_of_parts(
+                    "input", index, self.depth or info.name, info.type.SerializeToString(deterministic=True)
+                ),
+            )
             for index, info in enumerate(graph.input)
         ]
         stored = [(tensor.name, self.tensor(tensor)) for tensor in graph.initializer]
         for sparse in graph.sparse_initializer:
             bare = copy_of(sparse)
             bare.values.ClearField("name")
-            stored.append((sparse.values.name, _hash("sparse", bare.SerializeToString(deterministic=True))))
+            stored.append((sparse.values.name, digest_of_parts("sparse", bare.SerializeToString(deterministic=True))))
         outputs = tuple(info.name for info in graph.output)
         return CanonicalGraph(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs, self.depth > 0)
 
@@ -271,7 +276,7 @@ class _GraphReader:
         key = (domain, op, plain, bodies)
         digest = self.known.get(key)
         if digest is None:
-            digest = self.known[key] = _hash(domain, op, list(plain), bodies)
+            digest = self.known[key] = digest_of_parts(domain, op, list(plain), bodies)
         return digest
 
     def attribute(self, attribute: AttributeProto) -> object:
@@ -284,15 +289,16 @@ class _GraphReader:
         return attribute.SerializeToString(deterministic=True)
 
     def tensor(self, tensor: TensorProto) -> str:
-        return _hash(list(tensor.dims), tensor.data_type, self.tensor_key(self.model, tensor))
+        return digest_of_parts(list(tensor.dims), tensor.data_type, self.tensor_key(self.model, tensor))
 
 
-def _hash(*parts: object) -> str:
+def digest_of_parts(*parts: object) -> str:
+    """A digest of the `repr` of `parts`."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def _mix(*digests: str) -> str:
-    """`_hash` for parts that are digests, which is quicker."""
+    """`digest_of_parts` for parts that are digests, which is quicker."""
     return hashlib.blake2b(",".join(digests).encode(), digest_size=16).hexdigest()
 
 

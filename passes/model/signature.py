@@ -18,7 +18,7 @@ from passes.errors import StepFailed
 from passes.graph.formatting import format_type, is_unknown_dim
 from passes.graph.index import GraphIndex, copy_of, initializers_of, required_inputs
 from passes.graph.inference import infer_types
-from passes.suggest import plural
+from passes.suggest import join_first, plural
 from passes.weights.detached import DetachedModel
 
 
@@ -213,10 +213,9 @@ def describe_defaults(model: DetachedModel) -> str:
     names = sorted(_defaults(model.proto.graph))
     if not names or model.proto.ir_version < FREE_INITIALIZERS:
         return ""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     are = "is an input, too" if len(names) == 1 else "are inputs, too"
     return (
-        f"{plural(len(names), 'initializer')} {are} ({', '.join(names[:NAMED])}{more}): callers may override what is "
+        f"{plural(len(names), 'initializer')} {are} ({join_first(names, NAMED)}): callers may override what is "
         "stored there, so no pass folds it; the step fix-defaults before it makes constants of them"
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from passes.proof.draws import Draw, Trait
 from passes.proof.gauges import CONDITIONS, Gauges, Limit, Readings
 from passes.proof.tables import LookupTable
-from passes.suggest import plural
+from passes.suggest import join_first, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +260,7 @@ def _unseen(
 
 def _list_nodes(nodes: Sequence[str]) -> str:
     """The first few of `nodes`, and how many more there are: the layers of a model all give the same sentence."""
-    rest = len(nodes) - MOST_LISTED
-    return ", ".join(map(repr, nodes[:MOST_LISTED])) + (f" and {rest} more" if rest > 0 else "")
+    return join_first(list(map(repr, nodes)), MOST_LISTED)
 
 
 NESTED: Final = "not measured: {} inside of If, Loop, Scan and functions"

@@ -163,7 +163,7 @@ class _Choice:
         return first
 
     def _without_zeros(self, plans: Iterable[DrawPlan], seed: int) -> ChosenDraw | None:
-        """The first draw of the first of `plans` on which the reference runs, if inputs of zeros and ones are ones."""
+        """Try `plans` with ones in each input of zeros and ones; returns the first draw on which the reference runs."""
         asked, why = self.plan, self.why
         chosen = self._by_other_plans((ones for plan in plans for ones in plan.without_zeros()), seed)
         if chosen is None:

@@ -95,15 +95,10 @@ class NumericProver:
         self._ran: onnx.ModelProto | None = None
 
     @classmethod
-    def of_itself(
-        cls,
-        feeds: Sequence[Mapping[str, np.ndarray]],
-        context: PassContext,
-        tolerances: Mapping[str, Tolerance] | None = None,
-    ) -> Self:
+    def of_itself(cls, feeds: Sequence[Mapping[str, np.ndarray]], context: PassContext) -> Self:
         """A prover whose reference is the first model that it watches."""
         draws = [Reference(arrays, {}, f"draw {index}") for index, arrays in enumerate(feeds)]
-        prover = cls(draws, context, tolerances)
+        prover = cls(draws, context)
         prover._is_own = True
         return prover
 

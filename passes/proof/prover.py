@@ -17,6 +17,7 @@ from passes.proof.coverage import Coverage
 from passes.proof.draws import Draw
 from passes.proof.numbers import Errors, only_compared
 from passes.structures import Instance
+from passes.suggest import AND_MORE, join_first
 from passes.weights.detached import DetachedModel
 from passes.worker.messages import REFUSED
 
@@ -49,7 +50,7 @@ class Measurement:
         if self.tables:
             return self.tables
         bad = [f"{name}: {errors.why}" for name, errors in {**self.errors, **self.inner}.items() if not errors.ok]
-        return "; ".join(bad[:3]) + (f" (and {len(bad) - 3} more)" if len(bad) > 3 else "")
+        return join_first(bad, 3, AND_MORE, "; ")
 
     @property
     def max_abs(self) -> float:

@@ -24,6 +24,7 @@ from passes.proof.numbers import DRAWN, Errors, compare, least_precise
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.prover import HOLDS_NAN, RANDOM, describe_failure, worst_errors
 from passes.step import Relation
+from passes.suggest import AND_MORE, join_first
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
@@ -47,7 +48,7 @@ class RelationProof:
     def why(self) -> str:
         """What is wrong; empty for nothing."""
         bad = [f"{name}: {errors.why}" for name, errors in self.errors.items() if not errors.ok]
-        return "; ".join(bad[:3]) + (f" (and {len(bad) - 3} more)" if len(bad) > 3 else "")
+        return join_first(bad, 3, AND_MORE, "; ")
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from passes.proof.gauges import Gauges, Readings
 from passes.proof.lookups import Lookup, find_lookups, values_of_inputs
 from passes.proof.numbers import Tolerance, tolerance_for
 from passes.structures.projection_check import computed_constant
+from passes.suggest import join_first
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel
 
@@ -144,8 +145,7 @@ def _within_tolerance(old: np.ndarray, new: np.ndarray, tolerances: Mapping[str,
 def _describe_differing(alignment: _Alignment) -> str:
     lines = alignment.differing
     kind = "row" if alignment.cover.over == 0 else "column"
-    first = ", ".join(map(str, lines[:3])) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
-    return f"{alignment.cover.table} {kind}{'s' if len(lines) > 1 else ''} {first}"
+    return f"{alignment.cover.table} {kind}{'s' if len(lines) > 1 else ''} {join_first(lines, 3)}"
 
 
 SHORT: Final = 4

@@ -81,8 +81,8 @@ class FullStep(Step):
     """A full step of the user's, whose `apply` takes a context: that of the process in which it runs.
 
     Args:
-        step: what to load and to call there.
-        facts: what it says of itself.
+        step: what the process loads and calls.
+        facts: what the step's class declares: its name, source and fields.
     """
 
     def __init__(self, step: StepReference, facts: PassFacts) -> None:

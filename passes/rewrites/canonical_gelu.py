@@ -12,6 +12,7 @@ from onnx import NodeProto, helper
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.op_facts import attribute_of
+from passes.rewrites.canonical_norm import FORMS
 from passes.rewrites.rewriter import Rewriter
 from passes.step import Description, PassResult, Step, structure
 from passes.structures.activations import find_gelus
@@ -21,8 +22,6 @@ from passes.weights.detached import DetachedModel
 
 SINCE: Final = 20
 """The opset that has Gelu."""
-
-FORMS: Final = ("operator", "parts")
 
 CURVES: Final = {"Erf": "none", "Tanh": "tanh"}
 """The curve of a GELU in parts → the attribute `approximate` of Gelu. That of x · sigmoid(1.702 x) has no Gelu."""

@@ -23,6 +23,7 @@ from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.merged_product import NotSplit, StoredChannels, read_product, stored_channels
 from passes.step import Description, PassResult, Step, values
 from passes.structures.view import GraphView
+from passes.suggest import AND_MORE, join_first
 from passes.weights.detached import DetachedModel
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,14 +46,10 @@ class FoldBatchnorm(Step):
             if folded is current:
                 break
             current = folded
-        notes = [f"{names[0]}{_more(names)} {reason}" for reason, names in reasons.items()]
+        notes = [f"{join_first(names, 1, AND_MORE)} {reason}" for reason, names in reasons.items()]
         left = f"left as they are: {'; '.join(notes)}" if notes else None
         why = left if notes or current is not model else "no BatchNormalization"
         return PassResult(current, current is not model, why)
-
-
-def _more(names: Sequence[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
 class _NotFolded(Exception):

@@ -7,7 +7,7 @@ out of range, and leave a list of operators in float32 whatever they compute.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -29,7 +29,7 @@ from passes.proof.half_range import HALVES, WIDE, ValueRange, measure_halves
 from passes.rewrites.graph_edit import GraphEdit
 from passes.step import Description, PassResult, Relation, Step, values
 from passes.structures.view import GraphView
-from passes.suggest import nearest, plural
+from passes.suggest import join_first, nearest, plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
 
@@ -210,17 +210,15 @@ class _HalfConverter:
 
     def describe(self) -> str:
         """How many nodes compute in the half type, and why the others do not."""
-        counts = Counter(self.reasons.values())
-        groups = defaultdict(list)
+        groups = defaultdict[str, list[str]](list)
         for position, reason in self.reasons.items():
             node = self.index.own[position]
             groups[reason].append(node.name or node.op_type)
-        shown = [
-            f"{', '.join(groups[reason][:NAMED])}{f' and {count - NAMED} more' if count > NAMED else ''}: {reason}"
-            for reason, count in counts.most_common()
-        ]
-        more = f"; and {len(shown) - MOST} more reasons" if len(shown) > MOST else ""
-        stay = f"; {plural(len(self.reasons), 'node')} in float32: {'; '.join(shown[:MOST])}{more}" if shown else ""
+        largest = sorted(groups.items(), key=lambda group: -len(group[1]))
+        shown = join_first(
+            [f"{join_first(names, NAMED)}: {reason}" for reason, names in largest], MOST, "; and {} more reasons", "; "
+        )
+        stay = f"; {plural(len(self.reasons), 'node')} in float32: {shown}" if shown else ""
         return f"{plural(len(self.chosen), 'node')} in {self.half}{stay}"
 
     def write(self) -> DetachedModel:

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from passes.context import PassContext
 from passes.step import Description, PassResult, Relation, Step, structure
 from passes.structures import STRUCTURES
-from passes.suggest import plural
+from passes.suggest import ELLIPSIS, join_first, plural
 from passes.weights.detached import DetachedModel
 
 
@@ -38,7 +38,7 @@ class LoraInputs(Step):
         proto.graph.input.extend(
             helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in new
         )
-        shown = ", ".join(_describe(tensor) for tensor in new[:SHOWN]) + (" …" if len(new) > SHOWN else "")
+        shown = join_first(list(map(_describe, new)), SHOWN, ELLIPSIS)
         counts = f"{plural(len(new), 'input')} of {plural(len(instances), 'adapter')}"
         inputs = {name: name for name in index.required_inputs}
         outputs = {info.name: info.name for info in proto.graph.output}

@@ -30,14 +30,14 @@ class Merge(Step):
 
     The proof runs both models, one after the other.
 
-    model: the path of the other model.
-    map: output of this model → the input of the other that it feeds; every input of the other is fed.
+    Args:
+        model: the path of the other model.
+        map: output of this model → the input of the other that it feeds; every input of the other is fed.
     """
 
     model: str = ""
     map: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     name: str = field(default="merge", init=False)
-    source: str = field(default="onnxline", init=False)
     makes_reference: ClassVar[bool] = True
     description: ClassVar[Description] = structure("Let the model of a file run after the model, as one model")
 
@@ -58,8 +58,8 @@ class Merge(Step):
         unfed = [name for name in second.index.required_inputs if name not in self.map.values()]
         if unfed:
             raise PolicyError(
-                f"{self.name}: no output is mapped to B's input {unfed[0]!r}, and a step has no values for it; map an "
-                "output to it, or use `onnxline merge`"
+                f"{self.name}: no output is mapped to the second model's input {unfed[0]!r}, and a step has no "
+                "values for it; map an output to it, or use `onnxline merge`"
             )
         names = {name: joined.renamed.get(name, name) for name in second.index.outputs}
         fed = {new: old for old, new in self.map.items()}
@@ -71,46 +71,56 @@ class Merge(Step):
 
 @dataclass(frozen=True, slots=True)
 class JoinedModels:
-    """Two models as one, and name in the second → its name there, where that is another."""
+    """Two models as one. `renamed`: name in the second model → its new name, for each name that has one."""
 
     model: DetachedModel
     renamed: Mapping[str, str]
 
 
-def join_models(one: DetachedModel, two: DetachedModel, map: Mapping[str, str]) -> JoinedModels:
+def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, str]) -> JoinedModels:
     """Join two models without functions; names of the second that the first has too get `_2` after them.
 
     Args:
-        one: the model that runs first; outputs of it that are not mapped stay outputs.
-        two: the model that runs after it.
+        first: the model that runs first; its outputs that are not mapped stay outputs.
+        second: the model that runs after it, of the same opset.
         map: output of the first → the input of the second that it feeds.
 
+    Returns:
+        The joined model, whose nodes keep their order.
+
     Raises:
-        PolicyError: no such output or input, or two types that do not fit.
+        PolicyError: no such output or input, two outputs for one input, or two types or opsets that do not fit.
         StepFailed: the result is not valid ONNX.
     """
-    outputs, inputs = one.index.outputs, two.index.required_inputs
-    for names, known, what in ((map, outputs, "A has no output"), (map.values(), inputs, "B has no input")):
+    outputs, inputs = first.index.outputs, second.index.required_inputs
+    for names, known, what in (
+        (map, outputs, "first model has no output"),
+        (map.values(), inputs, "second model has no input"),
+    ):
         for name in names:
             if name not in known:
                 hint = nearest(name, known) or f"; it has: {', '.join(known) or 'none'}"
-                raise PolicyError(f"merge: {what} {name!r}{hint}")
+                raise PolicyError(f"merge: the {what} {name!r}{hint}")
     if not map:
-        raise PolicyError("merge: found no pair; expected an output of A with the input of B that it feeds")
+        raise PolicyError(
+            "merge: found no pair; expected an output of the first model with the input of the second that it feeds"
+        )
     twice = [new for new, count in Counter(map.values()).items() if count > 1]
     if twice:
         feeding = " and ".join(repr(old) for old, new in map.items() if new == twice[0])
-        raise PolicyError(f"merge: {feeding} are mapped to B's input {twice[0]!r}; expected one output for an input")
-    if opset_of(one.proto) != opset_of(two.proto):
+        raise PolicyError(f"merge: {feeding} are mapped to the input {twice[0]!r}; expected one output for an input")
+    if opset_of(first.proto) != opset_of(second.proto):
         raise PolicyError(
-            f"merge: A has opset {opset_of(one.proto)} and B {opset_of(two.proto)}; bring one to the other's with "
-            "`onnxline convert-opset`"
+            f"merge: the first model has opset {opset_of(first.proto)}, and the second {opset_of(second.proto)}; bring "
+            "both to one opset with `onnxline convert-opset`"
         )
     for old, new in map.items():
         if contradicts(outputs[old].type, inputs[new].type):
-            found = f"{format_type(outputs[old])}, and B's {new!r} is {format_type(inputs[new])}"
-            raise PolicyError(f"merge: A's {old!r} is {found}; give both one type, by `onnxline fix-shapes` say")
-    left, right = one.copy_proto(), two.copy_proto()
+            raise PolicyError(
+                f"merge: the output {old!r} is {format_type(outputs[old])}, and the input {new!r} that it feeds is "
+                f"{format_type(inputs[new])}; give both one type, by `onnxline fix-shapes` say"
+            )
+    left, right = first.copy_proto(), second.copy_proto()
     taken = {name for name in _all_names(left) if name in _all_names(right)}
     known = _all_names(left) | _all_names(right)
     renamed = {name: take_name(name, known) for name in sorted(taken)}
@@ -120,12 +130,11 @@ def join_models(one: DetachedModel, two: DetachedModel, map: Mapping[str, str]) 
     pairs = [(old, fed[new]) for old, new in map.items()]
     ends = [*(name for name in outputs if name not in map), *(info.name for info in right.graph.output)]
     graph = compose.merge_graphs(left.graph, right.graph, pairs, outputs=ends)  # without the checker: weights stand in
-    whole = left
-    whole.graph.CopyFrom(graph)
-    whole.ir_version = max(left.ir_version, right.ir_version)
-    domains = {entry.domain for entry in whole.opset_import}
-    whole.opset_import.extend(entry for entry in right.opset_import if entry.domain not in domains)
-    merged = DetachedModel(whole, {**one.weights, **two.weights})
+    left.graph.CopyFrom(graph)
+    left.ir_version = max(left.ir_version, right.ir_version)
+    domains = {entry.domain for entry in left.opset_import}
+    left.opset_import.extend(entry for entry in right.opset_import if entry.domain not in domains)
+    merged = DetachedModel(left, {**first.weights, **second.weights})
     broken = what_is_invalid(merged)
     if broken:
         raise StepFailed(f"merge: the result is not valid ONNX: {broken}")

@@ -21,6 +21,7 @@ from passes.rewrites.merged_product import MergedProduct, NotSplit, StoredChanne
 from passes.structures.axes import product_of
 from passes.structures.matrices import matrix_of
 from passes.structures.view import NBITS, GraphView, modules_of
+from passes.suggest import AND_MORE, join_first
 from passes.weights.detached import DetachedModel
 from passes.weights.mapped import find_file_range
 from passes.weights.stand_ins import Weight, derived_digest
@@ -77,7 +78,7 @@ def split_products(view: GraphView, wanted: Mapping[str, Roles]) -> SplitModel:
             split.append(title)
         except NotSplit as why:
             notes.setdefault(str(why), []).append(title)
-    said = tuple(f"{_join_names(titles)} {why}" for why, titles in notes.items())
+    said = tuple(f"{join_first(titles, 1, AND_MORE)} {why}" for why, titles in notes.items())
     return SplitModel(edit.model() if split else view.model, tuple(split), said)
 
 
@@ -85,10 +86,6 @@ def _matrix_name(view: GraphView, node: NodeProto) -> str:
     product = product_of(view, node)
     operands = node.input if product is None else product.operands
     return next((name for name in operands if name and name in view.folded), node.output[0])
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
 
 
 def _find_parts(

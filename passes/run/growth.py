@@ -22,7 +22,7 @@ from passes.graph.op_facts import LAYOUT_OPS, RANDOM_OPS, op_name
 from passes.graph.traversal import bodies_in, every_graph, every_node, group_linked, reads_of, sort_nodes
 from passes.model.analysis import AnalyzedModel
 from passes.model.contents import bytes_of
-from passes.suggest import bytes_text, plural
+from passes.suggest import bytes_text, join_first, plural
 from passes.weights.detached import DetachedModel
 
 ALLOWED: Final = 2**17
@@ -45,11 +45,9 @@ def describe_growth(before: AnalyzedModel, after: AnalyzedModel) -> tuple[str, .
     if has - had >= max(NOTICED, had // ALLOWED_SHARE):
         new = sorted(_new_tensors(before.model, after.model), key=bytes_of, reverse=True)
         made_by = producers_of(every_node(before.model.proto.graph))
-        largest = [_describe(tensor, made_by) for tensor in new[:NAMED]]
-        more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
+        largest = join_first([_describe(tensor, made_by) for tensor in new], NAMED)
         sentences.append(
-            f"stored tensors grew from {bytes_text(had)} to {bytes_text(has)}"
-            + (f": {', '.join(largest)}{more}" if new else "")
+            f"stored tensors grew from {bytes_text(had)} to {bytes_text(has)}" + (f": {largest}" if new else "")
         )
     nodes, left = before.node_count, after.node_count
     if left > nodes:
@@ -81,10 +79,9 @@ def compute_again(before: AnalyzedModel, after: AnalyzedModel) -> tuple[Detached
         return after.model, ""
     names = [name for group in undone for name in group.names]
     made_by = before.model.index.producers
-    listed = [f"{op_name(made_by[name])} {name!r}" for name in names[:NAMED]]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    listed = join_first([f"{op_name(made_by[name])} {name!r}" for name in names], NAMED)
     gain = bytes_text(sum(group.gain for group in undone))
-    note = f"{', '.join(listed)}{more} stayed computed: folded, the model would have {gain} more to store"
+    note = f"{listed} stayed computed: folded, the model would have {gain} more to store"
     return _unfold(before.model, after.model, undone), note
 
 

@@ -26,7 +26,7 @@ from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors, only_compared
 from passes.proof.prover import Sensitivity
 from passes.run.tracked import TrackedStructures
-from passes.suggest import plural, shorten_lines
+from passes.suggest import ELLIPSIS, join_first, plural, shorten_lines
 from passes.visible import html_table
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import write_model
@@ -245,8 +245,7 @@ def summary_lines(passes: Sequence[PassRow], structures: Sequence[StructureVerdi
     if remarks:
         yield remarks[0] + (f" (and {plural(len(remarks) - 1, 'more remark')})" if remarks[1:] else "")
     if reverted:
-        names = ", ".join(row.name for row in reverted[:SUMMARIZED])
-        yield f"reverted or failed: {names}" + (" …" if len(reverted) > SUMMARIZED else "")
+        yield f"reverted or failed: {join_first([row.name for row in reverted], SUMMARIZED, ELLIPSIS)}"
     found = Counter(verdict.kind for verdict in structures)
     kept = Counter(verdict.kind for verdict in structures if verdict.kept)
     authors = (author_of_loss(verdict, passes) for verdict in structures if not verdict.kept)

@@ -22,7 +22,7 @@ from passes.run.result import Status
 from passes.run.tracked import Lost, TrackedStructures, pin, unpin
 from passes.step import PassResult, Step
 from passes.structures.merges import MergedProducts, find_merged_products, has_siblings
-from passes.suggest import plural
+from passes.suggest import AND_MORE, join_first, plural
 from passes.weights.detached import DetachedModel
 
 
@@ -392,4 +392,4 @@ class Trial:
 
 
 def _several(verb: str, items: Sequence[str]) -> str:
-    return f"{verb} {items[0]}" + (f" (and {len(items) - 1} more)" if len(items) > 1 else "")
+    return f"{verb} {join_first(items, 1, AND_MORE)}"

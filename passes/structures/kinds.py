@@ -24,7 +24,7 @@ from passes.structures.short_patterns import find_embeddings, find_pairs, find_r
 from passes.structures.types import Instance, SearchResult
 from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView
 from passes.structures.wiring_check import find_bypassed_projections, with_wiring
-from passes.suggest import plural
+from passes.suggest import ELLIPSIS, join_first, plural
 from passes.weights.detached import DetachedModel
 
 Instances = Sequence[Instance]
@@ -128,9 +128,7 @@ def _row_of_gate(kind: str, what: str, candidates: Callable[[GraphView], Iterabl
             return result
         text = f"{plural(len(merged), f'{kind} block')} whose gate and value are one matrix in the source already"
         remedy = f"it is held as one; without keep: {kind}, the step split-gate-up takes it apart"
-        return replace(
-            result, instead=f"{text}: {', '.join(merged[:3])}{' …' if len(merged) > 3 else ''}", remedy=remedy
-        )
+        return replace(result, instead=f"{text}: {join_first(merged, 3, ELLIPSIS)}", remedy=remedy)
 
     return kind, Structure(find, CORES)
 

@@ -177,9 +177,8 @@ def _computation(model: DetachedModel, name: str, index: GraphIndex) -> ModelPro
 
 
 def _scopes(graph: GraphProto, path: str, outer: GraphIndex | None, model: DetachedModel) -> Iterator[_GraphScope]:
-    live = live_nodes(
-        graph, by_values=True
-    )  # a product that no output depends on does not count, nor one of which only the shape matters
+    # A product that no output depends on does not count, nor one of which only the shape matters.
+    live = live_nodes(graph, by_values=True)
     index = GraphIndex(graph, outer=outer)
     scope = _GraphScope(path, live, index)
     yield scope

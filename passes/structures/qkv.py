@@ -25,7 +25,7 @@ from passes.structures.matrices import Matrix, matrix_of, matrix_values
 from passes.structures.projection import Projection, ProjectionSearch, as_projection
 from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult, Sums, sums_of
 from passes.structures.view import GraphView, module_of, packing_of, quantized_weight
-from passes.suggest import plural
+from passes.suggest import ELLIPSIS, join_first, plural
 from passes.weights.relations import orders_of
 from passes.weights.stand_ins import digest_of
 
@@ -326,17 +326,15 @@ def describe_others(
         return rest or _nearest(view), remedy
     if not rest:
         return "", ""
-    return (
-        f"{plural(len(apart), 'attention block')} with separate Q, K and V ({_join_names(apart)}), and {rest}",
-        remedy,
-    )
+    names = join_first(apart, 3, ELLIPSIS)
+    return f"{plural(len(apart), 'attention block')} with separate Q, K and V ({names}), and {rest}", remedy
 
 
 def _without_triple(merged: Sequence[MergedProjection], others: int) -> str:
     texts = []
     if merged:
         which = "Q, K and V" if all(projection.is_whole for projection in merged) else "Q, K and V, or two of them,"
-        names = _join_names([str(projection) for projection in merged])
+        names = join_first(merged, 3, ELLIPSIS)
         texts.append(
             f"{plural(len(merged), 'attention block')} whose {which} are one matrix in the source already: {names}"
         )
@@ -355,11 +353,8 @@ def _nearest(view: GraphView) -> str:
         if projection is not None:
             groups[view.origin_of(projection.data, PASSING_OPS)].append(projection.weight.name)
     most = max(groups.values(), key=len, default=[])
-    return f"{found}; nearest: {len(most)} products of one input, with {_join_names(most)}" if len(most) > 1 else found
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+    nearest = f"; nearest: {len(most)} products of one input, with {join_first(most, 3, ELLIPSIS)}"
+    return found + (nearest if len(most) > 1 else "")
 
 
 PACKED_OPS: Final = tuple(f"com.microsoft.{name}" for name in ("Attention", "QAttention"))

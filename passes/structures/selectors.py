@@ -18,7 +18,7 @@ from passes.graph.op_facts import PASSING_OPS
 from passes.structures.candidates import Candidate, instances_of, pins_at
 from passes.structures.types import Boundary, Crossing, Instance, PinSite, SearchResult
 from passes.structures.view import GraphView, modules_of
-from passes.suggest import nearest
+from passes.suggest import ELLIPSIS, join_first, nearest
 
 SHOWN: Final = 6
 """How many names of other nodes or modules a message lists."""
@@ -36,9 +36,9 @@ def find_nodes(view: GraphView, kind: str, pattern: str, label: Callable[[NodePr
     if chosen:
         return SearchResult((), f"{len(chosen)} of them, but all compute a constant, which may be folded")
     labels = Counter(name for node in view.nodes if (name := label(node)))
-    others = ", ".join(f"{count} {name}" if count > 1 else name for name, count in labels.most_common(SHOWN))
-    more = " …" if len(labels) > SHOWN else ""
-    return SearchResult((), f"{others}{more}{nearest(pattern, labels)}" if labels else "nodes without names")
+    counted = [f"{count} {name}" if count > 1 else name for name, count in labels.most_common()]
+    others = join_first(counted, SHOWN, ELLIPSIS)
+    return SearchResult((), f"{others}{nearest(pattern, labels)}" if labels else "nodes without names")
 
 
 def name_of(node: NodeProto) -> str:

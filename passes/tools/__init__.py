@@ -48,32 +48,14 @@ __all__ = [
 ]
 
 HOMES: Final = {
-    "comparison": (
-        "ModelComparison",
-        "compare",
-    ),
+    "comparison": ("ModelComparison", "compare"),
     "doors": (
-        "change_batch",
-        "change_outputs",
-        "convert_opset",
-        "extract",
-        "fix_shapes",
-        "rename",
-        "to_bf16",
-        "to_fp16",
+        *("change_batch", "change_outputs", "convert_opset", "extract"),
+        *("fix_shapes", "rename", "to_bf16", "to_fp16"),
     ),
-    "facts": (
-        "ModelFacts",
-        "inspect_model",
-    ),
-    "merging": (
-        "MergedModel",
-        "merge",
-    ),
-    "parts": (
-        "PartedModel",
-        "split",
-    ),
+    "facts": ("ModelFacts", "inspect_model"),
+    "merging": ("MergedModel", "merge"),
+    "parts": ("PartedModel", "split"),
 }
 """Module → its public names; it is loaded when one of them is first used, so that a fact costs no proof."""
 

@@ -102,7 +102,7 @@ def _join_encodings(first: Mapping[str, Encoding], second: Mapping[str, Encoding
         same = all(np.array_equal(getattr(left, key), getattr(right, key)) for key in ("scale", "zero_point"))
         if not (alike and same):
             raise PolicyError(
-                f"merge: A makes {name!r} with one encoding, and B reads it with another; expected one encoding of a "
-                "value: calibrate both on the same data, or leave one of the two out"
+                f"merge: the first model makes {name!r} with one encoding, and the second reads it with another; "
+                "expected one of a value: calibrate both models on the same data, or leave one of the encodings out"
             )
     return {**second, **first}

@@ -71,9 +71,8 @@ def render(data: Mapping[str, Any]) -> str:
         "libraries": "\n".join(_library(name) for name in ("cytoscape", "dagre")),
         "script": _read("viewer.js"),
     }
-    return re.sub(
-        r"/\*(\w+)\*/", lambda mark: parts[mark[1]], _read("viewer.html")
-    )  # once: a name may look like a mark
+    # All marks in one call: a name in the data may look like a mark.
+    return re.sub(r"/\*(\w+)\*/", lambda mark: parts[mark[1]], _read("viewer.html"))
 
 
 def script_json(data: Any) -> str:

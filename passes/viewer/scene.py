@@ -53,22 +53,19 @@ class Scene:
         return {"boxes": self.boxes, "edges": self.edges, "title": self.title}
 
 
-def scene_of(
-    model: DetachedModel, title: str = "", *, errors: Mapping[str, float] | None = None, histograms: bool = True
-) -> Scene:
+def scene_of(model: DetachedModel, title: str = "", *, errors: Mapping[str, float] | None = None) -> Scene:
     """The scene of one model.
 
     Args:
         model: the model to draw.
         title: the heading.
         errors: value → SQNR in dB, for the colour of the node that makes it.
-        histograms: of stored tensors that nodes read; not for weights that stay unread.
     """
     whole = model.without_functions()
     index = whole.index
     types = {name: format_type(info) for name, info in GraphIndex(infer_types(whole.proto)).types.items()}
     kinds = _structures_of(whole) if len(index.own) <= MOST_SEARCHED else {}
-    bars = _Histograms(whole) if histograms and not whole.unread() else None
+    bars = None if whole.unread() else _Histograms(whole)
     boxes: list[dict[str, Any]] = [
         {"op": "input", "name": name, "outs": [f"{name} {types.get(name, '')}"]} for name in index.required_inputs
     ]
@@ -112,8 +109,6 @@ def mark_difference(first: Scene, second: Scene, matched: ModelMatching) -> None
         second: the scene of `matched.after`.
         matched: two models without functions of their own, as `scene_of` draws them.
     """
-    from passes.diff.model_matching import same_outputs  # not above: the scene of one model needs no comparison
-
     matching = matched.nodes
     before, after = _by_output(first), _by_output(second)
     for box in (*first.boxes, *second.boxes):
@@ -134,7 +129,7 @@ def mark_difference(first: Scene, second: Scene, matched: ModelMatching) -> None
         "output",
         first,
         second,
-        same_outputs(matched.before.proto.graph, matched.after.proto.graph),
+        matched.outputs,
         lambda old, new: matched.is_same_value(old_outputs[old], outputs[new]),
     )
 

@@ -19,10 +19,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn, TypeGuard
+from typing import IO, Any, Final, NoReturn
 
-from passes.errors import UsageError
-from passes.suggest import describe_argument
+from passes.errors import UsageError, check_arguments, is_number
 
 try:
     import fcntl
@@ -119,20 +118,16 @@ def check_limits(timeout_s: object, memory_gib: object) -> None:
     Raises:
         UsageError: naming the limit, what was found, and what was expected.
     """
-    if not _is_number(timeout_s) or not timeout_s > 0:
-        raise UsageError(f"timeout_s is {describe_argument(timeout_s)}, expected seconds, more than 0")
-    if memory_gib is not None:
-        if not _is_number(memory_gib) or not memory_gib >= 0:
-            raise UsageError(f"memory_gib is {describe_argument(memory_gib)}, expected a number, 0 or more")
-        if 0 < memory_gib < LEAST_GIB:
-            raise UsageError(
-                f"memory_gib is {memory_gib!r}, expected {LEAST_GIB} or more, or 0 for no limit: a worker takes so "
-                "much before it has a model"
-            )
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    gib = 0 if memory_gib is None else memory_gib
+    check_arguments(
+        ("timeout_s", timeout_s, is_number(timeout_s) and timeout_s > 0, "seconds, more than 0"),
+        ("memory_gib", memory_gib, is_number(gib) and gib >= 0, "a number, 0 or more"),
+    )
+    if is_number(memory_gib) and 0 < memory_gib < LEAST_GIB:
+        raise UsageError(
+            f"memory_gib is {memory_gib!r}, expected {LEAST_GIB} or more, or 0 for no limit: a worker takes so "
+            "much before it has a model"
+        )
 
 
 def limit_memory(limit: int) -> None:

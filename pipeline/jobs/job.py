@@ -180,9 +180,8 @@ class LocalProcesses:
                     outcome = attempt.collect(worker)
                     idle.append(worker)
                     if outcome.status is JobStatus.LOST and attempt.number < self.attempts:
-                        waiting.append(
-                            _LocalAttempt(attempt.job, attempt.number + 1)
-                        )  # last: it may be what kills the others
+                        # Last: this job may be what kills the others.
+                        waiting.append(_LocalAttempt(attempt.job, attempt.number + 1))
                     else:
                         yield outcome
 

@@ -31,7 +31,8 @@ from pipeline.quantsim.sites import Site, find_sites
 WEIGHTED: Final = PRODUCTS | RECURRENT
 
 DIRECTIONS: Final = 1
-"""Of the outputs, for each sample; each is one backward pass, and tells less than another sample would."""
+"""Random directions of the outputs that are followed back for each sample. A direction costs one backward pass; another
+sample improves the estimate more than another direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,16 @@ class Layer:
 
     @property
     def output(self) -> str:
-        """What it hands on, by which the layer is known: of a recurrent one that leaves out the sequence, a state."""
+        """The first result, which names the layer; of a recurrent layer without a sequence output, a last state."""
         return self.outputs[0]
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """All that it hands on: a recurrent layer has its last states next to the sequence."""
+        """All results: a recurrent layer has its last states as well as the sequence."""
         return tuple(filter(None, self.nodes[-1].output))
 
     def tensors(self) -> tuple[str, ...]:
-        """What is quantized with the layer: what it reads, and what it makes."""
+        """The tensors that are quantized with the layer: its operands, weights and results."""
         return tuple(dict.fromkeys((*self.values(), *self.weights)))
 
     def values(self) -> tuple[str, ...]:
@@ -87,7 +88,8 @@ def count_needed_samples(count: int, layers: int) -> int:
 
 
 RUNS: Final = 50
-"""Ten times the runs of the model that one sample of the estimate costs, all else of it included."""
+"""Ten times the cost of one sample of the estimate, in runs of the model: the estimate for one sample takes as long as
+five runs."""
 
 
 def estimate_sensitivity(
@@ -166,7 +168,7 @@ def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np
 def _power(array: np.ndarray, gradients: np.ndarray | None = None) -> float:
     """The sum of squares, each multiplied by the square of its gradient; slice by slice, as float64 doubles an array.
 
-    What reaches no output counts as nothing, be it infinite, as a mask that was rounded.
+    An element with a gradient of 0 reaches no output and adds nothing, even where it is infinite, as in a rounded mask.
     """
     flat, found = array.reshape(-1), 0.0
     factors = None if gradients is None else gradients.reshape(-1)
@@ -184,7 +186,7 @@ SLICE: Final = 2**20
 
 
 def _session_of(model: DetachedModel, reads: Collection[str]) -> Session | None:
-    """What computes the values `reads` that are neither inputs nor weights; None where there is nothing to compute."""
+    """A session that computes those of the values `reads` that nodes make; None where no node makes any."""
     made = model.index.producers.keys()
     wanted = sorted(made & {*reads})
     if not wanted:

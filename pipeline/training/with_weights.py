@@ -1,4 +1,4 @@
-"""What was trained → ONNX: its weights go back into the model that they came from, or its module is exported."""
+"""Training → ONNX: trained weights go into the model that they came from, or the trained module is exported."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _bias_scales(
     found: dict[str, np.ndarray] = {}
     for node in proto.graph.node:
         for name in node.input:
-            bias, product = producers.get(name), _product_beside(node, name, producers)
+            bias, product = producers.get(name), _product_with_bias(node, name, producers)
             if product is None or bias is None or bias.op_type != DEQUANTIZE or bias.input[0] not in biases:
                 continue
             operands = [producers.get(operand) for operand in product.input[:2]]
@@ -165,7 +165,7 @@ def _bias_scales(
     return found
 
 
-def _product_beside(node: onnx.NodeProto, bias: str, producers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+def _product_with_bias(node: onnx.NodeProto, bias: str, producers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """The product that `node` adds `bias` to."""
     if node.op_type in BIASED:
         return node if list(node.input).index(bias) == BIAS else None

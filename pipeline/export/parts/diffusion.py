@@ -138,9 +138,8 @@ class DiffusionModels:
             with self._recorders():
                 self.image = self.make_image()
                 self.alone = {name: len(calls) for name, calls in self.calls.items()}
-                self.make_image(
-                    ("a red square", "two green circles on grey"), steps=2
-                )  # some take one for a distilled model
+                # Two steps: some pipelines take one step for a distilled model.
+                self.make_image(("a red square", "two green circles on grey"), steps=2)
         except Exception as error:  # a pipeline may raise anything
             raise SourceError(
                 f"model.diffusers: {type(self.pipe).__name__} does not run: {first_line(error)}"

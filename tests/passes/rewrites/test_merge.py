@@ -95,10 +95,10 @@ def test_the_proof_runs_both_models_in_turn(second: str, context: PassContext) -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"map": {"y": "b"}}, "B has no input 'b'"),
-        ({"map": {"q": "a"}}, "A has no output 'q'"),
+        ({"map": {"y": "b"}}, "second model has no input 'b'"),
+        ({"map": {"q": "a"}}, "first model has no output 'q'"),
         ({"map": {}}, "found no pair"),
-        ({"map": {"y": "a", "z": "a"}}, "'y' and 'z' are mapped to B's input 'a'; expected one output for an input"),
+        ({"map": {"y": "a", "z": "a"}}, "'y' and 'z' are mapped to the input 'a'; expected one output for an input"),
         ({"map": ["y"]}, "expected a mapping of names"),
         ({"model": __file__, "map": {"y": "a"}}, "merge: "),
         ({"model": "none.onnx", "map": {"y": "a"}}, "no such file; expected the path of an ONNX file"),
@@ -114,5 +114,5 @@ def test_each_input_of_the_second_is_fed(tmp_path: Path) -> None:
         '<ir_version: 10, opset_import: ["" : 20]> g (float[N, 4] a, float[4] m) => (float[N, 4] r) { r = Mul (a, m) }'
     )
     onnx.save(parse(text), tmp_path / "two.onnx")
-    with pytest.raises(PolicyError, match="no output is mapped to B's input 'm'"):
+    with pytest.raises(PolicyError, match="no output is mapped to the second model's input 'm'"):
         optimize(parse(FIRST), [{"merge": {"model": str(tmp_path / "two.onnx"), "map": {"y": "a"}}}])

@@ -163,7 +163,11 @@ def test_a_model_without_nodes_has_no_parts() -> None:
 
 @pytest.mark.parametrize(
     ("pairs", "words"),
-    [({"q": "x"}, "A has no output 'q'"), ({"y": "q"}, "B has no input 'q'"), ({}, "found no pair")],
+    [
+        ({"q": "x"}, "first model has no output 'q'"),
+        ({"y": "q"}, "second model has no input 'q'"),
+        ({}, "found no pair"),
+    ],
 )
 def test_what_merge_refuses(pairs: dict[str, str], words: str) -> None:
     with pytest.raises(PolicyError, match=words):
@@ -172,7 +176,7 @@ def test_what_merge_refuses(pairs: dict[str, str], words: str) -> None:
 
 def test_models_that_do_not_fit() -> None:
     text = "g (float[3, 9] x) => (float[3, 9] y) { y = Relu (x) }"
-    with pytest.raises(PolicyError, match="A's 'y' is float\\[2,8\\]"):
+    with pytest.raises(PolicyError, match="the output 'y' is float\\[2,8\\]"):
         merge(branches(), model_of(text), {"y": "x"})
 
 
@@ -199,7 +203,9 @@ def test_encodings_of_a_model_after_itself() -> None:
     merged = merge(branches(), branches(), {"y": "x"}, encodings=(given, given), proof=False)
     assert sorted(merged.encodings) == ["w", "w_2", "x", "y", "y_2"]
     other = {"x": encoding_of(3)}
-    with pytest.raises(PolicyError, match=r"A makes 'y' with one encoding, and B reads it with another"):
+    with pytest.raises(
+        PolicyError, match=r"first model makes 'y' with one encoding, and the second reads it with another"
+    ):
         merge(branches(), branches(), {"y": "x"}, encodings=(given, other), proof=False)
     with pytest.raises(UsageError, match="nope"):
         split(branches(), at=["b"], encodings={"nope": encoding_of(1)}, proof=False)
