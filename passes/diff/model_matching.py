@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from onnx import ValueInfoProto
+from onnx import GraphProto, ValueInfoProto
 
 from passes.graph.formatting import format_type
 from passes.graph.index import required_inputs
@@ -37,7 +37,7 @@ class ModelMatching:
     @cached_property
     def outputs(self) -> Mapping[str, str]:
         """Output of the model after → the output of the model before that it is."""
-        return _pair_values(list(self.before.proto.graph.output), list(self.after.proto.graph.output))
+        return same_outputs(self.before.proto.graph, self.after.proto.graph)
 
     @cached_property
     def old_digests(self) -> frozenset[int]:
@@ -127,6 +127,11 @@ def _pair(matching: NodeMatching, olds: tuple[int, ...], news: tuple[int, ...]) 
 def _is_one(matching: NodeMatching, old: int, new: int) -> bool:
     item, old_item = matching.after.items[new], matching.before.items[old]
     return is_one_kind(matching, item, old_item) or share_name(item, old_item)
+
+
+def same_outputs(before: GraphProto, after: GraphProto) -> Mapping[str, str]:
+    """Output of `after` → output of `before`."""
+    return _pair_values(list(before.output), list(after.output))
 
 
 def _pair_values(olds: list[ValueInfoProto], news: list[ValueInfoProto]) -> dict[str, str]:
