@@ -126,7 +126,7 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
     renamed = {name: take_name(name, known) for name in sorted(taken)}
     right = _rename(right, renamed)
     fed = {new: renamed.get(new, new) for new in map.values()}
-    fed |= {new: _copy_to_output(right, name, known) for new, name in fed.items() if new in two.index.outputs}
+    fed |= {new: _copy_to_output(right, name, known) for new, name in fed.items() if new in second.index.outputs}
     pairs = [(old, fed[new]) for old, new in map.items()]
     ends = [*(name for name in outputs if name not in map), *(info.name for info in right.graph.output)]
     graph = compose.merge_graphs(left.graph, right.graph, pairs, outputs=ends)  # without the checker: weights stand in
