@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from pipeline.cli import app
+from pipeline.ir.graph import TensorSpec
+from pipeline.ops import GraphBuilder
+from pipeline.planning.files import PlanFile, encode_plans
 from pipeline.runtime import compile_graph
 from pipeline.runtime.recording import RecordingDevice
 from pipeline.training import record_step
@@ -23,6 +29,32 @@ from tests.support.torch_programs import compile_module, graph_of
 @pytest.fixture
 def device() -> RecordingDevice:
     return RecordingDevice(2**22)
+
+
+def test_the_arena_of_a_device_has_its_alignment_and_the_report_its_peak_and_bound(
+    device: RecordingDevice, tmp_path: Path
+) -> None:
+    """Two values of 20 bytes are alive at once, and each begins at a multiple of 256 bytes there."""
+    builder = GraphBuilder("difference")
+    spec = TensorSpec((5,), "float32")
+    x = builder.input("x", spec)
+    (double,) = builder.emit("aten.add.Tensor", [x, x], [("double", spec)])
+    (square,) = builder.emit("aten.mul.Tensor", [x, x], [("square", spec)])
+    graph = builder.build(builder.emit("aten.sub.Tensor", [double, square], [("y", spec)]))
+    before = device.memory.used
+    context = compile_graph(graph, device=device).context
+    assert (context.plan.arena_bytes, context.plan.live_bytes) == (512, 40)
+    assert context._arena.nbytes == 512
+    assert device.memory.used - before == 512 + 256, "arena and input"
+    places = {context._slots[vid].data_ptr() % 256 for vid in context.plan.offsets}
+    assert places == {0}
+    file = tmp_path / "plan.bin"
+    file.write_bytes(encode_plans(PlanFile({"main": context.plan})))
+    said = CliRunner().invoke(app, ["plan", "show", str(file)]).stdout
+    assert "arena: 512 B, at least 40 B are alive at once (12.800 x)" in said
+    assert "peak: 40 B in call 1, Mul:" in said
+    assert "double  bytes 0 to 20, calls 0 to 3" in said
+    assert "square  bytes 256 to 276, calls 1 to 2" in said
 
 
 def test_outputs_stay_on_the_device(device: RecordingDevice) -> None:
