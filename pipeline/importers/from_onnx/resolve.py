@@ -163,7 +163,7 @@ class Resolver:
         if self._strange:
             refuse_all([node.proto for node in self._strange], self._scope.name)
         if self._open and not self._rules.stops:
-            refuse_open(self._open, sizes)
+            refuse_open(self._open, sizes, [name for name in self._scope.inputs if name in self._open])
         return found
 
     def _replacement(self, node: PendingNode) -> list[PendingNode] | None:
@@ -412,15 +412,17 @@ def list_places(nodes: list[onnx.NodeProto]) -> str:
     return ", ".join(first[:3]) + (", …" if len(first) > 3 else "")
 
 
-def refuse_open(values: Mapping[str, str], sizes: Sizes | None) -> None:
+def refuse_open(values: Mapping[str, str], sizes: Sizes | None, inputs: Sequence[str]) -> None:
+    """Raise the error for `values` without static shapes, of which `inputs` are inputs of the graph."""
     left = sizes.missing() if sizes else []
-    advice = (
-        f"pass dims={{{', '.join(f'{name!r}: …' for name in left)}}}"
-        if left
-        else "these sizes depend on data: export with fixed sizes, or rewrite the first of them"
-    )
+    if left:
+        advice = f"pass dims={{{', '.join(f'{name!r}: …' for name in left)}}}"
+    elif inputs:
+        advice = f"pass shapes={{{', '.join(f'{name!r}: […]' for name in inputs)}}}"
+    else:
+        advice = "these sizes depend on data: export with fixed sizes, or rewrite the first of them"
     shown = ", ".join(list(values.values())[:5]) + (", …" if len(values) > 5 else "")
-    error = UsageError if left else Unsupported
+    error = UsageError if left or inputs else Unsupported
     have = "has" if len(values) == 1 else "have"
     raise error(f"{plural(len(values), 'value')} {have} no static shape ({shown}), expected sizes for all; {advice}")
 

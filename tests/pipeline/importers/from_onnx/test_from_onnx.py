@@ -351,6 +351,14 @@ def test_nodes_may_come_in_any_order_and_name_the_domain_of_onnx() -> None:
     assert mixed.SerializeToString() == before
 
 
+def test_an_input_with_a_dim_without_a_name_asks_for_its_shape() -> None:
+    proto = model("g (float[3, 4] x) => (y) { y = Relu(x) }")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    with pytest.raises(UsageError, match=r"no static shape .*; pass shapes=\{'x': \[…\]\}"):
+        from_onnx(proto)
+    assert from_onnx(proto, shapes={"x": [3, 4]}).inputs
+
+
 def test_files_that_are_no_model(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no ONNX file at .*none\.onnx"):
         from_onnx(tmp_path / "none.onnx")
