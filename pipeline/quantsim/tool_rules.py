@@ -131,7 +131,11 @@ def _mark(model: DetachedModel, sites: Sequence[Site]) -> Any:
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in floats if name not in named
     )
     anything = TensorData(lowest=np.float32(-1), highest=np.float32(1))
-    ranges = TensorsData(CalibrationMethod.MinMax, dict.fromkeys(floats, anything))
+    measured = {
+        *floats,
+        *model.index.producers,
+    }  # it sets the range of each Softmax, whatever its dtype
+    ranges = TensorsData(CalibrationMethod.MinMax, dict.fromkeys(sorted(measured), anything))
     operators = sorted({*QLinearOpsRegistry, *QDQRegistry})  # those that quantize_static takes where none are named
     with _without_warnings():
         quantizer = QDQQuantizer(proto, True, False, QuantType.QInt8, QuantType.QUInt8, ranges, [], [], operators, {})

@@ -13,6 +13,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 
 from passes.weights.detached import DetachedModel, attach
 from pipeline.config import QuantSimConfig
+from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import encode, quantize
 from pipeline.quantsim.placement import Placement, place
 from pipeline.quantsim.profiles import rules_of
@@ -109,6 +110,13 @@ def test_the_scales_of_a_dead_channel_are_those_of_quantize_static(tmp_path: Pat
     np.testing.assert_allclose(
         quantize(bias, found["bias"]), theirs["bias_quantized"], rtol=2**-24
     )  # we divide float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "double"])
+def test_a_softmax_of_another_float_type_is_refused_in_a_sentence(dtype: str) -> None:
+    source = model_of(f"g ({dtype}[2, 4] x) => ({dtype}[2, 4] y) {{ r = Relu(x) y = Softmax(r) }}", 21)
+    with pytest.raises(UsageError, match="only float32 is simulated"):
+        placed("ort-cpu", source)
 
 
 def test_tensorrt_rounds_what_products_read_and_what_is_added_to_them() -> None:
