@@ -44,7 +44,7 @@ def view(
         from passes.diff.model_matching import same_outputs
         from passes.tools.comparison import compare
 
-        found = compare(*models).numbers
+        found = compare(models[0], models[-1]).numbers
         ratios = {value.before: value.errors.sqnr_db for value in found.values}
         outputs = same_outputs(*(model.proto.graph for model in models))
         ratios |= {outputs[name]: errors.sqnr_db for name, errors in found.outputs.items()}

@@ -73,6 +73,8 @@ def test_the_action_on_a_diff(tmp_path: Path) -> None:
     assert found.stdout.startswith("::error file=b.onnx,title=onnxline diff::")
     assert "Abs" in found.stdout
     assert "| section | what differs |" in (tmp_path / "summary.md").read_text()
+    lines = replay({"command": "diff a.onnx\n  b.onnx\n--structure-only\n", "install": ""}, tmp_path)
+    assert (lines.returncode, lines.stdout) == (1, found.stdout), "a command of several lines is one"
     same = replay({"command": "diff a.onnx a.onnx; touch hacked", "install": ""}, tmp_path)
     assert same.returncode == 2
     assert not (tmp_path / "hacked").exists()
