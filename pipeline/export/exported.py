@@ -73,8 +73,11 @@ def _make_outputs_distinct(graph: ir.Graph) -> None:
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
-def name_dims(model: ir.Model, inputs: Sequence[InputSpec]) -> None:
+def name_dims(model: ir.Model, inputs: Sequence[InputSpec], way_out: str = "") -> None:
     """Rename torch's symbols (`s77`) to the declared names, in place.
+
+    Args:
+        way_out: what to try where a dim came out constant, of a source whose inputs and code are no user's.
 
     Raises:
         UsageError: a declared dim came out constant, or two names turned out to be one dim.
@@ -83,7 +86,7 @@ def name_dims(model: ir.Model, inputs: Sequence[InputSpec]) -> None:
     for value, spec in zip(model.graph.inputs, inputs, strict=True):
         for axis, declared in enumerate(spec.shape):
             if isinstance(declared, str):
-                _name_symbol(names, _symbol(value, axis, spec), declared)
+                _name_symbol(names, _symbol(value, axis, spec, way_out), declared)
     for value in _values(model):
         if value.shape is not None:
             value.shape = ir.Shape([_rename_dim(dim, names) for dim in value.shape])
@@ -91,17 +94,20 @@ def name_dims(model: ir.Model, inputs: Sequence[InputSpec]) -> None:
         value.shape = ir.Shape(spec.shape)  # an axis tied to another one (`2*batch`) has a name of its own too
 
 
-def _symbol(value: ir.Value, axis: int, spec: InputSpec) -> str:
+def _symbol(value: ir.Value, axis: int, spec: InputSpec, way_out: str) -> str:
     dim = value.shape[axis] if value.shape is not None else None
     # torch 2.13 writes a dim that it made constant as the text '2'.
     if isinstance(dim, ir.SymbolicDim) and dim.value is not None and not dim.value.isdecimal():
         return dim.value
     fixed = shape_text((*spec.shape[:axis], str(dim), *spec.shape[axis + 1 :]))
+    way_out = way_out or (
+        f"use x.shape[{axis}] as it is, or -1 in reshape; or export it for this size alone: "
+        f"model.inputs.{spec.name}.shape: {fixed}"
+    )
     raise UsageError(
         f"input {spec.name!r}, axis {axis}: the dim {spec.shape[axis]!r} was asked to be dynamic and came out as the "
         f"constant {dim}: the model's code fixes it (a comparison, a loop over it, int(x.shape[{axis}]), a literal in "
-        f"reshape)\n  what to try: use x.shape[{axis}] as it is, or -1 in reshape; or export it for this size alone: "
-        f"model.inputs.{spec.name}.shape: {fixed}"
+        f"reshape)\n  what to try: {way_out}"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -63,7 +63,8 @@ def _files_with_delta_rule(model: nn.Module) -> Iterator[Place]:
 def _dynamic_rotations(model: nn.Module) -> Iterator[Place]:
     """The rotations whose frequencies follow the length of the text."""
     for module in model.modules():
-        if getattr(module, "rope_type", None) == "dynamic":
+        found = getattr(module, "rope_type", None)
+        if "dynamic" in (found.values() if isinstance(found, Mapping) else (found,)):
             yield module, "forward"
 
 
@@ -106,11 +107,15 @@ def _with_frequencies_of_length(forward: Callable[..., Any]) -> Callable[..., An
     rotate = inspect.unwrap(type(module).forward)
 
     @torch.no_grad()
-    def rotate_by_length(x: Tensor, position_ids: Tensor) -> Any:
+    def rotate_by_length(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+        if layer_type is not None and module.rope_type[layer_type] != "dynamic":
+            return forward(x, position_ids, layer_type)
+        prefix, given = (f"{layer_type}_", [layer_type]) if layer_type is not None else ("", [])
         length = position_ids.max() + 1
-        frequencies, scaling = ROPE_INIT_FUNCTIONS["dynamic"](module.config, x.device, seq_len=length)
-        with patch.dict(module._buffers, inv_freq=frequencies), patch.object(module, "attention_scaling", scaling):
-            return rotate(module, x, position_ids)
+        frequencies, scaling = ROPE_INIT_FUNCTIONS["dynamic"](module.config, x.device, length, *given)
+        known = patch.dict(module._buffers, {f"{prefix}inv_freq": frequencies})
+        with known, patch.object(module, f"{prefix}attention_scaling", scaling):
+            return rotate(module, x, position_ids, *given)
 
     return rotate_by_length
 

@@ -84,6 +84,8 @@ class TorchSource:
     """The program to export, where it was traced to find `lifted`; it writes to none of these."""
     draws: Callable[[VerifyConfig], Sequence[GivenDraw]] | None = None
     """Makes the draws of a source whose inputs depend on each other, in place of independent ones."""
+    way_out: str = ""
+    """What to try where a named dim comes out constant; empty where the user declares the inputs."""
 
     @property
     def own_inputs(self) -> tuple[InputSpec, ...]:

@@ -57,7 +57,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     _lift_buffers(translated, source)
     parameters = _parameters(model, source)  # before renaming, while names are torch's
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
-    name_dims(model, source.inputs)
+    name_dims(model, source.inputs, source.way_out)
     names = frozenset(str(value.name) for value in parameters)
     notes = (*source.notes, *checks, *dict.fromkeys(notes))
     ranges, unheld = _ranges(program, source)

@@ -74,6 +74,9 @@ ROTATIONS: Final = ("dynamic", "longrope")
 """Kinds of RoPE whose frequencies depend on the length of the text."""
 
 
+WITHOUT_TASK: Final = "such a model is exported without a task, by a factory of your own"
+
+
 class DecoderPart(TaskPart):
     """The module of a part: a causal LM that reads a cache and writes it.
 
@@ -102,14 +105,19 @@ class DecoderPart(TaskPart):
         try:
             self.states = specs_of(self._call_once())
             self.has_positions = "position_ids" in self.parameters_of_forward and self._reads_positions()
+            is_outside = bool(self.states) and self._keeps_states_outside()
         except Exception as error:  # a model's forward may raise anything
             raise SourceError(
-                f"model.task: {name} does not run with a cache of transformers: {type(error).__name__}: "
-                f"{first_line(error)}; such a model is exported without a task, by a factory of your own"
+                f"model.task: {name} does not run with a cache of transformers: {first_line(error)}; {WITHOUT_TASK}"
             ) from error
         if not self.states:
             raise SourceError(
                 f"model.task: {name} writes nothing into its cache; is use_cache honoured by its forward?"
+            )
+        if is_outside:
+            raise SourceError(
+                f"model.task: {name} keeps what it has read in its modules, outside of its cache of transformers, so a "
+                f"part that is given the cache goes on with another text; {WITHOUT_TASK}"
             )
 
     @property
@@ -144,6 +152,22 @@ class DecoderPart(TaskPart):
             ids, cache = torch.zeros(2, 3, dtype=torch.int64, device=self.device), new_cache(self.held_model.config)
             self.compute_logits(ids, cache, attention_mask=torch.ones_like(ids))
             return read_states(cache)
+
+    @torch.no_grad()
+    def _keeps_states_outside(self) -> bool:
+        """Whether a token after the same cache has other logits once the model has read another text."""
+        if is_weightless(self):
+            return False
+        text, other = torch.arange(16, device=self.device).remainder(self.vocabulary).view(2, 4, 2)
+        config, found = self.held_model.config, []
+        self.compute_logits(text, cache := new_cache(config))
+        states = read_states(cache)
+        for _ in range(2):
+            copies = {layer: {name: state.clone() for name, state in own.items()} for layer, own in states.items()}
+            cache = fill_cache(new_cache(config), copies)
+            found.append(self.compute_logits(text[:, :1], cache, position_ids=text.new_tensor([[2]])))
+            self.compute_logits(other, new_cache(config))
+        return not torch.equal(*found)
 
     @torch.no_grad()
     def _reads_positions(self) -> bool:

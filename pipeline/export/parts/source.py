@@ -67,7 +67,8 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
         is_free = isinstance(part, FeaturesPart)  # whose inputs are drawn as those of any model
         dims = part.derived.dims if is_free else {dim: (size,) for dim, size in part.sizes.items()}
         known = model.model_copy(update={"inputs": part.declarations(), "dims": dims})
-        source = assemble(part, part.example(), known)
+        way_out = STATIC if model.task == "text-generation" else OWN_FACTORY
+        source = assemble(part, part.example(), known, given_in=f"the model's code; or try this: {way_out}")
     cache = model.cache or CacheConfig()
     random = (RANDOM_SCALES,) if cache.dtype == KEPT and cache.scales != "token" and not cache.data else ()
     switch = switch_of_rotation(part.held_model.config) if isinstance(part, CachedDecoder) else None
@@ -78,7 +79,15 @@ def make_part(model: ModelConfig, loaded: LoadedModel) -> TorchSource:
         weights=loaded.weights,
         draws=None if is_free else _draws_of(part),
         dims={dim: dims[dim] for dim in named_dims(source.inputs) if dim in dims} if is_free else {},
+        way_out=way_out,
     )
+
+
+OWN_FACTORY: Final = "export it without a task, by a factory of your own with inputs of fixed shapes"
+STATIC: Final = (
+    "prefill and decode over a cache of fixed length, whose inputs have no dim that is open: model.cache: {kind: "
+    f"static, length: 2048}}; or {OWN_FACTORY}"
+)
 
 
 RANDOM_SCALES: Final = (

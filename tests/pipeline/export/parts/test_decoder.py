@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
+from transformers import MambaConfig, MambaForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 from benchmarks.generation import make_model
-from pipeline.errors import SourceError
+from pipeline.config import ModelConfig
+from pipeline.errors import SourceError, UsageError
+from pipeline.export import TorchSource, load_source
+from pipeline.export.exported import name_dims
 from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import CALLS, make_feeds
 from pipeline.parts.chain import generate_by_torch
@@ -92,3 +98,40 @@ def test_a_model_that_generates_no_text_is_one_sentence() -> None:
     config = transformers.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     with pytest.raises(SourceError, match="BertModel generates no text with a cache"):
         CachedDecoder(transformers.BertModel(config).eval())
+
+
+def test_a_model_with_states_outside_of_its_cache_is_one_sentence() -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "lru_width": 16,
+        "vocab_size": 16,
+    }
+    config = RecurrentGemmaConfig(**sizes, num_hidden_layers=3, attention_window_size=8)
+    with pytest.raises(SourceError, match="RecurrentGemmaForCausalLM keeps what it has read in its modules, outside"):
+        CachedDecoder(RecurrentGemmaForCausalLM(config).eval())
+
+
+def test_a_model_that_raises_on_the_inputs_of_a_task_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    """Mamba takes a mask of the new tokens alone; the inputs of a task are no user's to declare."""
+    sizes: dict[str, Any] = {"hidden_size": 8, "state_size": 4, "num_hidden_layers": 1, "vocab_size": 16}
+    MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(tmp_path)
+    section = ModelConfig.model_validate({"transformers": str(tmp_path), "task": "text-generation"})
+    with pytest.raises(SourceError, match="the model raises on its example inputs") as caught:
+        load_source(section)
+    assert "kind: static" in str(caught.value) and "model.inputs" not in str(caught.value)
+
+
+def test_a_dim_that_a_model_of_transformers_fixes_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    """As the loop of Mamba's own scan does: the inputs of a task are no user's to declare, and so is the code."""
+    make_model("Llama").save_pretrained(tmp_path)
+    source = load_source(ModelConfig.model_validate({"transformers": str(tmp_path), "task": "text-generation"}))
+    assert isinstance(source, TorchSource)
+    spec = source.inputs[0]
+    value = ir.Value(name=spec.name, shape=ir.Shape([spec.shape[0], 5]))
+    model = ir.Model(ir.Graph([value], [], nodes=[]), ir_version=10)
+    with pytest.raises(UsageError, match="'sequence_length' was asked to be dynamic and came out as the") as caught:
+        name_dims(model, source.inputs[:1], source.way_out)
+    _, way_out = str(caught.value).split("what to try: ")
+    assert "model.cache: {kind: static, length: 2048}" in way_out and "model.inputs" not in way_out
