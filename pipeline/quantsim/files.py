@@ -121,7 +121,7 @@ def write_layouts(
     for stale in LAYOUT_FILES:
         (folder / stale).unlink(missing_ok=True)
     found: dict[str, str] = {}
-    wanted = find_nibbles(quantized)
+    wanted = find_nibbles(quantized) if layouts else {}
     for layout in layouts:
         file = folder / LAYOUTS[layout]
         file.parent.mkdir(exist_ok=True)

@@ -20,6 +20,7 @@ from pipeline.config import ModelConfig, PartConfig, QuantSimConfig, RunConfig, 
 from pipeline.errors import CheckFailed
 from pipeline.quantsim.profiles import formats_of, read_profile
 from pipeline.quantsim.qdq import first_opset
+from pipeline.quantsim.suggest import new_precisions
 from pipeline.result import RunResult
 
 DEFAULT_OPSET: Final = 21
@@ -96,6 +97,8 @@ def add_conversion(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
         formats = [encoding.precision for encoding in read_aimet(Path(settings.encodings_from))[0].values()]
     else:
         formats = formats_of(settings)
+    if settings.suggest is not None:
+        formats += new_precisions(settings.suggest)
     needed, what = max(map(first_opset, formats), default=(0, ""))
     opset = config.export.opset
     if config.model.onnx is not None:

@@ -411,6 +411,13 @@ def new_formats(settings: SuggestConfig) -> FormatsConfig:
     return settings.formats or default
 
 
+def new_precisions(settings: SuggestConfig) -> tuple[Precision, ...]:
+    """The formats of weights and activations that `new_formats` gives, without those that stay as they are."""
+    formats = new_formats(settings)
+    precisions = (formats.weight_format(), formats.activation_format())
+    return tuple(precision for precision in precisions if isinstance(precision, Precision))
+
+
 def check_new_formats(settings: SuggestConfig | None, proto: onnx.ModelProto) -> None:
     """Whether the model's opset has the formats that layers change to.
 
@@ -419,9 +426,9 @@ def check_new_formats(settings: SuggestConfig | None, proto: onnx.ModelProto) ->
     """
     if settings is None:
         return
-    formats, opset = new_formats(settings), opset_of(proto)
-    for precision in (formats.weight_format(), formats.activation_format()):
-        if isinstance(precision, Precision) and opset < (needed := first_opset(precision))[0]:
+    opset = opset_of(proto)
+    for precision in new_precisions(settings):
+        if opset < (needed := first_opset(precision))[0]:
             raise UsageError(
                 f"quantsim.suggest: layers are to change to {precision}, for which QuantizeLinear needs opset "
                 f"{needed[0]}, and the model has {opset}; put {{convert-opset: {{to: {needed[0]}}}}} into "
