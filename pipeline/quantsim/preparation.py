@@ -109,7 +109,8 @@ def add_conversion(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     start = len(config.passes.recipe) - len(settings.prepare)
     recipe = (*config.passes.recipe[:start], step, *config.passes.recipe[start:])
     passes = config.passes.model_copy(update={"recipe": recipe})
-    note = f"quantsim: the model has opset {opset}, and {what} needs {needed}: {CONVERSION} is added to the steps"
+    first = f"quantsim: the model has opset {opset}, and {needed} is the first with {what}"
+    note = f"{first}: {CONVERSION} is added to the steps"
     return config.model_copy(update={"passes": passes}), (note,)
 
 

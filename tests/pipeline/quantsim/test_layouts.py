@@ -65,7 +65,7 @@ def test_the_weights_of_a_run_lie_in_every_layout_with_the_same_bits(tmp_path: P
         assert f"{layout}/model.safetensors has 2 weights of 4 bits, equal bit for bit when read back" in output
     operators = [node.op_type for node in onnx.load(out / "matmul-nbits" / "model.onnx").graph.node]
     assert operators == ["MatMulNBits", "Relu", "MatMulNBits"]
-    simulate(tmp_path)
+    simulate(tmp_path, rules={"op:*": {"weights": "int4/block8"}})
     assert not [file for file in out.rglob("*") if file.parent.name in LAYOUTS], "files of an earlier simulation"
 
 
