@@ -194,7 +194,7 @@ def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Word
         texts = [f"  {cell:{pad}{widths[at]}}" for at, (cell, pad) in enumerate(zip(cells[1:], pads, strict=True), 1)]
         yield [(name, other), (texts[0], style), ("".join(texts[1:]).rstrip(), other)]
         if row and row.words and not row.status.counts_as_reverted:  # those are explained below the table
-            reason = textwrap.wrap(row.words, width - 4, break_long_words=False, break_on_hyphens=False)
+            reason = textwrap.wrap(row.words, max(width - 4, 1), break_long_words=False, break_on_hyphens=False)
             yield from ([(f"    {words}", "dim")] for words in (reason if wraps else [row.words]))
 
 

@@ -329,6 +329,15 @@ def test_at_80_columns_no_name_is_cut() -> None:
     assert "run again with --keep gelu,qkv" in text
 
 
+@pytest.mark.parametrize("width", [1, 4, 12])
+def test_a_terminal_of_few_columns_shows_the_words_of_a_row(width: int) -> None:
+    console = Screen(file=StringIO(), force_terminal=True, width=width, color_system=None)
+    screen = RunConsole(console)
+    screen.show(PassesEnded((replace(row("fuse", Status.RAN, changed=True), remarks=("grows by half",)),), ()))
+    screen.show_passes()
+    assert "grows by half" in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("command", ["optimize m.onnx -o out.onnx", "run m.onnx", "quantsim m.onnx"])
 def test_all_lines_and_none_are_not_asked_for_together(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
