@@ -75,7 +75,7 @@ def test_an_earlier_opset_is_converted_to_the_first_one_that_has_the_formats(fol
     assert "convert-opset" not in run(folder, "--set", coarse)
     assert opset_of(onnx.load(folder / "out" / "model.qdq.onnx")) == 12
     suggested = run(folder, "--set", coarse, "--set", "quantsim.suggest={sqnr_db: 40.0}")  # layers may get 16 bits
-    assert note.format("16 bits needs", 21) in suggested
+    assert note.format(21, "16 bits") in suggested
 
 
 def test_a_quantized_model_is_refused_with_the_way_to_simulate_its_encodings(folder: Path) -> None:
