@@ -18,9 +18,9 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.config import ModelConfig, PartConfig, QuantSimConfig, RunConfig, locate
 from pipeline.errors import CheckFailed
+from pipeline.quantsim.new_formats import new_precisions
 from pipeline.quantsim.profiles import formats_of, read_profile
 from pipeline.quantsim.qdq import first_opset
-from pipeline.quantsim.suggest import new_precisions
 from pipeline.result import RunResult
 
 DEFAULT_OPSET: Final = 21

@@ -34,6 +34,7 @@ from pipeline.quantsim.files import check_weights, write_layouts, write_simulati
 from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
+from pipeline.quantsim.new_formats import check_new_formats
 from pipeline.quantsim.noise import Noise, is_measured, measure_noise
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
@@ -54,7 +55,7 @@ from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensiti
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import find_quantized, find_sites
 from pipeline.quantsim.stored_constants import declare_types, store_constants
-from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, check_new_formats, suggest
+from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, suggest
 from pipeline.quantsim.target_check import describe_obstructions, refuse_block_floats
 from pipeline.stages.report import ENCODINGS, QUANTIZATION_REPORT, remove_quantization
 from pipeline.workspace import Workspace
@@ -116,14 +117,13 @@ class Simulation:
         """Measure what values each activation takes."""
         if not self.needs_ranges:
             return
-        settings = self._settings.calibration
         with self._stage("calibrate") as details:
             calibration = self.open_calibration(samples)
             for sample in samples.first(samples.fitted):
                 if (measured := calibration.measurement.add(sample)) is not None:
                     self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, samples.fitted))
                     measured.save(calibration.file, calibration.key)
-            details.append(settings.method)
+            details.append(self._settings.calibration.method)
             self.take_ranges(calibration, samples)
 
     def open_calibration(self, samples: Samples) -> Calibration:

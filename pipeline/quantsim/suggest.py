@@ -20,20 +20,18 @@ import glob
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-import onnx
 import yaml
 
-from passes.graph.op_facts import opset_of
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import FormatsConfig, SuggestConfig
-from pipeline.config.quantsim import FLOAT, Precision
+from pipeline.config.quantsim import FLOAT
 from pipeline.errors import UsageError
 from pipeline.quantsim.module_rules import name_modules
+from pipeline.quantsim.new_formats import new_formats
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, find_matches, place
-from pipeline.quantsim.qdq import first_opset
 from pipeline.quantsim.sensitivity import Layer
 from pipeline.quantsim.sites import find_sites
 from pipeline.quantsim.weight_sizes import weight_bytes
@@ -405,37 +403,6 @@ def _rules_of(
     return found
 
 
-def new_formats(settings: SuggestConfig) -> FormatsConfig:
-    """What layers change to: as the settings say, or as it suits the target."""
-    default = FEWER_BITS if settings.size is not None else MORE_BITS if settings.sqnr_db else MORE_WEIGHT_BITS
-    return settings.formats or default
-
-
-def new_precisions(settings: SuggestConfig) -> tuple[Precision, ...]:
-    """The formats of weights and activations that `new_formats` gives, without those that stay as they are."""
-    formats = new_formats(settings)
-    precisions = (formats.weight_format(), formats.activation_format())
-    return tuple(precision for precision in precisions if isinstance(precision, Precision))
-
-
-def check_new_formats(settings: SuggestConfig | None, proto: onnx.ModelProto) -> None:
-    """Whether the model's opset has the formats that layers change to.
-
-    Raises:
-        UsageError: one needs a later opset.
-    """
-    if settings is None:
-        return
-    opset = opset_of(proto)
-    for precision in new_precisions(settings):
-        if opset < (needed := first_opset(precision))[0]:
-            raise UsageError(
-                f"quantsim.suggest: layers are to change to {precision}, for which QuantizeLinear needs opset "
-                f"{needed[0]}, and the model has {opset}; put {{convert-opset: {{to: {needed[0]}}}}} into "
-                "quantsim.prepare, or give other quantsim.suggest.formats"
-            )
-
-
 def _as_rule(selector: str, formats: FormatsConfig) -> PlacementRule:
     return PlacementRule(selector, formats.weight_format(), formats.activation_format())
 
@@ -450,8 +417,3 @@ def _goal(settings: SuggestConfig) -> str:
     if settings.metric_drop is not None:
         return f"suggestion for a metric that loses {settings.metric_drop:g} of its float value at most"
     return f"suggestion for at most {settings.size:g} of the float size"
-
-
-MORE_BITS: Final = FormatsConfig(weights="int16/channel", activations="uint16")
-FEWER_BITS: Final = FormatsConfig(weights="int4/block32")
-MORE_WEIGHT_BITS: Final = FormatsConfig(weights="int8/channel")

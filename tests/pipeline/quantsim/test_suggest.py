@@ -13,6 +13,7 @@ from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode, find_limited_biases
 from pipeline.quantsim.module_rules import name_modules
+from pipeline.quantsim.new_formats import check_new_formats
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
@@ -22,7 +23,6 @@ from pipeline.quantsim.suggest import (
     LayeredModel,
     Placements,
     Suggestion,
-    check_new_formats,
     suggest,
     suggestion_text,
 )

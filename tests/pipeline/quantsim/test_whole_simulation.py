@@ -66,10 +66,8 @@ def test_an_earlier_opset_is_converted_to_the_first_one_that_has_the_formats(fol
     assert opset_of(onnx.load(folder / "out" / "model.qdq.onnx")) == 21
     printed = run(folder, "--set", "quantsim.rules={}")
     assert note.format(13, "a scale for each channel") in printed
-    assert (
-        note.format(13, "a scale for each channel")
-        in json.loads((folder / "out" / "quantsim.json").read_text())["notes"]
-    )
+    written = json.loads((folder / "out" / "quantsim.json").read_text())
+    assert note.format(13, "a scale for each channel") in written["notes"]
     assert opset_of(onnx.load(folder / "out" / "model.qdq.onnx")) == 13
     coarse = "quantsim.rules={'op:*': {weights: int8, activations: uint8}}"
     assert "convert-opset" not in run(folder, "--set", coarse)
