@@ -62,7 +62,10 @@ def check(data: object, folder: Path) -> EncodingsReport:
 @pytest.mark.parametrize("version", ["0.6.1", "1.0.0", "2.0.0", "2.1.0"])
 def test_what_a_simulation_writes_is_complete(version: AimetVersion, tmp_path: Path) -> None:
     report = check(whole_file(version), tmp_path)
-    assert report.is_complete, list(report.lines())
+    said = list(report.lines())
+    assert report.is_complete, said
+    assert any("--custom_io" in line for line in said) == (version != "0.6.1")
+    assert any("--use_quantize_v2" in line for line in said) == (version in ("2.0.0", "2.1.0"))
 
 
 def test_a_bias_is_complete_where_its_data_was_pooled(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def test_perplexity_is_that_of_the_next_token_without_padding() -> None:
     assert rate("perplexity", [sample]) == pytest.approx(math.exp(-(math.log(0.5) + math.log(0.25)) / 2), rel=1e-6)
 
 
+def test_a_perplexity_that_rises_is_a_loss() -> None:
+    logits, ids = np.zeros((1, 3, 2), np.float32), np.array([[0, 1, 0]])  # a perplexity of 2
+    metric = TaskMetric(MetricConfig(use="perplexity"), identity(3), lambda: [{"x": logits, "input_ids": ids}])
+    assert metric.loss(2.5) == pytest.approx(0.5) and metric.loss(1.5) == pytest.approx(-0.5)
+    assert metric.is_within(1.5, 0.0) and not metric.is_within(2.5, 0.2)
+
+
 def test_mean_iou_is_the_mean_of_the_classes_that_occur() -> None:
     truth = np.array([[[0, 0], [1, 255]]])
     scores = np.zeros((1, 3, 2, 2), np.float32)
