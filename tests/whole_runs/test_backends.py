@@ -8,11 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import onnx
 import pytest
 import yaml
-from onnx import helper, numpy_helper
 from typer.testing import CliRunner, Result
 
 from pipeline import Pipeline, RunConfig
@@ -63,19 +61,11 @@ def config_of_model(folder: Path, name: str, proto: onnx.ModelProto, **sections:
     return path
 
 
-def sparse(folder: Path, **sections: object) -> Path:
-    """A model with a sparse initializer, which the plan does not take."""
-    values = numpy_helper.from_array(np.array([1.0, 2.0], np.float32), "w")
-    places = numpy_helper.from_array(np.array([0, 4]), "places")
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        "sparse",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 3])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 3])],
-        sparse_initializer=[helper.make_sparse_tensor(values, places, [2, 3])],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    return config_of_model(folder, "sparse", proto, passes={"recipe": []}, **sections)
+def unsigned(folder: Path, **sections: object) -> Path:
+    """A model with a Sign of uint32, which torch and so the plan does not have."""
+    text = """(float[2, 3] x) => (float[2, 3] y) {
+        a = Abs (x) c = Cast <to = 12> (a) d = Sign (c) y = Cast <to = 1> (d) }"""
+    return config_of(folder, "unsigned", text, passes={"recipe": []}, **sections)
 
 
 def run(config: Path, *words: str) -> Result:
@@ -112,17 +102,17 @@ def test_what_another_runtime_computes_is_said(tmp_path: Path) -> None:
 
 
 def test_what_the_default_plan_cannot_take_is_reported_and_no_error(tmp_path: Path) -> None:
-    config = sparse(tmp_path)
+    config = unsigned(tmp_path)
     shown = run(config)
     assert shown.exit_code == 0, shown.output
     report = read_report(config)
     ran, refused = report["runtime"]["backends"]
     assert (ran["name"], ran["status"], ran["operators"]) == ("onnxruntime", "ran", [])
     assert (refused["name"], refused["status"]) == ("plan", "unsupported")
-    assert "sparse initializers" in refused["reason"]
+    assert "op 2 (Sign): torch has no such operator" in refused["reason"]
     assert (report["exit_code"], report["failure"], refused["errors"]) == (0, "", {})
-    assert "plan: unsupported: found sparse initializers" in shown.output
-    assert "unsupported: found sparse initializers" in (tmp_path / "out" / "report.html").read_text()
+    assert "plan: unsupported: op 2 (Sign)" in shown.output
+    assert "unsupported: op 2 (Sign)" in (tmp_path / "out" / "report.html").read_text()
     assert not list((tmp_path / "out").glob("ir.*"))
 
 
@@ -190,11 +180,11 @@ def test_a_default_plan_that_differs_is_reported_with_the_place(
 
 @pytest.mark.parametrize("backends", ["[plan]", "[onnxruntime, plan]", "[torch, plan]"])
 def test_a_plan_that_is_named_has_to_be_possible(tmp_path: Path, backends: str) -> None:
-    config = sparse(tmp_path)
+    config = unsigned(tmp_path)
     shown = run(config, "--set", f"runtime.backends={backends}")
     assert isinstance(shown.exception, Unsupported)
     assert read_report(config)["exit_code"] == 2
-    assert "sparse" in read_report(config)["failure"]
+    assert "op 2 (Sign)" in read_report(config)["failure"]
 
 
 def test_torch_runs_the_final_model_op_by_op(tmp_path: Path) -> None:
@@ -238,18 +228,18 @@ def test_what_torch_cannot_take_is_reported_and_no_error(tmp_path: Path) -> None
 
 def test_naming_it_in_a_base_is_naming_it(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("runtime: {backends: [onnxruntime, plan]}\n")
-    config = sparse(tmp_path, extends="base.yaml")
+    config = unsigned(tmp_path, extends="base.yaml")
     assert isinstance(run(config).exception, Unsupported)
     assert run(config, "--set", "runtime.backends=null").exit_code == 0
 
 
 def test_a_later_run_says_it_again_and_what_is_named_later_is_an_error(tmp_path: Path) -> None:
-    config = sparse(tmp_path)
+    config = unsigned(tmp_path)
     run(config)
     again = run(config)
     assert again.exit_code == 0
     assert read_report(config)["cached"] == ["export", "passes", "runtime"]
-    assert "plan: unsupported: found sparse" in again.output
+    assert "plan: unsupported: op 2 (Sign)" in again.output
     assert isinstance(run(config, "--set", "runtime.backends=[onnxruntime, plan]").exception, Unsupported)
     # The settings of the run are those that it runs again with.
     assert run(tmp_path / "out" / "run.yaml").exit_code == 0
@@ -265,31 +255,31 @@ def test_sizes_that_depend_on_numbers_run_in_segments(tmp_path: Path) -> None:
 
 
 def test_a_baseline_holds_it(tmp_path: Path) -> None:
-    config = sparse(tmp_path)
+    config = unsigned(tmp_path)
     out = ("--out", str(tmp_path / "out"))
     assert CliRunner().invoke(app, ["baseline", "accept", str(config), *out]).exit_code == 0
-    assert "unsupported: found sparse" in str(read_baseline(tmp_path / "sparse.baseline")["backends"]["plan"])
+    assert "unsupported: op 2 (Sign)" in str(read_baseline(tmp_path / "unsigned.baseline")["backends"]["plan"])
     assert CliRunner().invoke(app, ["baseline", "check", str(config), *out]).exit_code == 0
-    config_of(tmp_path, "sparse", "(float[2] x) => (float[2] y) { y = Neg (x) }")
+    config_of(tmp_path, "unsigned", "(float[2] x) => (float[2] y) { y = Neg (x) }")
     output = CliRunner().invoke(app, ["baseline", "check", str(config), *out]).output
-    assert "backends › plan: unsupported: found sparse" in output
+    assert "backends › plan: unsupported: op 2 (Sign)" in output
 
 
 def test_a_batch_says_which_runs_had_no_plan(tmp_path: Path) -> None:
-    config = sparse(tmp_path)
+    config = unsigned(tmp_path)
     shown = CliRunner().invoke(app, ["batch", str(config), "--out", str(tmp_path / "all"), "--jobs", "1", "--json"])
     (row,) = json.loads(shown.stdout)["runs"]
     assert (row["state"], row["found"]["unsupported"]) == ("done", ["plan"])
 
 
 def test_from_python(tmp_path: Path) -> None:
-    sparse(tmp_path)
-    config = RunConfig.from_mapping({"model": {"onnx": "sparse.onnx"}, "passes": {"recipe": []}}, tmp_path)
+    unsigned(tmp_path)
+    config = RunConfig.from_mapping({"model": {"onnx": "unsigned.onnx"}, "passes": {"recipe": []}}, tmp_path)
     assert config.runtime.chosen == ("onnxruntime", "plan")
     result = Pipeline(config, tmp_path / "out").run()
     first, second = [(backend.name, backend.shortfall) for backend in result.runtime.backends]
     assert first == ("onnxruntime", "")
-    assert second[1].startswith("unsupported: found sparse initializers")
+    assert second[1].startswith("unsupported: op 2 (Sign)")
 
 
 def test_a_graph_is_compiled_once_for_draws_of_the_same_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,7 @@ def from_onnx(
         name=graph.name or "graph",
         nodes=pending_nodes(graph.node, source.model.opset_import),
         inputs={value.name: sizes.of(value) for value in free},
+        others=frozenset(value.name for value in free if value.type.WhichOneof("value") != "tensor_type"),
         outputs=[value.name for value in graph.output],
         stored=stored,
         fixed=fixed,

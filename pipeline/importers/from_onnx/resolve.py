@@ -163,7 +163,8 @@ class Resolver:
         if self._strange:
             refuse_all([node.proto for node in self._strange], self._scope.name)
         if self._open and not self._rules.stops:
-            refuse_open(self._open, sizes, [name for name in self._scope.inputs if name in self._open])
+            inputs = [name for name in self._scope.inputs if name in self._open and name not in self._scope.others]
+            refuse_open(self._open, sizes, inputs)
         return found
 
     def _replacement(self, node: PendingNode) -> list[PendingNode] | None:
@@ -413,7 +414,7 @@ def list_places(nodes: list[onnx.NodeProto]) -> str:
 
 
 def refuse_open(values: Mapping[str, str], sizes: Sizes | None, inputs: Sequence[str]) -> None:
-    """Raise the error for `values` without static shapes, of which `inputs` are inputs of the graph."""
+    """Raise the error for `values` without static shapes, of which `inputs` are tensors that the caller gives."""
     left = sizes.missing() if sizes else []
     if left:
         advice = f"pass dims={{{', '.join(f'{name!r}: …' for name in left)}}}"
