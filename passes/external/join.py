@@ -40,6 +40,14 @@ def let_out(piece: ModelProto, name: str) -> None:
     piece.graph.node.add(domain=DOMAIN, op_type=LEAVES, name=name, input=[name], output=[outside])
 
 
+def content_of(tensor: TensorProto) -> bytes:
+    """What a stored tensor is, without its name and the texts on it, which the library drops."""
+    bare = copy_of(tensor)
+    for text in ("name", "doc_string", "metadata_props"):
+        bare.ClearField(text)
+    return bare.SerializeToString(deterministic=True)
+
+
 class ModelAssembler:
     """Builds a model from `source` by replacing nodes and initializers."""
 
@@ -141,7 +149,7 @@ class ModelAssembler:
 
     def _is_changed(self, tensor: TensorProto) -> bool:
         before = self._stored.get(tensor.name)
-        return before is not None and before.SerializeToString() != tensor.SerializeToString()
+        return before is not None and content_of(before) != content_of(tensor)
 
     def position_of(self, position: int) -> int:
         """The position in the result of the first node at or after `position` in the source."""

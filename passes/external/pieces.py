@@ -24,8 +24,8 @@ from typing import Final, TypeVar
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from passes.external.join import ModelAssembler, borrow, let_in, let_out
-from passes.graph.index import GraphIndex, copy_of, values_read
+from passes.external.join import ModelAssembler, borrow, content_of, let_in, let_out
+from passes.graph.index import GraphIndex, values_read
 from passes.graph.op_facts import has_body
 from passes.graph.traversal import group_linked, walk
 
@@ -199,7 +199,7 @@ class GraphPieces:
         value_numbers: dict[str, int] = {}
         classes: dict[int, list[int]] = defaultdict(list)
         for name, tensor in self._stored.items():
-            value_numbers[name] = numbers.setdefault(_content(tensor), len(numbers))
+            value_numbers[name] = numbers.setdefault(content_of(tensor), len(numbers))
         for position, node in enumerate(self._nodes):
             attributes = tuple(sorted(attribute.SerializeToString(deterministic=True) for attribute in node.attribute))
             read = tuple(value_numbers.get(name, name) for name in node.input)
@@ -218,7 +218,7 @@ class GraphPieces:
         groups: dict[bytes, list[TensorProto]] = defaultdict(list)
         for name, tensor in self._stored.items():
             if name in self._consumers and name not in self._inputs and name not in self._outputs:
-                groups[_content(tensor)].append(tensor)
+                groups[content_of(tensor)].append(tensor)
         stays: dict[str, str] = {}
         waiting = [tensors for tensors in groups.values() if len(tensors) > 1]
         for batch in _batches(waiting, WINDOW):
@@ -284,13 +284,6 @@ def _read_alone(model: ModelProto, groups: Sequence[Sequence[TensorProto]]) -> b
         proto.graph.initializer.append(tensor)
         let_out(proto, tensor.name)
     return proto.SerializeToString()
-
-
-def _content(tensor: TensorProto) -> bytes:
-    bare = copy_of(tensor)
-    bare.ClearField("name")
-    bare.ClearField("doc_string")
-    return bare.SerializeToString(deterministic=True)
 
 
 def _names(proto: ModelProto) -> Iterator[str]:

@@ -92,3 +92,16 @@ def test_a_small_graph_and_one_with_branches_go_whole() -> None:
     body = onnx.parser.parse_graph("b () => (float[8, 8] z) { z = Neg (x) }")
     branches.graph.node[0].attribute.append(onnx.helper.make_attribute("body", body))
     assert not can_be_cut(branches)
+
+
+def test_a_tensor_whose_texts_the_library_drops_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxscript writes metadata on the weights that it has turned: each pass stored all of them once more."""
+    monkeypatch.setattr(pieces, "WHOLE_NODES", 30)
+    monkeypatch.setattr(pieces, "WINDOW", 20)
+    model = layers(12)
+    for tensor in model.graph.initializer:
+        tensor.metadata_props.add(key="made by", value="a turn")
+        tensor.doc_string = "a weight"
+    found = GraphPieces(model, Library()).run(["fuse_consecutive_transposes"])
+    assert found is not None
+    assert sorted(map(str, found.model.graph.initializer)) == sorted(map(str, model.graph.initializer))
