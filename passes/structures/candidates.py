@@ -218,7 +218,7 @@ class _InstanceBuilder:
         """The digest that a small computed constant, such as `1 + w`, will have once it is folded.
 
         A quantized weight of any size also has a digest of how it is computed. A table of cosines has none: the library
-        that folds it may round otherwise than the one that computes the digest.
+        that folds it and the library that computes the digest may round the last bit differently.
         """
         quantized = quantized_weight(self._view, name)
         if quantized is not None:
@@ -235,7 +235,7 @@ class _InstanceBuilder:
                     yield digest_of(values.T)
 
     def _is_reproducible(self, name: str) -> bool:
-        """Whether the computed constant `name` has the same bits, whatever library folds it."""
+        """Whether the computed constant `name` has the same bits in each library that may fold it."""
         nodes = self._view.ancestors([name], within=self._view.folded)
         return all(node.op_type in CORRECTLY_ROUNDED for node in nodes)
 

@@ -84,7 +84,7 @@ def diff(
     """Compare B with A, by structure and by numbers; the exit code is 1 if they differ.
 
     Nodes are matched by what they compute: other names and another order of independent nodes are no difference.
-    Of two runs in parts each part is compared, or the one that --part names.
+    Two runs in parts are compared part by part; --part names a single part.
     """
     if structure_only and (layers or values or draws is not None):
         raise UsageError("--structure-only runs no model, and --layers, --values and --draws need runs; leave them out")

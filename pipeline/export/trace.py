@@ -156,8 +156,8 @@ ADVICE = (
     ),
     (
         re.compile("no fake impl|UnsupportedOperator|no meta (function|implementation)"),
-        "the operator does not say the shape of its result: register that by torch.library.register_fake, or name a "
-        "file with its infer in custom_ops",
+        "the operator does not say the shape of its result: register that by register_fake of torch's library, or name "
+        "a file with its infer in custom_ops",
     ),
     (
         re.compile("Must provide a tree_name"),

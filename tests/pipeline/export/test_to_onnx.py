@@ -300,7 +300,7 @@ def twice(x: torch.Tensor) -> torch.Tensor:
             "aten.equal.default",
             "use torch.where, torch.cond or a fixed",
         ),
-        ("return twice(x)", "trace_test.twice.default", "register that by torch.library.register_fake"),
+        ("return twice(x)", "trace_test.twice.default", "register that by register_fake of torch's library"),
     ],
 )
 def test_an_operator_that_cannot_be_traced_is_named(body: str, operator: str, advice: str, factory: Make) -> None:
