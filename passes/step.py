@@ -55,8 +55,8 @@ class Relation:
     @property
     def changes_values(self) -> bool:
         """Whether an output may be another value, or be computed in another way, than the one it stands for."""
-        others = (self.rows, self.runs_as, self.reference, self.then)
-        return bool(self.judged_as) or any(other is not None for other in others)
+        claims = (self.rows, self.runs_as, self.reference, self.then)
+        return bool(self.judged_as) or any(claim is not None for claim in claims)
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,7 +371,8 @@ def group_linked(links: Iterable[Sequence[int]]) -> list[list[int]]:
 
 @contextlib.contextmanager
 def pause_collector() -> Iterator[None]:
-    """Stop Python's garbage collector in this block, where it would visit all objects of a large model repeatedly."""
+    """Stop Python's garbage collector in this block: it would visit all objects of a large model repeatedly, or destroy
+    what must stay while a GPU records."""
     was_on = gc.isenabled()
     gc.disable()
     try:

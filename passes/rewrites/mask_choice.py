@@ -105,7 +105,7 @@ def _makes_mask(graph: MaskedGraph, node: NodeProto, slots: Collection[int]) -> 
     """
     if node.op_type == "Where":
         others = [graph.constant(node.input[slot]) for slot in (1, 2) if slot not in slots]
-        return all(other is not None and not other.any() for other in others)
+        return all(operand is not None and not operand.any() for operand in others)
     if node.op_type == "Mul":
         return len(slots) == 1 and all(graph.constant(node.input[1 - slot]) is None for slot in slots)
     if node.op_type in ("Add", "Sum"):

@@ -294,7 +294,7 @@ def prove_chain(
             )
         except StepFailed as failure:
             blamed = _blame(failure, whole, draws, context)
-            if blamed is failure:  # an error that is its own cause is a circle for whoever walks through causes
+            if blamed is failure:  # an error that is its own cause makes a walk through causes endless
                 raise
             raise blamed from failure
     bad = [f"{name}: {found.why}" for name, found in errors.items() if not found.ok]

@@ -10,7 +10,6 @@ No program has run on a CUDA device yet: `CudaDevice` is untested there. The rul
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from typing import ClassVar, Final, Protocol
 
 import torch
 
+from passes.graph.traversal import pause_collector
 from passes.worker.platforms import memory_limit
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.devices import devices_of
@@ -277,7 +277,8 @@ class StreamDevice(Device):
     def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
         at = -1
         try:
-            with RECORDING, without_collection(), self.capture_into(pool, generators) as graph:
+            # CUDA refuses to destroy a graph while the same thread records another, and torch 2.9 collects none before
+            with RECORDING, pause_collector(), self.capture_into(pool, generators) as graph:
                 for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
                     launch()
         except launch_errors() as error:
@@ -287,19 +288,6 @@ class StreamDevice(Device):
 
 RECORDING: Final = threading.RLock()
 """Held by a thread that records, or waits for a device: CUDA refuses to wait for a device where another one records."""
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Let no garbage be collected: CUDA refuses to destroy a graph while the same thread records another one, and the
-    record is lost (torch 2.9 and later collect none before)."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class CudaDevice(StreamDevice):
