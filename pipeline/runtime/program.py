@@ -86,7 +86,7 @@ class BoundProgram:
     views: tuple[View, ...]
     """The aliases of the plan, in the order of the calls."""
     weights: Mapping[int, torch.Tensor]
-    """By vid, over the model's own bytes; states among them are initial values."""
+    """By vid, over the model's own bytes; what a run changes is an initial value, which may lie on another device."""
     bodies: Mapping[int, tuple[BoundProgram, ...]] = field(default_factory=dict)
     """The bodies of higher-order calls, by the index of the call."""
     lenders: Lenders = field(default_factory=dict)
@@ -336,7 +336,8 @@ class ProgramMemory:
     def bind_slots(self, fed: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The slot table, with `fed` as the storage of what the caller brings: owners of storage, and views of them."""
         owners = {**self.bound.weights, **self.states.tensors, **fed, **self.arena}
-        self.states.order.keep([*self.bound.weights.values(), *owners.values()])  # initial values of states too
+        read = (*self.bound.weights.values(), *owners.values())  # initial values of states too
+        self.states.order.keep(tensor for tensor in read if self.bound.device.holds(tensor))
         # A slot may be pointed at other memory, so each table has tensors of its own.
         slots = [owners[vid].detach() if vid in owners else UNUSED for vid in range(len(self.bound.plan.slots))]
         for view in self.bound.views:

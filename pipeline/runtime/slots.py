@@ -28,7 +28,12 @@ Weights = Mapping[str, torch.Tensor]
 
 def stored_tensor(payload: Payload, strides: Sequence[int] | None = None, device: Device = CPU) -> torch.Tensor:
     """The payload as a tensor on `device` with these strides (None: contiguous); copied only where it is not so."""
-    return device.copy_in(payload.tensor if isinstance(payload, TensorPayload) else as_tensor(payload.numpy()), strides)
+    return device.copy_in(payload_tensor(payload), strides)
+
+
+def payload_tensor(payload: Payload) -> torch.Tensor:
+    """The payload as a tensor over its own bytes, where they lie."""
+    return payload.tensor.detach() if isinstance(payload, TensorPayload) else as_tensor(payload.numpy())
 
 
 Lenders = Mapping[int, weakref.ref[torch.Tensor]]
@@ -138,6 +143,9 @@ Feed = Mapping[str, torch.Tensor | np.ndarray]
 def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload], device: Device) -> dict[int, torch.Tensor]:
     """vid → tensor for params, states and consts that have a payload; bytes are copied only where the strides differ.
 
+    What a run changes is the first value of a state, and only copied from: it stays where it lies, so that a device
+    does not hold it a second time.
+
     Raises:
         SourceError: a payload's shape or dtype is not that of its slot, or a weight that is read has no payload and is
             not fed.
@@ -159,7 +167,8 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload], device: D
     for slot in plan.slots:
         if slot.vid not in payloads or slot.role not in STORED:
             continue
-        tensor = stored_tensor(payloads[slot.vid], plan.strides(slot.vid), device)
+        payload, changes = payloads[slot.vid], slot.vid in plan.updates
+        tensor = payload_tensor(payload) if changes else stored_tensor(payload, plan.strides(slot.vid), device)
         if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (slot.spec.sizes, slot.spec.dtype):
             raise SourceError(
                 f"{slot.role} {slot.name!r} holds {_describe_tensor(tensor)}, "

@@ -178,9 +178,14 @@ def _initial(
         for name in group.params:
             for sort in group.moments:
                 known = settings.moments.get((name, sort))
-                found[moment_name(name, sort)] = torch.zeros_like(stored[stored_name(name)]) if known is None else known
+                found[moment_name(name, sort)] = _zeros_like(stored[stored_name(name)]) if known is None else known
     names = {value.name for value in graph.values}
     return {name: tensor for name, tensor in found.items() if name in names}
+
+
+def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros of the shape, dtype and device of `tensor`, in the memory of one element."""
+    return torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
 
 
 def _sources(

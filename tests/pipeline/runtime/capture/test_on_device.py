@@ -19,7 +19,7 @@ from pipeline.planning.files import PlanFile, encode_plans
 from pipeline.runtime import compile_graph
 from pipeline.runtime.recording import RecordingDevice
 from pipeline.training import record_step
-from pipeline.training.graph import rate_name
+from pipeline.training.graph import moment_name, rate_name, stored_name
 from tests.pipeline.runtime.capture.capture_programs import train_graph
 from tests.pipeline.runtime.capture.test_recording_device import FEED, mixed_graph, on
 from tests.pipeline.runtime.capture.test_segments import Around, X, choose
@@ -106,6 +106,18 @@ def test_contexts_share_weights_and_do_not_wait_for_one_another(device: Recordin
         known.append((device._clock(1)[2], device._clock(2)[1], device._clock(1)[1]))
     assert known[0][:2] == known[1][:2], "neither stream knows of a new launch of the other"
     assert known[0][2] < known[1][2]
+
+
+def test_a_device_holds_the_states_of_a_train_step_once(device: RecordingDevice) -> None:
+    """A weight of 64 KiB, its two moments and its gradient; the first values stay where the module has them."""
+    module = nn.Linear(128, 128, bias=False)
+    optimizer = torch.optim.Adam(module.parameters())
+    batch = (torch.randn(2, 128), torch.randn(2, 128))
+    program = record_step(module, nn.functional.mse_loss, optimizer, batch, device=device)
+    assert 4 * 2**16 < device.memory.used < 5 * 2**16
+    states = program.snapshot().states
+    assert torch.equal(states[stored_name("weight")], module.weight)
+    assert not states[moment_name("weight", "exp_avg")].any()
 
 
 def test_one_launch_updates_all_parameters_by_a_rate_that_its_kernel_reads(device: RecordingDevice) -> None:
