@@ -127,7 +127,6 @@
     KIND(SelectScatter, 1897) \
     KIND(ZerosLike, 1898) \
     KIND(OnesLike, 1899) \
-    KIND(FeedForward, 1901) \
     KIND(ReluProduct, 1971) \
     KIND(DivMode, 2001) \
     KIND(Fmod, 2002) \

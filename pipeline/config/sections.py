@@ -60,8 +60,8 @@ MOST_DRAWS: Final = 1000
 Backend = Literal["torch", "onnxruntime", "plan"]
 
 Fusion = Literal[
-    "select", "compounds", "attention", "small-attention", "epilogues", "rows", "linear", "feed-forward", "residual",
-    "conv", "channels-last",
+    "select", "compounds", "attention", "small-attention", "epilogues", "rows", "linear", "residual", "conv",
+    "channels-last",
 ]  # fmt: skip
 """A pass of `pipeline.lowering.fusion`."""
 

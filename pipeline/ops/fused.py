@@ -174,30 +174,6 @@ def scores_of_heads(call: OpCall) -> str | None:
     return None if found == wanted else f"scores {list(found)}; expected {list(wanted)}"
 
 
-def two_products(call: OpCall) -> str | None:
-    """The first operand has rows, and each bias a number for each column; the second result is what is between.
-
-    So no bias has the shape of the result, which may be written over the tensor that is added, and over nothing else.
-    """
-    (x, first, second), attrs = call.ins[:3], call.attrs
-    if x.rank < 2 or first.rank != 2 or second.rank != 2:
-        return f"ranks {x.rank}, {first.rank} and {second.rank}; expected rows and two matrices"
-    between = first.shape[0 if attrs["trans_first"] else 1]
-    last = second.shape[0 if attrs["trans_second"] else 1]
-    depths = first.shape[1 if attrs["trans_first"] else 0], second.shape[1 if attrs["trans_second"] else 0]
-    if (x.shape[-1], between) != depths:
-        return f"rows of {x.shape[-1]} and {between}, and matrices of {depths[0]} and {depths[1]}; expected one depth"
-    wanted, found = (*x.shape[:-1], between), call.outs[1].shape
-    if found != wanted:
-        return f"hidden {list(found)}; expected {list(wanted)}"
-    if misfit := find_misfit(call, (*x.shape[:-1], last), call.ins[3 : 3 + attrs["add"]]):
-        return misfit
-    columns = [between] * attrs["bias_first"] + [last] * attrs["bias_second"]
-    biases = [list(spec.shape) for spec in call.ins[3 + attrs["add"] :]]
-    expected = [[size] for size in columns]
-    return None if biases == expected else f"biases {biases}; expected {expected}"
-
-
 ACTIVATION = (one_of("activation", *ACTIVATIONS), numbers_of_activation)
 LINEAR = signature(same_dtype, floating, operands(2, add=1, bias=1), product_of_rows, *ACTIVATION, inputs=(2, 4))
 CONV = signature(
@@ -208,15 +184,6 @@ CONV = signature(
     convolution,
     *ACTIVATION,
     inputs=(2, 4 + NORM),
-)
-FEED_FORWARD = signature(
-    same_dtype,
-    floating,
-    operands(3, add=1, bias_first=1, bias_second=1),
-    two_products,
-    *ACTIVATION,
-    inputs=(3, 6),
-    outputs=2,
 )
 ATTENTION = signature(
     same_dtype,
@@ -238,12 +205,6 @@ KINDS = (
         "strides=i[],pads=i[],dilations=i[],group=i,add=?,bias=?,norm=?,epsilon=f,channels_last=?,activation=s,numbers=f[]",
         inplace=(2,),
         version=2,
-    ),
-    kind(
-        Kind.FeedForward,
-        FEED_FORWARD,
-        "trans_first=?,trans_second=?,add=?,bias_first=?,bias_second=?,activation=s,numbers=f[]",
-        inplace=(3,),
     ),
     kind(Kind.ScaledDotProductAttention, ATTENTION, "scale=f,mask=?,causal=?,backend=s", version=2),
     kind(Kind.SmallAttention, SMALL_ATTENTION, "scale=f"),

@@ -232,7 +232,6 @@ class Kind(IntEnum):
     ConvPointwise = 1502
     ScaledDotProductAttention = 1503
     SmallAttention = 1601
-    FeedForward = 1901
     ReluProduct = 1971
     RowProgram = 2201
 

@@ -95,7 +95,6 @@ REFUSED: Mapping[Kind, str] = {
     Kind.ConvPointwise: FUSED,
     Kind.ScaledDotProductAttention: FUSED,
     Kind.SmallAttention: FUSED,
-    Kind.FeedForward: FUSED,
     Kind.ReluProduct: FUSED,
     Kind.RowProgram: FUSED,
     Kind.OnnxNode: "it is run by another runtime, outside of torch",

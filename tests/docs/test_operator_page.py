@@ -18,8 +18,7 @@ ROWS = {
     "an obstacle": "| copied |  |  | on any device: it waits for the host: a value that a kernel computed decides what "
     "is launched next |",
     "a view": "| `aten.transpose.int` `aten.swapdims.default` | swap |",
-    "a kind of a pass": "| 1901 | FeedForward | `trans_first=?,trans_second=?,add=?,bias_first=?,bias_second=?,"
-    "activation=s,numbers=f[]` | 3 |  | packed weight |  |",
+    "a kind of a pass": "| 1501 | LinearPointwise | `trans=?,add=?,bias=?,activation=s,numbers=f[]` |  |  | packed weight, C++ |  |",
 }
 
 

@@ -27,7 +27,6 @@ from pipeline.lowering.fusion.pointwise import (
     fuse_convolutions,
     fuse_epilogues,
     fuse_products,
-    join_products,
 )
 from pipeline.lowering.fusion.rows import fuse_rows
 from pipeline.lowering.fusion.small_attention import keep_scores
@@ -43,7 +42,6 @@ FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "epilogues": fuse_epilogues,
     "rows": fuse_rows,
     "linear": fuse_products,
-    "feed-forward": join_products,
     "residual": add_in_products,
     "conv": fuse_convolutions,
     "channels-last": keep_channels_last,

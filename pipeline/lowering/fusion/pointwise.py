@@ -3,7 +3,6 @@
 linear, conv    a product or convolution, with its bias, normalisation and activation
 epilogues       a product with its bias, and ReLU or GELU by tanh: what a GPU's library computes in one call
 residual        a product, and the tensor that is added to its result, as around the layers of a transformer
-feed-forward    two products with constant matrices, one after the other, as inside of these layers
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, replace
 
-from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
+from pipeline.ir.graph import Attr, Graph, Op
 from pipeline.lowering.fusion.op_patterns import (
     FLOATS,
     Convolution2d,
@@ -259,54 +258,3 @@ def _put_sum(rewrite: Rewrite, op: Op, product: MatrixProduct, found: SumOfResul
     rewrite.replace(
         last, "aten.reshape.default", [result], last.outputs, {"shape": rewrite.spec(last.outputs[0]).shape}
     )
-
-
-LEAST = 2**27
-"""The fewest multiplications of each product for which one call is faster: smaller products in blocks need no
-copies."""
-
-
-def join_products(graph: Graph) -> Graph:
-    """`feed-forward`: two large products with the activation between them, and the tensor that is added to the second.
-
-    The result of the first product is a value of the plan; a kernel that keeps the result elsewhere leaves it
-    unwritten.
-    """
-    rewrite = Rewrite(graph)
-    taken: set[int] = set()
-    for op in graph.ops:
-        first = match_stored_product(graph, op) if op.oid not in taken else None
-        after = only_user(graph, op.outputs[0]) if first is not None and op.kind == "LinearPointwise" else None
-        second = match_stored_product(graph, after) if after is not None else None
-        if first is None or after is None or second is None or after.attrs.get("activation", "none") != "none":
-            continue
-        if second.x == op.outputs[0] and _is_large(graph, first) and _is_large(graph, second):
-            both = _find_sum(graph, after, taken)
-            last = after if both is None else both.op
-            taken |= {after.oid, last.oid}
-            _put_both(rewrite, op, first, second, last, both and both.other)
-    return rewrite.build()
-
-
-def _is_large(graph: Graph, product: MatrixProduct) -> bool:
-    x, weight = graph.values[product.x].spec, graph.values[product.weight].spec
-    return x.rank > 1 and x.is_static and weight.is_static and x.numel // max(x.sizes[-1], 1) * weight.numel >= LEAST
-
-
-def _put_both(
-    rewrite: Rewrite, op: Op, first: MatrixProduct, second: MatrixProduct, last: Op, other: int | None
-) -> None:
-    between = rewrite.graph.values[op.outputs[0]]
-    hidden = rewrite.declare(f"{between.name} hidden", TensorSpec(between.spec.shape, between.spec.dtype))
-    attrs: dict[str, Attr] = {
-        "trans_first": first.trans,
-        "trans_second": second.trans,
-        "add": other is not None,
-        "bias_first": first.bias is not None,
-        "bias_second": second.bias is not None,
-        "activation": op.attrs["activation"],
-        "numbers": op.attrs["numbers"],
-    }
-    optional = [vid for vid in (other, first.bias, second.bias) if vid is not None]
-    ins = [first.x, first.weight, second.weight, *optional]
-    rewrite.replace(last, "FeedForward", ins, [last.outputs[0], hidden], attrs)

@@ -80,8 +80,7 @@ Launch = Callable[[], object]
 """Computes the outputs from the current values of the inputs; its return value is ignored.
 
 A `partial` of a function with its arguments, or a method of a tensor, never a closure: a context lists the tensors in
-it, and may point them at other memory between runs. So a launch holds no address, and an array
-only where it compares addresses at each call (`blocked.HeldArrays`)."""
+it, and may point them at other memory between runs. So a launch holds no address."""
 
 Kernel = Callable[[Ins, Outs, Attrs], Launch]
 """Bind: reads no element, since the inputs are not computed yet; shapes, strides and addresses are final.

@@ -13,7 +13,6 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.attention import AttentionCall, AttentionOperands, attention_call
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, OverloadCall, in_turn
-from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
 from pipeline.runtime.kernels.packing import (
     ACTIVATED_FROM,
@@ -21,10 +20,8 @@ from pipeline.runtime.kernels.packing import (
     PackedWeight,
     Packer,
     Stored,
-    is_same_memory,
     launch_convolution,
     pack_convolution,
-    pack_pair,
     pack_product,
 )
 from pipeline.runtime.kernels.products import multiply, multiply_and_activate
@@ -33,7 +30,6 @@ from pipeline.runtime.kernels.weight_forms import (
     ConvolutionWeight,
     FusedOperands,
     PackedMemory,
-    PairWeight,
     ProductWeight,
     activation_of,
     launch_in_place,
@@ -72,38 +68,6 @@ def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Pr
     rows = specs[0].numel // max(specs[0].sizes[-1], 1)
     least = PRODUCT_FROM if attrs["activation"] == "none" else ACTIVATED_FROM
     return pack_product(rows, weight if attrs["trans"] else weight.t(), least, native=attrs.get("native"))
-
-
-def feed_forward(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    """The sum comes last, so it may be written over the tensor that is added, which the products do not read then.
-
-    oneDNN has memory of its own for the middle value, and does not write `hidden`. The plan has room for it all the
-    same, since a graph is planned before its weights are bound, and only then they are packed.
-    """
-    flags = (attrs["add"], attrs["bias_first"], attrs["bias_second"])
-    other, first_bias, second_bias = split_optional(ins[3:], *flags)
-    (x, first, second), (out, hidden) = ins[:3], outs
-    packed, after = attrs.get("packed"), activation_of(attrs)
-    launch = packed.launch_pair(x, (first_bias, second_bias), other, outs, after) if packed else None
-    if launch is not None:
-        return launch
-    copy = None if other is None or is_same_memory(out, other) else partial(out.copy_, other)
-    first, second = first.t() if attrs["trans_first"] else first, second.t() if attrs["trans_second"] else second
-    begin = in_turn(multiply(x, first, first_bias, hidden), launch_in_place(after, hidden))
-    if other is None:
-        return in_turn(begin, multiply(hidden, second, second_bias, out))
-    rows, result = hidden.view(-1, hidden.shape[-1]), out.view(-1, out.shape[-1])
-    add_bias = None if second_bias is None else partial(torch.add, out, second_bias, out=out)
-    return in_turn(begin, copy, partial(torch.addmm, result, rows, second, out=result), add_bias)
-
-
-def pack_feed_forward(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PairWeight | None:
-    first, second = stored.get(1), stored.get(2)
-    if first is None or second is None:
-        return None
-    rows = specs[0].numel // max(specs[0].sizes[-1], 1)
-    weights = (first if attrs["trans_first"] else first.t(), second if attrs["trans_second"] else second.t())
-    return pack_pair(rows, *weights, native=attrs.get("native"))
 
 
 class ConvOperands(NamedTuple):
@@ -231,7 +195,7 @@ def small_attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     for query, key, value, out, scores in zip(*ins, outs[0].permute(0, 2, 1, 3), outs[1], strict=True):
         multiply = partial(torch.baddbmm, scores, query, key.transpose(1, 2), beta=0, alpha=attrs["scale"], out=scores)
         weigh = partial(torch.softmax, scores, -1, out=scores)
-        launches += [multiply, weigh, launch_batch(scores, value, out)]
+        launches += [multiply, weigh, partial(torch.bmm, scores, value, out=out)]
     return in_turn(*launches)
 
 
@@ -251,7 +215,6 @@ GATE = torch.ops.aten.threshold_backward.grad_input
 KERNELS: dict[Kind, Kernel] = {
     Kind.LinearPointwise: linear,
     Kind.ConvPointwise: conv,
-    Kind.FeedForward: feed_forward,
     Kind.ScaledDotProductAttention: attention,
     Kind.SmallAttention: small_attention,
     Kind.ReluProduct: relu_product,
@@ -260,5 +223,4 @@ KERNELS: dict[Kind, Kernel] = {
 PACKERS: dict[Kind, Packer] = {
     Kind.LinearPointwise: pack_linear,
     Kind.ConvPointwise: pack_conv,
-    Kind.FeedForward: pack_feed_forward,
 }

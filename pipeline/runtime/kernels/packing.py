@@ -15,18 +15,15 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops.fused import PLAIN, Activation
-from pipeline.runtime.kernels.base import Attrs, Launch, Outs, OverloadCall, copy_result, give_result, in_turn
-from pipeline.runtime.kernels.blocked import pack_blocks
+from pipeline.runtime.kernels.base import Attrs, Launch, OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
-from pipeline.runtime.kernels.native.products import NativePair, pack_panels
+from pipeline.runtime.kernels.native.products import pack_panels
 from pipeline.runtime.kernels.weight_forms import (
     Convolution,
     ConvolutionWeight,
     FusedOperands,
     PackedMemory,
-    PairWeight,
     ProductWeight,
-    StoredPair,
     launch_in_place,
 )
 
@@ -74,30 +71,11 @@ class PackedWeight:
         return _with_dense_bias(bind, of.bias)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedPair(StoredPair[PackedWeight]):
-    """The matrices of two products in a row, as kernels of convolutions over images of one column."""
-
-    def launch_pair(
-        self,
-        x: torch.Tensor,
-        biases: tuple[torch.Tensor | None, torch.Tensor | None],
-        other: torch.Tensor | None,
-        outs: Outs,
-        after: Activation,
-    ) -> Launch | None:
-        """See `PairWeight`. The products are added to what is in the result then."""
-        out = outs[0]
-        onto = launch_pair_onto(self, x, biases, out, after)
-        copy = None if other is None or is_same_memory(out, other) else partial(out.copy_, other)
-        return onto and in_turn(out.zero_ if other is None else copy, onto)
-
-
 Stored = Mapping[int, torch.Tensor]
 """By position, the operands of a call that no run can change."""
 
 
-Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | ConvolutionWeight | PairWeight | None]
+Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | ConvolutionWeight | None]
 """(attributes, specs of the operands, stored operands) -> the packed weight, or None where it does not pay."""
 
 
@@ -106,17 +84,14 @@ def pack_product(
 ) -> ProductWeight | None:
     """Pack the float32 matrix `weight` (columns, inner) for products with `rows` rows, where that pays.
 
-    In panels for the kernels in C++ where the program has them; in blocks for numpy's small kernels; or else for
-    oneDNN, if a product has `least` multiplications or more.
+    In panels for the kernels in C++ where the program has them, or else for oneDNN, if a product has `least`
+    multiplications or more.
     """
     if weight is None or weight.dim() != 2 or weight.dtype is not torch.float32:
         return None
     panels = native and pack_panels(native, rows, weight)
     if panels:
         return panels
-    blocks = pack_blocks(rows, weight)
-    if blocks is not None:
-        return blocks
     if not AVAILABLE or rows * weight.numel() < least:
         return None
     return PackedWeight(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows))
@@ -170,56 +145,6 @@ def launch_convolution(packed: PackedWeight, of: FusedOperands, shape: Convoluti
         return partial(_convolve_and_add, out, other, after.name, x, packed.tensor, dense, *plain)
 
     return _with_dense_bias(bind, bias)
-
-
-POINT = Convolution((1, 1), (0, 0), (1, 1), 1)
-"""Of kernels of one pixel: a product of the pixels with a matrix."""
-
-
-def pack_pair(
-    rows: int, first: torch.Tensor, second: torch.Tensor, native: NativeLibrary | None = None
-) -> PairWeight | None:
-    """Pack the matrices (columns, inner) of two products with `rows` rows, where that pays for both.
-
-    In panels for the kernels in C++ where the program has them, or else for oneDNN.
-    """
-    if native is not None and all(item.dim() == 2 and item.dtype is torch.float32 for item in (first, second)):
-        panels = pack_panels(native, rows, first), pack_panels(native, rows, second)
-        if panels[0] is not None and panels[1] is not None:
-            return NativePair(panels[0], panels[1])
-    one, other = (
-        pack_convolution(TensorSpec((1, weight.shape[1], rows, 1), "float32"), weight[:, :, None, None], POINT)
-        for weight in (first, second)
-    )
-    return None if one is None or other is None else PackedPair(one, other)
-
-
-def launch_pair_onto(
-    packed: PackedPair, x: torch.Tensor, biases: Sequence[torch.Tensor | None], out: torch.Tensor, after: Activation
-) -> Launch | None:
-    """Add both products, with `after` between them, to `out`; None where strides cannot show rows.
-
-    oneDNN writes its result into a given place only as a convolution that adds to it, which is why products are
-    written as convolutions. It allocates what is between them, which the second one reads from there.
-    """
-    try:
-        pixels, result = (tensor.view(1, -1, 1, tensor.shape[-1]).permute(0, 3, 1, 2) for tensor in (x, out))
-    except RuntimeError:
-        return None
-    convolve, add = torch.ops.mkldnn._convolution_pointwise.default, torch.ops.mkldnn._convolution_pointwise_.binary
-    first, second = packed.first.tensor, packed.second.tensor
-    rest = (*_settings_of(POINT), *post_op(after))
-    return _with_dense_bias(
-        lambda one: _with_dense_bias(
-            lambda other: give_result(
-                OverloadCall.bind(convolve, pixels, first, one, *rest),
-                OverloadCall.bind(add, result),
-                (second, other, *_onto(POINT, PLAIN)),
-            ),
-            biases[1],
-        ),
-        biases[0],
-    )
 
 
 def is_same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What a stored weight in a form of its own can do, whether numpy, oneDNN or kernels in C++ chose that form.
+"""What a stored weight in a form of its own can do, whether oneDNN or kernels in C++ chose that form.
 
 An activation is computed by oneDNN or in C++ while the result is in a register, or by torch in place.
 
@@ -11,15 +11,15 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 
 from pipeline.ops.fused import PLAIN, Activation
-from pipeline.runtime.kernels.base import Attrs, Launch, Outs
+from pipeline.runtime.kernels.base import Attrs, Launch
 
 nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
 
@@ -49,9 +49,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 """Torch's function with `out=`, by the name of an activation."""
 
 
-Buffer = TypeVar("Buffer", torch.Tensor, np.ndarray)
-
-
 class PackedMemory:
     """The packed weights of several programs, of which equal ones have one memory.
 
@@ -63,12 +60,12 @@ class PackedMemory:
         self._known: dict[tuple[object, ...], list[weakref.ref[Any]]] = {}
         self._lock = threading.Lock()
 
-    def share(self, packed: Buffer) -> Buffer:
+    def share(self, packed: torch.Tensor) -> torch.Tensor:
         """`packed`, or the earlier one with the very bytes and sizes."""
         mine = _bytes_of(packed)
         if mine is None:
             return packed
-        key = type(packed), tuple(packed.shape), mine.size, mine[:64].tobytes()
+        key = tuple(packed.shape), mine.size, mine[:64].tobytes()
         with self._lock:
             known = [ref for ref in self._known.get(key, ()) if ref() is not None]
             for ref in known:
@@ -79,10 +76,8 @@ class PackedMemory:
         return packed
 
 
-def _bytes_of(packed: torch.Tensor | np.ndarray) -> np.ndarray | None:
+def _bytes_of(packed: torch.Tensor) -> np.ndarray | None:
     """The memory of a packed weight; None where this torch does not show it."""
-    if isinstance(packed, np.ndarray):
-        return packed.reshape(-1).view(np.uint8)
     if packed.layout is torch.strided:
         return packed.numpy().reshape(-1).view(np.uint8)
     if not hasattr(torch.ops.mkldnn, "data_ptr"):
@@ -129,49 +124,11 @@ class StoredForm(Protocol):
         ...
 
 
-Form = TypeVar("Form", bound=StoredForm)
-
-
 class ProductWeight(StoredForm, Protocol):
     """A stored matrix."""
 
     def launch(self, of: FusedOperands) -> Launch | None:
         """The product of the rows of `x` with the matrix; None where strides cannot show rows."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPair(Generic[Form]):
-    """The matrices of two products in a row."""
-
-    first: Form
-    second: Form
-
-    @property
-    def nbytes(self) -> int:
-        return self.first.nbytes + self.second.nbytes
-
-    def in_memory(self, memory: PackedMemory) -> Self:
-        """See `StoredForm`."""
-        return replace(self, first=self.first.in_memory(memory), second=self.second.in_memory(memory))
-
-
-class PairWeight(StoredForm, Protocol):
-    """The stored matrices of two products in a row."""
-
-    def launch_pair(
-        self,
-        x: torch.Tensor,
-        biases: tuple[torch.Tensor | None, torch.Tensor | None],
-        other: torch.Tensor | None,
-        outs: Outs,
-        after: Activation,
-    ) -> Launch | None:
-        """Both products with `after` between them, plus `other`, which may be the memory of the result.
-
-        The outputs are the result, and what is between the products, which may stay unwritten. None where strides
-        cannot show rows.
-        """
         ...
 
 

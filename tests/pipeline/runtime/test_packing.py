@@ -7,7 +7,6 @@ import threading
 import weakref
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -30,7 +29,6 @@ ATOL, RTOL = 1e-3, 2e-5
 """float32: sums of 2048 products of numbers near 1, in orders of their own."""
 
 WIDE = 2048
-"""More rows than a weight in blocks may have (test_blocked.py), so these are packed for oneDNN."""
 
 X, W = torch.randn(32, WIDE), torch.randn(WIDE, WIDE)
 
@@ -110,26 +108,22 @@ def test_only_equal_packed_weights_have_one_memory(rows: int) -> None:
     inner = WIDE if rows == 32 else 128
     weights = [W[:64, :inner].contiguous() + offset for offset in (0, 1, 0)]
     first, other, same = (pack_product(rows, weight, least=1) for weight in weights)
-    assert first is not None and other is not None and same is not None
-    shared = [buffer_of(one.in_memory(memory)) for one in (first, other, same)]
-    assert shared[0] is buffer_of(first)
-    assert shared[1] is buffer_of(other)
+    assert all(isinstance(weight, PackedWeight) for weight in (first, other, same))
+    shared = [weight.in_memory(memory).tensor for weight in (first, other, same)]
+    assert shared[0] is first.tensor
+    assert shared[1] is other.tensor
     assert shared[2] is shared[0]
 
 
 def test_a_packed_weight_that_no_program_holds_is_given_back() -> None:
     memory = PackedMemory()
-    held = np.ones(8, np.float32)
+    held = torch.ones(8)
     gone = weakref.ref(held)
     assert memory.share(held) is held
     del held
     assert gone() is None
-    new = np.ones(8, np.float32)
+    new = torch.ones(8)
     assert memory.share(new) is new
-
-
-def buffer_of(packed: Any) -> object:
-    return packed.tensor if isinstance(packed, PackedWeight) else packed.blocks
 
 
 def test_all_contexts_share_one_packed_weight() -> None:

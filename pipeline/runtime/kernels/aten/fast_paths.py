@@ -22,14 +22,15 @@ from pipeline.ops.aten import TYPED
 from pipeline.runtime.devices import TARGET, Device
 from pipeline.runtime.kernels.aten.call import AtenCall, CallTemplate, may_write_into
 from pipeline.runtime.kernels.base import Attrs, Launch, Outs, copy_result, in_turn
-from pipeline.runtime.kernels.packing import PackedWeight, Stored, launch_convolution, pack_convolution, pack_product
-from pipeline.runtime.kernels.products import (
-    PoolWindow,
-    flatten_rows,
-    launch_max_pool,
-    multiply_batches,
-    multiply_matrices,
+from pipeline.runtime.kernels.packing import (
+    PackedWeight,
+    Stored,
+    is_same_memory,
+    launch_convolution,
+    pack_convolution,
+    pack_product,
 )
+from pipeline.runtime.kernels.products import flatten_rows, multiply_batches, multiply_matrices
 from pipeline.runtime.kernels.weight_forms import Convolution, FusedOperands, ProductWeight
 from pipeline.runtime.operators import CPU_FALLBACKS
 
@@ -126,27 +127,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=last)
 
 
-def max_pool(call: AtenCall, outs: Outs) -> Launch | None:
-    """On the CPU as the maximum of shifted views, which allocates nothing; one number may stand for each axis."""
-    if not TARGET.get().is_host:
-        return None  # a launch for each element of the window costs more than the kernel of torch
-    expected = call.operator(call.args[0].to("meta"), *call.args[1:], **call.kwargs)
-    if expected.shape != outs[0].shape or expected.dtype is not outs[0].dtype:
-        return None  # torch's own call names what does not fit
-    axes = int(call.kind[len("aten.max_pool")])
-    sizes = _repeat_by_axis(call.args[1], axes)
-    strides = _repeat_by_axis(call.given.get("stride") or sizes, axes)
-    pads, dilations = (
-        _repeat_by_axis(call.given.get(name, usual), axes) for name, usual in (("padding", 0), ("dilation", 1))
-    )
-    return launch_max_pool(call.args[0], outs[0], PoolWindow(sizes, strides, pads, dilations))
-
-
-def _repeat_by_axis(value: int | Sequence[int], axes: int) -> Sequence[int]:
-    sizes = [value] if isinstance(value, int) else list(value)
-    return sizes * axes if len(sizes) == 1 else sizes
-
-
 def as_strided(call: AtenCall, outs: Outs) -> Launch:
     """Offsets count from the first element of the operand, which may be anywhere in the arena."""
     x, sizes, strides = call.args[:3]
@@ -236,7 +216,7 @@ def write_in_place(in_place: Callable[..., Any]) -> FastPath:
 
     def bind(call: AtenCall, outs: Outs) -> Launch | None:
         operand, *rest = call.args
-        return partial(in_place, outs[0], *rest, **call.kwargs) if _is_same_memory(outs[0], operand) else None
+        return partial(in_place, outs[0], *rest, **call.kwargs) if is_same_memory(outs[0], operand) else None
 
     return bind
 
@@ -247,7 +227,7 @@ def replace_part(part_of: Callable[..., torch.Tensor]) -> FastPath:
     def bind(call: AtenCall, outs: Outs) -> Launch:
         operand, new, *rest = call.args
         part = part_of(outs[0], *rest, **call.kwargs)
-        if _is_same_memory(outs[0], operand):
+        if is_same_memory(outs[0], operand):
             return partial(part.copy_, new)
         return partial(_copy_and_replace, outs[0], operand, part, new)
 
@@ -266,10 +246,6 @@ def overwrite(in_place: Callable[..., Any]) -> FastPath:
 def _in_place(name: str) -> Callable[..., Any]:
     """`torch.Tensor.index_add_` of `index_add.default`."""
     return getattr(torch.Tensor, f"{name.partition('.')[0]}_")
-
-
-def _is_same_memory(out: torch.Tensor, operand: torch.Tensor) -> bool:
-    return out.data_ptr() == operand.data_ptr() and out.stride() == operand.stride() and out.shape == operand.shape
 
 
 def _copy_and_replace(out: torch.Tensor, operand: torch.Tensor, part: torch.Tensor, new: torch.Tensor) -> None:
@@ -308,7 +284,6 @@ FAST_PATHS: Mapping[str, FastPath] = {
     **{f"aten.{name}": convert for name in CONVERSIONS.split()},
     **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
     "aten.relu.default": relu,
-    **{f"aten.max_pool{axes}d.default": max_pool for axes in (1, 2, 3)},
     "aten.linear.default": linear,
     "aten.mm.default": mm,
     "aten.addmm.default": addmm,

@@ -14,10 +14,10 @@ import torch
 
 from pipeline.ops import Kind
 from pipeline.ops.fused import PLAIN, Activation
-from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, in_turn, planned_threads
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, planned_threads
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.native.rows import settings_of
-from pipeline.runtime.kernels.weight_forms import FusedOperands, PackedMemory, StoredPair, activation_of
+from pipeline.runtime.kernels.weight_forms import FusedOperands, PackedMemory, activation_of
 
 LARGEST = 2**19
 """The most elements of the matrix in `launch_small`. At 2 MiB panels are as fast."""
@@ -105,25 +105,6 @@ class NativeWeight:
         return product and self.native.launch(
             "multiply_packed", [of.out], [product.rows, self.panels, *product.added], product.settings
         )
-
-
-@dataclass(frozen=True, slots=True)
-class NativePair(StoredPair[NativeWeight]):
-    """The matrices of two products in a row."""
-
-    def launch_pair(
-        self,
-        x: torch.Tensor,
-        biases: tuple[torch.Tensor | None, torch.Tensor | None],
-        other: torch.Tensor | None,
-        outs: Outs,
-        after: Activation,
-    ) -> Launch | None:
-        """See `PairWeight`."""
-        out, hidden = outs
-        begin = self.first.launch(FusedOperands(x, hidden, biases[0], after=after))
-        end = self.second.launch(FusedOperands(hidden, out, biases[1], other))
-        return begin and end and in_turn(begin, end)
 
 
 def pack_panels(library: NativeLibrary, rows: int, weight: torch.Tensor) -> NativeWeight | None:

@@ -11,15 +11,13 @@ from torch.nn import functional
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
-from pipeline.ops.fused import ACTIVATIONS, PLAIN
+from pipeline.ops.fused import ACTIVATIONS
 from pipeline.runtime import compile_graph
-from pipeline.runtime.capture.call_graphs import read_operator_calls
 from pipeline.runtime.compile import CompiledProgram
-from pipeline.runtime.kernels.packing import launch_pair_onto, pack_pair
 
-KINDS = ("LinearPointwise", "FeedForward", "ConvPointwise", "ScaledDotProductAttention", "SmallAttention")
+KINDS = ("LinearPointwise", "ConvPointwise", "ScaledDotProductAttention", "SmallAttention")
 """The kinds that this file compares."""
 
 ATOL, RTOL = 2e-4, 2e-5
@@ -126,125 +124,6 @@ def test_a_sum_is_not_written_over_what_is_added() -> None:
     program, fed = compile_graph(builder.build([y]), {"w": weight}), torch.randn(16, 64)
     assert "sum" not in [program.plan.slots[vid].name for vid in program.plan.alias]
     assert_close(program, {"x": fed}, fed - fed @ weight.t())
-
-
-NAMES = ("first", "second")
-
-
-def feed_forward(
-    x: tuple[int, ...],
-    other: str,
-    biases: bool,
-    *,
-    activation: str = "gelu",
-    turned: tuple[bool, bool] = (False, False),
-) -> Graph:
-    """Products of 256 and 64 columns; `other` is what is added: `dies`, `stays`, `x`, or nothing."""
-    builder, rows = GraphBuilder("layers"), TensorSpec(x, "float32")
-    fed = builder.input("x", rows)
-    hidden = TensorSpec((*x[:-1], 256), "float32")
-    first = builder.param("first", TensorSpec((64, 256) if turned[0] else (256, 64), "float32"))
-    second = builder.param("second", TensorSpec((256, 64) if turned[1] else (64, 256), "float32"))
-    (negated,) = builder.emit("aten.neg.default", [fed], [("n", rows)])
-    added = {"dies": [negated], "stays": [negated], "x": [fed], "": []}[other]
-    params = [builder.param(f"b{size}", TensorSpec((size,), "float32")) for size in (256, 64)] if biases else []
-    attrs = {
-        **{"trans_first": not turned[0], "trans_second": not turned[1], "add": bool(other)},
-        **{"bias_first": biases, "bias_second": biases, **of_activation(activation)},
-    }
-    outs = [("sum", rows), ("hidden", hidden)]
-    sum_, _ = builder.emit("FeedForward", [fed, first, second, *added, *params], outs, attrs)
-    (y,) = builder.emit("aten.add.Tensor", [sum_, negated], [("both", rows)]) if other == "stays" else [sum_]
-    (y,) = builder.emit("aten.neg.default", [y], [("y", rows)])
-    return builder.build([y])
-
-
-@pytest.mark.parametrize(
-    ("rows", "bias", "hidden", "refusal"),
-    [
-        ((), (64,), (64,), r"ranks 1, 2 and 2; expected rows and two matrices"),
-        ((8,), (1, 64), (8, 64), r"biases \[\[1, 64\]\]"),
-        ((8,), (64,), (4, 64), r"hidden \[4, 64\]; expected \[8, 64\]"),
-    ],
-)
-def test_no_bias_has_the_shape_of_the_result(
-    rows: tuple[int, ...], bias: tuple[int, ...], hidden: tuple[int, ...], refusal: str
-) -> None:
-    """The result may be written over operand 3, which is the first bias where nothing is added."""
-    builder, spec = GraphBuilder("layers"), TensorSpec((*rows, 64), "float32")
-    x, w = builder.input("x", spec), builder.param("w", TensorSpec((64, 64), "float32"))
-    attrs = {"trans_first": True, "trans_second": True, "add": False, "bias_first": True, "bias_second": False}
-    ins = [x, w, w, builder.input("bias", TensorSpec(bias, "float32"))]
-    with pytest.raises(InternalError, match=refusal):
-        outs = [("y", spec), ("h", TensorSpec(hidden, "float32"))]
-        builder.emit("FeedForward", ins, outs, {**attrs, **of_activation("relu")})
-
-
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("biases", [True, False])
-@pytest.mark.parametrize("other", ["dies", "stays", "x", ""])
-def test_two_products_and_the_sum_after_them(other: str, biases: bool, packed: bool) -> None:
-    """The sum is written over what is added where that dies, except where the products read it too."""
-    graph = feed_forward((2, 64, 64), other, biases)
-    tensors = {graph.values[vid].name: torch.randn(graph.values[vid].spec.sizes) / 8 for vid in graph.weight_names()}
-    program = compile_graph(graph, tensors if packed else None)
-    assert program.packed_bytes == packed * sum(tensors[name].nbytes for name in NAMES)
-    overwritten = [program.plan.slots[vid].name for vid in program.plan.alias.values()]
-    assert ("n" in overwritten) == (other == "dies")
-    x = torch.randn(2, 64, 64)
-    inner = functional.gelu(functional.linear(x, tensors["first"], tensors.get("b256")))
-    expected = functional.linear(inner, tensors["second"], tensors.get("b64"))
-    expected = expected + {"dies": -x, "stays": -x, "x": x, "": torch.zeros(())}[other]
-    expected = -(expected - x if other == "stays" else expected)
-    assert_close(program, {"x": x, **({} if packed else tensors)}, expected)
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("packed", [True, False])
-def test_two_products_with_every_activation(activation: str, packed: bool) -> None:
-    graph = feed_forward((128, 64), "", biases=False, activation=activation, turned=(True, True))
-    tensors = {"first": torch.randn(64, 256) / 8, "second": torch.randn(256, 64) / 8}
-    x = torch.randn(128, 64)
-    program = compile_graph(graph, tensors if packed else None)
-    expected = -(TORCH[activation](x @ tensors["first"]) @ tensors["second"])
-    assert_close(program, {"x": x, **({} if packed else tensors)}, expected)
-
-
-@pytest.mark.parametrize("fixed", [("first",), ("second",), NAMES])
-@pytest.mark.parametrize("turned", [(True, False), (False, True)])
-def test_two_products_of_matrices_in_either_layout_one_of_them_fed(
-    turned: tuple[bool, bool], fixed: tuple[str, ...]
-) -> None:
-    """One matrix may have its columns side by side, and one may come with the feed: then neither is packed."""
-    graph = feed_forward((128, 64), "", biases=True, turned=turned)
-    tensors = {graph.values[vid].name: torch.randn(graph.values[vid].spec.sizes) / 8 for vid in graph.weight_names()}
-    program = compile_graph(graph, {name: tensors[name] for name in fixed})
-    assert (program.packed_bytes > 0) == (len(fixed) == 2)
-    first, second = (tensors[name].t() if turns else tensors[name] for name, turns in zip(NAMES, turned, strict=True))
-    x = torch.randn(128, 64)
-    inner = functional.gelu(functional.linear(x, first, tensors["b256"]))
-    feed = {"x": x, **{name: tensor for name, tensor in tensors.items() if name not in fixed}}
-    assert_close(program, feed, -functional.linear(inner, second, tensors["b64"]))
-
-
-def test_a_pair_is_packed_where_that_pays_for_both_and_takes_rows() -> None:
-    large, small = torch.zeros(64, 64), torch.zeros(1, 64)
-    packed = pack_pair(256, large, large)
-    assert packed is not None
-    assert pack_pair(256, large, small) is None
-    x, out = torch.zeros(4, 64, 64), torch.zeros(4, 64, 64)
-    assert launch_pair_onto(packed, x, (None, None), out, PLAIN) is not None
-    assert launch_pair_onto(packed, x.transpose(0, 1), (None, None), out, PLAIN) is None
-
-
-def test_two_products_are_replayed_as_operators_of_torch() -> None:
-    """Python passes no result on, so C++ walks them; the replay has the bits of the run."""
-    graph = feed_forward((2, 64, 64), "dies", biases=True)
-    weights = {graph.values[vid].name: torch.randn(graph.values[vid].spec.sizes) for vid in graph.weight_names()}
-    program, feed = compile_graph(graph, weights), {"x": torch.randn(2, 64, 64)}
-    calls = [call.name for launch in program.context._launches for call in read_operator_calls(launch)]
-    assert calls == ["aten::neg", *("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise_"), "aten::neg"]
-    torch.testing.assert_close(program.replay(feed)["y"], program.run(feed)["y"], atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])

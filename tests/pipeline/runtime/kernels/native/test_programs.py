@@ -160,30 +160,3 @@ def test_several_entries_and_open_sizes_have_them_too() -> None:
     sized = compile_open_graph(layer("n"), weights, native=True)
     for found in (entries.run("main", feed), sized.run(feed)):
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
-@pytest.mark.parametrize("width", [64, 600])
-@pytest.mark.parametrize("dies", [True, False])
-def test_two_products_and_the_sum_after_them(width: int, dies: bool) -> None:
-    """The sum is written over what is added where that dies, also where partial sums of 1200 numbers lie there."""
-    builder, rows, wide = GraphBuilder("layers"), TensorSpec((9, width), "float32"), 2 * width
-    x = builder.input("x", rows)
-    (added,) = builder.emit("aten.neg.default", [x], [("added", rows)])
-    first, second = (
-        builder.param("first", TensorSpec((wide, width), "float32")),
-        builder.param("second", TensorSpec((width, wide), "float32")),
-    )
-    biases = [builder.param(f"bias{size}", TensorSpec((size,), "float32")) for size in (wide, width)]
-    flags = {"trans_first": True, "trans_second": True, "add": True, "bias_first": True, "bias_second": True}
-    outs = [("sum", rows), ("hidden", TensorSpec((9, wide), "float32"))]
-    attrs = {**flags, "activation": "tanh", "numbers": ()}
-    y, _ = builder.emit("FeedForward", [x, first, second, added, *biases], outs, attrs)
-    (y,) = builder.emit("aten.neg.default" if dies else "aten.sub.Tensor", [y] if dies else [y, added], [("y", rows)])
-    graph = builder.build([y])
-    weights = {name: tensor / width**0.5 for name, tensor in weights_of(graph).items()}
-    program, plain = compile_graph(graph, weights, native=True), compile_graph(graph, weights)
-    assert program.native_calls == 1
-    plan = program.plan
-    assert ("added" in [plan.slots[vid].name for vid in plan.alias.values()]) == dies
-    feed = {"x": torch.randn(9, width)}
-    assert_like_torch(program.run(feed), plain.run(feed))
