@@ -1,9 +1,9 @@
-"""optimum-onnx as the client of two folders that runs in parts have written: a decoder's tokens, a pipeline's image.
+"""optimum-onnx as the client of folders that runs in parts have written: tokens, features, a pipeline's image.
 
     python -m benchmarks.optimum_client --peers PYTHON
 
-`PYTHON` is the interpreter of an environment that has optimum-onnx, transformers 4 and diffusers below 0.37, which
-optimum-onnx 0.1.0 needs; it imports nothing of this repository. The rows are in RESULTS.md.
+`PYTHON` (in tests `$OPTIMUM_PYTHON`) is the interpreter of an environment that has optimum-onnx, transformers 4 and
+diffusers below 0.37, which optimum-onnx 0.1.0 needs; it imports nothing of this repository. The rows are in RESULTS.md.
 """
 
 from __future__ import annotations
@@ -29,6 +29,24 @@ settings = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_tok
 print(json.dumps(model.generate(ids, max_new_tokens=32, **settings)[0, ids.shape[1]:].tolist()))
 """
 
+ANSWER: Final = """
+import json, sys, numpy, torch
+from optimum import onnxruntime as client
+arrays = {name: torch.from_numpy(array) for name, array in numpy.load(sys.argv[2]).items()}
+kind = client.ORTModelForSeq2SeqLM if "input_ids" in arrays else client.ORTModelForSpeechSeq2Seq
+model = kind.from_pretrained(sys.argv[1], decoder_with_past_file_name="decoder.onnx", use_io_binding=False)
+settings = {"do_sample": False, "eos_token_id": int(sys.argv[3]), "begin_suppress_tokens": None}
+print(json.dumps(model.generate(**arrays, max_new_tokens=32, **settings)[0].tolist()))
+"""
+
+FEEL: Final = """
+import sys, numpy, torch
+from optimum.onnxruntime import ORTModelForFeatureExtraction
+arrays = {name: torch.from_numpy(array) for name, array in numpy.load(sys.argv[2]).items()}
+model = ORTModelForFeatureExtraction.from_pretrained(sys.argv[1], use_io_binding=False)
+numpy.save(sys.argv[3], model(**arrays).last_hidden_state.numpy())
+"""
+
 DRAW: Final = """
 import sys, numpy, torch
 from optimum.onnxruntime import ORTStableDiffusionPipeline
@@ -45,7 +63,10 @@ def main() -> None:
     python = parser.parse_args().peers
     with tempfile.TemporaryDirectory() as folder:
         print(f"ORTModelForCausalLM: {compare_tokens(python, Path(folder))}", flush=True)
-        print(f"ORTStableDiffusionPipeline: {compare_images(python, Path(folder))}")
+        print(f"ORTModelForSeq2SeqLM: {compare_answers(python, 'T5', Path(folder))}", flush=True)
+        print(f"ORTModelForSpeechSeq2Seq: {compare_answers(python, 'Whisper', Path(folder))}", flush=True)
+        print(f"ORTModelForFeatureExtraction: off by {compare_features(python, Path(folder)):.1e} at most", flush=True)
+        print(f"ORTStableDiffusionPipeline: off by {compare_images(python, Path(folder)):.1e} at most after 4 steps")
 
 
 def compare_tokens(python: str, folder: Path) -> str:
@@ -61,8 +82,53 @@ def compare_tokens(python: str, folder: Path) -> str:
     return f"{count_equal(found, text.tokens)} of {len(text.tokens)} tokens"
 
 
-def compare_images(python: str, folder: Path) -> str:
-    """How far the image of a small Stable Diffusion 1.5 is from that of diffusers."""
+def compare_answers(python: str, family: str, folder: Path) -> str:
+    """How many tokens of a small model with an encoder are those of torch's `generate`."""
+    from benchmarks.encoder_decoder import configuration, make_model
+    from benchmarks.generation import count_equal
+    from benchmarks.parts_table import run_in_parts
+    from pipeline.config import ModelConfig
+    from pipeline.parts.chain import generate_after_encoder
+
+    model = make_model(family)
+    model.save_pretrained(folder / family)
+    settings = configuration(family, folder / family)
+    result, _, _ = run_in_parts(settings, family, folder / f"{family}-run")
+    text = generate_after_encoder(model, ModelConfig.model_validate(settings["model"]), 5, 1)
+    np.savez(folder / f"{family}.npz", **text.inputs)
+    unused = next(
+        token for token in range(len(text.tokens) + 1) if token not in text.tokens
+    )  # which ends no text early
+    found = json.loads(call(python, ANSWER, [str(result.models), str(folder / f"{family}.npz"), str(unused)]))
+    return f"{count_equal(found[-len(text.tokens) :], text.tokens)} of {len(text.tokens)} tokens"
+
+
+def compare_features(python: str, folder: Path) -> float:
+    """How far the features of a small BERT are from torch's."""
+    import torch
+    import transformers
+
+    from benchmarks.parts_table import run_in_parts
+
+    sizes = {"vocab_size": 89, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=48)).eval()
+    model.save_pretrained(folder / "bert")
+    settings = {"model": {"transformers": str(folder / "bert"), "task": "feature-extraction"}}
+    result, _, _ = run_in_parts(settings, "bert", folder / "features")
+    ids = torch.arange(14).view(2, 7)
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    tensors = {"input_ids": ids, "attention_mask": mask, "token_type_ids": ids % 2}
+    np.savez(folder / "words.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
+    call(python, FEEL, [str(result.models), str(folder / "words.npz"), str(folder / "features.npy")])
+    with torch.no_grad():
+        expected = model(**tensors).last_hidden_state.numpy()
+    return float(np.abs(np.load(folder / "features.npy") - expected).max())
+
+
+def compare_images(python: str, folder: Path) -> float:
+    """How far the image after 4 steps of a small Stable Diffusion 1.5 is from that of diffusers."""
     from benchmarks.diffusion import configuration
     from benchmarks.parts_table import run_in_parts
     from pipeline import RunConfig
@@ -82,7 +148,7 @@ def compare_images(python: str, folder: Path) -> str:
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     with torch.no_grad():
         expected = pipe(**tensors, height=16, width=16, num_inference_steps=4, output_type="np").images
-    return f"an image of 4 steps, off by {np.abs(np.load(folder / 'image.npy') - expected).max():.1e} at most"
+    return float(np.abs(np.load(folder / "image.npy") - expected).max())
 
 
 def write_pipeline(pipe: Any, folder: Path) -> None:

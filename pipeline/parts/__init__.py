@@ -4,6 +4,7 @@ run.py         all parts of a source, one after the other, and what comes after 
 folder.py      the final models of all parts over one file of weights, with what applications read next to them
 own.py         the same folder of parts of one's own, each of which has a source
 own_chain.py   the proof of such parts together, by a function of the user's
+first_call.py  the decoder after an encoder as optimum-onnx makes its first call
 genai.py       `genai_config.json`, by which onnxruntime-genai loads the folder
 seq2seq.py     a text of a decoder after an encoder
 generate.py    tokens by such a folder, on any backend

@@ -12,6 +12,7 @@ import onnx
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import read_model
 from passes.weights.files import replace_folder_when_done, save_together
+from pipeline.parts.first_call import FIRST_CALL, make_first_call
 from pipeline.parts.genai import SPEECH, genai_config, genai_image_config, genai_speech_config
 from pipeline.parts.generate import CONFIG, GENERATION, SETTINGS
 from pipeline.parts.sessions import MODELS, PAST_PREFIX, state_slots
@@ -84,6 +85,9 @@ def _write_files(folder: Path, finals: Mapping[str, Path], config: Any, *, refer
         for name, path in finals.items():
             (folder / f"{name}.onnx").symlink_to(path)
     else:
+        if "encoder" in finals:
+            first = make_first_call(models[folder / "encoder.onnx"], models[folder / "decoder.onnx"])
+            models |= {folder / f"{FIRST_CALL}.onnx": first} if first is not None else {}
         save_together(models, folder / WEIGHTS)
     graphs = {path.stem: model.proto.graph for path, model in models.items()}
     (folder / CONFIG).write_text(config.to_json_string(), encoding="utf-8")  # which optimum-onnx reads of any task

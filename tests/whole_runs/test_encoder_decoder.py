@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from benchmarks.encoder_decoder import FAMILIES, configuration, make_model
@@ -37,13 +38,21 @@ def test_a_run_of_a_model_with_an_encoder(family: str, tmp_path: Path, command_l
     assert [(chain.tokens, chain.equal) for chain in result.chain] == [(64, 64)]
     assert all(verdict.kept for verdict in result.structures) and len(result.structures) >= 4
     assert {file.name for file in result.models.iterdir()} == {
-        *("encoder.onnx", "decoder.onnx", "weights.data", "config.json", "generation_config.json"),
+        *(
+            "encoder.onnx",
+            "decoder.onnx",
+            "decoder_model.onnx",
+            "weights.data",
+            "config.json",
+            "generation_config.json",
+        ),
         *(["genai_config.json"] if family == "Whisper" else []),
     }
     protos = {part: onnx.load(result.models / f"{part}.onnx", load_external_data=False) for part in result.parts}
     if family == "T5":  # both parts read one table of tokens, which is stored once
         places = [{str(tensor.external_data) for tensor in proto.graph.initializer} for proto in protos.values()]
         assert any("offset" in place for place in places[0] & places[1])
+    check_first_call(result.models)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [*report["parts"]] == ["encoder", "decoder"] and report["exit_code"] == 0
     text = generate_after_encoder(model, ModelConfig.model_validate(settings["model"]), 5, 1)
@@ -59,6 +68,35 @@ def test_a_run_of_a_model_with_an_encoder(family: str, tmp_path: Path, command_l
         quantize_both_parts(settings, tmp_path)
     else:
         quantize_relative_positions(settings, tmp_path)
+
+
+def check_first_call(models: Path) -> None:
+    """The decoder of the first call gives, from hidden states, what the decoder gives from the encoder's cache."""
+    encoder, decoder, first = (
+        onnxruntime.InferenceSession(str(models / f"{name}.onnx")) for name in ("encoder", "decoder", "decoder_model")
+    )
+    ids, generator = np.array([[3, 5, 7], [8, 2, 4]]), np.random.default_rng(0)
+    given = {value.name: value.shape for value in encoder.get_inputs()}
+    features = {name: generator.random([2, *shape[1:]], np.float32) for name, shape in given.items() if len(shape) > 2}
+    mask = {"attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]])} if "attention_mask" in given else {}
+    computed = run(encoder, features or {"input_ids": generator.integers(0, 89, (2, 4)), **mask})
+    feeds = {"input_ids": ids, "encoder_attention_mask": mask.get("attention_mask")}
+    feeds |= {name.replace("present", "past_key_values"): array for name, array in computed.items()}
+    for value in decoder.get_inputs():
+        if ".decoder." in value.name:
+            feeds[value.name] = np.zeros((2, value.shape[1], 0, value.shape[3]), np.float32)
+    expected = {**run(decoder, feeds), **computed}
+    found = run(first, {**feeds, "encoder_hidden_states": expected.pop("last_hidden_state")})
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        np.testing.assert_allclose(array, expected[name], atol=1e-4, err_msg=name)  # float32, other orders of sums
+
+
+def run(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> dict[str, np.ndarray]:
+    names = [value.name for value in session.get_outputs()]
+    known = {value.name for value in session.get_inputs()}
+    given = {name: array for name, array in feeds.items() if name in known}
+    return dict(zip(names, map(np.asarray, session.run(names, given)), strict=True))
 
 
 @pytest.mark.skipif(

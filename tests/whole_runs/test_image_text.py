@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 from benchmarks.image_text import configuration, make_model
 from pipeline import Pipeline, RunConfig
@@ -15,8 +16,9 @@ from pipeline.quantsim import QuantSim
 from pipeline.quantsim.parts import PartsQuantSimResult
 
 
-def test_a_run_of_a_model_that_sees_images(tmp_path: Path, command_line) -> None:
-    family = "Qwen2.5-VL"  # whose tokens have positions in time, height and width
+# Positions in time, height and width; a mask by the types of tokens; tiles of an image.
+@pytest.mark.parametrize("family", ["Qwen2.5-VL", "Gemma 3", "SmolVLM"])
+def test_a_run_of_a_model_that_sees_images(family: str, tmp_path: Path, command_line) -> None:
     make_model(family).save_pretrained(tmp_path / "source")
     settings = configuration(tmp_path / "source", name="vlm", runtime={"backends": ["onnxruntime", "plan"]})
     settings["passes"]["recipe"] = ["onnxscript"]

@@ -188,7 +188,7 @@ def token_of_image(config: Any) -> int | None:
 def images_of(model: Any) -> Iterator[dict[str, Any]]:
     """Arguments of `get_image_features` for one image, in the forms that models have; one that does not run is no form.
 
-    Either patches in rows, with the grid that they make, or pixels; with an axis of images or without.
+    Either patches in rows, with the grid that they make, or pixels; with an axis of images or without, and with tiles.
     """
     vision = model.config.vision_config
     names = inspect.signature(model.get_image_features).parameters
@@ -205,8 +205,10 @@ def images_of(model: Any) -> Iterator[dict[str, Any]]:
         yield {"pixel_values": pixels.to(device), "image_grid_thw": torch.tensor([[1, side, side]], device=device)}
         return
     pixels = (torch.rand(1, channels, size, size, generator=generator) * 2 - 1).to(device)
-    yield {"pixel_values": pixels}
-    yield {"pixel_values": pixels[None]}
+    sizes = {"image_sizes": torch.tensor([[size, size]], device=device)} if "image_sizes" in names else {}
+    yield {"pixel_values": pixels, **sizes}
+    yield {"pixel_values": pixels[None], **sizes}
+    yield {"pixel_values": pixels.expand(1, 2, *pixels.shape[1:]).clone(), **sizes}  # the whole image, and a tile of it
 
 
 class EmbeddingPart(TaskPart):
