@@ -109,12 +109,13 @@ def _kind(failure: StepCrashed | StepTimedOut) -> str:
 
 def _attempt_findings(attempt: PassAttempt, failure: str, case: Case) -> Iterator[tuple[str, str]]:
     """Kind and reason of the findings that do not depend on the result."""
-    where = ", on its own result" if attempt.again else ""
-    if failure:
-        timed_out = failure == "timed out"
-        yield "timed-out" if timed_out else "crashed", where[2:] if timed_out else failure + where
+    where = ["on its own result"] if attempt.again else []
+    if failure == "timed out":
+        yield "timed-out", ", ".join(where)
+    elif failure:
+        yield "crashed", ", ".join((failure, *where))
     elif attempt.raised:
-        yield "raised", attempt.raised + where
+        yield "raised", ", ".join((attempt.raised, *where))
     elif attempt.again and attempt.changed:
         yield "not-idempotent", ""
     if attempt.nbytes > LARGEST and larger(case.model.ByteSize(), attempt.nbytes):

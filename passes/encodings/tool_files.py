@@ -105,7 +105,7 @@ def _op_config(name: str, weight: Encoding, data: Encoding | None) -> dict[str, 
     precision = weight.precision
     size = f"_{precision.block}" if precision.block else ""
     granularity = f"{WISE[precision.granularity]}{size}"
-    if precision.bits not in (4, 8) or not precision.symmetric or precision.float_type or size not in BLOCKS:
+    if precision.bits not in (4, 8) or not precision.symmetric or size not in BLOCKS:
         raise UsageError(
             f"encodings: {name!r} is {precision}; ai-edge-quantizer takes symmetric weights of 4 or 8 bits with scales "
             "of the tensor, of channels, or of blocks of 32, 64, 128 or 256"
@@ -113,7 +113,7 @@ def _op_config(name: str, weight: Encoding, data: Encoding | None) -> dict[str, 
     config: dict[str, Any] = {"weight_tensor_config": _tensor_config(precision.bits, True, granularity)}
     if data is not None:
         bits = data.precision.bits
-        if bits not in (8, 16) or data.precision.float_type:
+        if bits not in (8, 16):
             raise UsageError(
                 f"encodings: what reads {name!r} has {data.precision}; ai-edge-quantizer takes 8 or 16 bits"
             )

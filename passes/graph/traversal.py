@@ -123,7 +123,7 @@ def _zeros(graph: GraphProto) -> set[str]:
     tensors = [(tensor.name, tensor) for tensor in graph.initializer]
     found = set()
     for node in graph.node:
-        if node.op_type in ("Constant", "ConstantOfShape") and node.domain in ONNX_DOMAINS:
+        if node.domain in ONNX_DOMAINS:  # of its operators only Constant and ConstantOfShape have tensors
             tensors += [(node.output[0], attribute.t) for attribute in node.attribute if attribute.HasField("t")]
             found.update(
                 node.output[0] for attribute in node.attribute if attribute.name == "value_float" and attribute.f == 0

@@ -133,9 +133,6 @@ class _GuardRegistry:
 
     def _on_loaded(self, name: str) -> None:
         """Intercept the functions of a library that was imported, or of its module that was loaded again."""
-        package = sys.modules.get(name.partition(".")[0])
-        if name not in LIBRARIES and getattr(getattr(package, "__spec__", None), "_initializing", False):
-            return  # handled when the whole package is imported
         functions = [(target, target.resolve()) for target in TARGETS if name in (target.package, target.module)]
         with self.lock:
             for target, function in functions:

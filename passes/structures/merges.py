@@ -87,16 +87,14 @@ def _of_new_shape(new: Iterable[TensorProto], gone: Iterable[TensorProto]) -> se
 
 
 def _concats(model: DetachedModel) -> Iterator[frozenset[str]]:
-    """The digests of the matrices that each Concat of constants joins."""
+    """The digests of the stored tensors that each Concat joins."""
     nodes = [node for node in model.proto.graph.node if node.op_type in ("Concat", "ConcatFromSequence")]
     if not nodes:
         return
     view = GraphView(model)
     for node in nodes:
         tensors = [view.find_weight(name) for name in node.input]
-        matrices = [tensor for tensor in tensors if tensor is not None and sum(dim > 1 for dim in tensor.dims) > 1]
-        if len(matrices) > 1:
-            yield frozenset(map(model.digest, matrices))
+        yield frozenset(model.digest(tensor) for tensor in tensors if tensor is not None)
 
 
 def _products_of_one_input(model: DetachedModel) -> list[dict[str, Projection]]:

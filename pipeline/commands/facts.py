@@ -156,8 +156,8 @@ def merge(
     from passes.tools import merge as merge_models
     from passes.weights.files import write_file, write_model
 
-    if len(encodings or (0, 0)) != 2:
-        raise UsageError(f"merge: found --encodings {len(encodings or ())} times, expected two files: A's, then B's")
+    if encodings and len(encodings) != 2:
+        raise UsageError(f"merge: found --encodings {len(encodings)} times, expected two files: A's, then B's")
     known, versions = zip(*map(read_aimet, encodings), strict=True) if encodings else (({}, {}), ())
     check_output(out, first)
     check_output(out, second)

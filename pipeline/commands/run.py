@@ -138,7 +138,7 @@ def check_model(source: str, target: str, fixed: Path | None = None) -> None:
         UsageError: there is no such target, `source` is no ONNX file, or `fixed` is there already.
         Exit: with code 1, where there is anything that the recipe leaves.
     """
-    from passes.suggest import plural
+    from passes.suggest import join_first, plural
     from passes.weights.detached import read_model
     from pipeline.quantsim.profiles import load_target
     from pipeline.quantsim.target_trial import examine
@@ -160,8 +160,7 @@ def check_model(source: str, target: str, fixed: Path | None = None) -> None:
         print_line(f"  what helps: {found.advice}")
         print_line(f"  where: {', '.join(found.places)}")
         if found.origins:
-            more = f" and {len(found.origins) - MOST_ORIGINS} more" if len(found.origins) > MOST_ORIGINS else ""
-            print_line(f"  from: {', '.join(found.origins[:MOST_ORIGINS])}{more}")
+            print_line(f"  from: {join_first(found.origins, MOST_ORIGINS)}")
     if report.obstructions and (fixed is None or write_fix(source, table, report.obstructions, fixed, refused)):
         raise typer.Exit(1)
     if report.obstructions:

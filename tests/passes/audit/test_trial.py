@@ -12,7 +12,7 @@ import pytest
 from passes.advisories import AuditFinding
 from passes.audit.cases import case_names, load_case
 from passes.audit.job import open_trial, reproduce, run_job
-from passes.audit.target import AuditTarget, missing_steps, targets_of
+from passes.audit.target import AuditTarget, missing_steps, normalize, targets_of
 from passes.audit.trial import AuditTrial
 from passes.context import PassContext
 from passes.recipe.own_steps import OWN_STEPS
@@ -97,6 +97,12 @@ def test_a_call_that_takes_too_long_is_one_finding() -> None:
     with open_trial(0.001, None) as hasty:
         hasty.judges.timeout_s = 60.0
         assert try_case(hasty, "planted/named_dims", *optimizer("nop")) == [("nop", "timed-out", "")]
+
+
+@pytest.mark.parametrize(("length", "end"), [(110, "no"), (111, "…")])
+def test_a_message_is_cut_after_110_characters(length: int, end: str) -> None:
+    line = normalize(("no " * 40)[: length - 2] + "no")
+    assert len(line) == 110 and line.endswith(end)
 
 
 EXTRAS = {"onnxslim": "onnxslim", "rotate": "aimet_onnx"}

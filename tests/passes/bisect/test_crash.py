@@ -61,6 +61,18 @@ def test_a_step_that_does_not_end(tmp_path: Path) -> None:
     assert finding.culprit.why.startswith("timed out: ran past 2 s")
 
 
+def test_a_step_that_changes_the_outputs_of_the_model(context: PassContext, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def stop_early(model):\n    model.graph.output[0].name = model.graph.node[0].output[0]\n    return model\n"
+    )
+    model = detached(model_of("g (float[4] x) => (float[4] y) { a = Relu (x) y = Abs (a) }"))
+    recipe = steps_of(["nop", f"{own}:stop_early"])
+    finding = bisect(model, recipe, Breakdown.of(model, context), context, budget_s=0)
+    assert finding.culprit is not None and finding.culprit.name == "stop_early"
+    assert "changes the model's outputs from ['y'] to ['a']" in finding.culprit.why
+
+
 def test_a_model_that_is_not_valid_itself(context: PassContext) -> None:
     """Then it is no fault of the pass, and that is said."""
     text = "g (float[4] x) => (float[4] y) { a = Relu (nothing) y = Neg (a) }"

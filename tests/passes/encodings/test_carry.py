@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from passes import optimize
 from passes.catalog.listing import example_of, read_example
 from passes.encodings.carry import CarriedEncodings
-from passes.encodings.encoding import Encoding
+from passes.encodings.encoding import Encoding, Precision, share_by_moves
 from passes.errors import UsageError
 from passes.optimize import draw_feeds
 from passes.weights.detached import DetachedModel
@@ -29,6 +29,15 @@ def at_opset_21(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same with an opset whose QuantizeLinear takes 16 bits."""
     model.opset_import[0].version, model.ir_version = 21, 10
     return model
+
+
+@pytest.mark.parametrize(("known", "shared"), [("x", "xyz"), ("z", "xyz"), ("s", "s")])
+def test_layout_operators_of_onnx_share_one_scale_both_ways(known: str, shared: str) -> None:
+    graph = onnx.parser.parse_graph(
+        "g (float[2, 3] x) => (float[3, 2] z, float[6] s) { y = Transpose (x) z = Identity (y) s = own.Flatten (z) }"
+    )
+    encoding = Encoding(Precision(8, signed=True, symmetric=True), np.array(0.1, np.float32), np.array(0))
+    assert share_by_moves(graph, {known: encoding}).keys() == set(shared)
 
 
 def encode_model(model: onnx.ModelProto, weights: str = "int8/channel") -> dict[str, Encoding]:

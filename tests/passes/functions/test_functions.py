@@ -149,6 +149,7 @@ def test_what_a_pass_leaves_dead_in_a_body_is_no_node_around_it() -> None:
     assert layout is not None
     proto = laid_out.copy_proto()
     proto.graph.node.append(helper.make_node("Shape", ["Layer/h"], ["Layer/dead"]))
+    proto.graph.node.append(helper.make_node("Neg", ["Layer/dead"], ["Layer/deader"]))
     proto.graph.node.append(helper.make_node("Shape", ["h"], ["dead"]))
     folded = attach(layout.fold(laid_out.with_proto(proto)))
     assert ops(body_of(folded)) == BODY

@@ -47,6 +47,21 @@ def test_an_environment_made_for_a_child_is_not_changed_but_copied() -> None:
     assert own == {"PATH": "/bin"}
 
 
+GUARDED = """
+import os
+import passes
+from passes.guard.settings import guards_in
+with passes.guard(keep=["gelu"], quiet=True):
+    print([guard.keep for guard in guards_in(os.environ)])
+"""
+
+
+def test_a_child_that_enters_a_guard_keeps_the_one_that_it_was_given() -> None:
+    environment = add_guard(dict(os.environ), variables_of([ONE]))
+    ended = subprocess.run([sys.executable, "-c", GUARDED], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split("\n")[0] == "[('qkv',), ('gelu',)]"
+
+
 PROGRAM = f"""
 import sys
 assert {FOLDER!r} not in sys.path

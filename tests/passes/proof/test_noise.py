@@ -131,6 +131,14 @@ def test_two_calls_of_a_function_draw_different_numbers(own: str, context: PassC
     assert [row.status for row in run.rows] == [Status.REVERTED]
 
 
+def test_a_random_node_keeps_its_noise_where_a_pass_removes_the_one_before_it() -> None:
+    source = detached(model("r = RandomNormalLike (x) s = RandomNormalLike (x) n = Add (r, s)"))
+    alone = detached(model("s = RandomNormalLike (x) n = Identity (s)"))
+    feeds = {"x": np.zeros((2, 4), np.float32)}
+    found, expected = (Session.of(FixedNoise.of(source).apply(made), ["s"]).run(feeds)["s"] for made in (alone, source))
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_turns_of_a_loop_draw_different_numbers() -> None:
     """Noise that was moved out of its loop would be equal in each turn."""
     source = detached(model(BODIES["Loop"]))

@@ -177,8 +177,9 @@ def test_a_rotary_embedding_is_one_operator_where_the_user_asks(text: str, conte
     ops, _ = written(CanonicalRope(newer=True), text, context, 23, **tables(text))
     assert ops == {"RotaryEmbedding": 1}
     _, shorter = written(CanonicalRope(), text, context, 23, **tables(text))
-    nodes = CanonicalRope(newer=True).apply(shorter, context).model.proto.graph.node
-    assert [node.op_type for node in nodes] == ["RotaryEmbedding"]
+    result = CanonicalRope(newer=True).apply(shorter, context)
+    assert [node.op_type for node in result.model.proto.graph.node] == ["RotaryEmbedding"]
+    assert result.why == "1 rotary embedding as one operator"
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,11 @@ def test_a_rotary_embedding_is_one_operator_where_the_user_asks(text: str, conte
     [
         (HALVES, 20, "opset 20 has no RotaryEmbedding, opset 23 has"),
         (PAIRS.replace(", sines)", ", head_sines)"), 23, "its tables differ by head, or their halves differ"),
+        (
+            PAIRS.replace("[2, 3, 5, 8] x)", "[2, 3, 5, 8] x, float[5, 8] given)").replace(", sines)", ", given)"),
+            23,
+            "its tables are computed",
+        ),
         (ROPE, 23, "its data has no four fixed sizes"),
     ],
 )

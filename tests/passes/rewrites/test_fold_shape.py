@@ -44,6 +44,7 @@ SIZES = "s = Shape (x) n = Gather <axis = 0> (s, axis)"
         ("s = Shape (x) r = Slice (s, first, third, axis, two) t = Concat <axis = 0> (last, r) y = Reshape (x, t)",
          ["Reshape"], [[-1, 6]]),
         ("s = Shape (x) c = Cast <to = 1> (s) y = ReduceSum (c)", ["Shape", "Cast", "ReduceSum"], []),
+        ("s = Shape (x) a = Abs (s) y = Reshape (x, a)", ["Shape", "Abs", "Reshape"], []),
     ],
 )  # fmt: skip
 def test_sizes_that_are_fixed_are_constants(

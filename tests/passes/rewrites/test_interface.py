@@ -170,6 +170,13 @@ def test_another_batch(size: int | str, context: PassContext) -> None:
     np.testing.assert_allclose(results(run.to_proto(), x=x[:rows])["y"], expected[:rows], rtol=1e-5, atol=1e-5)
 
 
+def test_a_reshape_of_one_row_takes_more(context: PassContext) -> None:
+    text = "g (float[1, 2, 4] x) => (float[1, 8] y) { y = Reshape (x, flat) }"
+    run = change_batch(model_of(text, flat=np.array([1, 8])), 3, context=context)
+    x = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+    np.testing.assert_array_equal(results(run.to_proto(), x=x)["y"], x.reshape(3, 8))
+
+
 def test_a_scalar_input_has_no_rows_and_stays(context: PassContext) -> None:
     text = """g (float[2, 4] x, float scale, int64[2] more) => (float[2, 4] y, float s) {
         y = Mul (x, scale) s = Abs (scale) }"""

@@ -159,6 +159,9 @@ WINDOWS = """g (float[2, 16, 6] x, float[16, 6] z) => (float[8, 4, 6] y, float[1
     h = Gemm <transB = 1> (z, square, bias) i = Unsqueeze (h, front) j = Concat <axis = 1> (token, i)
     k = LayerNormalization (j, bias) l = ReduceMean <keepdims = 1> (k, axes) u = Sub (k, l)
 }"""
+THREE_PROJECTIONS = """g (float[8, 16, 24] x) => (float[3, 8, 2, 16, 4] y) {
+    a = Add (x, each) b = Reshape (a, apart) c = Transpose <perm = [2, 0, 3, 1, 4]> (b) y = Relu (c)
+}"""
 IMAGES = """g (float[1, 2, 4, 4] x) => (float[1, 3, 4, 4] y, float[1, 4, 4, 3] z, float[1, 3] u) {
     a = Conv (x, kernel) b = Add (a, shift) c = Sigmoid (b) y = Conv (c, second) d = Relu (y)
     e = Concat <axis = 1> (c, d) f, g = Split <axis = 1> (e, threes) h = Mul (f, g)
@@ -171,10 +174,11 @@ STORED = {
     "rows": np.array([8, 4, 6]), "front": np.array([0]), "axes": np.array([1]), "image": np.array([2, 3]),
     "kernel": matrix(3, 2, 5).reshape(3, 2, 1, 1), "second": matrix(3, 3, 6).reshape(3, 3, 1, 1),
     "shift": vector(3, 7).reshape(3, 1, 1), "scale": vector(3, 8), "threes": np.array([3, 3]),
+    "each": vector(24, 9), "apart": np.array([8, 16, 3, 2, 4]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("step", "text"), [(To4d(), WINDOWS), (ToNhwc(), IMAGES)], ids=["to-4d", "to-nhwc"])
+@pytest.mark.parametrize(("step", "text"), [(To4d(), WINDOWS), (To4d(), THREE_PROJECTIONS), (ToNhwc(), IMAGES)])
 def test_values_in_another_layout_have_the_same_elements(step: Step, text: str, context: PassContext) -> None:
     stored = {name: STORED[name] for name in STORED.keys() & set(re.findall(r"\w+", text))}
     model, errors = written(step, text, context, **stored)
@@ -187,6 +191,15 @@ def test_values_in_another_layout_have_the_same_elements(step: Step, text: str, 
     assert (ops.count("Transpose"), ops.count("Flatten")) == (4, 1)
     ends = {name: node for node in nodes for name in node.output}
     assert ends[ends["z"].input[0]].op_type == "Mul"
+
+
+def test_a_split_without_an_axis_is_along_the_first(context: PassContext) -> None:
+    text = """g (float[2, 2, 4, 4] x) => (float[1, 3, 4, 4] y, float[1, 3, 4, 4] z) {
+        a = Conv (x, kernel) b, c = Split <num_outputs = 2> (a) y = Conv (b, second) z = Conv (c, second)
+    }"""
+    model, errors = written(ToNhwc(), text, context, kernel=STORED["kernel"], second=STORED["second"])
+    assert max(errors.values()) < 1e-6  # sums of two products in another order
+    assert [node.op_type for node in model.proto.graph.node].count("Transpose") == 3
 
 
 def test_a_reshape_at_an_operator_that_is_not_known_stays(context: PassContext) -> None:

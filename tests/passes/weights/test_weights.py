@@ -39,8 +39,10 @@ def test_attach_gives_back_every_byte(dtype: type) -> None:
     model = holding(a=values, zeros=np.zeros(1400, dtype), ones=np.ones(1400, dtype), small=values[:3])
     before = [numpy_helper.to_array(tensor).tobytes() for tensor in model.graph.initializer]
 
-    after = attach(detached(model))
+    made = detached(model)
+    after = attach(made)
 
+    assert len(made.weights) == 3
     assert [numpy_helper.to_array(tensor).tobytes() for tensor in after.graph.initializer] == before
     onnx.checker.check_tensor(after.graph.initializer[0])
 

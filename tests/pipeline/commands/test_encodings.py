@@ -187,6 +187,9 @@ def test_the_recipe_of_ai_edge_quantizer(tmp_path: Path) -> None:
     quantized_mlp(tmp_path, "uint4/channel", "uint8")
     with pytest.raises(UsageError, match="takes symmetric weights of 4 or 8 bits"):
         call("encodings", tmp_path / "q.onnx", "--of", source, "--to", "ai-edge", "-o", tmp_path / "recipe.json")
+    quantized_mlp(tmp_path, "int8/channel", "uint4")
+    with pytest.raises(UsageError, match="has uint4; ai-edge-quantizer takes 8 or 16 bits"):
+        call("encodings", tmp_path / "q.onnx", "--of", source, "--to", "ai-edge", "-o", tmp_path / "recipe.json")
 
 
 @pytest.mark.parametrize(
