@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Self
@@ -51,6 +51,20 @@ class Relation:
     runs_as: DetachedModel | None = None
     reference: DetachedModel | None = None
     then: Continuation | None = None
+
+    @classmethod
+    def between_namesakes(cls, inputs: Iterable[str], outputs: Iterable[str], **claims: Any) -> Self:
+        """The relation in which each input and each output is the value of its name.
+
+        Args:
+            inputs: the inputs of the result.
+            outputs: its outputs.
+            **claims: the other fields.
+
+        Returns:
+            The relation.
+        """
+        return cls({name: name for name in inputs}, {name: name for name in outputs}, **claims)
 
     @property
     def changes_values(self) -> bool:

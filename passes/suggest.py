@@ -35,6 +35,16 @@ def plural(count: int, word: str, words: str = "") -> str:
     return f"{count:,} {word if count == 1 else words or word + 's'}"
 
 
+def say_count(count: int, word: str, rest: str) -> str:
+    """`2 norms in parts`; nothing where there are none."""
+    return f"{plural(count, word)} {rest}" if count else ""
+
+
+def say_left(reasons: Sequence[str], word: str) -> str:
+    """`2 guards left, softmax_1: its mask is an input`: how many stay as they are, and why the first does."""
+    return f"{plural(len(reasons), word)} left, {reasons[0]}" if reasons else ""
+
+
 def with_article(noun: str) -> str:
     """`an int`, `a DynamicCache`."""
     return f"{'an' if noun[0] in 'aeiouAEIOU' else 'a'} {noun}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -56,13 +56,18 @@ def to_aimet(encodings: Mapping[str, Encoding], parameters: Collection[str], ver
     params, activations = ([name for name in encodings if (name in parameters) is wanted] for wanted in (True, False))
     # AIMET makes the encoding of a 32-bit bias of its factors, in these versions.
     params = [name for name in params if encodings[name].precision.bits < 32]
-    write: Callable[[Mapping[str, Encoding]], Any] = _write_dict if version == "0.6.1" else _write_list
+    sections = {"activation_encodings": activations, "param_encodings": params}
     return {
-        "activation_encodings": write({name: encodings[name] for name in activations}),
-        "param_encodings": write({name: encodings[name] for name in params}),
+        **{section: _write(encodings, names, version) for section, names in sections.items()},
         "producer": PRODUCER,
         "version": version,
     }
+
+
+def _write(encodings: Mapping[str, Encoding], names: Collection[str], version: AimetVersion) -> Data | list[Data]:
+    if version == "0.6.1":
+        return {name: _rows_of_dict(name, encodings[name]) for name in names}
+    return [_row_of_list(name, encodings[name]) for name in names]
 
 
 def read_aimet(path: Path) -> tuple[dict[str, Encoding], AimetVersion]:
@@ -147,34 +152,11 @@ def _first_bad(scale: np.ndarray) -> str:
 
 
 WITHOUT_QUANTIZER: Final = frozenset(
-    [
-        "Col2Im",
-        "Compress",
-        "DepthToSpace",
-        "Dropout",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Identity",
-        "MaxPool",
-        "MaxRoiPool",
-        "NonZero",
-        "Pad",
-        "ReduceMax",
-        "ReduceMin",
-        "Reshape",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-        "SplitToSequence",
-        "Squeeze",
-        "Tile",
-        "TopK",
-        "Transpose",
-        "Unsqueeze",
-    ]
+    {
+        *("Col2Im", "Compress", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
+        *("Identity", "MaxPool", "MaxRoiPool", "NonZero", "Pad", "ReduceMax", "ReduceMin", "Reshape", "Slice"),
+        *("SpaceToDepth", "Split", "SplitToSequence", "Squeeze", "Tile", "TopK", "Transpose", "Unsqueeze"),
+    }
 )
 """Ops after which AIMET has no quantizer, since their results are numbers that they read; its strict loader refuses a
 file with an encoding there (aimet_onnx 2.42, `_is_grid_preserving_op`)."""
@@ -183,30 +165,24 @@ BITS: Final = range(2, 17)
 """The least and the most bits of a tensor; a bias has 32."""
 
 
-def _write_dict(encodings: Mapping[str, Encoding]) -> dict[str, list[Data]]:
-    return {name: _rows_of_dict(name, encoding) for name, encoding in encodings.items()}
-
-
 def _rows_of_dict(name: str, encoding: Encoding) -> list[Data]:
     if encoding.precision.granularity == "block":
         raise UsageError(
             f"encodings: version 0.6.1 has no scales for blocks, as {name!r} has them; take 1.0.0 or later"
         )
     bits = encoding.precision.bits
-    rows = []
-    for scale, offset in zip(encoding.scale.ravel().tolist(), _offsets(encoding), strict=True):
-        rows.append(
-            {
-                "bitwidth": bits,
-                "dtype": "int",
-                "is_symmetric": str(encoding.precision.symmetric),
-                "max": (2**bits - 1 + offset) * scale,
-                "min": offset * scale,
-                "offset": offset,
-                "scale": scale,
-            }
-        )
-    return rows
+    return [
+        {
+            "bitwidth": bits,
+            "dtype": "int",
+            "is_symmetric": str(encoding.precision.symmetric),
+            "max": (2**bits - 1 + offset) * scale,
+            "min": offset * scale,
+            "offset": offset,
+            "scale": scale,
+        }
+        for scale, offset in zip(encoding.scale.ravel().tolist(), _offsets(encoding), strict=True)
+    ]
 
 
 def _from_dicts(name: str, rows: list[Data]) -> Encoding:
@@ -215,10 +191,6 @@ def _from_dicts(name: str, rows: list[Data]) -> Encoding:
     scale = np.array([row["scale"] for row in rows], np.float32)
     offset = np.array([row["offset"] for row in rows], np.int64)
     return _encoding(rows[0]["bitwidth"], symmetric, scale, offset)
-
-
-def _write_list(encodings: Mapping[str, Encoding]) -> list[Data]:
-    return [_row_of_list(name, encoding) for name, encoding in encodings.items()]
 
 
 def _row_of_list(name: str, encoding: Encoding) -> Data:

@@ -3,12 +3,10 @@ body.
 
     find.py           which layers are equal, by module paths and nodes
     fold.py           functions and calls in place of them, proven
-    side_by_side.py   the graph that passes get, and the way back
-    prover.py         the prover for a laid-out model
+    side_by_side.py   the graph that passes get, the way back, and the prover for it
 """
 
 from passes.functions.fold import describe_layers, fold_layers
-from passes.functions.prover import LayoutProver
-from passes.functions.side_by_side import FunctionLayout, fold_run, lay_out
+from passes.functions.side_by_side import FunctionLayout, LayoutProver, fold_run, lay_out
 
 __all__ = ["FunctionLayout", "LayoutProver", "describe_layers", "fold_layers", "fold_run", "lay_out"]

@@ -11,8 +11,16 @@ from onnx import FunctionProto, ModelProto, NodeProto, OperatorSetIdProto, Value
 
 from passes.errors import ModelError
 from passes.functions.find import ConstantFacts, EqualLayers, LayerNodes, find_equal_layers
-from passes.graph.index import GraphIndex, computed_values, copy_of, replace_entries, take_name
-from passes.graph.layer_calls import LAYERS, MODULE_KEY, inline_layers, layer_functions
+from passes.graph.index import (
+    GraphIndex,
+    computed_values,
+    copy_of,
+    drop_unread,
+    replace_entries,
+    take_name,
+    unread_tensors,
+)
+from passes.graph.layer_calls import LAYERS, MODULE_KEY, inline_layers, layer_functions, rename_values
 from passes.graph.traversal import reads_of, sort_nodes
 from passes.model.canonical import canonicalize
 from passes.provenance.annotations import write_module_path
@@ -89,11 +97,7 @@ class _LayerFolder:
         kept = [calls.get(at, node) for at, node in enumerate(self.nodes) if at in calls or at not in gone]
         replace_entries(folded.graph.node, without_unread(kept, self.facts.plain, self.index.outputs))
         sort_nodes(folded.graph)
-        left = GraphIndex(folded.graph)
-        stored = [tensor for tensor in folded.graph.initializer if _stays(tensor.name, left, self.index)]
-        replace_entries(folded.graph.initializer, stored)
-        infos = [info for info in folded.graph.value_info if info.name in left.producers]
-        replace_entries(folded.graph.value_info, infos)
+        drop_unread(folded.graph, unread_tensors(self.model.graph))
         folded.opset_import.add(domain=LAYERS, version=VERSION)
         return folded
 
@@ -106,10 +110,7 @@ class _LayerFolder:
         inputs = {value: take_identifier(self._name_inside(value, f"{first.path}."), taken) for value in first.inputs}
         function = FunctionProto(name=name, domain=LAYERS)
         function.input.extend(inputs.values())
-        for node in (*plain, *body):
-            copy = function.node.add()
-            copy.CopyFrom(node)
-            copy.input[:] = [inputs.get(value, value) for value in node.input]
+        function.node.extend(rename_values(node, lambda value: inputs.get(value, value)) for node in (*plain, *body))
         function.output.extend(body[at].output[number] for at, number in group.outputs)
         complete_function(function, self.model.opset_import, self.index.types)
         function.metadata_props.add(key=MODULE_KEY, value=first.path)
@@ -158,11 +159,6 @@ def without_unread(nodes: Sequence[NodeProto], names: Collection[str], outputs: 
         read.update(reads_of(node))
         left.append(node)
     return left[::-1]
-
-
-def _stays(name: str, left: GraphIndex, before: GraphIndex) -> bool:
-    """Whether an initializer is read as before; what nothing read before stays too."""
-    return name in left.reads or name not in before.reads
 
 
 def take_identifier(name: str, taken: set[str]) -> str:

@@ -11,8 +11,8 @@ input, which no pass may fold (`passes/model/signature.py`); its data is never r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
@@ -22,12 +22,18 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 from passes.errors import StepFailed
 from passes.functions.find import is_small
 from passes.functions.fold import complete_function, take_identifier, without_unread
-from passes.graph.index import GraphIndex, copy_of, replace_entries
+from passes.graph.index import copy_of, drop_unread, replace_entries, unread_tensors
 from passes.graph.inference import infer_types
-from passes.graph.layer_calls import LAYERS, inline_layers, layer_functions, module_of, rename_module
+from passes.graph.layer_calls import LAYERS, inline_layers, layer_functions, module_of, rename_module, rename_values
 from passes.graph.traversal import reads_of, sort_nodes
+from passes.model.canonical import CanonicalModel
 from passes.model.signature import describe_defaults
+from passes.proof.coverage import Coverage
+from passes.proof.prover import Measurement, Prover, Sensitivity
 from passes.run.result import PassRun, StructureVerdict
+from passes.run.tracked import TrackedStructures
+from passes.structures import Instance, structure_of
+from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import DETACH_FROM_BYTES, Key, Weight, derived_digest, initializer_of
 
@@ -114,11 +120,9 @@ class _BodyWriter:
         for at, (inside, outside) in enumerate(zip(function.input, first.input, strict=True)):
             self._add_input(f"{name}{SEPARATOR}{inside}", outside, self._calls[name], at)
         for node in function.node:
-            copy = self._graph.node.add()
-            copy.CopyFrom(node)
-            copy.input[:] = [f"{name}{SEPARATOR}{read}" if read else "" for read in node.input]
-            copy.output[:] = [f"{name}{SEPARATOR}{made}" if made else "" for made in node.output]
+            copy = rename_values(node, lambda value: f"{name}{SEPARATOR}{value}")
             copy.name = f"{name}{SEPARATOR}{node.name}" if node.name else ""
+            self._graph.node.append(copy)
         outputs = {*function.output}
         for info in function.value_info:
             if info.name not in outputs:
@@ -183,11 +187,7 @@ class _BodyFolder:
         replace_entries(graph.output, own)
         replace_entries(graph.input, [info for info in graph.input if info.name not in added])
         replace_entries(graph.node, without_unread(calls, unread, [info.name for info in own]))
-        left = GraphIndex(graph)
-        spare = {name for name in self.index.initializers if name in self.index.reads and name not in left.reads}
-        stored = [tensor for tensor in graph.initializer if tensor.name not in spare | added]
-        replace_entries(graph.initializer, stored)
-        replace_entries(graph.value_info, [info for info in graph.value_info if info.name in left.producers])
+        drop_unread(graph, unread_tensors(self.model.proto.graph) - added)
         proto.functions.extend(bodies.values())
         sort_nodes(graph)
         return self.model.with_proto(proto)
@@ -210,11 +210,9 @@ class _BodyFolder:
         function.input.extend(names[value] for value in self._shared[name])
         constants = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in small]
         for node in (*constants, *nodes):
-            copy = function.node.add()
-            copy.CopyFrom(node)
-            copy.input[:] = [names.get(value, "") for value in node.input]
-            copy.output[:] = [names.get(value, value.removeprefix(prefix)) for value in node.output]
+            copy = rename_values(node, lambda value: names.get(value, value.removeprefix(prefix)))
             copy.name = node.name.removeprefix(prefix)
+            function.node.append(copy)
         function.output.extend(old.output)
         types = self.index.types
         infos = {inner: _declare(inner, types[value]) for value, inner in names.items() if value in types}
@@ -259,3 +257,61 @@ class _BodyFolder:
                 replace_entries(call.metadata_props, known.metadata_props)
             result.append(call)
         return result, unread
+
+
+@dataclass
+class LayoutProver:
+    """A `Prover` that answers for a laid-out graph, which has each body once: it asks `prover` about the rebuilt model.
+
+    It ignores `canonical`, which is the form of the laid-out graph and not of the rebuilt model.
+
+    Args:
+        rebuild: makes the model for `prover` from the laid-out graph: `FunctionLayout.whole` (flat) where models run,
+            `FunctionLayout.fold` (with functions) where only structures are checked. It raises StepFailed where a pass
+            has changed a body so that the body cannot be a function.
+    """
+
+    prover: Prover
+    rebuild: Callable[[DetachedModel], DetachedModel]
+    _latest: tuple[ModelProto | None, DetachedModel | None] = field(default=(None, None), init=False)
+
+    def start(self) -> None:
+        self.prover.start()
+
+    def watch(
+        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
+    ) -> None:
+        """Search the rebuilt model for the kinds of `instances`: a structure in a body is there once for each call."""
+        rebuilt = self._rebuilt(model)
+        view = GraphView(rebuilt)
+        searches = {kind: structure_of(kind) for kind in dict.fromkeys(instance.kind for instance in instances)}
+        found = {kind: search.search(view).instances for kind, search in searches.items() if search is not None}
+        held = TrackedStructures(found, enforced=frozenset(found), pinned=frozenset())
+        self.prover.watch(rebuilt, held.must_hold())
+
+    def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
+        return self.prover.feeds()
+
+    def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
+        return self.prover.measure(self._rebuilt(model))
+
+    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
+        return self.prover.run(self._rebuilt(model), hold=hold)
+
+    def has_run(self, model: DetachedModel) -> bool:
+        return self.prover.has_run(self._rebuilt(model))
+
+    def power(self) -> Sensitivity:
+        return self.prover.power()
+
+    def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
+        return self.prover.coverage(self._rebuilt(model))
+
+    def _rebuilt(self, model: DetachedModel) -> DetachedModel:
+        """The model rebuilt from `model`, kept until another model is asked about: `prover.has_run` compares
+        objects."""
+        if self._latest[0] is not model.proto:
+            self._latest = (model.proto, self.rebuild(model))
+        rebuilt = self._latest[1]
+        assert rebuilt is not None
+        return rebuilt

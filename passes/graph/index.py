@@ -14,10 +14,27 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS, is_opaque
-from passes.graph.traversal import bodies_in, every_graph, live_nodes, own_names, positions_of, reads_of, walk
+from passes.graph.traversal import (
+    bodies_in,
+    every_graph,
+    live_nodes,
+    own_names,
+    positions_of,
+    reads_of,
+    walk,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -385,6 +402,28 @@ def replace_entries(field: RepeatedCompositeFieldContainer[Entry], entries: Iter
     copies = [copy_of(entry) for entry in entries]  # first, since clearing the field frees its entries
     del field[:]
     field.extend(copies)
+
+
+def drop_unread(graph: GraphProto, spare: Collection[str] = ()) -> None:
+    """Remove, in place, the stored tensors that nothing reads, and the types of values that no node makes any more.
+
+    Args:
+        graph: the graph; what is an input stays.
+        spare: stored tensors that stay too, such as those that nothing has read before.
+    """
+    index = GraphIndex(graph)
+    read, made = index.reads.keys() | index.inputs.keys(), index.producers.keys() | index.inputs.keys()
+    tensors = [tensor for tensor in graph.initializer if tensor.name in read or tensor.name in spare]
+    infos = [info for info in graph.value_info if info.name in made]
+    if len(tensors) < len(graph.initializer):
+        replace_entries(graph.initializer, tensors)
+    if len(infos) < len(graph.value_info):
+        replace_entries(graph.value_info, infos)
+
+
+def unread_tensors(graph: GraphProto) -> set[str]:
+    """The stored tensors that neither a node nor an output reads."""
+    return initializers_of(graph).keys() - GraphIndex(graph).reads.keys()
 
 
 PLAIN_VALUES: Final = {

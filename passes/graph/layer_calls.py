@@ -7,7 +7,7 @@ body; the metadata of function and calls say which torch module each is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto
@@ -72,10 +72,7 @@ def _nodes_of(call: NodeProto, function: FunctionProto) -> Iterator[NodeProto]:
     names = _names(call, function)
     modules = (module_of(function), module_of(call))
     for node in function.node:
-        copy = NodeProto()
-        copy.CopyFrom(node)
-        copy.input[:] = [_name_in_layer(names, call, name) for name in node.input]
-        copy.output[:] = [_name_in_layer(names, call, name) for name in node.output]
+        copy = rename_values(node, lambda name: names.get(name, inner_name(call, name)))
         copy.name = inner_name(call, node.name) if node.name else ""
         for prop in copy.metadata_props:
             if prop.key in _PATHS:
@@ -98,8 +95,13 @@ def _names(call: NodeProto, function: FunctionProto) -> dict[str, str]:
     return {**dict(zip(function.input, call.input, strict=True)), **{inner: outer for inner, outer in made if outer}}
 
 
-def _name_in_layer(names: Mapping[str, str], call: NodeProto, name: str) -> str:
-    return names.get(name, inner_name(call, name)) if name else ""
+def rename_values(node: NodeProto, new_name: Callable[[str], str]) -> NodeProto:
+    """A copy of a node that reads and makes values of other names; what is left out stays so."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:] = [new_name(name) if name else "" for name in node.input]
+    copy.output[:] = [new_name(name) if name else "" for name in node.output]
+    return copy
 
 
 def rename_module(text: str, old: str, new: str) -> str:

@@ -55,6 +55,23 @@ CORRECTLY_ROUNDED: Final = (
 """Ops whose floats have the same bits in each library and on each machine (IEEE 754). A Cos, an Exp or a sum of many
 elements may differ in the last bit."""
 
+CURVES: Final = frozenset(
+    {
+        *("Abs", "Cast", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu"),
+        *("Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus"),
+        *("Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu"),
+    }
+)
+"""Operators of one input that compute element by element."""
+
+OF_TWO: Final = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max"})
+"""Operators of two inputs that compute element by element, and broadcast."""
+
+BROADCASTING: Final = OF_TWO | {
+    *("Where", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor")
+}
+"""Operators that compute element by element, and broadcast."""
+
 MATRIX_PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
 CONTRACTIONS: Final = MATRIX_PRODUCTS | {"Einsum"}
@@ -157,6 +174,12 @@ def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
     return next(
         (helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name), default
     )
+
+
+def is_scaled(node: NodeProto) -> bool:
+    """Whether a product of matrices transposes its data or multiplies by a number, as a Gemm may."""
+    factors = attribute_of(node, "alpha", 1.0), attribute_of(node, "beta", 1.0)
+    return bool(attribute_of(node, "transA", 0)) or factors != (1.0, 1.0)
 
 
 def addend_of(node: NodeProto) -> str:

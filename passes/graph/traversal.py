@@ -16,6 +16,7 @@ from types import MethodType
 from typing import Final, Generic, TypeVar
 from weakref import WeakMethod
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, inliner, numpy_helper
 
@@ -229,6 +230,41 @@ def _give_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
             missing = function.attribute_proto if function is not None else ()
             node.attribute.extend(attribute for attribute in missing if attribute.name not in given)
     return copy
+
+
+def without_sparse(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with dense initializers and Constants in place of the sparse ones; itself where it has none.
+
+    Args:
+        model: its sparse tensors have passed the door (passes/load), which has seen that they fit into memory; no
+            function of it holds a sparse Constant.
+    """
+    graphs = [graph for graph in every_graph(model.graph) if graph.sparse_initializer]
+    if not graphs and not any(map(is_sparse, every_node(model.graph))):
+        return model
+    dense = onnx.ModelProto()
+    dense.CopyFrom(model)
+    for graph in every_graph(dense.graph):
+        graph.initializer.extend(map(dense_of, graph.sparse_initializer))
+        del graph.sparse_initializer[:]
+    for node in filter(is_sparse, every_node(dense.graph)):
+        (attribute,) = node.attribute
+        attribute.CopyFrom(onnx.helper.make_attribute("value", dense_of(attribute.sparse_tensor)))
+    return dense
+
+
+def is_sparse(node: NodeProto) -> bool:
+    """Whether a node is a Constant with a sparse tensor."""
+    return node.op_type == "Constant" and any(attribute.name == "sparse_value" for attribute in node.attribute)
+
+
+def dense_of(sparse: onnx.SparseTensorProto) -> TensorProto:
+    """The dense tensor of a sparse one, with its name: zero where it names no element."""
+    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(sparse.dims, values.dtype)
+    flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), tuple(sparse.dims))
+    dense.reshape(-1)[flat] = values
+    return numpy_helper.from_array(dense, sparse.values.name)
 
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:

@@ -104,13 +104,12 @@ def _products_among(matching: NodeMatching, replacement: ReplacedNodes) -> list[
 def _feeds_constant(matching: NodeMatching, old: int, consumers: set[int]) -> bool:
     """Whether a node makes a constant that one of `consumers` reads, such as a transposed weight."""
     before = matching.before
-    front = [value for value in before.items[old].outputs if value in before.constants]
-    while front:
-        for consumer, _ in before.uses[front.pop()]:
-            if consumer in consumers:
-                return True
-            front.extend(value for value in before.items[consumer].outputs if value in before.constants)
-    return False
+
+    def readers(node: int) -> list[int]:
+        constants = (value for value in before.items[node].outputs if value in before.constants)
+        return [consumer for value in constants for consumer, _ in before.uses[value]]
+
+    return not consumers.isdisjoint(walk(readers(old), readers))
 
 
 def _without_identities(matching: NodeMatching, old_value: int) -> int:
@@ -222,21 +221,16 @@ def find_weight_consumers(matching: NodeMatching, item: Item, among: AbstractSet
 def _consumers_of(matching: NodeMatching, old_value: int) -> set[int]:
     """The nodes that compute with a weight, under any of its names or through constants computed from it."""
     before = matching.before
-    consumers: set[int] = set()
-    seen: set[int] = set()
-    front = [old_value]
-    while front:
-        for value in matching.values_equal_to(front.pop()):
-            if value in seen:
-                continue
-            seen.add(value)
-            for consumer, _ in before.uses[value]:
-                outputs = [result for result in before.items[consumer].outputs if result != ABSENT]
-                if all(result in before.constants for result in outputs):
-                    front.extend(outputs)
-                else:
-                    consumers.add(consumer)
-    return consumers
+
+    def readers(values: Iterable[int]) -> list[int]:
+        equal = (value for known in values if known != ABSENT for value in matching.values_equal_to(known))
+        return [consumer for value in equal for consumer, _ in before.uses[value]]
+
+    def is_constant(node: int) -> bool:
+        return before.constants.issuperset(before.items[node].outputs)  # ABSENT is one
+
+    reached = walk(readers([old_value]), lambda node: readers(before.items[node].outputs) if is_constant(node) else [])
+    return {node for node in reached if not is_constant(node)}
 
 
 def _are_adjacent(matching: NodeMatching, old: int, other: int) -> bool:

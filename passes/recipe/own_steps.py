@@ -52,7 +52,7 @@ OWN_STEPS: Final = StepTypes(
         "clamp-mask": "rewrites.clamp_mask.ClampMask",
         "untie": "rewrites.untie.Untie",
         "tie": "rewrites.untie.Tie",
-        "decompose-attention": "rewrites.decompose_attention.DecomposeAttention",
+        "decompose-attention": "rewrites.attention_operators.DecomposeAttention",
         "convert-opset": "rewrites.convert_opset.ConvertOpset",
         "fix-defaults": "rewrites.fold_constants.FixDefaults",
         "fold-batchnorm": "rewrites.fold_batchnorm.FoldBatchnorm",
@@ -65,8 +65,8 @@ OWN_STEPS: Final = StepTypes(
         "merge-layout": "rewrites.merge_layout.MergeLayout",
         "fold-scale": "rewrites.fold_scale.FoldScale",
         "canonical-attention": "rewrites.canonical_attention.CanonicalAttention",
-        "canonical-norm": "rewrites.canonical_norm.CanonicalNorm",
-        "canonical-gelu": "rewrites.canonical_gelu.CanonicalGelu",
+        "canonical-norm": "rewrites.canonical_parts.CanonicalNorm",
+        "canonical-gelu": "rewrites.canonical_parts.CanonicalGelu",
         "canonical-rope": "rewrites.canonical_rope.CanonicalRope",
         "linear-to-conv": "rewrites.npu_forms.LinearToConv",
         "mha-to-sha": "rewrites.npu_forms.MhaToSha",
@@ -84,7 +84,7 @@ OWN_STEPS: Final = StepTypes(
         "from-matmul-nbits": "rewrites.matmul_nbits.FromMatMulNBits",
         "take-weights": "rewrites.take_weights.TakeWeights",
         "merge": "rewrites.merge.Merge",
-        "lora-inputs": "rewrites.lora_inputs.LoraInputs",
+        "lora-inputs": "rewrites.interface.LoraInputs",
     }
 )
 """Name in a recipe → the class of the step, in the order of the catalogue."""

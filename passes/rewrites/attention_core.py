@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.rewrites.node_writer import Dim, NodeWriter
+from passes.rewrites.graph_edit import Dim, NodeWriter
 
 MOST_MASK_ELEMENTS: Final = 2**24
 """A larger causal mask is computed in the model, so that the file does not grow by it."""

@@ -15,7 +15,7 @@ from onnx import NodeProto
 
 from passes.context import PassContext
 from passes.graph.op_facts import attribute_of
-from passes.rewrites.decompose_attention import NO_OPERATOR, DecomposeAttention
+from passes.rewrites.attention_operators import NO_OPERATOR, DecomposeAttention
 from passes.rewrites.fold_scale import ScaleFolder
 from passes.rewrites.merge_layout import MergeLayout
 from passes.rewrites.rewriter import Rewriter, is_float
@@ -60,7 +60,7 @@ class CanonicalAttention(Step):
             _split_batch_of_scores(rewriter, softmax)
             _split_batch_of_context(rewriter, softmax)
         if rewriter.changes:
-            rewriter = Rewriter(MergeLayout().apply(rewriter.result(None).model, context).model, context)
+            rewriter = Rewriter(MergeLayout().apply(rewriter.result().model, context).model, context)
         attentions = list(find_attentions(rewriter))
         folder = ScaleFolder(rewriter)
         for attention in attentions:
@@ -72,7 +72,7 @@ class CanonicalAttention(Step):
             notes += [f"{plural(sum(fused), 'attention')} as one operator"] if fused else []
             if rewriter.opset < SINCE:
                 notes += [f"opset {rewriter.opset} has no Attention, opset {SINCE} has"]
-        current = rewriter.result(None).model
+        current = rewriter.result().model
         if self.fused and rewriter.changes:
             current = MergeLayout().apply(current, context).model
         current = _name_projections(current, context)
@@ -176,12 +176,12 @@ def _split_batch_of_context(rewriter: Rewriter, softmax: NodeProto) -> None:
     products = rewriter.consumers[joined[0].output[0]] if len(joined) == 1 else []
     if len(products) != 1 or products[0].op_type != "MatMul" or rewriter.is_shared(softmax.output[0]):
         return
-    axes, shape = _BatchAxes.of(rewriter, joined[0].output[0], softmax.output[0]), rewriter.shape(products[0].output[0])
+    axes = _BatchAxes.of(rewriter, joined[0].output[0], softmax.output[0])
+    shape = rewriter.fixed_shape(products[0].output[0])
     if axes is None or shape is None or not all(axes.have_batch(read) for read in products[0].input):
         return
     split = axes.add_product(products[0])
-    sizes = rewriter.constant_of(np.array(shape, np.int64), f"{products[0].output[0]}/shape")
-    rewriter.replace(products[0].output[0], rewriter.add("Reshape", [split, sizes], products[0], shape))
+    rewriter.replace(products[0].output[0], rewriter.reshape(split, shape, products[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +216,10 @@ class _BatchAxes:
         shape, array = (*self.apart, *(rewriter.fixed_shape(name) or ())[-2:]), rewriter.constant(name)
         if array is not None:
             return rewriter.constant_of(array.reshape(shape), f"{name}/heads")
-        sizes = rewriter.constant_of(np.array(shape, np.int64), f"{name}/shape")
         for reader in rewriter.consumers[name]:
-            if reader.op_type == "Reshape" and reader.input[1] == sizes:
+            if reader.op_type == "Reshape" and rewriter.ints(reader.input[1]) == list(shape):
                 return reader.output[0]
-        return rewriter.add("Reshape", [name, sizes], like, shape, dtype=rewriter.dtype(name))
+        return rewriter.reshape(name, shape, like)
 
     def add_product(self, product: NodeProto) -> str:
         """The product with the axes apart."""
@@ -237,13 +236,8 @@ def _write_mask_as_sum(rewriter: Rewriter, softmax: NodeProto) -> None:
     low = [rewriter.constant(name) for name in branches]
     position = 1 if low[1] is not None else 0
     array, scores = low[position], branches[1 - position]
-    if (
-        array is None
-        or low[1 - position] is not None
-        or array.size != 1
-        or not is_float(array)
-        or not (array < 0).all()
-    ):
+    is_low = array is not None and array.size == 1 and is_float(array) and (array < 0).all()
+    if array is None or not is_low or low[1 - position] is not None:
         return
     zero = np.zeros_like(array)
     condition = rewriter.constant(seen)
@@ -266,9 +260,8 @@ def _fuse(rewriter: Rewriter, attention: SoftmaxAttention) -> bool:
         return False
     if rewriter.producer(attention.softmax.input[0], "Where") is not None:
         return False
-    keys = shapes[1] or ()
-    turned = rewriter.add("Transpose", [key], product, [keys[axis] for axis in (0, 1, 3, 2)], perm=[0, 1, 3, 2])
-    inputs = [query, turned, value, *([attention.mask] if attention.mask else [])]
+    inputs = [query, rewriter.transpose(key, [0, 1, 3, 2], product), value]
+    inputs += [attention.mask] if attention.mask else []
     name = rewriter.add("Attention", inputs, attention.softmax, rewriter.shape(result), scale=attention.scale)
     rewriter.replace(result, name)
     return True
@@ -286,4 +279,4 @@ def _name_projections(model: DetachedModel, context: PassContext) -> DetachedMod
     for old, new in names.items():
         if old in rewriter.producers and old not in rewriter.held and not old.startswith(new):
             rewriter.rename(old, new)
-    return rewriter.result(None).model
+    return rewriter.result().model

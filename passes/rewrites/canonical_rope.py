@@ -7,25 +7,24 @@ equal bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import numpy as np
 from onnx import NodeProto, helper
 
-from passes.context import PassContext
 from passes.graph.op_facts import attribute_of, input_of
-from passes.rewrites.rewriter import Array, Rewriter
-from passes.step import Description, PassResult, Step, structure
-from passes.suggest import plural
-from passes.weights.detached import DetachedModel
+from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
+from passes.step import Description, PassResult, structure
+from passes.suggest import plural, say_count, say_left
 
 SINCE: Final = 23
 """The opset that has RotaryEmbedding."""
 
 
 @dataclass(frozen=True, slots=True)
-class CanonicalRope(Step):
+class CanonicalRope(RewriteStep):
     """Put the sign of the rotated half into the sines, and take halves by one Split, pairs by one Gather.
 
     Args:
@@ -38,10 +37,10 @@ class CanonicalRope(Step):
         "Write rotary embeddings as Split, Concat, two products and a sum, with the sign in the sines"
     )
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        if not self.newer and not any(node.op_type == "Neg" for node in model.proto.graph.node):
-            return PassResult(model, changed=False, why="no rotary embedding negates a half")
-        rewriter = Rewriter(model, context)
+    def why_not(self, ops: Set[str]) -> str:
+        return "" if self.newer or "Neg" in ops else "no rotary embedding negates a half"
+
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         found = [rotation for node in rewriter.by_op("Add") if (rotation := _read_rotation(rewriter, node)) is not None]
         if self.newer:
             return _write_operators(rewriter, found)
@@ -49,7 +48,7 @@ class CanonicalRope(Step):
         tables = {rotation.sine for rotation in found if rewriter.constant(rotation.sine) is None}
         saved = sum(rotation.turned.saves for rotation in found) - len(tables)
         if saved <= 0:
-            return PassResult(model, changed=False, why="no rotary embedding gets shorter")
+            return rewriter.result("no rotary embedding gets shorter")
         signed: dict[str, str] = {}
         for rotation in found:
             _write(rewriter, rotation, signed)
@@ -224,9 +223,8 @@ def _write_operators(rewriter: Rewriter, found: list[_Rotation]) -> PassResult:
         return rewriter.result(f"opset {rewriter.opset} has no RotaryEmbedding, opset {SINCE} has")
     reasons = [why for rotation in found if (why := _write_operator(rewriter, rotation))]
     written = len(found) - len(reasons)
-    said = f"{plural(written, 'rotary embedding')} as one operator" if written else ""
-    left = f"{plural(len(reasons), 'rotary embedding')} left, {reasons[0]}" if reasons else ""
-    return rewriter.result("; ".join(filter(None, (said, left))) or "no rotary embedding is in parts")
+    said = say_count(written, "rotary embedding", "as one operator")
+    return rewriter.result(said, say_left(reasons, "rotary embedding"), default="no rotary embedding is in parts")
 
 
 def _write_operator(rewriter: Rewriter, rotation: _Rotation) -> str:

@@ -7,7 +7,7 @@ So a layout op is done on a few small arrays, and interleaved heads show as a pe
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -242,34 +242,3 @@ def _next_group(queue: deque[AxisFactor], size: Size, splits: dict[AxisFactor, G
             splits.update(known)
             return None
     return tuple(group if from_left else reversed(group))
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutStep:
-    """A Transpose by `perm`, or a Reshape to `groups`."""
-
-    groups: tuple[Group, ...] = ()
-    perm: tuple[int, ...] = ()
-
-
-def layout_steps(before: Sequence[Group], after: Sequence[Group]) -> list[LayoutStep]:
-    """What makes axes `after` of axes `before`, which have the same factors: a Reshape, a Transpose, a Reshape."""
-    order = [factor for axis in before for factor in axis]
-    wanted = [factor for axis in after for factor in axis]
-    if list(before) == list(after):
-        return []
-    if order == wanted:
-        return [LayoutStep(tuple(after))]
-    if Counter(before) == Counter(after):
-        left = dict(enumerate(before))
-        perm = [next(at for at in left if left[at] == axis and left.pop(at) == axis) for axis in after]
-        return [LayoutStep(perm=tuple(perm))]
-    blocks: list[Group] = []
-    for axis in after:
-        for at, factor in enumerate(axis):
-            is_next = at > 0 and order.index(factor) == order.index(axis[at - 1]) + 1
-            blocks = [*blocks[:-1], (*blocks[-1], factor)] if is_next else [*blocks, (factor,)]
-    lying = sorted(blocks, key=lambda block: order.index(block[0]))
-    steps = [] if lying == list(before) else [LayoutStep(tuple(lying))]
-    steps.append(LayoutStep(perm=tuple(lying.index(block) for block in blocks)))
-    return steps if blocks == list(after) else [*steps, LayoutStep(tuple(after))]

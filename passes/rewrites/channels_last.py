@@ -6,21 +6,17 @@ an operator on images then has a Transpose at each end, which a converter to a t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import numpy as np
 from onnx import NodeProto
 
-from passes.context import PassContext
-from passes.graph.op_facts import MATRIX_PRODUCTS, PRODUCTS, attribute_of, input_of
+from passes.graph.op_facts import BROADCASTING, CURVES, MATRIX_PRODUCTS, PRODUCTS, attribute_of, input_of
 from passes.rewrites.four_axes import REDUCTIONS
-from passes.rewrites.merge_layout import BROADCASTING, CURVES
-from passes.rewrites.rewriter import Rewriter
-from passes.step import Description, PassResult, Step, values
+from passes.rewrites.rewriter import Rewriter, RewriteStep
+from passes.step import Description, PassResult, values
 from passes.suggest import plural
-from passes.weights.detached import DetachedModel
 
 LAST: Final = (0, 2, 3, 1)
 """The axes of a value with channels first, in the order of its twin with channels last."""
@@ -37,7 +33,7 @@ ALONG_AXIS: Final = frozenset({"Softmax", "LogSoftmax", "Concat", "Split"})
 
 
 @dataclass(frozen=True, slots=True)
-class ToNhwc(Step):
+class ToNhwc(RewriteStep):
     """Compute sums, curves and their like between convolutions on values whose channels come last.
 
     What no operator on images leads to stays as it is. A Transpose of the model to channels last goes.
@@ -46,13 +42,14 @@ class ToNhwc(Step):
     name: str = field(default="to-nhwc", init=False)
     description: ClassVar[Description] = values("Put channels last for the operators between convolutions")
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        rewriter = Rewriter(model, context)
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         writer = _ChannelsLast(rewriter)
         written = [node for node in rewriter.nodes if writer.write(node)]
         if not written:
-            return PassResult(model, changed=False, why="nothing is computed between operators on images")
-        writer.finish(written)
+            return rewriter.result("nothing is computed between operators on images")
+        rewriter.replace_made(
+            written, lambda name: rewriter.transpose(writer.twins[name], FIRST, rewriter.producers[name])
+        )
         return rewriter.result(f"{plural(len(written), 'operator')} on channels that come last")
 
 
@@ -82,18 +79,14 @@ class _ChannelsLast:
         inputs = self._inputs(node)
         if inputs is None:
             return False
-        settings = {attribute.name: attribute_of(node, attribute.name) for attribute in node.attribute}
-        axes = "axes" if "axes" in settings else "axis"
+        changed: dict[str, int | list[int]] = {}
         if op in ALONG_AXIS:
-            settings["axis"] = LAST.index(attribute_of(node, "axis", 0 if op == "Split" else -1) % 4)
-        elif axes in settings:
-            settings[axes] = [LAST.index(axis % 4) for axis in settings[axes]]
-        names = [rewriter.free(f"{output}/last") for output in node.output]
-        rewriter.add_many(op, inputs, node, names, **settings)
-        for old, new in zip(node.output, names, strict=True):
-            shape = rewriter.shape(old) or ()
-            rewriter.declare(new, rewriter.dtype(old), [shape[axis] for axis in LAST] if len(shape) == 4 else shape)
-            self.twins[old] = new
+            changed["axis"] = LAST.index(attribute_of(node, "axis", 0 if op == "Split" else -1) % 4)
+        elif axes := attribute_of(node, "axes"):
+            changed["axes"] = [LAST.index(axis % 4) for axis in axes]
+        shapes = [rewriter.shape(output) or () for output in node.output]
+        turned = [[shape[axis] for axis in LAST] if len(shape) == 4 else shape for shape in shapes]
+        self.twins.update(zip(node.output, rewriter.add_copies(node, inputs, turned, **changed), strict=True))
         return True
 
     def _inputs(self, node: NodeProto) -> list[str] | None:
@@ -125,16 +118,14 @@ class _ChannelsLast:
         order = [LAST.index(axis) for axis in perm]
         twin, result = self.twins[source], node.output[0]
         if order != [0, 1, 2, 3]:
-            twin = self.rewriter.add("Transpose", [twin], node, self.rewriter.shape(result), perm=order)
+            twin = self.rewriter.transpose(twin, order, node)
         self.rewriter.replace(result, twin)
         return False
 
     def _twin(self, name: str) -> str:
         if name not in self.twins:
-            shape, like = self.rewriter.shape(name) or (), self.rewriter.producer(name) or NodeProto(output=[name])
-            turned = [shape[axis] for axis in LAST]
-            dtype = self.rewriter.dtype(name)
-            self.twins[name] = self.rewriter.add("Transpose", [name], like, turned, dtype=dtype, perm=list(LAST))
+            like = self.rewriter.producer(name) or NodeProto(output=[name])
+            self.twins[name] = self.rewriter.transpose(name, LAST, like)
         return self.twins[name]
 
     def _constant(self, name: str) -> str:
@@ -144,14 +135,3 @@ class _ChannelsLast:
             return name
         whole = array.reshape(*[1] * (4 - array.ndim), *array.shape).transpose(LAST)
         return self.rewriter.constant_of(np.ascontiguousarray(whole), f"{name}_last")
-
-    def finish(self, nodes: Sequence[NodeProto]) -> None:
-        """Give the consumers that are left, and the outputs, the values with channels first."""
-        rewriter = self.rewriter
-        for name in (name for node in reversed(nodes) for name in node.output):
-            if name in rewriter.held or rewriter.consumers[name]:
-                shape, dtype, like = rewriter.shape(name), rewriter.dtype(name), rewriter.producers[name]
-                made = rewriter.add("Transpose", [self.twins[name]], like, shape, dtype=dtype, perm=list(FIRST))
-                rewriter.replace(name, made)
-            else:
-                rewriter.drop_unread(name)

@@ -15,8 +15,7 @@ from passes.errors import PolicyError, StepFailed
 from passes.graph.index import GraphIndex, constant_of, extract, replace_entries
 from passes.graph.inference import InferenceError, dims_of, infer_shapes, infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of, opset_of
-from passes.graph.sparse import without_sparse
-from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions
+from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions, without_sparse
 from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
 
@@ -123,9 +122,7 @@ def _convert_around(proto: onnx.ModelProto, kept: Collection[str], to: int) -> o
         raise StepFailed(f"onnx's converter: {' '.join(str(error).split())}") from error
     for node in every_node(converted.graph):
         node.domain = "" if node.domain == KEPT else node.domain
-    imports = [entry for entry in converted.opset_import if entry.domain != KEPT]
-    del converted.opset_import[:]
-    converted.opset_import.extend(imports)
+    replace_entries(converted.opset_import, [entry for entry in converted.opset_import if entry.domain != KEPT])
     return converted
 
 
@@ -211,9 +208,7 @@ def _write_constants_as_tensors(proto: onnx.ModelProto) -> None:
     for node in every_node(proto.graph):
         tensor = constant_of(node)
         if tensor is not None and node.attribute[0].name != "value":
-            value = onnx.helper.make_attribute("value", tensor)
-            del node.attribute[:]
-            node.attribute.append(value)
+            replace_entries(node.attribute, [onnx.helper.make_attribute("value", tensor)])
 
 
 def _value_types(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:

@@ -10,9 +10,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.encodings.encoding import Precision
-from passes.encodings.qdq_nodes import DEQUANTIZED, choose_stems, dequantize_node, rename_values
+from passes.encodings.from_qdq import DEQUANTIZED, choose_stems, dequantize_node
 from passes.errors import UsageError
-from passes.graph.index import replace_entries
+from passes.graph.index import replace_all_uses_with, replace_entries
 from passes.graph.op_facts import opset_of
 from passes.rewrites.matmul_nbits import OPSET, NibbleWeight
 from passes.weights.detached import DetachedModel, detach
@@ -92,8 +92,7 @@ class FileWeights:
                 nodes += added
                 tensors += constants
         renamed = {name: f"{stem}{DEQUANTIZED}" for name, stem in stems.items()}
-        for node in proto.graph.node:
-            rename_values(node, lambda name: renamed.get(name, name), reads_only=True)
+        replace_all_uses_with(proto.graph.node, renamed)
         nodes += proto.graph.node
         replace_entries(proto.graph.node, nodes)
         kept = [tensor for tensor in proto.graph.initializer if tensor.name not in self.nibbles]

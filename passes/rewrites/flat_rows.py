@@ -17,23 +17,16 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto
 
-from passes.graph.index import producers_of
-from passes.graph.op_facts import RESHAPES, attribute_of, input_of
-from passes.graph.traversal import group_linked
-from passes.rewrites.biased_product import find_bias
-from passes.rewrites.rewriter import Rewriter
+from passes.graph.op_facts import CURVES, OF_TWO, ONNX_DOMAINS, RESHAPES, attribute_of, input_of
+from passes.graph.traversal import group_linked, topological_order
+from passes.rewrites.canonical_parts import is_feature_vector
+from passes.rewrites.rewriter import Rewriter, is_float
+from passes.suggest import plural
 
 Lead = tuple[int, ...]
 """The sizes of the axes before the last one."""
 
-MAPS: Final = frozenset(
-    {
-        *("Abs", "Cast", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu"),
-        *("Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus"),
-        *("Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu"),
-        *("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "Clip"),
-    }
-)
+MAPS: Final = CURVES | OF_TWO | {"Where", "Clip"}
 """Operators that compute element by element."""
 
 ALONG_ROWS: Final = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "Split", "Concat"})
@@ -257,7 +250,7 @@ class _Flattener:
     def write(self) -> None:
         """Write each operator of the region on matrices, in order."""
         known = {name: self._enter(name) for name in self._entries()}
-        nodes = self._order_nodes()
+        nodes = [self.region.nodes[place] for place in topological_order(self.region.nodes)]
         reads = [list(node.input) for node in nodes]  # now: to replace a value changes the nodes that read it
         moved: dict[str, str] = {}
         """What a Reshape of a value of the region made → what stands for it now; the region may read it as well."""
@@ -282,45 +275,14 @@ class _Flattener:
 
     def _copy(self, node: NodeProto, inputs: Sequence[str]) -> list[str]:
         """Add the operator of `node` on matrices, and return the names of its outputs."""
-        rewriter = self.rewriter
-        shapes = [self._matrix_shape(name) for name in node.output]
-        if len(shapes) == 1:
-            names = [rewriter.add_copy(node, inputs, shapes[0])]
-        else:
-            names = [rewriter.free(f"{name}/rows") for name in node.output]
-            rewriter.add_many(node.op_type, inputs, node, names).attribute.extend(node.attribute)
-            for old, new, shape in zip(node.output, names, shapes, strict=True):
-                rewriter.declare(new, rewriter.dtype(old), shape)
-        for attribute in rewriter.producers[names[0]].attribute:
-            if attribute.name == "axis":
-                attribute.i = -1
-        return names
-
-    def _order_nodes(self) -> list[NodeProto]:
-        """The nodes of the region, producers first."""
-        producers = producers_of(self.region.nodes)
-        order: dict[int, NodeProto] = {}
-        stack = list(reversed(self.region.nodes))
-        while stack:
-            node = stack[-1]
-            makers = (producers.get(name) for name in node.input)
-            before = [maker for maker in makers if maker is not None and id(maker) not in order]
-            if before:
-                stack += before
-            else:
-                order[id(stack.pop())] = node
-        return list(order.values())
+        axis = {} if attribute_of(node, "axis") is None else {"axis": -1}
+        return self.rewriter.add_copies(node, inputs, list(map(self._matrix_shape, node.output)), **axis)
 
     def _enter(self, name: str) -> str:
         """The matrix for a value that the region reads."""
         source = self._reshape_source(name) if self._only_region_reads(name) else ""
         known = self._matrix_of(name) or self._find_flat_copy(name)
-        return known or self._reshape(source or name, self._matrix_shape(name), name)
-
-    def _reshape(self, source: str, shape: Sequence[int], like: str) -> str:
-        rewriter, node = self.rewriter, self.region.nodes[0]
-        sizes = rewriter.constant_of(np.array(shape, np.int64), f"{like}/shape")
-        return rewriter.add("Reshape", [source, sizes], node, shape, dtype=rewriter.dtype(like))
+        return known or self.rewriter.reshape(source or name, self._matrix_shape(name), self.region.nodes[0])
 
     def _operand(self, name: str) -> str:
         """A constant of an operator, as a matrix where it has more axes."""
@@ -334,6 +296,50 @@ class _Flattener:
         name = name or node.output[0]
         shape = self.rewriter.fixed_shape(name)
         assert shape is not None
-        made = self._reshape(matrix, shape, name)
+        made = self.rewriter.reshape(matrix, shape, self.region.nodes[0])
         self.rewriter.replace(name, made)
         return name if name in self.rewriter.held else made
+
+
+def find_bias(rewriter: Rewriter, product: NodeProto) -> tuple[NodeProto, str] | None:
+    """The Add that alone reads a product with a stored matrix, and the stored vector that it adds to each row.
+
+    Args:
+        rewriter: the graph.
+        product: any node.
+
+    Returns:
+        The Add and the name of the vector; None for a node that is no such product, or has no bias.
+    """
+    name = product.output[0]
+    if product.op_type != "MatMul" or product.domain not in ONNX_DOMAINS or rewriter.is_shared(name):
+        return None
+    sums = [node for node in rewriter.consumers[name] if node.op_type == "Add" and node.domain in ONNX_DOMAINS]
+    rank, weight = len(rewriter.shape(name) or ()), rewriter.constant(product.input[1])
+    if not rank or not sums or weight is None or weight.ndim != 2:
+        return None
+    (bias,) = [read for read in sums[0].input if read != name]
+    vector = rewriter.constant(bias)
+    is_bias = vector is not None and is_float(vector) and is_feature_vector(vector, rank, weight.shape[1])
+    return (sums[0], bias) if is_bias else None
+
+
+def join_biases(rewriter: Rewriter) -> bool:
+    """Write each product of matrices and its bias as one Gemm; whether any is."""
+    before = rewriter.changes
+    for product in rewriter.by_op("MatMul"):
+        found = find_bias(rewriter, product)
+        if found is not None and len(rewriter.shape(product.input[0]) or ()) == 2:
+            end, bias = found
+            gemm = rewriter.add("Gemm", [*product.input, bias], end, rewriter.shape(end.output[0]))
+            rewriter.replace(end.output[0], gemm)
+    return rewriter.changes > before
+
+
+def why_apart(rewriter: Rewriter) -> str:
+    """How many products of rows stay apart from their bias, and why; empty where none does."""
+    names = [node.output[0] for node in rewriter.by_op("MatMul") if find_bias(rewriter, node)]
+    fixed = [name for name in names if rewriter.fixed_shape(name)]
+    costly = f"{plural(len(fixed), 'product')} apart from the bias: a Gemm would need more Reshapes than it saves nodes"
+    unknown = f"{plural(len(names) - len(fixed), 'product')} apart from the bias: sizes are open"
+    return "; ".join([costly] * bool(fixed) + [unknown] * (len(fixed) < len(names)))

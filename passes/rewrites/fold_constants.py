@@ -17,10 +17,10 @@ import onnx
 from onnx import NodeProto
 
 from passes.context import PassContext
-from passes.graph.index import GraphIndex, extract, replace_entries
+from passes.graph.index import GraphIndex, drop_unread, extract, replace_entries
 from passes.graph.inference import dims_of
 from passes.graph.op_facts import RANDOM_OPS, attribute_of, has_body
-from passes.graph.traversal import positions_of, reads_of
+from passes.graph.traversal import group_linked, producers_read, reads_of
 from passes.model.signature import FREE_INITIALIZERS, declare_initializers, drop_default_inputs
 from passes.step import Description, PassResult, Step, structure, values
 from passes.suggest import plural
@@ -177,22 +177,8 @@ def _foldable(proto: onnx.ModelProto, excluded: set[str], unread: Collection[str
 
 def _groups(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
     """`nodes` in groups that share no computed value, each in graph order: one is computed at a time."""
-    leaders = list(range(len(nodes)))
-
-    def leader_of(index: int) -> int:
-        while leaders[index] != index:
-            leaders[index] = index = leaders[leaders[index]]
-        return index
-
-    producers = positions_of(nodes)
-    for index, node in enumerate(nodes):
-        for name in node.input:
-            if name in producers:
-                leaders[leader_of(producers[name])] = leader_of(index)
-    groups: dict[int, list[NodeProto]] = {}
-    for index, node in enumerate(nodes):
-        groups.setdefault(leader_of(index), []).append(node)
-    return list(groups.values())
+    links = ((position, *before) for position, before in enumerate(producers_read(nodes)))
+    return [[nodes[position] for position in group] for group in group_linked(links)]
 
 
 def _part(model: DetachedModel, group: Sequence[NodeProto], read: Collection[str]) -> tuple[DetachedModel, list[str]]:
@@ -233,9 +219,7 @@ def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], folded: Seq
         proto.graph.initializer.append(tensor)
         if key is not None:
             weights.setdefault(key, weight)
-    index = GraphIndex(proto.graph)
-    used = [tensor for tensor in proto.graph.initializer if tensor.name in index.reads]
-    replace_entries(proto.graph.initializer, used)
+    drop_unread(proto.graph)
     if proto.ir_version < FREE_INITIALIZERS:
         declare_initializers(proto.graph)
     return DetachedModel(proto, weights)

@@ -7,7 +7,7 @@ elements does not change them, so all numbers around one product are one number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -17,14 +17,16 @@ from onnx import NodeProto, TensorProto, helper
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.op_facts import LAYOUT_OPS, input_of
-from passes.rewrites.rewriter import Array, Rewriter, is_float
-from passes.step import Description, PassResult, Step, values
-from passes.suggest import plural
-from passes.weights.detached import DetachedModel
+from passes.rewrites.rewriter import Array, Rewriter, RewriteStep, is_float
+from passes.step import Description, PassResult, values
+from passes.suggest import say_count
+
+UNITS: Final = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0, "Max": -math.inf, "Min": math.inf}
+"""Operator → the number that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class FoldScale(Step):
+class FoldScale(RewriteStep):
     """Fold scalar factors around a product into one, and remove sums with zeros, products with ones and bounds at
     infinity.
 
@@ -39,31 +41,27 @@ class FoldScale(Step):
         "Fold scalar factors around one product into one factor, or into a weight, and remove sums with zeros"
     )
 
+    def why_not(self, ops: Set[str]) -> str:
+        return "" if ops & UNITS.keys() else "nothing is scaled"
+
     def check(self, context: PassContext) -> None:
         if self.into not in PLACES:
             raise PolicyError(f"pass {self.name!r}: into is {self.into!r}; expected {' or '.join(PLACES)}")
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        if not any(node.op_type in UNITS for node in model.proto.graph.node):
-            return PassResult(model, changed=False, why="nothing is scaled")
-        rewriter = Rewriter(model, context)
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         folder = ScaleFolder(rewriter)
         folder.remove_units()
         folder.fold_chains()
         folder.fold_around_products()
         if self.into == "weight":
             folder.fold_into_weights()
-        said = [f"{plural(folder.units, 'operator')} without effect removed"] if folder.units else []
-        said += [f"{plural(folder.folded, 'factor')} folded"] if folder.folded else []
         none = "no two factors belong to one product"
         none += ", and none follows a stored weight alone" if self.into == "weight" else ""
-        return rewriter.result("; ".join(said) or none)
+        units = say_count(folder.units, "operator", "without effect removed")
+        return rewriter.result(units, say_count(folder.folded, "factor", "folded"), default=none)
 
 
 PLACES: Final = ("product", "weight")
-
-UNITS: Final = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0, "Max": -math.inf, "Min": math.inf}
-"""Operator → the number that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,28 +111,17 @@ class ScaleFolder:
         for node in self.rewriter.by_op("Mul", "Div"):
             factor = self._factor_of(node)
             before = None if factor is None else self._factor_before(node.input[factor.data])
-            if factor is None or before is None:
-                continue
-            rescaled = [before.node.output[0], *self._values_between(before.node.output[0], factor.node)]
-            if self._set_number(before, before.number * factor.number):
-                self._rename(rescaled)
-                self._drop(factor)
+            if factor is not None and before is not None:
+                first = before.node.output[0]
+                self._gather([before, factor], [first, *self._values_between(first, factor.node)])
 
     def fold_around_products(self) -> None:
         """Leave one factor of those of a product's operands and of its result."""
         for product in self.rewriter.by_op("MatMul"):
-            factors = [factor for name in product.input if (factor := self._factor_before(name)) is not None]
-            after = self._factor_after(product.output[0])
-            if after is not None and factors:
-                factors.append(after)
-            if len(factors) > 1:
-                number = math.prod(factor.number for factor in factors)
+            factors, after = self._factors_around(product)
+            if len(factors) + len(after) > 1 and factors:
                 rescaled = [*self._operands_between(factors, product), factors[0].node.output[0]]
-                rescaled += [product.output[0]] if after in factors else []
-                if self._set_number(factors[0], number):
-                    self._rename(rescaled)
-                    for factor in factors[1:]:
-                        self._drop(factor)
+                self._gather([*factors, *after], [*rescaled, *product.output[: len(after)]])
 
     def move_to_result(self, product: NodeProto) -> None:
         """Multiply the result of a product by the factors of its operands, in one node.
@@ -142,12 +129,11 @@ class ScaleFolder:
         In float16 the factors stay on the operands, since the product could overflow without them.
         """
         rewriter, result = self.rewriter, product.output[0]
-        factors = [factor for name in product.input if (factor := self._factor_before(name)) is not None]
-        after = self._factor_after(result)
-        is_plain = not factors and (after is None or after.node.op_type == "Mul")
+        factors, after = self._factors_around(product)
+        is_plain = not factors and all(factor.node.op_type == "Mul" for factor in after)
         if is_plain or (factors and rewriter.dtype(result) == TensorProto.FLOAT16):
             return
-        factors += [after] if after is not None else []
+        factors += after
         with np.errstate(over="ignore", under="ignore"):
             number = math.prod(factor.number for factor in factors)
             array = np.array(number, helper.tensor_dtype_to_np_dtype(rewriter.dtype(result)))
@@ -176,6 +162,18 @@ class ScaleFolder:
                     )
                 first = steps[-1][0].output[0]
                 self._rename([first, *self._values_between(first, factor.node)])
+                self._drop(factor)
+
+    def _factors_around(self, product: NodeProto) -> tuple[list[_Factor], list[_Factor]]:
+        """The factors of the operands of a product, and that of its result, if it has one."""
+        before, after = map(self._factor_before, product.input), self._factor_after(product.output[0])
+        return [factor for factor in before if factor is not None], [after] if after is not None else []
+
+    def _gather(self, factors: Sequence[_Factor], rescaled: Iterable[str]) -> None:
+        """Multiply by the numbers of all factors at the first; the values that this rescales get other names."""
+        if self._set_number(factors[0], math.prod(factor.number for factor in factors)):
+            self._rename(rescaled)
+            for factor in factors[1:]:
                 self._drop(factor)
 
     def _operands_between(self, factors: Sequence[_Factor], product: NodeProto) -> list[str]:

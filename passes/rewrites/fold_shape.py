@@ -6,7 +6,7 @@ So a shape of which one size alone is not fixed becomes a constant with a -1, al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar, Final
@@ -14,32 +14,29 @@ from typing import ClassVar, Final
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.context import PassContext
 from passes.graph.op_facts import attribute_of, domain_of, first_output
-from passes.rewrites.rewriter import Array, Rewriter
-from passes.step import Description, PassResult, Step, structure
-from passes.suggest import plural
-from passes.weights.detached import DetachedModel
+from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
+from passes.step import Description, PassResult, structure
+from passes.suggest import say_count
 
 
 @dataclass(frozen=True, slots=True)
-class FoldShape(Step):
+class FoldShape(RewriteStep):
     """Replace shapes that are computed from fixed sizes by constants, and the shape of a Reshape that has one open size
     by a constant with a -1 or a 0."""
 
     name: str = field(default="fold-shape", init=False)
     description: ClassVar[Description] = structure("Fold the arithmetic of shapes over the sizes that are fixed")
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        if not any(node.op_type in ("Shape", "Size") for node in model.proto.graph.node):
-            return PassResult(model, changed=False, why="no shape is computed")
-        rewriter = Rewriter(model, context)
+    def why_not(self, ops: Set[str]) -> str:
+        return "" if ops & {"Shape", "Size"} else "no shape is computed"
+
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         folder = _ShapeFolder(rewriter)
         folder.fold()
         left = sum(1 for _ in rewriter.by_op("Shape", "Size"))
-        said = f"{plural(folder.folded, 'shape')} folded" if folder.folded else ""
-        stays = f"{plural(left, 'shape')} of sizes that are not fixed" if left else ""
-        return rewriter.result("; ".join(filter(None, (said, stays))))
+        said = say_count(folder.folded, "shape", "folded")
+        return rewriter.result(said, say_count(left, "shape", "of sizes that are not fixed"))
 
 
 @dataclass(frozen=True, slots=True)

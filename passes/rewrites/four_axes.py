@@ -14,13 +14,11 @@ from typing import ClassVar, Final
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.context import PassContext
-from passes.graph.op_facts import RESHAPES, attribute_of, input_of
-from passes.rewrites.merge_layout import BROADCASTING, CURVES, merge_chains
-from passes.rewrites.rewriter import Rewriter
-from passes.step import Description, PassResult, Step, values
-from passes.suggest import plural
-from passes.weights.detached import DetachedModel
+from passes.graph.op_facts import BROADCASTING, CURVES, RESHAPES, attribute_of, input_of, is_scaled
+from passes.rewrites.merge_layout import merge_chains
+from passes.rewrites.rewriter import Rewriter, RewriteStep
+from passes.step import Description, PassResult, values
+from passes.suggest import say_count
 
 Shape = tuple[int, ...]
 
@@ -31,7 +29,7 @@ ALONG_AXIS: Final = frozenset({"Softmax", "LogSoftmax", "Concat", "Split", "Slic
 
 
 @dataclass(frozen=True, slots=True)
-class To4d(Step):
+class To4d(RewriteStep):
     """Give the operators that compute values of fewer or more axes values of four: axes of size 1 come first, and axes
     that a Transpose or a sum leaves together are one axis.
 
@@ -42,16 +40,15 @@ class To4d(Step):
     name: str = field(default="to-4d", init=False)
     description: ClassVar[Description] = values("Give operators on values of fewer or more axes values of four")
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        rewriter = Rewriter(model, context)
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         writer = _FourAxes(rewriter)
         nodes = writer.find_nodes()
         for node in nodes:
             writer.write(node)
-        writer.finish(nodes)
+        rewriter.replace_made(nodes, writer.twin_in_own_shape)
         while nodes and merge_chains(rewriter):
             pass
-        return rewriter.result(f"{plural(len(nodes), 'operator')} on values of four axes" if nodes else NOTHING)
+        return rewriter.result(say_count(len(nodes), "operator", "on values of four axes"), default=NOTHING)
 
 
 NOTHING: Final = "every operator that is known has values of four axes, or of sizes that are not fixed"
@@ -100,7 +97,9 @@ class _FourAxes:
         known = [shape for shape in shapes if shape is not None and 0 not in shape]
         if node.domain or len(known) < len(shapes) or rewriter.dtype(node.output[0]) in (0, TensorProto.INT64):
             return None
-        most, op = max(map(len, known), default=0), node.op_type
+        if not known:
+            return None
+        most, op = max(map(len, known)), node.op_type
         is_known = op in CURVES | RESHAPES or bool(_permutation(node, len(known[-1])))
         if op in BROADCASTING:
             is_known = most <= RANK or len(_blocks(self._operands(node), known[-1])) <= RANK
@@ -109,7 +108,7 @@ class _FourAxes:
         elif op in ("LayerNormalization", "RMSNormalization"):
             is_known = most < RANK and len(node.output) == 1
         elif op == "Gemm":
-            is_known = all(rewriter.constant(name) is not None for name in node.input[1:]) and not _is_scaled(node)
+            is_known = all(rewriter.constant(name) is not None for name in node.input[1:]) and not is_scaled(node)
         elif op in ALONG_AXIS:
             is_known = self._axis(node) is not None and rewriter.held.isdisjoint(node.output[1:])
         return known if is_known else None
@@ -201,16 +200,13 @@ class _FourAxes:
         data = len(node.input) if node.op_type == "Concat" else 1
         inputs = [self._as(name, reshape_for(self._operands(node)[position]), node) if position < data else name
                   for position, name in enumerate(node.input)]  # fmt: skip
-        settings = {attribute.name: attribute_of(node, attribute.name) for attribute in node.attribute}
+        changed: dict[str, int | list[int]] = {}
         if node.op_type == "Slice" or (node.op_type in REDUCTIONS and input_of(node, 1)):
             inputs[3 if node.op_type == "Slice" else 1] = rewriter.constant_of(np.array([at]), "axis")
         else:
-            settings["axes" if node.op_type in REDUCTIONS else "axis"] = [at] if node.op_type in REDUCTIONS else at
-        names = [rewriter.free(f"{name}/4d") for name in node.output]
-        rewriter.add_many(node.op_type, inputs, node, names, **settings)
-        for old, new in zip(node.output, names, strict=True):
-            rewriter.declare(new, rewriter.dtype(old), reshape_for(rewriter.fixed_shape(old) or ()))
-            self.twins[old] = new
+            changed = {"axes": [at]} if node.op_type in REDUCTIONS else {"axis": at}
+        shapes = [reshape_for(rewriter.fixed_shape(name) or ()) for name in node.output]
+        self.twins.update(zip(node.output, rewriter.add_copies(node, inputs, shapes, **changed), strict=True))
 
     def _transpose(self, node: NodeProto, shape: Shape, perm: Sequence[int]) -> str:
         """Transpose at most four blocks of axes at a time: each call brings one block to the front of what is left."""
@@ -234,9 +230,7 @@ class _FourAxes:
         return name
 
     def _turn(self, name: str, shape: Shape, perm: Sequence[int], like: NodeProto) -> str:
-        data = self._reshape(name, shape, like)
-        turned = tuple(shape[axis] for axis in perm)
-        return self.rewriter.add("Transpose", [data], like, turned, dtype=self.rewriter.dtype(name), perm=list(perm))
+        return self.rewriter.transpose(self._reshape(name, shape, like), perm, like)
 
     def _twin(self, name: str) -> str:
         """The twin of a value: axes of size 1 come first; of more than four axes, the elements in order."""
@@ -245,6 +239,10 @@ class _FourAxes:
             wide = _widen(shape) if len(shape) <= RANK else (math.prod(shape[:-3]), *shape[-3:])
             self.twins[name] = self._reshape(name, wide, None)
         return self.twins[name]
+
+    def twin_in_own_shape(self, name: str) -> str:
+        """The twin of a value, in the shape of the value."""
+        return self._reshape(self.twins[name], self.rewriter.fixed_shape(name) or (), None)
 
     def _as(self, name: str, shape: Shape, like: NodeProto) -> str:
         """An operand in a shape; a constant of fewer elements than axes need broadcasts as it is."""
@@ -259,20 +257,7 @@ class _FourAxes:
         rewriter = self.rewriter
         if rewriter.fixed_shape(name) == shape:
             return name
-        like = like or rewriter.producer(name) or NodeProto(output=[name])
-        sizes = rewriter.constant_of(np.array(shape, np.int64), f"{name}/shape")
-        return rewriter.add(
-            "Reshape", [name, sizes], like, shape, dtype=rewriter.dtype(name), output=rewriter.free(f"{name}/4d")
-        )
-
-    def finish(self, nodes: Sequence[NodeProto]) -> None:
-        """Give the consumers that are left, and the outputs, the values in their own shape."""
-        rewriter = self.rewriter
-        for name in (name for node in reversed(nodes) for name in node.output):
-            if name in rewriter.held or rewriter.consumers[name]:
-                rewriter.replace(name, self._reshape(self.twins[name], rewriter.fixed_shape(name) or (), None))
-            else:
-                rewriter.drop_unread(name)
+        return rewriter.reshape(name, shape, like or rewriter.producer(name) or NodeProto(output=[name]))
 
 
 def _widen(shape: Shape) -> Shape:
@@ -286,11 +271,6 @@ def _permutation(node: NodeProto, rank: int) -> list[int]:
     before, _, after = attribute_of(node, "equation", b"").decode().replace(" ", "").partition("->")
     is_order = node.op_type == "Einsum" and len(set(before)) == rank and sorted(before) == sorted(after)
     return [before.index(letter) for letter in after] if is_order and before.isalpha() else []
-
-
-def _is_scaled(node: NodeProto) -> bool:
-    factors = attribute_of(node, "alpha", 1.0), attribute_of(node, "beta", 1.0)
-    return bool(attribute_of(node, "transA", 0)) or factors != (1.0, 1.0)
 
 
 def _blocks(operands: Sequence[Shape], shape: Shape) -> list[list[int]]:

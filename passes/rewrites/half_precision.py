@@ -23,8 +23,7 @@ from passes.errors import PolicyError
 from passes.graph.index import GraphIndex, constant_of, copy_of, replace_entries
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import domain_of, has_body, opset_of
-from passes.graph.sparse import is_sparse
-from passes.graph.traversal import bodies_in, reads_of
+from passes.graph.traversal import bodies_in, is_sparse, reads_of
 from passes.proof.half_range import HALVES, WIDE, ValueRange, measure_halves
 from passes.rewrites.graph_edit import GraphEdit
 from passes.step import Description, PassResult, Relation, Step, values
@@ -110,10 +109,9 @@ def _convert(
     if not converter.chosen:
         why = f"no node can be computed in {half}: {converter.describe()}"
         return PassResult(model, changed=False, why=why)
-    outputs = {info.name: info.name for info in whole.proto.graph.output}
-    inputs = {name: name for name in whole.index.required_inputs}
+    ends = whole.index.required_inputs, whole.index.outputs
     runs_as = round_half(made, half) if half == "bfloat16" else None
-    relation = Relation(inputs, outputs, judged_as=half, runs_as=runs_as)
+    relation = Relation.between_namesakes(*ends, judged_as=half, runs_as=runs_as)
     return PassResult(made, why=converter.describe(), relation=relation)
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.graph.index import (
     GraphIndex,
     copy_of,
+    drop_unread,
     replace_all_uses_with,
     replace_entries,
     required_inputs,
@@ -26,7 +27,8 @@ from passes.graph.index import (
 from passes.graph.inference import declare_rank, dims_of, infer_types
 from passes.graph.traversal import read_names, reads_of
 from passes.step import Description, PassResult, Relation, Step, structure
-from passes.suggest import nearest, plural
+from passes.structures import STRUCTURES
+from passes.suggest import ELLIPSIS, join_first, nearest, plural
 from passes.weights.detached import DetachedModel
 
 
@@ -61,7 +63,7 @@ class Extract(Step):
         more = [name for name in taken if name not in begins] if begins else []
         why = f"needs {', '.join(map(repr, more))} besides, so it stays an input" if more else None
         changed = bool(cut) or len(part.proto.graph.node) < len(graph.node) or ends != list(index.outputs)
-        return PassResult(part, changed, why, Relation(_itself(taken), _itself(ends)))
+        return PassResult(part, changed, why, Relation.between_namesakes(taken, ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class ChangeOutputs(Step):
             raise PolicyError(f"{self.name}: drops every output; expected one that stays")
         part = cut_out(model, list(index.required_inputs), ends)
         taken = [info.name for info in required_inputs(part.proto.graph)]
-        return PassResult(part, ends != list(index.outputs), None, Relation(_itself(taken), _itself(ends)))
+        return PassResult(part, ends != list(index.outputs), None, Relation.between_namesakes(taken, ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +213,14 @@ class ChangeBatch(Step):
         opened = _open_reshapes(proto, typed, old if isinstance(old, int) else None)
         made = model.with_proto(_with_shapes(proto))
         rows = self.size if isinstance(self.size, int) else 0
-        relation = Relation(_itself(typed.required_inputs), _itself(typed.outputs), rows=rows)
+        relation = Relation.between_namesakes(typed.required_inputs, typed.outputs, rows=rows)
         why = f"{plural(opened, 'Reshape', 'Reshapes')} find the batch now" if opened else None
         return PassResult(made, old != self.size, why, relation)
 
 
 def _open_reshapes(proto: ModelProto, typed: GraphIndex, old: int | None) -> int:
     """Let each Reshape to a fixed shape find the batch, which is in the outermost axis, in place; returns how many."""
-    index, opened = GraphIndex(proto.graph), 0
+    index, opened, taken = GraphIndex(proto.graph), 0, value_names(proto.graph)
     stored = {**index.initializers, **index.constants}
     for node in index.own if old is not None else ():
         if node.op_type not in ("Reshape", "Expand") or node.input[0] in index.folded or node.input[1] not in stored:
@@ -233,14 +235,10 @@ def _open_reshapes(proto: ModelProto, typed: GraphIndex, old: int | None) -> int
             shape[0] = 0 if shape[0] == old and given and given[0] == old else shape[0]
         else:
             shape[0] = -1
-        name, count = f"{node.input[1]}_any_batch", 0
-        while name in index.initializers or name in index.producers:
-            name, count = f"{node.input[1]}_any_batch_{count}", count + 1
-        proto.graph.initializer.append(numpy_helper.from_array(shape, name))
-        index = GraphIndex(proto.graph)
-        node.input[1] = name
+        node.input[1] = take_name(f"{node.input[1]}_any_batch", taken, 0)
+        proto.graph.initializer.append(numpy_helper.from_array(shape, node.input[1]))
         opened += 1
-    _drop_unread(proto.graph)
+    drop_unread(proto.graph)
     return opened
 
 
@@ -318,15 +316,6 @@ def _with_shapes(proto: ModelProto) -> ModelProto:
     return proto
 
 
-def _drop_unread(graph: GraphProto) -> None:
-    reads = GraphIndex(graph).reads
-    replace_entries(graph.initializer, (tensor for tensor in graph.initializer if tensor.name in reads))
-
-
-def _itself(names: Iterable[str]) -> dict[str, str]:
-    return {name: name for name in names}
-
-
 def _hint(name: str, known: Iterable[str]) -> str:
     return nearest(name, known) or " (`onnxline view` shows all values)"
 
@@ -341,3 +330,42 @@ def _check_names(step: str, **lists: object) -> None:
             raise PolicyError(f"{step}: {option} is {names!r}; expected a list of names")
     if not any(lists.values()):
         raise PolicyError(f"{step}: found no names; expected {' or '.join(lists)}: a list of names")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraInputs(Step):
+    """Declare the two matrices of each adapter as inputs, under their names; what they hold is the default.
+
+    A caller that feeds none of them has the outputs of before.
+    """
+
+    name: str = field(default="lora-inputs", init=False)
+    makes_reference: ClassVar[bool] = True
+    keeps_outputs: ClassVar[bool] = True
+    description: ClassVar[Description] = structure("Make the matrices of adapters inputs, whose defaults they stay")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        instances = STRUCTURES["lora"].find(model).instances
+        names = dict.fromkeys(weight.name for instance in instances for weight in instance.weights)
+        index = model.index
+        new = [index.initializers[name] for name in names if name in index.initializers and name not in index.inputs]
+        if not new:
+            why = "no product with matrices of low rank is added to another"
+            return PassResult(model, changed=False, why="the adapters are inputs already" if names else why)
+        proto = model.copy_proto()
+        proto.graph.input.extend(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in new
+        )
+        shown = join_first(list(map(_describe, new)), SHOWN, ELLIPSIS)
+        counts = f"{plural(len(new), 'input')} of {plural(len(instances), 'adapter')}"
+        relation = Relation.between_namesakes(index.required_inputs, index.outputs)
+        why = f"{counts}, with their values as defaults: {shown}"
+        return PassResult(model.with_proto(proto), why=why, relation=relation)
+
+
+SHOWN: Final = 4
+
+
+def _describe(tensor: TensorProto) -> str:
+    dtype = TensorProto.DataType.Name(tensor.data_type).lower()
+    return f"{tensor.name} {dtype}{list(tensor.dims)}"

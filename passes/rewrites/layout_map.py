@@ -7,10 +7,14 @@ a chain of them, however long, is a list of groups of atoms, which two Reshapes,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from passes.rewrites.node_writer import Dim
+from passes.rewrites.graph_edit import Dim
+
+Atom = TypeVar("Atom", bound=Hashable)
 
 Group = list[int]
 """The atoms of one axis, outermost first; none for an axis of size 1."""
@@ -168,7 +172,7 @@ class LayoutMap:
             if atom in group:
                 group.insert(group.index(atom) + 1, inner)
 
-    def _size(self, group: Group) -> Dim:
+    def _size(self, group: Sequence[int]) -> Dim:
         """The size of an axis; a symbolic one has its name, and the product of one with others none."""
         size = 1
         for atom in group:
@@ -178,7 +182,7 @@ class LayoutMap:
             size *= factor
         return size
 
-    def _dim(self, group: Group) -> Dim:
+    def _dim(self, group: Sequence[int]) -> Dim:
         """The size of an axis, for the type of a value: a symbolic one has the name that it has in the source."""
         size = self._size(group)
         return size.rpartition("@")[0] or None if isinstance(size, str) else size
@@ -212,64 +216,16 @@ class LayoutMap:
             yield run
 
     def _without_repeats(self, groups: Sequence[Group]) -> list[LayoutCall]:
-        order = [atom for group in groups for atom in group]
-        blocks = self._blocks(order)
-        if [atom for group in self.source for atom in group] == order:
-            return [] if list(groups) == self.source else [self._reshape(self.source, groups)]
-        before, after = [group for group in self.source if group], [group for group in groups if group]
-        if sorted(before) == sorted(after) and len(self.source) == len(groups):
-            return [self._transpose(self.source, groups)]
-        if self._is_cut_at(groups, self._source_order()):
-            first = self._with_ones(sorted(after, key=lambda group: self._source_order()[group[0]]), groups)
-            return [self._reshape(self.source, first), self._transpose(first, groups)]
-        places = {atom: place for place, atom in enumerate(order)}
-        if self._is_cut_at(self.source, places):
-            turned = sorted(before, key=lambda group: places[group[0]])
-            turned = self._with_ones(turned, self.source)
-            return [self._transpose(self.source, turned), self._reshape(turned, groups)]
-        stored = sorted(blocks, key=lambda block: self._source_order()[block[0]])
-        return [
-            self._reshape(self.source, stored),
-            self._transpose(stored, blocks),
-            *([] if blocks == list(groups) else [self._reshape(blocks, groups)]),
-        ]
-
-    def _source_order(self) -> dict[int, int]:
-        return {atom: place for place, atom in enumerate(atom for group in self.source for atom in group)}
-
-    def _blocks(self, order: Group) -> list[Group]:
-        """The atoms in their new order, where atoms that stay neighbours are one block."""
-        place, blocks = self._source_order(), list[Group]()
-        for atom in order:
-            if blocks and place[blocks[-1][-1]] + 1 == place[atom]:
-                blocks[-1].append(atom)
+        calls, current = list[LayoutCall](), self.source
+        for step in layout_steps(self.source, groups):
+            if step.perm:
+                calls.append(LayoutCall("Transpose", perm=step.perm, sizes=tuple(map(self._dim, step.groups))))
             else:
-                blocks.append([atom])
-        return blocks
+                calls.append(self._reshape(current, step.groups))
+            current = step.groups
+        return calls
 
-    @staticmethod
-    def _is_cut_at(groups: Sequence[Group], places: Mapping[int, int]) -> bool:
-        """Whether the atoms of each group are neighbours, in order, in another arrangement."""
-        return all(
-            places[atom] == places[group[0]] + offset for group in groups if group for offset, atom in enumerate(group)
-        )
-
-    @staticmethod
-    def _with_ones(groups: Sequence[Group], like: Sequence[Group]) -> list[Group]:
-        """`groups` with the axes of size 1 that `like` has, at the same places."""
-        rest = iter(groups)
-        return [next(rest) if group else [] for group in like]
-
-    def _transpose(self, before: Sequence[Group], after: Sequence[Group]) -> LayoutCall:
-        free = list(range(len(before)))
-        perm = []
-        for group in after:
-            axis = next(axis for axis in free if list(before[axis]) == list(group))
-            free.remove(axis)
-            perm.append(axis)
-        return LayoutCall("Transpose", perm=tuple(perm), sizes=tuple(map(self._dim, after)))
-
-    def _reshape(self, before: Sequence[Group], after: Sequence[Group]) -> LayoutCall:
+    def _reshape(self, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> LayoutCall:
         sizes = tuple(self._size(group) for group in after)
         shape: list[int] = []
         for axis, (group, size) in enumerate(zip(after, sizes, strict=True)):
@@ -282,3 +238,59 @@ class LayoutMap:
             else:
                 raise NoLayout
         return LayoutCall("Reshape", tuple(shape), sizes=tuple(map(self._dim, after)))
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutStep(Generic[Atom]):
+    """A Transpose by `perm`, or without it a Reshape, to `groups`."""
+
+    groups: list[Sequence[Atom]]
+    perm: tuple[int, ...] = ()
+
+
+def layout_steps(before: Sequence[Sequence[Atom]], after: Sequence[Sequence[Atom]]) -> list[LayoutStep[Atom]]:
+    """The fewest steps from axes `before` to axes `after`, which have the same atoms: at most a Reshape, a Transpose
+    and a Reshape."""
+    olds, news = ([atom for axis in axes for atom in axis] for axes in (before, after))
+    if olds == news:
+        return [] if _as_tuples(before) == _as_tuples(after) else [LayoutStep(list(after))]
+    place, new_place = ({atom: at for at, atom in enumerate(order)} for order in (olds, news))
+    if Counter(_as_tuples(before)) == Counter(_as_tuples(after)):
+        return [_turn(before, after)]
+    if _is_cut_at(after, place):
+        first = _with_ones(sorted(filter(None, after), key=lambda axis: place[axis[0]]), after)
+        return [LayoutStep(first), _turn(first, after)]
+    if _is_cut_at(before, new_place):
+        turned = _with_ones(sorted(filter(None, before), key=lambda axis: new_place[axis[0]]), before)
+        return [_turn(before, turned), LayoutStep(list(after))]
+    blocks: list[list[Atom]] = []
+    """The atoms in their new order, where atoms that stay neighbours are one block."""
+    for atom in news:
+        if blocks and place[blocks[-1][-1]] + 1 == place[atom]:
+            blocks[-1].append(atom)
+        else:
+            blocks.append([atom])
+    stored = sorted(blocks, key=lambda block: place[block[0]])
+    steps = [LayoutStep(list(stored)), _turn(stored, blocks)]
+    return steps if _as_tuples(blocks) == _as_tuples(after) else [*steps, LayoutStep(list(after))]
+
+
+def _as_tuples(axes: Sequence[Sequence[Atom]]) -> list[tuple[Atom, ...]]:
+    return list(map(tuple, axes))
+
+
+def _is_cut_at(axes: Sequence[Sequence[Atom]], places: Mapping[Atom, int]) -> bool:
+    """Whether the atoms of each axis are neighbours, in order, in another arrangement."""
+    return all(places[atom] == places[axis[0]] + at for axis in axes if axis for at, atom in enumerate(axis))
+
+
+def _with_ones(axes: Sequence[Sequence[Atom]], like: Sequence[Sequence[Atom]]) -> list[Sequence[Atom]]:
+    """`axes` with the axes of size 1 that `like` has, at the same places."""
+    rest = iter(axes)
+    return [next(rest) if axis else axis for axis in like]
+
+
+def _turn(before: Sequence[Sequence[Atom]], after: Sequence[Sequence[Atom]]) -> LayoutStep[Atom]:
+    left = dict(enumerate(_as_tuples(before)))
+    perm = [next(at for at in left if left[at] == axis and left.pop(at) == axis) for axis in _as_tuples(after)]
+    return LayoutStep(list(after), tuple(perm))

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import NodeProto, TensorProto
 
-from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS
+from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS, attribute_of
 from passes.graph.traversal import reads_of, walk
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
@@ -37,10 +37,7 @@ class MaskedGraph:
     def __init__(self, model: DetachedModel) -> None:
         self.model = model
         index = self.view = GraphView(model)
-        self.nodes, self.outputs, self._producers = index.nodes, index.outputs, index.positions
-        stored = index.initializers.items()
-        self._stored = {name: tensor for name, tensor in stored if name not in index.inputs}
-        self._fed = index.required_inputs
+        self.nodes, self.outputs, self._fed = index.nodes, index.outputs, index.required_inputs
         self.readers = index.readers
         self._softmaxes = [position for position, node in enumerate(self.nodes) if is_op(node, "Softmax")]
 
@@ -75,41 +72,34 @@ class MaskedGraph:
         reads = sum(reads_of(self.nodes[position]).count(name) for position in self.readers[name])
         return name in self.outputs or reads > len({(use.node, use.slot) for use in uses})
 
-    def _trace(self, value: str) -> Iterator[MaskUse]:
+    def _trace(self, value: str) -> list[MaskUse]:
         """The mask constants that a value is computed from, backward through nodes that keep a mask recognizable."""
-        pending, seen = [(value, 1.0)], set[tuple[str, float]]()
-        while pending:
-            state = pending.pop()
-            if state in seen or state[0] not in self._producers:
-                continue
-            seen.add(state)
-            position, factor = self._producers[state[0]], state[1]
-            for slot, scale in self._inputs_to_follow(self.nodes[position], factor):
+        found: list[MaskUse] = []
+
+        def before(state: tuple[str, float]) -> Iterator[tuple[str, float]]:
+            position = self.view.positions.get(state[0], -1)
+            for slot, scale in self._inputs_to_follow(self.nodes[position], state[1]) if position >= 0 else ():
                 name = self.nodes[position].input[slot]
                 array = self.constant(name)
                 if array is None:
-                    pending.append((name, scale))
+                    yield name, scale
                 elif _is_mask(array, scale):
-                    yield MaskUse(position, slot, scale)
+                    found.append(MaskUse(position, slot, scale))
+
+        list(walk([(value, 1.0)], before))
+        return found
 
     def added_inputs(self) -> list[str]:
         """The float inputs of the model that are added before a Softmax, such as a mask that the caller makes."""
-        found: dict[str, None] = {}
-        pending = [(self.nodes[position].input[0], False) for position in self._softmaxes]
-        seen = set(pending)
-        while pending:
-            value, is_added = pending.pop()
-            entry = self._fed.get(value)
-            if entry is not None and is_added and entry.type.tensor_type.elem_type in FLOATS:
-                found[value] = None
-            if value not in self._producers:
-                continue
-            node = self.nodes[self._producers[value]]
-            is_added = is_added or node.op_type in SUMS
-            states = {(node.input[slot], is_added) for slot, _ in self._inputs_to_follow(node, 1.0)}
-            pending += sorted(states - seen)
-            seen |= states
-        return sorted(found)
+
+        def before(state: tuple[str, bool]) -> list[tuple[str, bool]]:
+            node = self.view.producers.get(state[0])
+            slots = () if node is None else self._inputs_to_follow(node, 1.0)
+            return [(node.input[slot], state[1] or node.op_type in SUMS) for slot, _ in slots] if node else []
+
+        reached = walk([(self.nodes[position].input[0], False) for position in self._softmaxes], before)
+        added = {value for value, is_added in reached if is_added and value in self._fed}
+        return sorted(name for name in added if self._fed[name].type.tensor_type.elem_type in FLOATS)
 
     def _inputs_to_follow(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
         """The inputs of `node` that may bring a mask, each with the factor between that input and Softmax."""
@@ -142,9 +132,9 @@ class MaskedGraph:
 
     def constant(self, name: str) -> np.ndarray | None:
         """The values of a stored float, of a Constant, or of what ConstantOfShape fills."""
-        tensor = self._stored.get(name)
-        if tensor is None and name in self._producers:
-            tensor = tensor_in(self.nodes[self._producers[name]])
+        tensor, node = self.view.constants.get(name), self.view.producers.get(name)
+        if node is not None and is_op(node, "ConstantOfShape"):
+            tensor = attribute_of(node, "value")
         if tensor is None or tensor.data_type not in FLOATS or self.model.is_unread(tensor):
             return None
         return self.model.array(tensor)
@@ -155,22 +145,21 @@ class MaskedGraph:
         reached = {
             node for node, uses in found.items() if spot in {(mask_use.node, mask_use.slot) for mask_use in uses}
         }
-        pending, seen = list(self.nodes[use.node].output), set[str]()
-        while pending:
-            value = pending.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            if value in self.outputs:
-                return False
-            for position in self.readers[value] - reached:
-                node = self.nodes[position]
-                if node.op_type in SHAPES or self._asks_sign(node, value):
-                    continue
-                if not any(node.input[slot] == value for slot, _ in self._inputs_to_follow(node, 1.0)):
-                    return False
-                pending += node.output
-        return True
+
+        def readers(value: str) -> list[NodeProto]:
+            nodes = (self.nodes[position] for position in self.readers[value] - reached)
+            return [node for node in nodes if node.op_type not in SHAPES and not self._asks_sign(node, value)]
+
+        def follows(node: NodeProto, value: str) -> bool:
+            return any(node.input[slot] == value for slot, _ in self._inputs_to_follow(node, 1.0))
+
+        def onwards(value: str) -> list[str]:
+            return [name for node in readers(value) for name in node.output]
+
+        values = walk(self.nodes[use.node].output, onwards)
+        return all(
+            value not in self.outputs and all(follows(node, value) for node in readers(value)) for value in values
+        )
 
     def _asks_sign(self, node: NodeProto, value: str) -> bool:
         """Whether a node sees of `value` which elements are below 0, and no more."""
@@ -239,20 +228,6 @@ def _is_mask(array: np.ndarray, factor: float) -> bool:
 def epsilon_of(array: np.ndarray) -> float:
     """The distance from 1 to the next number of the dtype."""
     return {"float32": 2.0**-23, "float16": 2.0**-10}.get(array.dtype.name, 2.0**-7)
-
-
-def tensor_in(node: NodeProto) -> TensorProto | None:
-    """The tensor in a Constant or ConstantOfShape."""
-    if not (is_op(node, "Constant") or is_op(node, "ConstantOfShape")):
-        return None
-    for entry in node.attribute:
-        if entry.name == "value":
-            return entry.t
-        if entry.name == "value_float":
-            return numpy_helper.from_array(np.array(entry.f, np.float32))
-        if entry.name == "value_floats":
-            return numpy_helper.from_array(np.array(entry.floats, np.float32))
-    return None
 
 
 SHAPES: Final = frozenset({"Shape", "Size", "ConstantOfShape"})

@@ -13,14 +13,12 @@ from typing import Any, ClassVar, Final
 
 import ml_dtypes
 import numpy as np
-import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto
 
-from passes.context import PassContext
-from passes.graph.index import GraphIndex, computed_values, copy_of, free_name, replace_entries, value_names
-from passes.graph.op_facts import MATRIX_PRODUCTS, attribute_of, opset_of
-from passes.graph.traversal import read_names
-from passes.step import Description, PassResult, Step, structure
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import MATRIX_PRODUCTS, attribute_of, input_of, is_scaled, opset_of
+from passes.rewrites.rewriter import Rewriter, RewriteStep
+from passes.step import Description, PassResult, structure
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -80,7 +78,7 @@ def unpack_nibbles(rows: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class ToMatMulNBits(Step):
+class ToMatMulNBits(RewriteStep):
     """Write `MatMulNBits` for MatMul and Gemm whose weight is stored in 4 bits, in blocks or by channel.
 
     block_size: of weights by channel, whose scales are repeated for each block.
@@ -90,62 +88,91 @@ class ToMatMulNBits(Step):
     name: str = field(default="to-matmul-nbits", init=False)
     description: ClassVar[Description] = structure("Write products with weights of 4 bits as MatMulNBits")
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        layout = _LayoutChange(model)
-        for node in layout.nodes:
-            weight, why = read_dequantized(node, layout.index, model, self.block_size)
-            if weight is not None:
-                self._write(node, weight, layout)
-            elif why:
-                layout.left.append(f"{node.name or node.output[0]}: {why}")
-        return layout.result("products as MatMulNBits")
-
-    def _write(self, node: NodeProto, weight: NibbleWeight, layout: _LayoutChange) -> None:
-        rows, columns = weight.integers.shape
-        names = layout.known.get(node.input[1], [])
-        if not names:
-            stem = layout.open_stem(node.input[1])
-            integers, scales, zeros = weight.pack()
-            names += [layout.store(integers, f"{stem}_quantized"), layout.store(scales, f"{stem}_scale")]
-            if (weight.zero_points != MIDDLE).any():
-                names.append(layout.store(zeros, f"{stem}_zero_point"))
-            layout.known[node.input[1]] = names
-        sizes = {"K": rows, "N": columns, "bits": 4, "block_size": weight.block}
-        layout.replace(node, OPERATOR, [node.input[0], *names], CONTRIB, **sizes)
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
+        model, known, left, written = rewriter.model, dict[str, list[str]](), list[str](), 0
+        for node in rewriter.nodes:
+            weight, why = read_dequantized(node, model.index, model, self.block_size)
+            if weight is None:
+                left += [f"{node.name or node.output[0]}: {why}"] if why else []
+                continue
+            names = known.setdefault(node.input[1], [])
+            if not names:
+                stem = _open_stem(rewriter, node.input[1])
+                integers, scales, zeros = weight.pack()
+                names += [rewriter.store(integers, f"{stem}_quantized"), rewriter.store(scales, f"{stem}_scale")]
+                names += [rewriter.store(zeros, f"{stem}_zero_point")] if (weight.zero_points != MIDDLE).any() else []
+            rows, columns = weight.integers.shape
+            sizes = {"K": rows, "N": columns, "bits": 4, "block_size": weight.block}
+            _write_product(rewriter, node, OPERATOR, [node.input[0], *names], CONTRIB, **sizes)
+            written += 1
+        return _result(rewriter, written, "products as MatMulNBits", left)
 
 
 @dataclass(frozen=True, slots=True)
-class FromMatMulNBits(Step):
+class FromMatMulNBits(RewriteStep):
     """Write DequantizeLinear and MatMul for onnxruntime's `MatMulNBits` with stored integers of 4 bits."""
 
     name: str = field(default="from-matmul-nbits", init=False)
     description: ClassVar[Description] = structure("Write MatMulNBits as DequantizeLinear and MatMul")
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        layout = _LayoutChange(model)
-        for node in layout.nodes:
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
+        model, known, left, written = rewriter.model, dict[str, str](), list[str](), 0
+        for node in rewriter.nodes:
             if (node.domain, node.op_type) != (CONTRIB, OPERATOR):
                 continue
-            weight, why = _read_packed(node, layout.index, model)
+            weight, why = _read_packed(node, model.index, model)
             if weight is None:
-                layout.left.append(f"{node.name or node.output[0]}: {why}")
+                left.append(f"{node.name or node.output[0]}: {why}")
                 continue
-            self._write(node, weight, layout)
-        return layout.result("MatMulNBits as DequantizeLinear and MatMul")
+            if node.input[1] not in known:
+                known[node.input[1]] = _write_dequantized(rewriter, node, weight)
+            _write_product(rewriter, node, "MatMul", [node.input[0], known[node.input[1]]])
+            written += 1
+        return _result(rewriter, written, "MatMulNBits as DequantizeLinear and MatMul", left)
 
-    def _write(self, node: NodeProto, weight: NibbleWeight, layout: _LayoutChange) -> None:
-        if node.input[1] not in layout.known:
-            stem = layout.open_stem(node.input[1])
-            is_signed = bool((weight.zero_points == MIDDLE).all())
-            dtype = ml_dtypes.int4 if is_signed else ml_dtypes.uint4
-            integers = (weight.integers.astype(np.int8) - (MIDDLE if is_signed else 0)).astype(dtype)
-            names = [layout.store(integers, f"{stem}_quantized"), layout.store(weight.scales, f"{stem}_scale")]
-            if not is_signed:
-                names.append(layout.store(weight.zero_points.astype(dtype), f"{stem}_zero_point"))
-            result = layout.free(f"{stem}_dequantized")
-            layout.add("DequantizeLinear", names, result, node, axis=0, block_size=weight.block)
-            layout.known[node.input[1]] = [result]
-        layout.replace(node, "MatMul", [node.input[0], *layout.known[node.input[1]]], "")
+
+def _write_dequantized(rewriter: Rewriter, node: NodeProto, weight: NibbleWeight) -> str:
+    """Add the DequantizeLinear of a weight, and return the name of its result."""
+    stem = _open_stem(rewriter, node.input[1])
+    is_signed = bool((weight.zero_points == MIDDLE).all())
+    dtype = ml_dtypes.int4 if is_signed else ml_dtypes.uint4
+    integers = (weight.integers.astype(np.int8) - (MIDDLE if is_signed else 0)).astype(dtype)
+    names = [rewriter.store(integers, f"{stem}_quantized"), rewriter.store(weight.scales, f"{stem}_scale")]
+    names += [] if is_signed else [rewriter.store(weight.zero_points.astype(dtype), f"{stem}_zero_point")]
+    result = rewriter.free(f"{stem}_dequantized")
+    return rewriter.add("DequantizeLinear", names, node, output=result, axis=0, block_size=weight.block)
+
+
+def _open_stem(rewriter: Rewriter, name: str) -> str:
+    """What the names of the new tensors of the weight `name` begin with, as `quantsim` names them. The names of its old
+    tensors are free where nothing else reads these."""
+    old = [name]
+    for value in (value for value in old if len(rewriter.consumers[value]) == 1):  # of names that are added meanwhile
+        producer = rewriter.producer(value)
+        old += producer.input if producer is not None else ()
+        node = producer or next(iter(rewriter.consumers[value]), None)
+        if node is not None and node.op_type == OPERATOR:
+            old += [read for read in node.input[2:4] if read not in old]
+    rewriter.release_names(value for value in old if len(rewriter.consumers[value]) == 1)
+    for ending in ("_quantized", "_dequantized", "_DequantizeLinear_Output"):
+        name = name.removesuffix(ending)
+    return name
+
+
+def _write_product(
+    rewriter: Rewriter, node: NodeProto, op: str, inputs: list[str], domain: str = "", **attributes: Any
+) -> None:
+    """Make another product of `node`, under its name; a bias becomes an Add after it."""
+    bias, result = input_of(node, 2 if node.op_type == "Gemm" else 5), node.output[0]
+    rewriter.turn_into(node, op, inputs, domain, **attributes)
+    if bias:
+        product = rewriter.take_output(result, f"{result}_product")
+        rewriter.add("Add", [product, bias], node, rewriter.shape(product), output=result)
+
+
+def _result(rewriter: Rewriter, written: int, what: str, left: list[str]) -> PassResult:
+    stays = f"{plural(len(left), 'product')} left as they are, the first is {left[0]}" if left else ""
+    return rewriter.result(f"{written} {what}" if written else "", stays, default=f"0 {what}")
 
 
 def read_dequantized(
@@ -161,13 +188,10 @@ def read_dequantized(
     """
     if node.domain or node.op_type not in MATRIX_PRODUCTS or len(node.input) < 2:
         return None, ""
-    producer, is_transposed = index.producers.get(node.input[1]), False
-    if (
-        producer is not None
-        and producer.op_type == "Transpose"
-        and list(attribute_of(producer, "perm", [1, 0])) == [1, 0]
-    ):
-        producer, is_transposed = index.producers.get(producer.input[0]), True
+    producer = index.producers.get(node.input[1])
+    perm = attribute_of(producer, "perm", [1, 0]) if producer is not None and producer.op_type == "Transpose" else ()
+    is_transposed = producer is not None and list(perm) == [1, 0]
+    producer = index.producers.get(producer.input[0]) if producer is not None and is_transposed else producer
     stored = index.initializers
     if producer is None or producer.op_type != "DequantizeLinear" or producer.input[0] not in stored:
         return None, ""
@@ -177,11 +201,7 @@ def read_dequantized(
     if any(tensor is None for tensor in tensors) or len(tensors[0].dims) != 2:
         return None, "its weight is no stored matrix with stored scales"
     if node.op_type == "Gemm":
-        if (
-            attribute_of(node, "transA", 0)
-            or attribute_of(node, "alpha", 1.0) != 1
-            or attribute_of(node, "beta", 1.0) != 1
-        ):
+        if is_scaled(node):
             return None, "its factors are transposed or scaled"
         is_transposed ^= bool(attribute_of(node, "transB", 0))
     integers, scales, *zero = (model.array(tensor) for tensor in tensors if tensor is not None)
@@ -223,96 +243,3 @@ def _read_packed(node: NodeProto, index: GraphIndex, model: DetachedModel) -> tu
     blocks = -(-sizes["K"] // sizes["block_size"])
     data = data.reshape(sizes["N"], blocks, sizes["block_size"] // 2)
     return NibbleWeight.unpack(sizes["K"], sizes["block_size"], data, scales, zero[0] if zero else None), ""
-
-
-class _LayoutChange:
-    """Collects new nodes and tensors for a copy of a model."""
-
-    def __init__(self, model: DetachedModel) -> None:
-        self._model, self._proto = model, model.copy_proto()
-        self.index = GraphIndex(self._proto.graph)
-        self.nodes = list(self._proto.graph.node)
-        self.left: list[str] = []
-        self.known: dict[str, list[str]] = {}
-        """Weight, by what the product reads → the names of the new tensors."""
-        self._taken = value_names(self._proto.graph)
-        self._before: dict[int, list[NodeProto]] = {}
-        self._new: dict[int, list[NodeProto]] = {}
-        self._tensors: list[TensorProto] = []
-
-    def open_stem(self, name: str) -> str:
-        """What the names of the new tensors of the weight `name` begin with, as `quantsim` names them. The names of its
-        old tensors are free where nothing else reads these."""
-        old = [name]
-        for value in old:
-            producer = self.index.producers.get(value)
-            old += producer.input if producer is not None else ()
-            node = producer or next(iter(self.index.consumers.get(value, ())), None)
-            if node is not None and node.op_type == OPERATOR:
-                old += [read for read in node.input[2:4] if read not in old]
-        self._taken = self._taken - {value for value in old if len(self.index.consumers.get(value, ())) == 1}
-        for ending in ("_quantized", "_dequantized", "_DequantizeLinear_Output"):
-            name = name.removesuffix(ending)
-        return name
-
-    def free(self, name: str) -> str:
-        found = free_name(name, self._taken)
-        self._taken = self._taken | {found}
-        return found
-
-    def store(self, array: np.ndarray, name: str) -> str:
-        self._tensors.append(numpy_helper.from_array(np.ascontiguousarray(array), self.free(name)))
-        return self._tensors[-1].name
-
-    def add(self, op: str, inputs: list[str], output: str, template: NodeProto, **attributes: Any) -> None:
-        node = helper.make_node(op, inputs, [output], f"{template.name}/{op}" if template.name else "", **attributes)
-        node.metadata_props.extend(template.metadata_props)
-        self._before.setdefault(id(template), []).append(node)
-
-    def replace(self, node: NodeProto, op: str, inputs: list[str], domain: str, **attributes: Any) -> None:
-        """Put `op` in place of `node`, under its name; a bias becomes an Add after it."""
-        place = 2 if node.op_type == "Gemm" else 5
-        bias = node.input[place] if len(node.input) > place else ""
-        output = self.free(f"{node.output[0]}_product") if bias else node.output[0]
-        made = helper.make_node(op, inputs, [output], node.name, domain=domain, **attributes)
-        made.metadata_props.extend(node.metadata_props)
-        added = helper.make_node("Add", [output, bias], list(node.output), f"{node.name}/bias" if node.name else "")
-        added.metadata_props.extend(node.metadata_props)
-        self._new[id(node)] = [made, added] if bias else [made]
-
-    def result(self, what: str) -> PassResult:
-        left = f"{plural(len(self.left), 'product')} left as they are, the first is {self.left[0]}" if self.left else ""
-        if not self._new:
-            return PassResult(self._model, changed=False, why=left or f"0 {what}")
-        graph = self._proto.graph
-        nodes = [
-            new
-            for node in self.nodes
-            for new in (*self._before.get(id(node), ()), *self._new.get(id(node), (copy_of(node),)))
-        ]
-        replace_entries(graph.node, _without_unread(nodes, {info.name for info in graph.output}))
-        new = {tensor.name for tensor in self._tensors}
-        kept = [tensor for tensor in graph.initializer if tensor.name not in new]
-        replace_entries(graph.initializer, [*kept, *self._tensors])
-        reads = read_names(graph.node) | {info.name for info in graph.output}
-        replace_entries(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in reads])
-        made = computed_values(graph.node)
-        replace_entries(graph.value_info, [info for info in graph.value_info if info.name in made])
-        domains = {node.domain for node in graph.node}
-        if CONTRIB in domains and all(entry.domain != CONTRIB for entry in self._proto.opset_import):
-            self._proto.opset_import.append(onnx.helper.make_opsetid(CONTRIB, 1))
-        return PassResult(self._model.with_proto(self._proto), why=f"{len(self._new)} {what}{left and f'; {left}'}")
-
-
-def _without_unread(nodes: list[NodeProto], outputs: set[str]) -> list[NodeProto]:
-    """Without the DequantizeLinear and Transpose that only a replaced product has read."""
-    while True:
-        reads = read_names(nodes) | outputs
-        kept = [
-            node
-            for node in nodes
-            if node.op_type not in ("DequantizeLinear", "Transpose") or not reads.isdisjoint(node.output)
-        ]
-        if len(kept) == len(nodes):
-            return kept
-        nodes = kept

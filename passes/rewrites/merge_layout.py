@@ -5,50 +5,23 @@ A chain may go through operators that compute element by element: they do the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import numpy as np
 from onnx import NodeProto
 
-from passes.context import PassContext
-from passes.graph.op_facts import LAYOUT_OPS, attribute_of, input_of
+from passes.graph.op_facts import BROADCASTING, CURVES, LAYOUT_OPS, OF_TWO, attribute_of, input_of
 from passes.graph.traversal import bodies_in
-from passes.rewrites.biased_product import join_biases, why_apart
-from passes.rewrites.flat_rows import flatten_rows
+from passes.rewrites.flat_rows import flatten_rows, join_biases, why_apart
 from passes.rewrites.layout_map import LayoutCall, LayoutMap, NoLayout
-from passes.rewrites.rewriter import Rewriter
-from passes.step import Description, PassResult, Step, structure
-from passes.suggest import plural
-from passes.weights.detached import DetachedModel
+from passes.rewrites.rewriter import Rewriter, RewriteStep
+from passes.step import Description, PassResult, structure
+from passes.suggest import say_count
 
 MOVING: Final = LAYOUT_OPS | {"Expand", "Tile"}
 """The operators of a chain."""
-
-CURVES: Final = frozenset(
-    {
-        *("Abs", "Cast", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu"),
-        *("Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus"),
-        *("Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu"),
-    }
-)
-"""Operators of one input that compute element by element."""
-
-OF_TWO: Final = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max"})
-"""Operators of two inputs that compute element by element, and broadcast."""
-
-BROADCASTING: Final = OF_TWO | {
-    "Where",
-    "Equal",
-    "Less",
-    "LessOrEqual",
-    "Greater",
-    "GreaterOrEqual",
-    "And",
-    "Or",
-    "Xor",
-}
 
 NOTHING: Final = "every chain is in its shortest form"
 
@@ -57,7 +30,7 @@ LONGEST: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class MergeLayout(Step):
+class MergeLayout(RewriteStep):
     """Merge chains of Transpose, Reshape, Squeeze, Unsqueeze, Flatten, Expand and Tile, also through elementwise ones.
 
     A chain of which others read a value in the middle is written anew only where that leaves no more nodes. Rows that
@@ -70,18 +43,17 @@ class MergeLayout(Step):
         "Write chains of Transpose, Reshape, Squeeze, Unsqueeze, Flatten and Expand in the shortest form"
     )
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        if not any(node.op_type in MOVING or node.op_type == "MatMul" for node in model.proto.graph.node):
-            return PassResult(model, changed=False, why="nothing moves elements")
-        rewriter = Rewriter(model, context)
+    def why_not(self, ops: Set[str]) -> str:
+        return "" if ops & (MOVING | {"MatMul"}) else "nothing moves elements"
+
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         before = len(rewriter.nodes)
         for node in rewriter.nodes:
             rewriter.drop_unread(node.output[0])  # a dead consumer would make its operand look shared
         while merge_chains(rewriter) or flatten_rows(rewriter) or join_biases(rewriter):
             pass
         gone = before - len(rewriter.nodes)
-        said = f"{plural(gone, 'node')} fewer" if gone else NOTHING
-        return rewriter.result("; ".join(filter(None, (said, why_apart(rewriter)))))
+        return rewriter.result(say_count(gone, "node", "fewer") or NOTHING, why_apart(rewriter))
 
 
 def merge_chains(rewriter: Rewriter) -> bool:

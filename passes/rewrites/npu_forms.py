@@ -13,21 +13,19 @@ from typing import ClassVar, Final
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.context import PassContext
-from passes.graph.op_facts import attribute_of, input_of
+from passes.graph.op_facts import attribute_of, input_of, is_scaled
 from passes.graph.traversal import walk
-from passes.rewrites.biased_product import find_bias
 from passes.rewrites.canonical_attention import SoftmaxAttention, find_attentions, why_no_attention
-from passes.rewrites.canonical_norm import is_feature_vector
-from passes.rewrites.node_writer import Dim
-from passes.rewrites.rewriter import Array, Rewriter
-from passes.step import Description, PassResult, Step, structure, values
-from passes.suggest import plural
-from passes.weights.detached import DetachedModel
+from passes.rewrites.canonical_parts import is_feature_vector
+from passes.rewrites.flat_rows import find_bias
+from passes.rewrites.graph_edit import Dim
+from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
+from passes.step import Description, PassResult, structure, values
+from passes.suggest import say_count, say_left
 
 
 @dataclass(frozen=True, slots=True)
-class LinearToConv(Step):
+class LinearToConv(RewriteStep):
     """Write each MatMul and Gemm with a stored matrix as a 1×1 Conv: rows are an image of one line, [1, K, 1, rows].
 
     The weight becomes [N, K, 1, 1]; the bias that is added after a MatMul, that of the Conv. With `merge-layout` after
@@ -37,16 +35,12 @@ class LinearToConv(Step):
     name: str = field(default="linear-to-conv", init=False)
     description: ClassVar[Description] = values("Write each product with a stored matrix as a 1×1 Conv")
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        rewriter = Rewriter(model, context)
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         products = [node for node in rewriter.by_op("MatMul", "Gemm") if node.input[1] in rewriter.stored]
         reasons = [reason for node in products if (reason := _write_conv(rewriter, node))]
         written = len(products) - len(reasons)
-        said = (
-            f"{plural(written, 'product')} as Conv" if written else "" if reasons else "no product has a stored matrix"
-        )
-        left = f"{plural(len(reasons), 'product')} left, {reasons[0]}" if reasons else ""
-        return rewriter.result("; ".join(filter(None, (said, left))))
+        said = say_count(written, "product", "as Conv")
+        return rewriter.result(said, say_left(reasons, "product"), default="no product has a stored matrix")
 
 
 def _write_conv(rewriter: Rewriter, node: NodeProto) -> str:
@@ -57,11 +51,7 @@ def _write_conv(rewriter: Rewriter, node: NodeProto) -> str:
         return f"{label}: the sizes of its data are not fixed"
     if weight is None or weight.ndim != 2:
         return f"{label}: its weight is no matrix that is read"
-    if (
-        attribute_of(node, "transA", 0)
-        or attribute_of(node, "alpha", 1.0) != 1.0
-        or attribute_of(node, "beta", 1.0) != 1.0
-    ):
+    if is_scaled(node):
         return f"{label}: it scales or transposes its data"
     matrix = weight if attribute_of(node, "transB", 0) else weight.T
     if rewriter.dtype(node.output[0]) not in NARROW_FLOATS:
@@ -70,19 +60,13 @@ def _write_conv(rewriter: Rewriter, node: NodeProto) -> str:
     if bias is None and input_of(node, 2):
         return f"{label}: its bias is no stored vector"
     rows, width, count = math.prod(shape[:-1]), shape[-1], matrix.shape[0]
-    data = _reshape(rewriter, node, node.input[0], (1, 1, rows, width))
-    image = rewriter.add("Transpose", [data], node, (1, width, 1, rows), perm=[0, 3, 1, 2])
+    image = rewriter.transpose(rewriter.reshape(node.input[0], (1, 1, rows, width), node), [0, 3, 1, 2], node)
     kernel = rewriter.constant_of(np.ascontiguousarray(matrix)[:, :, None, None], f"{node.input[1]}_conv")
     inputs = [image, kernel, *([rewriter.constant_of(bias, f"{node.output[0]}/bias")] if bias is not None else [])]
     made = rewriter.add("Conv", inputs, node, (1, count, 1, rows), kernel_shape=[1, 1])
-    back = rewriter.add("Transpose", [made], node, (1, 1, rows, count), perm=[0, 2, 3, 1])
-    rewriter.replace(end, _reshape(rewriter, node, back, (*shape[:-1], count)))
+    back = rewriter.transpose(made, [0, 2, 3, 1], node)
+    rewriter.replace(end, rewriter.reshape(back, (*shape[:-1], count), node))
     return ""
-
-
-def _reshape(rewriter: Rewriter, node: NodeProto, name: str, shape: Sequence[int]) -> str:
-    sizes = rewriter.constant_of(np.array(shape, np.int64), f"{node.output[0]}/shape")
-    return rewriter.add("Reshape", [name, sizes], node, shape)
 
 
 def _bias_of(rewriter: Rewriter, node: NodeProto, shape: Sequence[int]) -> tuple[str, Array | None]:
@@ -104,7 +88,7 @@ NARROW_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLO
 
 
 @dataclass(frozen=True, slots=True)
-class MhaToSha(Step):
+class MhaToSha(RewriteStep):
     """Compute each head of an attention by itself: Split, MatMul, scale, mask, Softmax, MatMul for a head each, Concat.
 
     Each head computes with the very same numbers as before. Heads that share keys and values read the same piece.
@@ -113,8 +97,7 @@ class MhaToSha(Step):
     name: str = field(default="mha-to-sha", init=False)
     description: ClassVar[Description] = structure("Compute each head of an attention by operators of its own")
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        rewriter = Rewriter(model, context)
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         reasons: list[str] = []
         heads = 0
         for attention in list(find_attentions(rewriter)):
@@ -131,9 +114,8 @@ class MhaToSha(Step):
                 continue
             writer.write()
             heads += shape[1]
-        said = f"{plural(heads, 'head')} by {'themselves' if heads > 1 else 'itself'}" if heads else ""
-        left = f"{plural(len(reasons), 'attention')} left, {reasons[0]}" if reasons else ""
-        return rewriter.result("; ".join(filter(None, (said, left))) or why_no_attention(rewriter))
+        said = say_count(heads, "head", f"by {'themselves' if heads > 1 else 'itself'}")
+        return rewriter.result(said, say_left(reasons, "attention"), default=why_no_attention(rewriter))
 
 
 @dataclass(slots=True)
@@ -221,7 +203,7 @@ class _HeadWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class NoInt64(Step):
+class NoInt64(RewriteStep):
     """Let operators that take int32 indices read int32: stored ones, and those of an input through one Cast.
 
     Shapes, axes and repeats stay int64, which ONNX has no other type for.
@@ -230,8 +212,7 @@ class NoInt64(Step):
     name: str = field(default="no-int64", init=False)
     description: ClassVar[Description] = structure("Give indices the type int32 where an operator takes it")
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        rewriter = Rewriter(model, context)
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         narrow: dict[str, str] = {}
         for node in rewriter.by_op(*TAKES_INT32):
             if node.op_type == "OneHot" and rewriter.dtype(node.input[2]) not in NARROW_FLOATS:
@@ -243,8 +224,8 @@ class NoInt64(Step):
                     narrow[name] = narrow.get(name) or _narrow(rewriter, node, name)
                     rewriter.set_input(node, position, narrow[name])
                     rewriter.drop_unread(name)
-        why = f"{plural(len(narrow), 'value')} of indices as int32" if narrow else "no operator reads indices of int64"
-        return rewriter.result(why)
+        said = say_count(len(narrow), "value", "of indices as int32")
+        return rewriter.result(said, default="no operator reads indices of int64")
 
     @staticmethod
     def _fits(rewriter: Rewriter, name: str) -> bool:

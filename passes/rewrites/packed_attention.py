@@ -15,8 +15,7 @@ import numpy as np
 from onnx import TensorProto
 
 from passes.graph.op_facts import attribute_of, input_of, op_of
-from passes.rewrites.graph_edit import GraphEdit
-from passes.rewrites.node_writer import Dim, GraphTypes, NodeWriter, NotHandledError
+from passes.rewrites.graph_edit import Dim, GraphEdit, GraphTypes, NodeWriter, NotHandledError
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 

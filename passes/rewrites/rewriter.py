@@ -7,7 +7,7 @@ before it have made: it uses a `Rewriter`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, Final
 
 import numpy as np
@@ -18,16 +18,18 @@ from passes.context import PassContext
 from passes.graph.index import (
     computed_values,
     constant_of,
+    drop_unread,
     initializers_of,
     producers_of,
     replace_entries,
     take_name,
+    unread_tensors,
     value_names,
 )
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
-from passes.graph.traversal import bodies_in, live_nodes, read_names, reads_of, sort_nodes
-from passes.rewrites.node_writer import Dim, GraphTypes
-from passes.step import PassResult
+from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
+from passes.rewrites.graph_edit import Dim, GraphTypes
+from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import DETACH_FROM_BYTES, TYPED_FIELDS, Key, Weight, digest_of, initializer_of, key_of
@@ -53,7 +55,7 @@ class Rewriter:
         self.consumers: defaultdict[str, list[NodeProto]] = defaultdict(list)
         self.held = {info.name for info in graph.output}
         self.changes = 0
-        self._spare = self.stored.keys() - read_names(graph.node)
+        self._spare = unread_tensors(graph)
         """Stored tensors that nothing read before."""
         self._names = value_names(graph) | {node.name for node in graph.node}
         self._nodes: dict[int, NodeProto] = {}
@@ -166,21 +168,80 @@ class Rewriter:
         """Say which type a new value has."""
         self._types[name] = dtype, tuple(shape)
 
+    def reshape(self, name: str, shape: Sequence[int], like: NodeProto) -> str:
+        """Add a Reshape of a value to fixed sizes."""
+        sizes = self.constant_of(np.array(shape, np.int64), f"{name}/shape")
+        return self.add("Reshape", [name, sizes], like, shape, dtype=self.dtype(name))
+
+    def transpose(self, name: str, perm: Sequence[int], like: NodeProto) -> str:
+        """Add a Transpose of a value whose rank is known."""
+        shape = self.shape(name)
+        assert shape is not None
+        turned = [shape[axis] for axis in perm]
+        return self.add("Transpose", [name], like, turned, dtype=self.dtype(name), perm=list(perm))
+
     def add_copy(self, node: NodeProto, inputs: Sequence[str], shape: Sequence[Dim] | None = None) -> str:
         """Add the operator of `node`, which has one output, on other inputs."""
-        name = self.add(node.op_type, inputs, node, shape)
-        self.producers[name].attribute.extend(node.attribute)
-        return name
+        return self.add_copies(node, inputs, [shape])[0]
+
+    def add_copies(
+        self, node: NodeProto, inputs: Sequence[str], shapes: Sequence[Sequence[Dim] | None], **changed: Any
+    ) -> list[str]:
+        """Add the operator of `node` on other inputs, and return the names of its outputs.
+
+        Args:
+            node: the node.
+            inputs: the values that it reads.
+            shapes: those of the outputs, as far as they are known.
+            **changed: the attributes that have other values now, by name.
+        """
+        names = [self.free(f"{name}/{node.op_type.lower()}") for name in node.output]
+        made = self.add_many(node.op_type, inputs, node, names, **changed)
+        made.attribute.extend(attribute for attribute in node.attribute if attribute.name not in changed)
+        for old, new, shape in zip(node.output, names, shapes, strict=True):
+            self._types[new] = self.dtype(old), None if shape is None else tuple(shape)
+        return names
 
     def constant_of(self, array: Array, label: str) -> str:
         """The name of a stored tensor of these elements; tensors of equal content that were made here are one."""
         key = array.dtype, array.shape, digest_of(array)
         if key not in self._made:
-            self._made[key] = self._store(array, self.free(label))
+            self._made[key] = self.store(array, label)
         return self._made[key]
+
+    def store(self, array: Array, label: str) -> str:
+        """The name of a new stored tensor."""
+        name, data_type = self.free(label), helper.np_dtype_to_tensor_dtype(array.dtype)
+        if array.nbytes < DETACH_FROM_BYTES or data_type not in TYPED_FIELDS:
+            tensor = onnx.numpy_helper.from_array(array, name)
+        else:
+            weight = Weight.of(array)
+            tensor, key = initializer_of(name, weight)
+            self._weights |= {} if key is None else {key: weight}
+        self.stored[name] = tensor
+        self._types[name] = data_type, array.shape
+        return name
 
     def free(self, name: str) -> str:
         return take_name(name, self._names, 2)
+
+    def release_names(self, names: Iterable[str]) -> None:
+        """Let new values have these names: what has them now goes."""
+        self._names.difference_update(names)
+
+    def turn_into(self, node: NodeProto, op: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
+        """Make another operator of a node, on other inputs; nodes that only it read go."""
+        before = list(node.input)
+        for name in before:
+            self.consumers[name] = [consumer for consumer in self.consumers[name] if consumer is not node]
+        node.CopyFrom(helper.make_node(op, inputs, node.output, node.name, domain=domain, **attributes))
+        for name in dict.fromkeys(inputs):
+            self.consumers[name].append(node)
+        for name in before:
+            self.drop_unread(name)
+        if domain and all(entry.domain != domain for entry in self.proto.opset_import):
+            self.proto.opset_import.append(helper.make_opsetid(domain, 1))
+        self.changes += 1
 
     def set_input(self, node: NodeProto, place: int, name: str) -> None:
         """Let `node` read another value."""
@@ -217,14 +278,31 @@ class Rewriter:
         made.output[list(made.output).index(new)] = old
         self.producers[old] = self.producers.pop(new)
 
+    def replace_made(self, nodes: Sequence[NodeProto], remake: Callable[[str], str]) -> None:
+        """Take nodes out, the last first; what other nodes still read of them, or what is held, is made in another way.
+
+        Args:
+            nodes: the nodes, in their order.
+            remake: adds what makes a value that is equal, and returns its name.
+        """
+        for name in (name for node in reversed(nodes) for name in node.output):
+            if name in self.held or self.consumers[name]:
+                self.replace(name, remake(name))
+            else:
+                self.drop_unread(name)
+
     def rename(self, old: str, new: str) -> None:
         """Give the computed value `old`, which is not held, a name that is free."""
-        new = self.free(new)
-        producer = self.producers[new] = self.producers.pop(old)
+        self._reroute(old, self.take_output(old, new))
+
+    def take_output(self, old: str, label: str) -> str:
+        """Give the value `old` a free name, and return that; its consumers still read `old`, which a new node makes."""
+        new, producer = self.free(label), self.producers.pop(old)
+        self.producers[new] = producer
         producer.output[list(producer.output).index(old)] = new
         self._types[new] = self._types.get(old, (0, None))
-        self._reroute(old, new)
         self.changes += 1
+        return new
 
     def _reroute(self, old: str, new: str) -> None:
         """Let all consumers of `old` read `new`."""
@@ -255,8 +333,14 @@ class Rewriter:
         if name in self.producers and self._is_unread(self.producers[name]):
             self.remove(self.producers[name])
 
-    def result(self, why: str | None) -> PassResult:
-        """The changed model, without the nodes and tensors that nothing reads any more."""
+    def result(self, *phrases: str, default: str = "") -> PassResult:
+        """The changed model, without the nodes and tensors that nothing reads any more.
+
+        Args:
+            phrases: what was done and what was left; empty ones do not count.
+            default: what is said where all are empty.
+        """
+        why = "; ".join(filter(None, phrases)) or default or None
         if not self.changes:
             return PassResult(self.model, changed=False, why=why)
         graph = self.proto.graph
@@ -264,10 +348,8 @@ class Rewriter:
         sort_nodes(graph)
         live = computed_values(live_nodes(graph)).keys()
         replace_entries(graph.node, [node for node in graph.node if not live.isdisjoint(node.output)])
-        stays = read_names(graph.node) | {info.name for info in graph.output} | self._spare | self.fed
-        replace_entries(graph.initializer, [tensor for tensor in self.stored.values() if tensor.name in stays])
-        computed = computed_values(graph.node).keys() | self.fed
-        replace_entries(graph.value_info, [info for info in graph.value_info if info.name in computed])
+        replace_entries(graph.initializer, self.stored.values())
+        drop_unread(graph, self._spare)
         return PassResult(DetachedModel(self.proto, {**self.model.weights, **self._weights}), why=why)
 
     def _enter(self, node: NodeProto) -> None:
@@ -279,20 +361,40 @@ class Rewriter:
     def _is_unread(self, node: NodeProto) -> bool:
         return id(node) in self._nodes and not any(self.consumers[name] or name in self.held for name in node.output)
 
-    def _store(self, array: Array, name: str) -> str:
-        data_type = helper.np_dtype_to_tensor_dtype(array.dtype)
-        if array.nbytes < DETACH_FROM_BYTES or data_type not in TYPED_FIELDS:
-            tensor = onnx.numpy_helper.from_array(array, name)
-        else:
-            weight = Weight.of(array)
-            tensor, key = initializer_of(name, weight)
-            self._weights |= {} if key is None else {key: weight}
-        self.stored[name] = tensor
-        self._types[name] = data_type, array.shape
-        return name
-
     def _weight_of(self, tensor: TensorProto) -> Weight | None:
         return self._weights.get(key) if self._weights and (key := key_of(tensor)) is not None else None
+
+
+class RewriteStep(Step):
+    """A step that changes a graph in place."""
+
+    __slots__ = ()
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        why = self.why_not({node.op_type for node in model.proto.graph.node})
+        return PassResult(model, changed=False, why=why) if why else self.rewrite(Rewriter(model, context))
+
+    def why_not(self, ops: Set[str]) -> str:
+        """Why a graph stays as it is whatever its nodes read.
+
+        Args:
+            ops: the operators of the graph.
+
+        Returns:
+            The reason; nothing where the graph has to be looked at.
+        """
+        return ""
+
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
+        """Change the graph.
+
+        Args:
+            rewriter: the graph; it has the model that it was made of.
+
+        Returns:
+            The result of `rewriter`.
+        """
+        raise NotImplementedError
 
 
 def is_float(array: Array) -> bool:

@@ -7,6 +7,7 @@ that is an input of the model may hide anything.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar, Final
@@ -14,16 +15,14 @@ from typing import ClassVar, Final
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.context import PassContext
 from passes.graph.op_facts import LAYOUT_OPS, PRODUCTS, SAME_OPS, attribute_of, input_of, op_of
-from passes.rewrites.rewriter import Array, Rewriter, is_float
-from passes.step import Description, PassResult, Step, values
-from passes.suggest import plural
-from passes.weights.detached import DetachedModel
+from passes.rewrites.rewriter import Array, Rewriter, RewriteStep, is_float
+from passes.step import Description, PassResult, values
+from passes.suggest import say_count, say_left
 
 
 @dataclass(frozen=True, slots=True)
-class DropSoftmaxGuard(Step):
+class DropSoftmaxGuard(RewriteStep):
     """Remove IsNaN and Where after each Softmax of which no row can be masked whole."""
 
     name: str = field(default="drop-softmax-guard", init=False)
@@ -31,10 +30,10 @@ class DropSoftmaxGuard(Step):
         "Remove IsNaN and Where after a Softmax where no row can be masked whole"
     )
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        if not any(node.op_type == "IsNaN" for node in model.proto.graph.node):
-            return PassResult(model, changed=False, why="no guard follows a softmax")
-        rewriter = Rewriter(model, context)
+    def why_not(self, ops: Set[str]) -> str:
+        return "" if "IsNaN" in ops else "no guard follows a softmax"
+
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         scores, dropped, left = ScoreRanges(rewriter), 0, list[str]()
         for node in rewriter.by_op("Where"):
             softmax = _guarded_softmax(rewriter, node)
@@ -46,9 +45,8 @@ class DropSoftmaxGuard(Step):
             else:
                 rewriter.replace(node.output[0], node.input[2])
                 dropped += 1
-        said = f"{plural(dropped, 'guard')} removed" if dropped else "" if left else "no guard follows a softmax"
-        stays = f"{plural(len(left), 'guard')} left, {left[0]}" if left else ""
-        return rewriter.result("; ".join(filter(None, (said, stays))))
+        said = say_count(dropped, "guard", "removed")
+        return rewriter.result(said, say_left(left, "guard"), default="no guard follows a softmax")
 
 
 def _guarded_softmax(rewriter: Rewriter, guard: NodeProto) -> NodeProto | None:
@@ -89,11 +87,8 @@ class ScoreRanges:
         """Why a row may be masked whole; empty if none can be."""
         rank = len(self._rewriter.shape(softmax.input[0]) or ())
         kind, reason = self._range_of(softmax.input[0])
-        if (
-            kind is Range.OPEN
-            and self._rewriter.opset >= 13
-            and attribute_of(softmax, "axis", -1) not in (-1, rank - 1)
-        ):
+        is_last = self._rewriter.opset < 13 or attribute_of(softmax, "axis", -1) in (-1, rank - 1)
+        if kind is Range.OPEN and not is_last:
             return "its rows are not along the last axis"
         return reason
 

@@ -12,11 +12,12 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
-from passes.graph.op_facts import attribute_of, op_of
+from passes.graph.op_facts import attribute_of, op_of, opset_of
 from passes.provenance.weight_origins import part_name
-from passes.rewrites.channel_layout import Group, LayoutStep, layout_steps
+from passes.rewrites.channel_layout import AxisFactor, Group
 from passes.rewrites.channel_values import ChannelOp, ChannelValue, channel_values
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
+from passes.rewrites.layout_map import LayoutStep, layout_steps
 from passes.rewrites.merged_product import MergedProduct, NotSplit, StoredChannels, read_product, stored_channels
 from passes.structures.axes import product_of
 from passes.structures.matrices import matrix_of
@@ -245,7 +246,7 @@ class _Splitter:
         keys = [part.channels.tobytes() for part in pieces]
         names = {key: names.get(key) or self.edit.free(f"{value}.{at}") for at, key in enumerate(keys)}
         sizes = [len(part.channels) for part in pieces]
-        if self.edit.opset() < SPLIT_TAKES_SIZES:
+        if opset_of(self.edit.view.model.proto) < SPLIT_TAKES_SIZES:
             node = onnx.helper.make_node("Split", [value], list(names.values()), axis=axis, split=sizes)
         else:
             given = [value, self.edit.ints(sizes, f"{value}.sizes")]
@@ -254,7 +255,7 @@ class _Splitter:
         return dict(names)
 
     def _lay_out(
-        self, source: str, order: Sequence[Group], steps: Sequence[LayoutStep], part: ChannelPart, role: str
+        self, source: str, order: Sequence[Group], steps: Sequence[LayoutStep[AxisFactor]], part: ChannelPart, role: str
     ) -> None:
         """Give the channels in `source` the layout in which the consumers of `part` take them, by its name."""
         groups, template = list(order), _producer(part)
@@ -262,13 +263,13 @@ class _Splitter:
             self.edit.add_node("Identity", [source], part.value.name, template, role)
         for at, step in enumerate(steps):
             name = part.value.name if at == len(steps) - 1 else self.edit.free(f"{part.value.name}.{STEP_NAMES[at]}")
+            after = list(map(tuple, step.groups))
             if step.perm:
-                groups = [groups[axis] for axis in step.perm]
                 source = self.edit.add_node("Transpose", [source], name, template, role, perm=list(step.perm))
             else:
-                shape = self._shape(groups, step.groups, name)
+                shape = self._shape(groups, after, name)
                 source = self.edit.add_node("Reshape", [source, shape], name, template, role)
-                groups = list(step.groups)
+            groups = after
 
     def _shape(self, before: Sequence[Group], after: Sequence[Group], name: str) -> str:
         """The sizes for a Reshape; sizes that are not fixed are copied, inferred, or read from another tensor."""

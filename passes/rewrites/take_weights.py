@@ -39,9 +39,8 @@ class TakeWeights(Step):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         found = read_weight_file(model, Path(self.file))
-        outputs = {info.name: info.name for info in model.proto.graph.output}
-        inputs = {name: name for name in model.index.required_inputs}
-        relation = Relation(inputs, outputs, reference=found.store_floats(model))
+        ends = model.index.required_inputs, model.index.outputs
+        relation = Relation.between_namesakes(*ends, reference=found.store_floats(model))
         return PassResult(found.store(model), why=found.summary, relation=relation)
 
 

@@ -19,14 +19,13 @@ from onnx import NodeProto, TensorProto, helper
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.index import GraphIndex, free_name, replace_all_uses_with, replace_entries, value_names
+from passes.graph.inference import EVERY_FLOAT
 from passes.graph.op_facts import PRODUCTS
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
 from passes.step import Description, PassResult, Step, structure, values
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
-
-FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,4 +162,4 @@ def _name_for(name: str, known: dict[Hashable, str], consumer: Hashable, taken: 
 
 
 def _is_weight(tensor: TensorProto) -> bool:
-    return tensor.data_type in FLOATS and bool(tensor.dims) and math.prod(tensor.dims) > 1
+    return tensor.data_type in EVERY_FLOAT and bool(tensor.dims) and math.prod(tensor.dims) > 1

@@ -20,8 +20,7 @@ from onnx import NodeProto, TensorProto
 from passes.graph.index import computed_values, initializers_of, producers_of, replace_entries
 from passes.graph.op_facts import LAYOUT_OPS, RANDOM_OPS, op_name
 from passes.graph.traversal import bodies_in, every_graph, every_node, group_linked, reads_of, sort_nodes
-from passes.model.analysis import AnalyzedModel
-from passes.model.contents import bytes_of
+from passes.model.analysis import AnalyzedModel, bytes_of
 from passes.suggest import bytes_text, join_first, plural
 from passes.weights.detached import DetachedModel
 

@@ -4,7 +4,7 @@ checkers.
 kinds.py        the table of kinds: read this first; types.py, the data that finders and checkers share
 view.py         an index over a graph, for finders
 candidates.py   builds instances from the candidates of a finder
-attention.py, norms.py, activations.py, adapters.py, short_patterns.py   finders by pattern
+attention.py, norms.py, activations.py, short_patterns.py   finders by pattern
 selectors.py    finders by name
 qkv.py          the finder of separate Q, K and V, on projection.py, matrices.py, axes.py
 *_check.py      the checkers

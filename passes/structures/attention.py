@@ -6,7 +6,7 @@ come in either order: (Q·Kᵀ)·V is Q·(Kᵀ·V).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Set
+from collections.abc import Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -110,28 +110,27 @@ def attention_operands(search: ProjectionSearch) -> Iterator[tuple[Operands, ...
     )
     found: list[tuple[int, tuple[Operands, ...]]] = []
     taken: set[str] = set()
+
+    def note(value: str, readings: Iterable[Operands]) -> None:
+        distinct = tuple(dict.fromkeys(readings))
+        found.extend([(view.positions[value], distinct)] if distinct else [])
+
     own = {node.output[0] for node in view.own if node.output}
     for node in view.own:
         if op_of(node) in ATTENTION_OPS and len(node.input) >= 3 and all(node.input[:3]):
             features = (Operand(name, -1) for name in node.input[:3])
-            found.append((view.positions[node.output[0]], (Operands(*features),)))
+            note(node.output[0], [Operands(*features)])
         elif node.op_type in WEIGHTINGS:
             joints = (softmaxes if node.op_type in SOFTMAXES else curves).around(node)
             taken.update(value for joint in joints for value in (joint.inner.product.value, joint.outer.value))
-            readings = tuple(dict.fromkeys(joint.as_scores() for joint in joints))
-            if readings:
-                found.append((view.positions[node.output[0]], readings))
+            note(node.output[0], (joint.as_scores() for joint in joints))
     states = _StateProducts(search, taken)
     for product in _joins(view):
         if product.value in own and product.value not in taken:
-            readings = tuple(dict.fromkeys(states.read(product)))
-            if readings:
-                found.append((view.positions[product.value], readings))
+            note(product.value, states.read(product))
     for node in view.own:
         if node.op_type == "Div" and view.folded.isdisjoint(node.input):
-            readings = tuple(dict.fromkeys(_find_weighted_values(view, node)))
-            if readings:
-                found.append((view.positions[node.output[0]], readings))
+            note(node.output[0], _find_weighted_values(view, node))
     for _, readings in sorted(found, key=lambda entry: entry[0]):
         yield readings
 
@@ -315,15 +314,7 @@ BETWEEN: Final = ARRANGING | {
 """Ops that may be between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""
 
 STATE: Final = BETWEEN | {
-    "CumSum",
-    "ReduceSum",
-    "Concat",
-    "Slice",
-    "Gather",
-    "Neg",
-    "Pad",
-    "ScatterND",
-    "ScatterElements",
+    *("CumSum", "ReduceSum", "Concat", "Slice", "Gather", "Neg", "Pad", "ScatterND", "ScatterElements")
 }
 """Further ops allowed between the two products: they sum products of keys and values, at once or by steps."""
 

@@ -12,7 +12,6 @@ from typing import Final
 
 from passes.graph.op_facts import MATRIX_PRODUCTS, op_of
 from passes.structures.activations import find_geglus, find_gelus, find_swiglus
-from passes.structures.adapters import find_loras
 from passes.structures.attention import find_attentions
 from passes.structures.candidates import PROJECTION_OPS, Candidate, find_by_shape
 from passes.structures.core_check import find_lost_boundaries, find_lost_cores, with_copies, with_sources
@@ -20,7 +19,13 @@ from passes.structures.norms import find_batch_norms, find_group_norms, find_lay
 from passes.structures.projection_check import find_lost_projections
 from passes.structures.qkv import find_separate_qkv
 from passes.structures.selectors import find_modules, find_nodes, name_of
-from passes.structures.short_patterns import find_embeddings, find_pairs, find_residuals, find_rotary_embeddings
+from passes.structures.short_patterns import (
+    find_embeddings,
+    find_loras,
+    find_pairs,
+    find_residuals,
+    find_rotary_embeddings,
+)
 from passes.structures.types import Instance, SearchResult
 from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView
 from passes.structures.wiring_check import find_bypassed_projections, with_wiring

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from onnx import NodeProto
 
 from passes.graph.op_facts import ARRANGING, first_output, op_of
+from passes.graph.traversal import walk
 from passes.structures.types import Boundary, CoreNode, Instance
 from passes.structures.view import GraphView
 
@@ -57,16 +57,13 @@ def _sort(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
 def _inside(boundary: Boundary, view: GraphView) -> Iterator[NodeProto]:
     """The data nodes that the outputs are computed from, as far back as the inputs."""
     stops = {crossing.value for crossing in boundary.inputs}
-    front = deque(crossing.value for crossing in boundary.outputs)
-    seen = set(front)
-    while front:
-        node = view.producers.get(front.popleft())
-        if node is None or not is_data(node, view):
-            continue
-        yield node
-        news = [name for name in node.input if name and name not in stops and name not in seen]
-        seen.update(news)
-        front.extend(news)
+
+    def before(name: str) -> list[str]:
+        node = view.producers.get(name)
+        return [] if node is None or not is_data(node, view) else [read for read in node.input if read not in stops]
+
+    nodes = map(view.producers.get, walk([crossing.value for crossing in boundary.outputs], before))
+    return (node for node in nodes if node is not None and is_data(node, view))
 
 
 def _core(core: CoreNode, node: NodeProto | None, view: GraphView) -> list[NodeProto]:

@@ -8,7 +8,7 @@ MatMulNBits reads the packed weight.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -235,35 +235,37 @@ class GraphView(GraphIndex):
 
         The walk passes through nodes of a type in `through`, but stops at a node where `until` is true.
         """
-        seen: set[str] = set()
-        front = [name]
-        while front:
-            producers = [self.producers[value] for value in front if value in self.producers]
-            front = []
-            for node in producers:
-                if node.output[0] in seen:
-                    continue
-                seen.add(node.output[0])
-                yield node
-                if node.op_type in through and not until(node):
-                    front.extend(carried_inputs(node))
+
+        def producers(value: str) -> list[NodeProto]:
+            return [self.producers[value]] if value in self.producers else []
+
+        return (node for node, _ in _reach(name, producers, carried_inputs, through, until))
 
     def downstream(
         self, name: str, through: frozenset[str], until: Stop = lambda _: False
     ) -> Iterator[tuple[NodeProto, str]]:
         """Nodes that depend on `name`, nearest first, each with the input through which it depends on `name`."""
-        seen: set[str] = set()
-        front = [name]
-        while front:
-            reached = [(node, value) for value in front for node in self.consumers.get(value, [])]
-            front = []
-            for node, value in reached:
-                if node.output[0] in seen:
-                    continue
+        return _reach(name, lambda value: self.consumers.get(value, []), lambda node: node.output, through, until)
+
+
+def _reach(
+    name: str,
+    nodes_at: Callable[[str], Sequence[NodeProto]],
+    values_at: Callable[[NodeProto], Iterable[str]],
+    through: frozenset[str],
+    until: Stop,
+) -> Iterator[tuple[NodeProto, str]]:
+    """The nodes that are reached from a value, nearest first, each with the value at which it is."""
+    seen: set[str] = set()
+    front = [name]
+    while front:
+        reached = [(node, value) for value in front for node in nodes_at(value)]
+        front = []
+        for node, value in reached:
+            if node.output[0] not in seen:
                 seen.add(node.output[0])
                 yield node, value
-                if node.op_type in through and not until(node):
-                    front.extend(node.output)
+                front.extend(values_at(node) if node.op_type in through and not until(node) else ())
 
 
 def _with_known_products(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -10,20 +10,18 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import onnx
 from onnx import TensorProto
 
 from passes.errors import UsageError
 from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
-from passes.weights.mapped import ExternalFiles, find_file_range, release
-from passes.weights.stand_ins import Weight, inline, point_to
+from passes.weights.mapped import ExternalFiles, append_page, find_file_range
+from passes.weights.stand_ins import inline, point_to
 from passes.worker.platforms import lock, open_folder
 
 EXTERNAL_FROM_BYTES: Final = 100 * 2**20
-_ALIGNMENT: Final = 4096
-"""Offsets in a data file are multiples of a page, so that readers may map each tensor by itself."""
 
 
 def save(
@@ -169,7 +167,7 @@ def _write_data(
         data_path = path.with_name(f"{path.name}.{content.hexdigest()}.data")
         with replace_when_done(data_path) as temporary, temporary.open("wb") as file:
             for digest, weight in written.items():
-                ranges[digest] = _append(file, weight, data_path.name)
+                ranges[digest] = data_path.name, append_page(file, weight.data), weight.data.nbytes
     for tensor, weight in weights:
         point_to(tensor, *(ranges.get(weight.digest) or shared[weight.digest]))
     return ranges
@@ -199,7 +197,7 @@ def save_together(models: Mapping[Path, DetachedModel], data: Path) -> None:
             for tensor in model.proto.graph.initializer:
                 weight = model.weight(tensor)
                 if weight is not None and weight.digest not in ranges:
-                    ranges[weight.digest] = _append(file, weight, data.name)
+                    ranges[weight.digest] = data.name, append_page(file, weight.data), weight.data.nbytes
     for path, model in models.items():
         proto = model.copy_proto()
         for tensor in proto.graph.initializer:
@@ -207,14 +205,6 @@ def save_together(models: Mapping[Path, DetachedModel], data: Path) -> None:
                 point_to(tensor, *ranges[weight.digest])
         with replace_when_done(path) as temporary:
             temporary.write_bytes(proto.SerializeToString())
-
-
-def _append(file: BinaryIO, weight: Weight, name: str) -> _DataRange:
-    """Write the bytes of a weight at the next page of the file `name`."""
-    offset = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
-    file.write(weight.data.data)
-    release(weight.data)
-    return name, offset, weight.data.nbytes
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from io import FileIO
 from mmap import ALLOCATIONGRANULARITY, PAGESIZE
 from pathlib import Path
+from typing import BinaryIO, Final
 
 import numpy as np
 from onnx import TensorProto
@@ -26,6 +27,20 @@ class FileRange:
     path: str
     offset: int
     nbytes: int
+
+
+ALIGNMENT: Final = 4096
+"""Offsets in a data file are multiples of a page, so that readers may map each tensor by itself."""
+
+
+def append_page(file: BinaryIO, data: np.ndarray) -> int:
+    """Write the bytes of a tensor at the next page of a file, and return the offset."""
+    offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+    file.truncate(offset)
+    file.seek(offset)
+    file.write(data.data)
+    release(data)
+    return offset
 
 
 class FileMaps:

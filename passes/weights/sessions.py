@@ -20,13 +20,11 @@ from onnx import TensorProto, numpy_helper
 
 from passes.custom_ops.declarations import add_libraries, reference_ops
 from passes.errors import StepFailed, StepTimedOut
-from passes.graph.index import GraphIndex, initializers_of, replace_entries
-from passes.graph.sparse import without_sparse
-from passes.graph.traversal import reads_of
+from passes.graph.index import GraphIndex, drop_unread, initializers_of, replace_entries
+from passes.graph.traversal import reads_of, without_sparse
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
-from passes.weights.evaluator import open_evaluator
-from passes.weights.narrow_floats import dequantize_stored
+from passes.weights.evaluator import dequantize_stored, open_evaluator
 from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import available_cores
 
@@ -83,7 +81,7 @@ class Session:
         weights = dequantize_stored(proto, weights)
         taken = GraphIndex(proto.graph).outputs
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
-        _drop_unread(proto.graph)
+        drop_unread(proto.graph)  # onnxruntime drops them itself and then fails to find the value passed for them
         (_put_fixed_late if in_order else _put_fixed_first)(proto.graph)
         proto.ir_version = min(proto.ir_version, _ir_version_of(proto))
         known = initializers_of(proto.graph).keys() & weights.keys()
@@ -215,15 +213,6 @@ def count_threads() -> int:
     """One thread per core if this process may use only some of the cores, which onnxruntime ignores; 0: its default."""
     given = len(available_cores())
     return given if given < (os.cpu_count() or 1) else 0
-
-
-def _drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove unused initializers: onnxruntime drops them itself and then fails to find the value passed for them."""
-    index = GraphIndex(graph)
-    read = index.reads.keys() | index.inputs.keys()
-    kept = [tensor for tensor in graph.initializer if tensor.name in read]
-    if len(kept) < len(graph.initializer):
-        replace_entries(graph.initializer, kept)
 
 
 def _put_fixed_first(graph: onnx.GraphProto) -> None:

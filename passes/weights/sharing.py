@@ -11,14 +11,11 @@ import numpy as np
 import onnx
 
 from passes.weights.detached import DetachedModel, WeightStore, open_model
-from passes.weights.mapped import FileMaps, FileRange, find_file_range, release
+from passes.weights.mapped import FileMaps, FileRange, append_page, find_file_range
 from passes.weights.stand_ins import Weight, key_of
 
 if TYPE_CHECKING:
     from passes.weights.sessions import Session
-
-ALIGNMENT = 4096
-"""Offsets in the spill file are multiples of a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +88,9 @@ class WeightFile:
     def _append(self, data: np.ndarray) -> int:
         try:
             with self._path.open("ab") as file:
-                offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
-                file.truncate(offset)
-                file.seek(offset)
-                file.write(data.data)
+                return append_page(file, data)
         except OSError as error:  # a full disk: the error of a write names no file
             raise OSError(error.errno, error.strerror, str(self._path)) from error
-        release(data)
-        return offset
 
 
 @dataclass(frozen=True, slots=True)

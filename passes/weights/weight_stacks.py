@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.graph.index import copy_of
+from passes.graph.index import copy_of, replace_entries
 from passes.graph.op_facts import attribute_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import Weight, derived_digest, initializer_of, key_of
@@ -45,11 +44,8 @@ def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
     stacks: dict[str, Stack] = {}
     weights, gone = dict(model.weights), set[str]()
     for node in graph.node:
-        if (
-            node.op_type != "Concat"
-            or not unread.issuperset(node.input)
-            or any(index.reads[name] > 1 for name in node.input)
-        ):
+        is_read_once = all(index.reads[name] == 1 for name in node.input)
+        if node.op_type != "Concat" or not unread.issuperset(node.input) or not is_read_once:
             continue
         pieces = [stored[name] for name in node.input]
         weight = _stand_in(DetachedModel(model.proto, weights), node, pieces)
@@ -68,17 +64,10 @@ def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
     keys = {key_of(tensor) for tensor in left}
     # Without the pieces, of which there may be 70,000: every step goes through all weights.
     weights = {key: weight for key, weight in weights.items() if key in keys or weight.digest in stacks}
-    return DetachedModel(_with(model.proto, left, made), weights), stacks
-
-
-def _with(proto: onnx.ModelProto, stored: Sequence[TensorProto], made: set[str]) -> onnx.ModelProto:
-    """A copy of `proto` with other initializers, and without the nodes that computed them."""
-    copy = copy_of(proto)
-    nodes = [node for node in proto.graph.node if made.isdisjoint(node.output)]
-    del copy.graph.initializer[:], copy.graph.node[:]
-    copy.graph.initializer.extend(stored)
-    copy.graph.node.extend(nodes)
-    return copy
+    proto = model.copy_proto()
+    replace_entries(proto.graph.initializer, left)
+    replace_entries(proto.graph.node, [node for node in graph.node if made.isdisjoint(node.output)])
+    return DetachedModel(proto, weights), stacks
 
 
 def _stand_in(model: DetachedModel, node: NodeProto, pieces: Sequence[TensorProto]) -> Weight:
@@ -106,9 +95,8 @@ def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> Detac
             held.append(tensor)
         else:
             _restore_stack(tensor.name, tuple(tensor.dims), stack, model, stacks, nodes, held)
-    del proto.graph.initializer[:], proto.graph.node[:]
-    proto.graph.initializer.extend({tensor.name: tensor for tensor in held}.values())
-    proto.graph.node.extend([*nodes, *model.proto.graph.node])
+    replace_entries(proto.graph.initializer, {tensor.name: tensor for tensor in held}.values())
+    replace_entries(proto.graph.node, [*nodes, *model.proto.graph.node])
     return model.with_proto(proto)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
-from passes.encodings.qdq_nodes import DEQUANTIZED, choose_stems, rename_values
+from passes.encodings.from_qdq import DEQUANTIZED, choose_stems, rename_values
 from passes.graph.index import initializers_of, replace_entries
 from passes.graph.traversal import positions_of, reads_of, sort_nodes
 from passes.weights.detached import DetachedModel

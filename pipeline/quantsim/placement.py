@@ -18,7 +18,7 @@ from passes.graph.traversal import every_node
 from passes.provenance.annotations import annotations_of
 from passes.rewrites.attention_operators import is_attention
 from passes.structures import STRUCTURES
-from passes.structures.adapters import find_adapted
+from passes.structures.short_patterns import find_adapted
 from passes.structures.view import GraphView
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel

@@ -10,7 +10,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.encodings.encoding import Precision
-from passes.encodings.qdq_nodes import (
+from passes.encodings.from_qdq import (
     BLOCK_SCALE,
     DEQUANTIZED,
     FLOAT_ENDING,

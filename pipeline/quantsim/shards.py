@@ -19,7 +19,7 @@ from typing import Any, Final
 import onnx
 from onnx import NodeProto, TensorProto, helper
 
-from passes.encodings.qdq_nodes import choose_stems, dequantize_node, rename_values
+from passes.encodings.from_qdq import choose_stems, dequantize_node, rename_values
 from passes.graph.index import replace_entries
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import UNREAD, DetachedModel

@@ -13,7 +13,7 @@ from pathlib import Path
 from passes.encodings.aimet import read_aimet
 from passes.encodings.encoding import fit_encodings
 from passes.errors import StepFailed
-from passes.structures.adapters import find_adapter_values
+from passes.structures.short_patterns import find_adapter_values
 from passes.structures.view import GraphView
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel

@@ -20,7 +20,7 @@ from passes.functions import describe_layers, fold_layers
 from passes.graph.layer_calls import count_nodes
 from passes.graph.op_facts import opset_of
 from passes.graph.traversal import freeze_objects, pause_collector
-from passes.model.contents import stored_bytes
+from passes.model.analysis import stored_bytes
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.numeric import NumericProver

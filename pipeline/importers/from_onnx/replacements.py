@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from passes.graph.index import GraphIndex
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
-from passes.rewrites.node_writer import GraphTypes, NewTensors, NodeWriter, NotHandledError
+from passes.rewrites.graph_edit import GraphTypes, NewTensors, NodeWriter, NotHandledError
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
 from pipeline.importers.from_onnx.source import element_type, op_key, schema_of

@@ -18,8 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from passes.errors import ModelError
 from passes.graph.index import copy_of
-from passes.graph.sparse import without_sparse
-from passes.graph.traversal import inline_functions, is_in_order, put_in_order
+from passes.graph.traversal import inline_functions, is_in_order, put_in_order, without_sparse
 from passes.load import load_model
 from passes.load.tensors import entry_of, file_in
 from passes.provenance.annotations import module_path_of

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, SparseTensorProto, helper, numpy_helper
 
 import passes
-from passes.graph.sparse import dense_of, without_sparse
+from passes.graph.traversal import dense_of, without_sparse
 from passes.tools import convert_opset, to_fp16
 from pipeline.onnx_backend import OnnxlineBackend
 from tests.support.onnx_models import model_of

@@ -10,8 +10,7 @@ import onnx
 import pytest
 
 from passes.context import PassContext
-from passes.rewrites.canonical_gelu import CanonicalGelu
-from passes.rewrites.canonical_norm import CanonicalNorm
+from passes.rewrites.canonical_parts import CanonicalGelu, CanonicalNorm
 from passes.rewrites.canonical_rope import CanonicalRope
 from passes.step import Step
 from passes.weights.detached import DetachedModel

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import passes
 from passes.context import PassContext
 from passes.provenance.annotations import annotations_of
-from passes.rewrites.decompose_attention import DecomposeAttention
+from passes.rewrites.attention_operators import DecomposeAttention
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
 from tests.support.onnx_models import detached

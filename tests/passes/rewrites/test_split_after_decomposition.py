@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from passes.context import PassContext
-from passes.rewrites.attention_operators import is_attention
-from passes.rewrites.decompose_attention import DecomposeAttention
+from passes.rewrites.attention_operators import DecomposeAttention, is_attention
 from passes.rewrites.split_merged import SplitQkv
 from passes.structures import STRUCTURES
 from passes.weights.sessions import Session

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import passes
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.model.contents import stored_bytes
+from passes.model.analysis import stored_bytes
 from tests.support.onnx_models import detached, matrix, model_of, vector
 
 ROWS, COLUMNS = 256, 512

@@ -1,12 +1,13 @@
-"""Write layer norms, RMS norms and group norms as one operator of the opset, or in parts.
+"""Write layer norms, RMS norms, group norms and GELUs as one operator of the opset, or in parts.
 
 A norm in parts divides by the root of the mean square; torch writes Reciprocal and Mul for that.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -16,20 +17,20 @@ from onnx import NodeProto, helper
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.op_facts import attribute_of, first_output, input_of
-from passes.rewrites.node_writer import Dim
-from passes.rewrites.rewriter import Array, Rewriter
-from passes.step import Description, PassResult, Step, values
+from passes.rewrites.graph_edit import Dim
+from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
+from passes.step import Description, PassResult, structure, values
+from passes.structures.activations import find_gelus
 from passes.structures.norms import NormPattern, find_norm_patterns
 from passes.structures.view import GraphView
-from passes.suggest import plural
-from passes.weights.detached import DetachedModel
+from passes.suggest import say_count
 
-SINCE: Final = {"LayerNormalization": 17, "GroupNormalization": 21, "RMSNormalization": 23}
+SINCE: Final = {"LayerNormalization": 17, "Gelu": 20, "GroupNormalization": 21, "RMSNormalization": 23}
 """Operator → the opset that has it in the form that is written here."""
 
 
 @dataclass(frozen=True, slots=True)
-class CanonicalNorm(Step):
+class CanonicalNorm(RewriteStep):
     """Write each norm as an operator of the opset, or in parts.
 
     Args:
@@ -45,23 +46,19 @@ class CanonicalNorm(Step):
     )
 
     def check(self, context: PassContext) -> None:
-        if self.form not in FORMS:
-            raise PolicyError(f"pass {self.name!r}: form is {self.form!r}; expected {' or '.join(FORMS)}")
+        _check_form(self.name, self.form)
 
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        rewriter = Rewriter(model, context)
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
         if self.form == "parts":
             norms = [node for node in rewriter.by_op(*WRITERS) if not any(node.output[1:])]
             written = sum(WRITERS[node.op_type](rewriter, node) for node in norms)
-            left = f"{plural(len(norms) - written, 'norm')} of other axes or open sizes" if len(norms) > written else ""
-            said = f"{plural(written, 'norm')} in parts" if written else "" if left else "no norm is one operator"
-            return rewriter.result("; ".join(filter(None, (said, left))))
-        joined = sum(self._join(rewriter, pattern) for pattern in find_norm_patterns(GraphView(model)))
+            left = say_count(len(norms) - written, "norm", "of other axes or open sizes")
+            return rewriter.result(say_count(written, "norm", "in parts"), left, default="no norm is one operator")
+        joined = sum(self._join(rewriter, pattern) for pattern in find_norm_patterns(GraphView(rewriter.model)))
         joined += sum(_join_groups(rewriter, node) for node in rewriter.by_op("InstanceNormalization"))
         shorter = sum(_divide(rewriter, node) for node in rewriter.by_op("Mul"))
-        said = [f"{plural(joined, 'norm')} as one operator"] if joined else []
-        said += [f"{plural(shorter, 'norm')} with a division for Reciprocal and Mul"] if shorter else []
-        return rewriter.result("; ".join(said) or "no norm gets shorter")
+        said = say_count(shorter, "norm", "with a division for Reciprocal and Mul")
+        return rewriter.result(say_count(joined, "norm", "as one operator"), said, default="no norm gets shorter")
 
     def _join(self, rewriter: Rewriter, pattern: NormPattern) -> bool:
         """Write a norm in parts as one operator; false where the opset has none that says the same."""
@@ -82,6 +79,11 @@ class CanonicalNorm(Step):
 
 
 FORMS: Final = ("operator", "parts")
+
+
+def _check_form(name: str, form: str) -> None:
+    if form not in FORMS:
+        raise PolicyError(f"pass {name!r}: form is {form!r}; expected {' or '.join(FORMS)}")
 
 
 def _read_norm(rewriter: Rewriter, pattern: NormPattern) -> tuple[float, Array, Array | None] | None:
@@ -151,17 +153,10 @@ def _join_groups(rewriter: Rewriter, node: NodeProto) -> bool:
     scale, bias = (rewriter.constant(name) for name in node.input[1:3])
     if rewriter.opset < SINCE["GroupNormalization"] or shape is None or shape != rewriter.shape(after[0].output[0]):
         return False
-    if (
-        grouped is None
-        or len(shape) < 3
-        or len(grouped) != 3
-        or grouped[0] != shape[0]
-        or scale is None
-        or bias is None
-    ):
+    if grouped is None or scale is None or bias is None or len(shape) < 3 or len(grouped) != 3:
         return False
     channels, groups = shape[1], grouped[1]
-    if not isinstance(channels, int) or not isinstance(groups, int) or channels % groups:
+    if grouped[0] != shape[0] or not isinstance(channels, int) or not isinstance(groups, int) or channels % groups:
         return False
     last, factors = after[0], [np.repeat(array, channels // groups) for array in (scale, bias)]
     for op in ("Mul", "Add"):
@@ -203,11 +198,11 @@ def _divide(rewriter: Rewriter, node: NodeProto) -> bool:
     return False
 
 
-def _in_parts(rewriter: Rewriter, node: NodeProto, data: str, shape: tuple[Dim, ...] | None, *, centred: bool) -> str:
+def _in_parts(rewriter: Rewriter, node: NodeProto, data: str, shape: tuple[Dim, ...], *, centred: bool) -> str:
     """Write the division by the root of the mean square over the last axis; the value before scale and bias."""
     axes = [rewriter.constant_of(np.array([-1]), "last_axis")] if rewriter.opset >= 18 else []
     settings: dict[str, Any] = {} if rewriter.opset >= 18 else {"axes": [-1]}
-    kept = None if shape is None else (*shape[:-1], 1)
+    kept = (*shape[:-1], 1)
     if centred:
         mean = rewriter.add("ReduceMean", [data, *axes], node, kept, keepdims=1, **settings)
         data = rewriter.add("Sub", [data, mean], node, shape)
@@ -238,10 +233,9 @@ def _write_group_norm(rewriter: Rewriter, node: NodeProto) -> bool:
     groups = attribute_of(node, "num_groups")
     if shape is None or scale is None or bias is None or rewriter.opset < SINCE["GroupNormalization"]:
         return False
-    rows = (shape[0], groups, -1)
-    data = rewriter.add("Reshape", [node.input[0], rewriter.constant_of(np.array(rows), "groups")], node)
-    name = _in_parts(rewriter, node, data, None, centred=True)
-    name = rewriter.add("Reshape", [name, rewriter.constant_of(np.array(shape), "channels")], node, shape)
+    rows = (shape[0], groups, math.prod(shape[1:]) // groups)
+    data = rewriter.reshape(node.input[0], rows, node)
+    name = rewriter.reshape(_in_parts(rewriter, node, data, rows, centred=True), shape, node)
     for op, array in (("Mul", scale), ("Add", bias)):
         wide = rewriter.constant_of(array.reshape(-1, *[1] * (len(shape) - 2)), f"{node.output[0]}/{op.lower()}")
         name = rewriter.add(op, [name, wide], node, shape)
@@ -255,3 +249,63 @@ WRITERS: Final = {
     "GroupNormalization": _write_group_norm,
 }
 """Operator → the function that writes it in parts."""
+
+
+APPROXIMATE: Final = {"Erf": "none", "Tanh": "tanh"}
+"""The curve of a GELU in parts → the attribute `approximate` of Gelu. That of x · sigmoid(1.702 x) has no Gelu."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalGelu(RewriteStep):
+    """Write each GELU as one Gelu (`form: operator`), or as products, sums and Erf or Tanh (`form: parts`)."""
+
+    form: str = "operator"
+    name: str = field(default="canonical-gelu", init=False)
+    description: ClassVar[Description] = structure("Write each GELU as one operator, or in parts")
+
+    def check(self, context: PassContext) -> None:
+        _check_form(self.name, self.form)
+
+    def why_not(self, ops: Set[str]) -> str:
+        if self.form == "parts":
+            return "" if "Gelu" in ops else "no GELU is one operator"
+        return "" if ops & APPROXIMATE.keys() else "no GELU is in parts"
+
+    def rewrite(self, rewriter: Rewriter) -> PassResult:
+        if self.form == "parts":
+            nodes = list(rewriter.by_op("Gelu"))
+            for node in nodes:
+                _write_parts(rewriter, node)
+            return rewriter.result(say_count(len(nodes), "GELU", "in parts"))
+        count = 0
+        for found in find_gelus(GraphView(rewriter.model)):
+            curve, value = found.nodes[0].op_type, found.value
+            inner = [node.output[0] for node in found.nodes[:-1]]
+            same = rewriter.dtype(found.pins[0]) == rewriter.dtype(value)
+            if curve in APPROXIMATE and same and rewriter.held.isdisjoint(inner) and value in rewriter.producers:
+                if rewriter.opset < SINCE["Gelu"]:
+                    return rewriter.result(f"opset {rewriter.opset} has no Gelu, opset {SINCE['Gelu']} has")
+                inputs = [found.pins[0]]
+                new = rewriter.add("Gelu", inputs, found.last, rewriter.shape(value), approximate=APPROXIMATE[curve])
+                rewriter.replace(value, new)
+                count += 1
+        return rewriter.result(say_count(count, "GELU", "as one operator"), default="no GELU is in parts")
+
+
+def _write_parts(rewriter: Rewriter, node: NodeProto) -> None:
+    """x · ½ · (1 + erf(x / √2)), or with tanh(√(2/π) · (x + 0.044715 x³))."""
+    x, shape = node.input[0], rewriter.shape(node.input[0])
+    dtype = helper.tensor_dtype_to_np_dtype(rewriter.dtype(node.output[0]) or rewriter.dtype(x))
+
+    def write(op: str, name: str, number: float | str) -> str:
+        operand = rewriter.constant_of(np.array(number, dtype), "number") if not isinstance(number, str) else number
+        return rewriter.add(op, [name, operand], node, shape)
+
+    approximate = attribute_of(node, "approximate", b"none")
+    if approximate == b"tanh":
+        cube = write("Mul", write("Mul", write("Mul", x, x), x), 0.044715)
+        curve = rewriter.add("Tanh", [write("Mul", write("Add", x, cube), math.sqrt(2 / math.pi))], node, shape)
+    else:
+        curve = rewriter.add("Erf", [write("Mul", x, math.sqrt(0.5))], node, shape)
+    half = write("Mul", x, 0.5)
+    rewriter.replace(node.output[0], write("Mul", half, write("Add", curve, 1.0)))
