@@ -27,7 +27,8 @@ from torch.utils import _pytree as pytree
 from passes.proof.draws import Draw, GivenDraw
 from pipeline.config import InputConfig, VerifyConfig
 from pipeline.errors import SourceError
-from pipeline.export.parts.decoder import CachedDecoder
+from pipeline.export.checkpoint import is_weightless
+from pipeline.export.parts.decoder import WITHOUT_TASK, CachedDecoder
 from pipeline.export.parts.draws import flat_arrays
 from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.states import BATCH, TOKENS, TOTAL, States, fill_cache, new_cache, read_states
@@ -301,6 +302,22 @@ class ImageTextDecoder(CachedDecoder):
         super().__init__(model, folder, last_only=last_only)
         self.rows = AXES if hasattr(model.base_model, "get_rope_index") else 1
         self.has_types = "token_type_ids" in self.parameters_of_forward
+        if self.has_types and not is_weightless(self) and self._looks_ahead():
+            raise SourceError(
+                f"model.task: in {type(model).__name__} a word of the prompt sees the words after it, and a later "
+                f"token does not; a part has one mask for both, over its cache; {WITHOUT_TASK}"
+            )
+
+    @torch.no_grad()
+    def _looks_ahead(self) -> bool:
+        """Whether a word has other logits when the word after it is another one."""
+        mask = torch.ones(1, 2, dtype=torch.int64, device=self.device)
+        given = {"attention_mask": mask, "token_type_ids": torch.zeros_like(mask)}
+        found = []
+        for ids in (mask, mask.cumsum(1)):
+            words = self.held_model.get_input_embeddings()(ids % self.vocabulary)
+            found.append(self.compute_logits(words, new_cache(self.held_model.config), **given)[:, 0])
+        return not torch.equal(*found)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 
+from benchmarks import other_families
 from benchmarks.generation import make_model as make_decoder
 from benchmarks.image_text import FAMILIES, configuration, image_by_genai, make_model
 from pipeline import Pipeline
@@ -67,6 +68,12 @@ def test_the_decoder_reads_what_the_family_has() -> None:
     assert [*gemma][:4] == ["inputs_embeds", "attention_mask", "position_ids", "token_type_ids"]
     qwen = ImageTextDecoder(make_model("Qwen2.5-VL")).declarations()
     assert qwen["position_ids"].dynamic == {1: "batch_size", 2: "sequence_length"} and "token_type_ids" not in qwen
+
+
+def test_a_prompt_whose_words_see_the_words_after_them_is_refused() -> None:
+    """Its mask follows from whether the cache is empty, which one graph cannot ask."""
+    with pytest.raises(SourceError, match="a word of the prompt sees the words after it"):
+        ImageTextDecoder(other_families.make_model("PaliGemma"))
 
 
 def check_settings(text: str | None, family: str) -> None:
