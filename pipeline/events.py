@@ -18,7 +18,7 @@ from passes.suggest import plural
 from passes.visible import visible_line
 from pipeline import events
 from pipeline.errors import UsageError
-from pipeline.terminal import PlainScreen
+from pipeline.terminal import PlainScreen, open_screen
 
 if TYPE_CHECKING:
     from pipeline.terminal.screen import ProgressBar, Screen
@@ -204,14 +204,12 @@ def show_progress(progress: bool | None, observer: Observer | None = None) -> It
     """
     if progress is not None and not isinstance(progress, bool):
         raise UsageError(f"progress is {progress!r}, expected True, False or None")
-    from pipeline.terminal.screen import Screen
-
-    console = Screen(stderr=True)
+    console = PlainScreen(stderr=True) if progress is False else open_screen(stderr=True)
     in_notebook = console.is_jupyter
     draws_bar = find_spec("ipywidgets") is not None if in_notebook else console.is_terminal
     has_bar = progress is not False and draws_bar
     has_lines = not has_bar and (progress or (in_notebook and progress is None))
-    lines = Screen(stderr=True, force_jupyter=False)
+    lines = console if isinstance(console, PlainScreen) else type(console)(stderr=True, force_jupyter=False)
     with StageBar(console, shown=has_bar) as bar:
 
         def observe(event: Event) -> None:

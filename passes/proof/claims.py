@@ -93,9 +93,9 @@ def make_claims(
 
 
 def small_values(model: DetachedModel) -> list[str]:
-    """Computed values that are cheap to hold, by their inferred types."""
+    """Computed values that are cheap to hold, by their inferred types; a constant is known without a run."""
     graph = infer_types(model.proto)
-    computed = computed_values(model.proto.graph.node)
+    computed = computed_values(node for node in model.proto.graph.node if node.op_type != "Constant")
     return [info.name for info in graph.value_info if info.name in computed and _is_small(info)]
 
 

@@ -34,6 +34,9 @@ Arrays = dict[str, np.ndarray]
 INLINE_BYTES: Final = 2**10
 """Arrays up to this size are sent in the message."""
 
+THREADED_BYTES: Final = 2**18
+"""Values below this size in sum are compared sooner than two threads start."""
+
 KEEP_BYTES: Final = 2**18
 """Values in `RunRequest.hold` that are larger are not kept."""
 
@@ -106,12 +109,14 @@ class Criteria:
     shares: Mapping[str, float] = field(default_factory=dict)
 
     def errors(self, expected: Arrays, results: Arrays) -> dict[str, Errors]:
-        """The errors of the values that are `expected`, two values at a time: numpy releases the GIL."""
+        """The errors of the values that are `expected`; of large ones two at a time, as numpy releases the GIL."""
 
         def errors_of(name: str) -> Errors:
             judged_as, share = self.computed_in.get(name), self.shares.get(name, 1.0)
             return compare(expected[name], results[name], self.tolerances, judged_as, share)
 
+        if sum(array.nbytes for array in expected.values()) < THREADED_BYTES:
+            return {name: errors_of(name) for name in expected}
         with ThreadPoolExecutor(2) as pool:
             return dict(zip(expected, pool.map(errors_of, expected), strict=True))
 

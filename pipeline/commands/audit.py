@@ -23,7 +23,7 @@ from pipeline.commands.github import Format, annotate
 from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobStatus, choose_executor, run_jobs
-from pipeline.jobs.run import JobsConsole
+from pipeline.jobs.console import JobsConsole
 from pipeline.terminal import print_json, print_line, print_text
 from pipeline.terminal.screen import Screen
 from pipeline.workspace import disk_errors, key_of, own_code_digest, stamp, versions

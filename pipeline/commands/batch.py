@@ -18,7 +18,7 @@ from pipeline.commands.github import Format, annotate
 from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import choose_executor
-from pipeline.jobs.run import JobsConsole
+from pipeline.jobs.console import JobsConsole
 from pipeline.terminal import print_json, print_line
 from pipeline.terminal.screen import Screen
 

@@ -1,7 +1,4 @@
-"""Run jobs with an executor, record their outcomes in a table, and show their progress.
-
-Jobs that are done are not repeated. On a terminal the progress is a bar over all jobs, and a line for each that ended.
-"""
+"""Run jobs with an executor, and record their outcomes in a table. Jobs that are done are not repeated."""
 
 from __future__ import annotations
 
@@ -13,17 +10,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from pydantic import TypeAdapter, ValidationError
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from passes.worker.platforms import lock
 from pipeline.argument_checks import COUNT, FUNCTION, PATH, TEXT, Check, a_mapping, expects, several
 from pipeline.errors import UsageError
 from pipeline.jobs.job import Job, JobExecutor, JobStatus, LocalProcesses, Outcome
-from pipeline.terminal.screen import ProgressBar, Screen
 from pipeline.workspace import disk_errors, key_of, make_folder
 
 
@@ -189,52 +183,3 @@ def choose_executor(ray: str | None = None, processes: int | None = None) -> Job
     from pipeline.jobs.on_ray import RayCluster  # ray is an extra, and takes seconds to import
 
     return RayCluster(ray)
-
-
-class JobsConsole:
-    """Shows jobs as they end; `show` is an observer for `run_jobs`.
-
-    Args:
-        total: how many jobs there are, as far as is known at the start.
-        console: standard output by default.
-        quiet: no lines, only the bar; jobs of an earlier run never have lines.
-    """
-
-    def __init__(self, total: int, console: Screen | None = None, quiet: bool = False) -> None:
-        self._console = console or Screen()
-        self._quiet = quiet
-        self._bar = ProgressBar(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=total)
-        self._known = 0
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._bar.stop()
-
-    def show(self, progress: JobProgress) -> None:
-        self._known += progress.known
-        self._bar.update(
-            self._task, completed=progress.done, total=progress.total, description=f"{self._known} known before"
-        )
-        if not (progress.known or self._quiet):
-            style = "" if progress.outcome.status is JobStatus.DONE else "red"
-            self._console.print_line(line_of(progress), style)
-
-
-def line_of(progress: JobProgress) -> str:
-    """One line for a job that has ended."""
-    outcome = progress.outcome
-    more = f", attempt {outcome.attempts}" if outcome.attempts > 1 else ""
-    why = f": {outcome.why}" if outcome.why else ""
-    return f"[{progress.done}/{progress.total}] {outcome.key} {outcome.status}{more}, {outcome.seconds:.1f} s{why}"

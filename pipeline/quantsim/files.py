@@ -25,7 +25,7 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.optimizers import FOUR_BITS
 from pipeline.quantsim.placement import PlacementRule, place
-from pipeline.quantsim.profiles import formats_of
+from pipeline.quantsim.profiles import formats_of, rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import QuantSimReport, report_text
 from pipeline.stages.report import (
@@ -86,16 +86,16 @@ def check_layouts(settings: QuantSimConfig) -> None:
         )
 
 
-def check_weights(model: DetachedModel, rules: Sequence[PlacementRule], layouts: Sequence[str]) -> None:
+def check_weights(model: DetachedModel, settings: QuantSimConfig) -> None:
     """Refuse weights that a checkpoint cannot hold, before ranges are measured; the scales of weights need none.
 
     Raises:
         UsageError: it names the weight, or there is none of 4 bits.
     """
-    checkpoints = [layout for layout in layouts if layout != MATMUL_NBITS]
+    checkpoints = [layout for layout in settings.layouts if layout != MATMUL_NBITS]
     if not checkpoints:
         return
-    placement = place(model, (*rules, PlacementRule(EVERYTHING, activations=FLOAT)))
+    placement = place(model, (*rules_of(settings, model), PlacementRule(EVERYTHING, activations=FLOAT)))
     quantized = insert_qdq(model, encode(placement, {}, model))
     for layout in checkpoints:
         pack_nibbles(quantized, layout)  # type: ignore[arg-type]

@@ -106,7 +106,7 @@ class Simulation:
         if self.needs_ranges:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
             check_new_formats(self._settings.suggest, self._model.proto)
-            check_weights(self._model, rules_of(self._settings, self._model), self._settings.layouts)
+            check_weights(self._model, self._settings)
 
     @property
     def needs_ranges(self) -> bool:

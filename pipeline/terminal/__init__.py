@@ -39,6 +39,7 @@ class PlainScreen:
     """
 
     is_terminal: Final = False
+    is_jupyter: Final = False
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
         self._stderr, self._quiet = stderr, quiet

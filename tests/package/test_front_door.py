@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import onnx
 import pytest
@@ -106,6 +107,7 @@ def test_a_notebook_without_widgets_shows_lines_by_default(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with show_progress(None) as show:
         show(StageEnded("passes", 1.0, cached=False, detail=""))

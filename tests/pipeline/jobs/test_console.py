@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import StringIO
 
 from pipeline.jobs import JobProgress, JobStatus, Outcome
-from pipeline.jobs.run import JobsConsole
+from pipeline.jobs.console import JobsConsole
 from pipeline.terminal.screen import Screen
 
 ENDED = (
